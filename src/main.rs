@@ -1,0 +1,2 @@
+//! Keyward.
+fn main() {}
