@@ -1,1 +1,8 @@
-//! Keyward.
+//! Keyward: an etcd-aware gRPC reverse proxy, one address for an etcd cluster.
+//!
+//! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
+//! `app` · `admin` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
+//! `pb`, `pem`, `identity`, `tasks`, `telemetry`, `io`, `shard`.
+
+pub mod identity;
+pub mod tasks;

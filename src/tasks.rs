@@ -1,0 +1,127 @@
+//! The only place that starts tasks: each has a name and an owner, and is joined at drain.
+//!
+//! Owns: spawning on the current thread's [`LocalSet`](tokio::task::LocalSet) or runtime, counting what runs.
+//! Must not know: what the tasks do.
+//! Invariant: a panicking task is logged with its name; it never takes the process or its siblings with it.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+
+use futures_util::FutureExt;
+use tokio::task::{AbortHandle, JoinSet};
+
+/// A handle that aborts its task when dropped. Who spawns, owns.
+#[derive(Debug)]
+#[must_use = "dropping it aborts the task; keep it, or `detach` it to its owner's `Tasks`"]
+pub struct Owned(AbortHandle);
+
+impl Owned {
+    /// Leaves the task to its [`Tasks`]: it runs until it ends by itself or its owner is drained.
+    pub fn detach(self) {
+        std::mem::forget(self);
+    }
+
+    /// Whether the task has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The tasks of one owner on one thread. Clones share the same set.
+#[derive(Clone, Default)]
+pub struct Tasks {
+    running: Rc<RefCell<JoinSet<()>>>,
+}
+
+impl Tasks {
+    /// Starts `future` on this thread's local set. `name` appears in the log if it panics.
+    pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + 'static) -> Owned {
+        let guarded = async move {
+            if std::panic::AssertUnwindSafe(future).catch_unwind().await.is_err() {
+                tracing::error!(task = name, "task panicked");
+            }
+        };
+        let mut running = self.running.borrow_mut();
+        while running.try_join_next().is_some() {}
+        Owned(running.spawn_local(guarded))
+    }
+
+    /// How many tasks have not been reaped yet (those that ended since the last spawn count too).
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let mut running = self.running.borrow_mut();
+        while running.try_join_next().is_some() {}
+        running.len()
+    }
+
+    /// Whether nothing runs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Waits until every task has ended. Cancel-safe: tasks go on when the wait is dropped.
+    pub async fn joined(&self) {
+        // poll_fn borrows only while polling, so that tasks may spawn siblings in between.
+        std::future::poll_fn(|cx| {
+            let mut running = self.running.borrow_mut();
+            loop {
+                match running.poll_join_next(cx) {
+                    std::task::Poll::Ready(Some(_)) => {}
+                    std::task::Poll::Ready(None) => return std::task::Poll::Ready(()),
+                    std::task::Poll::Pending => return std::task::Poll::Pending,
+                }
+            }
+        })
+        .await;
+    }
+
+    /// Aborts every task at its next await.
+    pub fn abort_all(&self) {
+        self.running.borrow_mut().abort_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_panicking_task_leaves_its_siblings_alone() {
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let tasks = Tasks::default();
+                let (done, seen) = tokio::sync::oneshot::channel();
+                tasks.spawn("panics", async { panic!("on purpose") }).detach();
+                tasks.spawn("works", async move { drop(done.send(7)) }).detach();
+                assert_eq!(seen.await, Ok(7));
+                tasks.joined().await;
+                assert!(tasks.is_empty());
+            })
+            .await;
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn an_owned_task_ends_with_its_handle() {
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let tasks = Tasks::default();
+                let owned = tasks.spawn("waits", std::future::pending());
+                assert_eq!(tasks.len(), 1);
+                drop(owned);
+                tasks.joined().await;
+                assert!(tasks.is_empty());
+            })
+            .await;
+    }
+}
