@@ -14,24 +14,26 @@ use tokio::task::{AbortHandle, JoinSet};
 /// A handle that aborts its task when dropped. Who spawns, owns.
 #[derive(Debug)]
 #[must_use = "dropping it aborts the task; keep it, or `detach` it to its owner's `Tasks`"]
-pub struct Owned(AbortHandle);
+pub struct Owned(Option<AbortHandle>);
 
 impl Owned {
     /// Leaves the task to its [`Tasks`]: it runs until it ends by itself or its owner is drained.
-    pub fn detach(self) {
-        std::mem::forget(self);
+    pub fn detach(mut self) {
+        self.0 = None;
     }
 
     /// Whether the task has ended.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.0.is_finished()
+        self.0.as_ref().is_none_or(AbortHandle::is_finished)
     }
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        self.0.abort();
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
     }
 }
 
@@ -51,7 +53,7 @@ impl Tasks {
         };
         let mut running = self.running.borrow_mut();
         while running.try_join_next().is_some() {}
-        Owned(running.spawn_local(guarded))
+        Owned(Some(running.spawn_local(guarded)))
     }
 
     /// How many tasks have not been reaped yet (those that ended since the last spawn count too).
