@@ -5,4 +5,6 @@
 //! `pb`, `pem`, `identity`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod identity;
+pub mod io;
+pub mod shard;
 pub mod tasks;
