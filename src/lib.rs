@@ -6,5 +6,6 @@
 
 pub mod identity;
 pub mod io;
+pub mod pb;
 pub mod shard;
 pub mod tasks;
