@@ -4,12 +4,10 @@
 //! `app` · `admin` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
 //! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
-pub mod config;
+pub mod downstream;
 pub mod identity;
 pub mod io;
 pub mod pb;
-pub mod pem;
 pub mod secret;
 pub mod shard;
 pub mod tasks;
-pub mod telemetry;
