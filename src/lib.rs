@@ -4,10 +4,17 @@
 //! `app` · `admin` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
 //! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
+pub mod config;
 pub mod downstream;
+pub mod gateway;
 pub mod identity;
 pub mod io;
 pub mod pb;
+pub mod pem;
+pub mod refusal;
+pub mod rpc;
 pub mod secret;
 pub mod shard;
 pub mod tasks;
+pub mod telemetry;
+pub mod upstream;
