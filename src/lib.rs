@@ -8,6 +8,8 @@ pub mod downstream;
 pub mod identity;
 pub mod io;
 pub mod pb;
+pub mod refusal;
+pub mod rpc;
 pub mod secret;
 pub mod shard;
 pub mod tasks;
