@@ -2,10 +2,14 @@
 //!
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
 //! `app` · `admin` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
-//! `pb`, `pem`, `identity`, `tasks`, `telemetry`, `io`, `shard`.
+//! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
+pub mod config;
 pub mod identity;
 pub mod io;
 pub mod pb;
+pub mod pem;
+pub mod secret;
 pub mod shard;
 pub mod tasks;
+pub mod telemetry;
