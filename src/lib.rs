@@ -13,3 +13,4 @@ pub mod secret;
 pub mod shard;
 pub mod tasks;
 pub mod telemetry;
+pub mod upstream;
