@@ -4,6 +4,8 @@
 //! Invariants: lines go to stderr, so that stdout stays a command's answer; the libraries below us (HTTP/2, TLS) never log below
 //! `warn`, whatever the level, since their frames and headers carry tokens and passwords.
 
+pub mod metrics;
+
 use std::io;
 use std::str::FromStr;
 

@@ -78,7 +78,7 @@ impl Exchange<'_> {
         let Some(deadline) = self.deadline else { return self.attempts(patience, record).await };
         match timeout_at(deadline, self.attempts(patience, record)).await {
             Ok(ended) => ended,
-            Err(_) => Err(Refusal::deadline_exceeded()),
+            Err(_) => Err(Refusal::DEADLINE_EXCEEDED),
         }
     }
 
@@ -86,9 +86,9 @@ impl Exchange<'_> {
         let mut tried: Vec<MemberId> = Vec::new();
         let mut healed: Vec<MemberId> = Vec::new();
         let mut pause = FIRST_PAUSE;
-        let mut last = (None, Refusal::no_leader());
+        let mut last = (None, Refusal::NO_LEADER);
         loop {
-            let chosen = self.gateway.choose(self.wanted, &tried);
+            let chosen = self.gateway.door.choose(self.wanted, &tried);
             if let Some(member) = chosen {
                 record.member = Some(member.id);
                 record.attempts += 1;
@@ -117,15 +117,15 @@ impl Exchange<'_> {
                 let (answer, refusal) = last;
                 return answer.ok_or(refusal);
             }
-            self.gateway.pause_or_change(pause).await;
+            self.gateway.door.pause_or_change(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             self.gateway.metrics.retried.inc();
         }
     }
 
     fn another_is_left(&self, tried: &[MemberId]) -> bool {
-        let next = self.gateway.choose(self.wanted, tried);
-        next.is_some_and(|member| !member.is_suspect() && !tried.contains(&member.id))
+        let next = self.gateway.door.choose(self.wanted, tried);
+        next.is_some_and(|member| member.is_ready() && !tried.contains(&member.id))
     }
 
     async fn attempt(
@@ -156,14 +156,15 @@ impl Exchange<'_> {
             Ok(answer) => self.judge(answer, member, token.as_ref(), healed),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
-                Attempt::Again(None, Refusal::nothing_sent())
+                Attempt::Again(None, Refusal::NOTHING_SENT)
             }
             Err(NoAnswer::Lost(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
-                self.gateway.door.members.hint(Hint::Unreachable(member.id));
+                member.suspect();
+                self.gateway.door.members.hints.send(Hint::Unreachable(member.id));
                 match self.effect {
-                    Effect::ReadOnly => Attempt::Again(None, Refusal::connection_lost()),
-                    _ => Attempt::Refused(Refusal::connection_lost()),
+                    Effect::ReadOnly => Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
+                    _ => Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
                 }
             }
         }
@@ -183,11 +184,11 @@ impl Exchange<'_> {
         match verdict(self.method, &status) {
             Verdict::Heal => self.heal(answer, &status, member, token, healed),
             Verdict::ElsewhereSafe => {
-                self.gateway.door.members.hint(Hint::LeaderMoved);
-                Attempt::Again(Some(self.translated(answer, &status)), Refusal::no_leader())
+                self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
+                Attempt::Again(Some(self.translated(answer, &status)), Refusal::NO_LEADER)
             }
             Verdict::Elsewhere if self.effect == Effect::ReadOnly => {
-                Attempt::Again(Some(self.translated(answer, &status)), Refusal::no_leader())
+                Attempt::Again(Some(self.translated(answer, &status)), Refusal::NO_LEADER)
             }
             Verdict::Elsewhere | Verdict::Final => Attempt::Answered(self.translated(answer, &status)),
         }
@@ -211,7 +212,7 @@ impl Exchange<'_> {
         match token {
             Some(token) => identity.invalidate(member.id, token),
             // We sent none since auth was off; it is on now.
-            None => self.gateway.door.auth.set(Auth::On),
+            None => self.gateway.door.auth_is(Auth::On),
         }
         Attempt::Healed
     }
@@ -229,9 +230,9 @@ fn login_failed(failure: &LoginFailure) -> Attempt {
     match failure {
         // The session's password is not the user's any more: the client must log in again.
         LoginFailure::WrongPassword | LoginFailure::NoPassword => {
-            Attempt::Refused(Refusal::invalid_auth_token())
+            Attempt::Refused(Refusal::INVALID_AUTH_TOKEN)
         }
-        _ => Attempt::Again(None, Refusal::nothing_sent()),
+        _ => Attempt::Again(None, Refusal::NOTHING_SENT),
     }
 }
 

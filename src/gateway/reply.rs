@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
@@ -59,6 +59,16 @@ pub type Downstream = Response<Reply>;
 pub fn refuse(refusal: &Refusal, mut record: Record) -> Downstream {
     record.ended(refusal.code());
     respond(refusal.trailers_only(), Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None })
+}
+
+/// What is not gRPC at all, as grpc-go answers it.
+#[must_use]
+pub fn not_grpc(status: StatusCode, mut record: Record) -> Downstream {
+    record.ended(Code::Unknown);
+    let reply = Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None };
+    let mut response = Response::new(reply);
+    *response.status_mut() = status;
+    response
 }
 
 /// One message of our own, with status OK.
