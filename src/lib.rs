@@ -6,3 +6,4 @@
 
 pub mod identity;
 pub mod tasks;
+pub mod watch;
