@@ -2,8 +2,15 @@
 //!
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
 //! `app` · `admin` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
-//! `pb`, `pem`, `identity`, `tasks`, `telemetry`, `io`, `shard`.
+//! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
+pub mod downstream;
 pub mod identity;
+pub mod io;
+pub mod pb;
+pub mod refusal;
+pub mod rpc;
+pub mod secret;
+pub mod shard;
 pub mod tasks;
 pub mod watch;

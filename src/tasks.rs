@@ -92,6 +92,24 @@ impl Tasks {
     }
 }
 
+/// Runs the futures of hyper's connections on the current thread.
+///
+/// hyper owns them: they end with their connection, which is a task of [`Tasks`]. They are not counted one by one,
+/// since there is one per call.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalExecutor;
+
+impl<F> hyper::rt::Executor<F> for LocalExecutor
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    #[expect(clippy::disallowed_methods, reason = "hyper owns these; see above")]
+    fn execute(&self, future: F) {
+        drop(tokio::task::spawn_local(future));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,7 +122,7 @@ mod tests {
                 let tasks = Tasks::default();
                 let (done, seen) = tokio::sync::oneshot::channel();
                 tasks.spawn("panics", async { panic!("on purpose") }).detach();
-                tasks.spawn("works", async move { drop(done.send(7)) }).detach();
+                tasks.spawn("works", async move { done.send(7).expect("the test listens") }).detach();
                 assert_eq!(seen.await, Ok(7));
                 tasks.joined().await;
                 assert!(tasks.is_empty());

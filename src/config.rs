@@ -1,0 +1,248 @@
+//! What one `keyward.toml` means: a value that is valid as a whole, cheap to clone and to share.
+//!
+//! Owns: the resolved types. `file` mirrors the TOML, `shape` tells every fault of its shape, `resolve` gives it its
+//! meaning. Must not know: tasks, sockets, TLS engines.
+//! Invariants: no `Option` means "default"; every file named in the configuration has been read and checked; all
+//! faults are told at once, with key paths; nothing here prints a secret.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::identity::{ClusterId, UserName};
+use crate::pem::{KeyPair, Roots};
+use crate::secret::Secret;
+use crate::telemetry;
+
+/// The whole configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where clients connect. At least one; names and addresses are unique.
+    pub listeners: Vec<Arc<Listener>>,
+    /// The etcd cluster behind us.
+    pub cluster: Arc<Cluster>,
+    /// What MemberList answers call us.
+    pub advertise: Arc<Advertise>,
+    /// How sessions are sealed.
+    pub session: Arc<Session>,
+    /// Bounds on what clients may use.
+    pub limits: Limits,
+    /// The address of `/livez`, `/readyz` and `/metrics`.
+    pub admin: Admin,
+    /// What is logged, and how.
+    pub log: telemetry::Settings,
+    /// How long an ending takes.
+    pub drain: Drain,
+    /// Threads.
+    pub runtime: Runtime,
+}
+
+/// One address on which clients connect.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    /// Its name in logs, metrics and peers.
+    pub name: Arc<str>,
+    /// Where it listens.
+    pub address: Address,
+    /// TLS, where it is on.
+    pub tls: Option<ServerTls>,
+    /// Who clients are that show no credential, where that is allowed.
+    pub default_user: Option<Login>,
+}
+
+/// Where a socket listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// An IP address and port; port 0 lets the system choose.
+    Tcp(SocketAddr),
+    /// A unix socket of this absolute path.
+    Unix(PathBuf),
+}
+
+/// TLS towards clients.
+#[derive(Clone, Debug)]
+pub struct ServerTls {
+    /// What we show.
+    pub identity: KeyPair,
+    /// What clients show.
+    pub clients: ClientAuth,
+}
+
+/// Whether clients show a certificate.
+#[derive(Clone, Debug)]
+pub enum ClientAuth {
+    /// They are not asked.
+    None,
+    /// They are asked; one that is shown must verify under these.
+    Optional(Roots),
+    /// They must show one that verifies under these.
+    Required(Roots),
+}
+
+/// An etcd user with the password that proves it.
+#[derive(Clone, Debug)]
+pub struct Login {
+    /// The etcd user.
+    pub user: UserName,
+    /// Its password.
+    pub password: Arc<Secret<String>>,
+}
+
+/// The etcd cluster behind us.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// Where members are found first. At least one, no two the same, all of one scheme.
+    pub endpoints: Vec<Endpoint>,
+    /// TLS towards members: there exactly where the endpoints are https.
+    pub tls: Option<ClientTls>,
+    /// How long a TCP and TLS handshake with a member may take.
+    pub connect_timeout: Duration,
+    /// etcd's `--auth-token-ttl`.
+    pub token_ttl: Duration,
+    /// Which cluster it must be.
+    pub pin: ClusterPin,
+    /// As whom members are probed; nobody where auth is off.
+    pub probe: Option<Login>,
+}
+
+/// Which cluster the endpoints must belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterPin {
+    /// This one.
+    Id(ClusterId),
+    /// That of the member which answers first.
+    FirstAnswer,
+}
+
+/// TLS towards members.
+#[derive(Clone, Debug)]
+pub struct ClientTls {
+    /// The authorities that may vouch for a member. System roots are not used.
+    pub roots: Roots,
+    /// The client certificate that we show, where members ask for one.
+    pub identity: Option<KeyPair>,
+}
+
+/// How a member is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// Plaintext HTTP/2.
+    Http,
+    /// HTTP/2 over TLS.
+    Https,
+}
+
+/// A member's URL: `scheme://host:port`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Plaintext or TLS.
+    pub scheme: Scheme,
+    /// A DNS name or an IP address; IPv6 without brackets.
+    pub host: String,
+    /// The TCP port.
+    pub port: u16,
+}
+
+/// What member answers call us.
+#[derive(Clone, Debug)]
+pub struct Advertise {
+    /// The client URLs of every member, as clients are told them.
+    pub client_urls: Vec<String>,
+}
+
+/// How sessions are sealed.
+#[derive(Clone, Debug)]
+pub struct Session {
+    /// The first seals, all open. At least one.
+    pub keys: Vec<SessionKey>,
+    /// Replicas of one realm accept each other's sessions.
+    pub realm: Realm,
+}
+
+/// 32 bytes that seal sessions.
+pub type SessionKey = Arc<Secret<[u8; 32]>>;
+
+/// For whom a session is sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Realm {
+    /// A name that the operator chose.
+    Named(Arc<str>),
+    /// The id of the cluster behind us.
+    ClusterId,
+}
+
+/// Bounds on what clients may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Open client connections, over all listeners.
+    pub connections: usize,
+    /// Open streams (calls) per client connection.
+    pub streams_per_connection: u32,
+    /// Bytes of a request's header list.
+    pub header_size: u32,
+    /// Bytes of a request message.
+    pub request_size: usize,
+    /// How long a client may take for its TLS and HTTP/2 handshake.
+    pub handshake_timeout: Duration,
+    /// Bytes of requests kept for a second try, over all calls; past it a call streams without one.
+    pub replay_buffer: usize,
+    /// `Authenticate` calls in flight per member.
+    pub logins_in_flight_per_member: usize,
+}
+
+/// The operator's own listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+/// How long an ending takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// Between "not ready" and the first GOAWAY, for load balancers to notice.
+    pub wait: Duration,
+    /// Between the first GOAWAY and the end of the process, at most.
+    pub timeout: Duration,
+}
+
+/// Threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runtime {
+    /// Threads that serve clients.
+    pub shards: NonZeroUsize,
+}
+
+impl Endpoint {
+    /// `host:port`, as in `:authority`; IPv6 in brackets.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.scheme {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        };
+        write!(f, "{scheme}://{}", self.authority())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}

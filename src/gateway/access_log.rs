@@ -1,0 +1,99 @@
+//! One record per call: counted and, where configured, logged when the call ends, however it ends.
+//!
+//! Owns: what is told about a call. Must not know how it was answered. Invariants: a record is written exactly once,
+//! by its drop; it never holds a key, a value, a token or a password. A call that nobody finished (the client went
+//! away) is told as Canceled.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::identity::{MemberId, UserName};
+use crate::refusal::Code;
+use crate::telemetry::metrics::Metrics;
+
+/// What is known of a connection in each of its records.
+#[derive(Debug)]
+pub struct Origin {
+    /// The listener's name.
+    pub listener: Arc<str>,
+    /// The client's address; none on a unix socket.
+    pub remote: Option<SocketAddr>,
+}
+
+/// A call's record. Dropping it writes it.
+pub struct Record {
+    metrics: Arc<Metrics>,
+    log: bool,
+    unary: bool,
+    row: usize,
+    method: &'static str,
+    origin: Rc<Origin>,
+    started: Instant,
+    code: Option<Code>,
+    /// As whom, once known.
+    pub user: Option<UserName>,
+    /// Which member answered last.
+    pub member: Option<MemberId>,
+    /// How often it was sent.
+    pub attempts: u32,
+    /// Bytes of messages to the client, framed.
+    pub sent: u64,
+}
+
+impl Record {
+    /// Begins a record. `row` and `method` name the method; unknown methods share one row.
+    #[must_use]
+    pub fn begin(
+        metrics: Arc<Metrics>,
+        log: bool,
+        (row, method): (usize, &'static str),
+        unary: bool,
+        origin: Rc<Origin>,
+    ) -> Self {
+        Self {
+            metrics,
+            log,
+            unary,
+            row,
+            method,
+            origin,
+            started: Instant::now(),
+            code: None,
+            user: None,
+            member: None,
+            attempts: 0,
+            sent: 0,
+        }
+    }
+
+    /// The call ended with `code`. The first call counts.
+    pub fn ended(&mut self, code: Code) {
+        self.code.get_or_insert(code);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let took = self.started.elapsed();
+        let code = self.code.unwrap_or(Code::Canceled);
+        self.metrics.call_ended(self.row, code as u8, self.unary.then_some(took));
+        if !self.log {
+            return;
+        }
+        tracing::info!(
+            target: "keyward::access",
+            method = self.method,
+            code = ?code,
+            micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+            user = self.user.as_ref().map(UserName::as_str),
+            member = self.member.map(tracing::field::display),
+            attempts = self.attempts,
+            sent = self.sent,
+            listener = &*self.origin.listener,
+            remote = self.origin.remote.map(tracing::field::display),
+            "call"
+        );
+    }
+}

@@ -1,0 +1,243 @@
+//! One call whose request is one message: sent, healed, retried and delivered.
+//!
+//! Owns: how often and where a call is tried. Must not know: who the peer is, how a member is reached, TLS.
+//! Invariants: a call that may have changed something is sent again only where what came back, or did not go out,
+//! proves that it was not applied; one fresh credential per member and call, a second refusal is the truth; nothing
+//! is retried once a byte of the reply went downstream; all of it within the client's deadline or [`PATIENCE`].
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue};
+use tokio::time::{Instant, timeout_at};
+
+use crate::gateway::Gateway;
+use crate::gateway::access_log::Record;
+use crate::identity::MemberId;
+use crate::refusal::{Refusal, Status};
+use crate::rpc::method::{Effect, Lane, Method, Stream};
+use crate::rpc::outcome::{Verdict, translate, verdict};
+use crate::upstream::answer::{Answer, HELD};
+use crate::upstream::choose::Wanted;
+use crate::upstream::connection::Outgoing;
+use crate::upstream::credential::{LoginFailure, Token};
+use crate::upstream::membership::{Auth, Hint, Member};
+use crate::upstream::send::{As, NoAnswer, upstream_headers};
+
+/// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
+/// 1 s), after which its clients are used to `etcdserver: request timed out`.
+pub const PATIENCE: Duration = Duration::from_secs(7);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// A call ready to go upstream.
+pub struct Exchange<'a> {
+    /// Everything that is shared on this shard.
+    pub gateway: &'a Gateway,
+    /// The method's row.
+    pub method: &'static Method,
+    /// Its path, as it goes upstream.
+    pub path: PathAndQuery,
+    /// What kind of member it wants.
+    pub wanted: Wanted,
+    /// Which connection carries it.
+    pub lane: Lane,
+    /// Whether it may be sent again whatever happened to it.
+    pub effect: Effect,
+    /// As whom.
+    pub whom: As,
+    /// The client's header.
+    pub headers: &'a HeaderMap,
+    /// The request, framed.
+    pub body: Bytes,
+    /// The client's deadline.
+    pub deadline: Option<Instant>,
+}
+
+/// What became of one attempt.
+enum Attempt {
+    /// An answer for the client.
+    Answered(Answer),
+    /// Nothing was applied: try again, elsewhere or after a pause. The answer is what the client is told if no
+    /// later attempt goes better.
+    Again(Option<Answer>, Refusal),
+    /// Try the same member again at once: its credential was renewed.
+    Healed,
+    /// No further attempt.
+    Refused(Refusal),
+}
+
+impl Exchange<'_> {
+    /// Tries until there is an answer for the client.
+    ///
+    /// # Errors
+    /// Our own refusal, where no member's answer can be passed on.
+    pub async fn run(&self, record: &mut Record) -> Result<Answer, Refusal> {
+        let patience = Instant::now() + PATIENCE;
+        let Some(deadline) = self.deadline else { return self.attempts(patience, record).await };
+        match timeout_at(deadline, self.attempts(patience, record)).await {
+            Ok(ended) => ended,
+            Err(_) => Err(Refusal::deadline_exceeded()),
+        }
+    }
+
+    async fn attempts(&self, patience: Instant, record: &mut Record) -> Result<Answer, Refusal> {
+        let mut tried: Vec<MemberId> = Vec::new();
+        let mut healed: Vec<MemberId> = Vec::new();
+        let mut pause = FIRST_PAUSE;
+        let mut last = (None, Refusal::no_leader());
+        loop {
+            let chosen = self.gateway.choose(self.wanted, &tried);
+            if let Some(member) = chosen {
+                record.member = Some(member.id);
+                record.attempts += 1;
+                match self.attempt(&member, &mut healed, record.attempts).await {
+                    Attempt::Answered(answer) => return Ok(answer),
+                    Attempt::Refused(refusal) => return Err(refusal),
+                    Attempt::Healed => {
+                        self.gateway.metrics.healed.inc();
+                        continue;
+                    }
+                    Attempt::Again(answer, refusal) => {
+                        last = (answer, refusal);
+                        if !tried.contains(&member.id) {
+                            tried.push(member.id);
+                        }
+                    }
+                }
+                // Another member may do at once; when all had their turn, etcd needs time.
+                if self.another_is_left(&tried) {
+                    self.gateway.metrics.retried.inc();
+                    continue;
+                }
+                tried.clear();
+            }
+            if Instant::now() + pause > patience {
+                let (answer, refusal) = last;
+                return answer.ok_or(refusal);
+            }
+            self.gateway.pause_or_change(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            self.gateway.metrics.retried.inc();
+        }
+    }
+
+    fn another_is_left(&self, tried: &[MemberId]) -> bool {
+        let next = self.gateway.choose(self.wanted, tried);
+        next.is_some_and(|member| !member.is_suspect() && !tried.contains(&member.id))
+    }
+
+    async fn attempt(
+        &self,
+        member: &std::sync::Arc<Member>,
+        healed: &mut Vec<MemberId>,
+        attempts: u32,
+    ) -> Attempt {
+        let door = &self.gateway.door;
+        let token = match door.token(&self.whom, member).await {
+            Ok(token) => token,
+            Err(failure) => return login_failed(&failure),
+        };
+        let mut headers = upstream_headers(self.headers, token.as_ref());
+        if attempts > 1
+            && let Some(deadline) = self.deadline
+        {
+            headers.insert("grpc-timeout", timeout_value(deadline));
+        }
+        let body = Outgoing::Once(Some(self.body.clone()));
+        let sent = door.send(member, self.lane, self.path.clone(), headers, body).await;
+        let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
+        let read = match sent {
+            Ok((response, in_flight)) => Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost),
+            Err(no_answer) => Err(no_answer),
+        };
+        match read {
+            Ok(answer) => self.judge(answer, member, token.as_ref(), healed),
+            Err(NoAnswer::NeverSent(reason)) => {
+                tracing::debug!(member = %member.id, %reason, "not sent");
+                Attempt::Again(None, Refusal::nothing_sent())
+            }
+            Err(NoAnswer::Lost(reason)) => {
+                tracing::debug!(member = %member.id, %reason, "the reply was lost");
+                self.gateway.door.members.hint(Hint::Unreachable(member.id));
+                match self.effect {
+                    Effect::ReadOnly => Attempt::Again(None, Refusal::connection_lost()),
+                    _ => Attempt::Refused(Refusal::connection_lost()),
+                }
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        answer: Answer,
+        member: &Member,
+        token: Option<&Token>,
+        healed: &mut Vec<MemberId>,
+    ) -> Attempt {
+        let Some(status) = answer.status() else { return Attempt::Answered(answer) };
+        if status.is_ok() {
+            return Attempt::Answered(answer);
+        }
+        match verdict(self.method, &status) {
+            Verdict::Heal => self.heal(answer, &status, member, token, healed),
+            Verdict::ElsewhereSafe => {
+                self.gateway.door.members.hint(Hint::LeaderMoved);
+                Attempt::Again(Some(self.translated(answer, &status)), Refusal::no_leader())
+            }
+            Verdict::Elsewhere if self.effect == Effect::ReadOnly => {
+                Attempt::Again(Some(self.translated(answer, &status)), Refusal::no_leader())
+            }
+            Verdict::Elsewhere | Verdict::Final => Attempt::Answered(self.translated(answer, &status)),
+        }
+    }
+
+    fn heal(
+        &self,
+        answer: Answer,
+        status: &Status,
+        member: &Member,
+        token: Option<&Token>,
+        healed: &mut Vec<MemberId>,
+    ) -> Attempt {
+        let As::User(identity) = &self.whom else {
+            return Attempt::Answered(self.translated(answer, status));
+        };
+        if healed.contains(&member.id) {
+            return Attempt::Answered(self.translated(answer, status));
+        }
+        healed.push(member.id);
+        match token {
+            Some(token) => identity.invalidate(member.id, token),
+            // We sent none since auth was off; it is on now.
+            None => self.gateway.door.auth.set(Auth::On),
+        }
+        Attempt::Healed
+    }
+
+    /// The answer with its status as clients know it (rules 7).
+    fn translated(&self, mut answer: Answer, status: &Status) -> Answer {
+        if let Some(better) = translate(self.method, status, false) {
+            answer.replace_status(&better);
+        }
+        answer
+    }
+}
+
+fn login_failed(failure: &LoginFailure) -> Attempt {
+    match failure {
+        // The session's password is not the user's any more: the client must log in again.
+        LoginFailure::WrongPassword | LoginFailure::NoPassword => {
+            Attempt::Refused(Refusal::invalid_auth_token())
+        }
+        _ => Attempt::Again(None, Refusal::nothing_sent()),
+    }
+}
+
+/// What is left until `deadline`, as `grpc-timeout` says it: at most 8 digits.
+fn timeout_value(deadline: Instant) -> HeaderValue {
+    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+    let text = if left < 100_000_000 { format!("{left}m") } else { format!("{}S", left / 1000) };
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("0m"))
+}

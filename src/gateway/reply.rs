@@ -1,0 +1,186 @@
+//! The body that goes downstream: thin, and honest about its end.
+//!
+//! Owns: turning whatever happens upstream into frames that a gRPC client understands. Must not know which call it
+//! answers. Invariants (rules 38): a client never sees a reset that it did not cause: an error or an early end becomes
+//! trailers with Unavailable; exactly one set of trailers, last; the call's [`Record`] ends with the body.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Response};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
+
+use crate::gateway::access_log::Record;
+use crate::refusal::{Code, Refusal, Status};
+use crate::upstream::answer::{Answer, Rest};
+use crate::upstream::connection::InFlight;
+use crate::upstream::credential::InUse;
+
+/// What a stream that we answer ourselves says next.
+pub enum Said {
+    /// A framed message.
+    Message(Bytes),
+    /// The end, with its status.
+    End(Refusal),
+}
+
+enum Rests {
+    /// Nothing more: the header held the status.
+    Nothing,
+    /// Trailers, after the held data.
+    Trailers(HeaderMap),
+    /// A member's body, passed on as it comes.
+    Piped(Incoming, Refusal),
+    /// A stream of our own making. Its sender going away without a word is an early end.
+    Ours(mpsc::Receiver<Said>, Refusal),
+}
+
+/// The body of every response.
+pub struct Reply {
+    held: VecDeque<Bytes>,
+    rest: Rests,
+    record: Option<Record>,
+    /// The upstream connection's count and the credential's use, until the reply has ended.
+    #[expect(dead_code, reason = "held for what its drop does")]
+    keep: Option<(InFlight, Option<InUse>)>,
+}
+
+/// A response to a client.
+pub type Downstream = Response<Reply>;
+
+/// Our own "no", as Trailers-Only.
+#[must_use]
+pub fn refuse(refusal: &Refusal, mut record: Record) -> Downstream {
+    record.ended(refusal.code());
+    respond(refusal.trailers_only(), Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None })
+}
+
+/// One message of our own, with status OK.
+#[must_use]
+pub fn message(framed: Bytes, mut record: Record) -> Downstream {
+    record.ended(Code::Ok);
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    respond(ours(), Reply { held: [framed].into(), rest: Rests::Trailers(trailers), record: Some(record), keep: None })
+}
+
+/// A member's answer. `broken` is what the client is told if the rest of it does not come; `in_use` is held until
+/// the reply has ended.
+#[must_use]
+pub fn deliver(answer: Answer, broken: Refusal, in_use: Option<InUse>, mut record: Record) -> Downstream {
+    if let Some(status) = answer.status() {
+        record.ended(status.code);
+    }
+    let only_headers = Status::from_headers(&answer.headers).is_some();
+    let rest = match answer.rest {
+        _ if only_headers => Rests::Nothing,
+        Rest::Whole(trailers) => Rests::Trailers(trailers),
+        Rest::More(body) => Rests::Piped(body, broken),
+    };
+    respond(
+        from_member(answer.headers),
+        Reply { held: answer.data, rest, record: Some(record), keep: Some((answer.in_flight, in_use)) },
+    )
+}
+
+/// A stream that we answer ourselves. `broken` is told if its maker goes away without a word.
+#[must_use]
+pub fn stream(said: mpsc::Receiver<Said>, broken: Refusal, record: Record) -> Downstream {
+    let rest = Rests::Ours(said, broken);
+    respond(ours(), Reply { held: VecDeque::new(), rest, record: Some(record), keep: None })
+}
+
+fn respond(headers: HeaderMap, reply: Reply) -> Downstream {
+    let mut response = Response::new(reply);
+    *response.headers_mut() = headers;
+    response
+}
+
+fn ours() -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(1);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers
+}
+
+/// A member's header fields without those that speak of its own connection.
+fn from_member(mut headers: HeaderMap) -> HeaderMap {
+    headers.remove(http::header::TRAILER);
+    headers.remove(http::header::DATE);
+    headers.remove(http::header::CONTENT_LENGTH);
+    headers
+}
+
+impl Reply {
+    fn data(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(record) = &mut self.record {
+            record.sent += bytes.len() as u64;
+        }
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+
+    fn end(&mut self, trailers: HeaderMap) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.rest = Rests::Nothing;
+        if let Some(mut record) = self.record.take() {
+            record.ended(Status::from_headers(&trailers).map_or(Code::Unknown, |status| status.code));
+        }
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(held) = self.held.pop_front() {
+            return self.data(held);
+        }
+        match &mut self.rest {
+            Rests::Nothing => Poll::Ready(None),
+            Rests::Trailers(trailers) => {
+                let trailers = std::mem::take(trailers);
+                self.end(trailers)
+            }
+            Rests::Piped(body, broken) => match std::task::ready!(Pin::new(body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.data(data),
+                    Err(frame) => self.end(frame.into_trailers().unwrap_or_default()),
+                },
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "a member's stream broke");
+                    let trailers = broken.trailers();
+                    self.end(trailers)
+                }
+                None => {
+                    let trailers = broken.trailers();
+                    self.end(trailers)
+                }
+            },
+            Rests::Ours(said, broken) => match std::task::ready!(said.poll_recv(cx)) {
+                Some(Said::Message(framed)) => self.data(framed),
+                Some(Said::End(refusal)) => self.end(refusal.trailers()),
+                None => {
+                    let trailers = broken.trailers();
+                    self.end(trailers)
+                }
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.held.is_empty() && matches!(self.rest, Rests::Nothing)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}

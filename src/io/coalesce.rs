@@ -1,0 +1,275 @@
+//! Write coalescing between TLS and HTTP/2: one system call for what many tasks wrote in one turn of the loop.
+//!
+//! Owns: the buffer of one connection and the flusher task that empties it. HTTP/2 libraries write and flush per
+//! frame, and from several tasks (hyper's client drives h2 in a task of its own), so flushing is nobody's business up
+//! there: `poll_write` appends, `poll_flush` is always ready, and the flusher sends once the tasks that are runnable
+//! now have had their turn. Must not know: HTTP/2, TLS, who is at the other end.
+//!
+//! Invariants: a byte that was accepted is sent or the next write fails, also when it is the only frame for hours;
+//! no more than [`HIGH_WATER`] bytes plus one write wait; shutdown sends everything first; after a drop of the
+//! connection the flusher still sends what was accepted, then ends.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::{Buf, BytesMut};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// How many bytes may wait before writers are held back: enough for 8 frames of the default size, small beside the
+/// socket's own buffer.
+pub const HIGH_WATER: usize = 128 * 1024;
+
+/// Buffers that grew past this are given back once empty, so that idle connections stay small.
+const KEEP: usize = 16 * 1024;
+
+struct Shared<T> {
+    io: T,
+    pending: BytesMut,
+    flusher: Option<Waker>,
+    writer: Option<Waker>,
+    failed: Option<io::ErrorKind>,
+    /// The connection was dropped: the flusher sends what is left and ends.
+    dropped: bool,
+}
+
+/// The connection's side: reads pass through, writes are gathered.
+pub struct Coalesce<T> {
+    shared: Rc<RefCell<Shared<T>>>,
+}
+
+/// Wraps `io`. The returned future is the flusher: it must be spawned on the same thread, and joined before the
+/// runtime ends, or the last bytes (a GOAWAY) are lost. It ends after the [`Coalesce`] was dropped or the socket failed.
+pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
+    io: T,
+) -> (TokioIo<Coalesce<T>>, impl Future<Output = ()>) {
+    let shared = Rc::new(RefCell::new(Shared {
+        io,
+        pending: BytesMut::new(),
+        flusher: None,
+        writer: None,
+        failed: None,
+        dropped: false,
+    }));
+    let connection = Coalesce { shared: Rc::clone(&shared) };
+    (TokioIo::new(connection), flush_loop(shared))
+}
+
+async fn flush_loop<T: AsyncRead + AsyncWrite + Unpin>(shared: Rc<RefCell<Shared<T>>>) {
+    loop {
+        let more = poll_fn(|cx| shared.borrow_mut().poll_wanted(cx)).await;
+        if !more {
+            return;
+        }
+        // What other tasks write before they next wait shares our system call.
+        tokio::task::yield_now().await;
+        poll_fn(|cx| shared.borrow_mut().poll_drain(cx)).await;
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Shared<T> {
+    /// Ready(true): there are bytes to send. Ready(false): nothing more will come.
+    fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        if self.failed.is_some() {
+            return Poll::Ready(false);
+        }
+        if !self.pending.is_empty() {
+            return Poll::Ready(true);
+        }
+        if self.dropped {
+            return Poll::Ready(false);
+        }
+        self.flusher = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Sends until nothing is pending. An error is kept for the next writer.
+    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let done = match ready!(self.poll_send(cx)) {
+            Ok(()) => None,
+            Err(error) => Some(error.kind()),
+        };
+        if done.is_some() {
+            self.failed = done;
+            self.pending = BytesMut::new();
+        }
+        self.wake_writer();
+        Poll::Ready(())
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.pending.is_empty() {
+            let sent = ready!(Pin::new(&mut self.io).poll_write(cx, &self.pending))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.pending.advance(sent);
+            if self.pending.len() < HIGH_WATER {
+                self.wake_writer();
+            }
+        }
+        if self.pending.capacity() > KEEP {
+            self.pending = BytesMut::new();
+        }
+        // TLS keeps records of its own: they must reach the socket too.
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn wake_writer(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            writer.wake();
+        }
+    }
+
+    fn wake_flusher(&mut self) {
+        if let Some(flusher) = self.flusher.take() {
+            flusher.wake();
+        }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.shared.borrow_mut().io).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let mut shared = self.shared.borrow_mut();
+        if let Some(kind) = shared.failed {
+            return Poll::Ready(Err(kind.into()));
+        }
+        if shared.pending.len() >= HIGH_WATER {
+            shared.writer = Some(cx.waker().clone());
+            shared.wake_flusher();
+            return Poll::Pending;
+        }
+        shared.pending.extend_from_slice(bytes);
+        shared.wake_flusher();
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.shared.borrow().failed {
+            Some(kind) => Poll::Ready(Err(kind.into())),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut shared = self.shared.borrow_mut();
+        if let Some(kind) = shared.failed {
+            return Poll::Ready(Err(kind.into()));
+        }
+        if let Err(error) = ready!(shared.poll_send(cx)) {
+            shared.failed = Some(error.kind());
+            return Poll::Ready(Err(error));
+        }
+        Pin::new(&mut shared.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        false
+    }
+}
+
+impl<T> Drop for Coalesce<T> {
+    fn drop(&mut self) {
+        let mut shared = self.shared.borrow_mut();
+        shared.dropped = true;
+        if let Some(flusher) = shared.flusher.take() {
+            flusher.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// Runs `test` beside the flusher of a coalesced pipe of `capacity` bytes.
+    async fn with_pipe<F: Future<Output = ()>>(
+        capacity: usize,
+        test: impl FnOnce(Coalesce<tokio::io::DuplexStream>, tokio::io::DuplexStream) -> F,
+    ) {
+        let (near, far) = tokio::io::duplex(capacity);
+        let (io, flusher) = coalesce(near);
+        tokio::join!(flusher, test(io.into_inner(), far));
+    }
+
+    #[tokio::test]
+    async fn a_lone_frame_is_sent_without_a_flush() {
+        with_pipe(1024, |mut io, mut far| async move {
+            assert_eq!(io.write(b"frame").await.ok(), Some(5));
+            let mut seen = [0; 5];
+            far.read_exact(&mut seen).await.expect("the frame arrives");
+            assert_eq!(&seen, b"frame");
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn writers_wait_at_the_high_water_mark_and_nothing_is_lost() {
+        with_pipe(512, |mut io, mut far| async move {
+            let total = 4 * HIGH_WATER;
+            let write = async move {
+                for chunk in vec![7u8; total].chunks(8 * 1024) {
+                    io.write_all(chunk).await.expect("accepted");
+                    assert!(io.shared.borrow().pending.len() <= HIGH_WATER + 8 * 1024);
+                }
+                drop(io);
+            };
+            let read = async move {
+                let mut seen = Vec::new();
+                far.read_to_end(&mut seen).await.expect("reads to the end");
+                assert_eq!(seen.len(), total);
+            };
+            tokio::join!(write, read);
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn shutdown_sends_what_was_accepted() {
+        with_pipe(4, |mut io, mut far| async move {
+            io.write_all(b"the last GOAWAY").await.expect("accepted");
+            let mut seen = String::new();
+            let (closed, read) = tokio::join!(io.shutdown(), far.read_to_string(&mut seen));
+            assert!(closed.is_ok() && read.is_ok());
+            assert_eq!(seen, "the last GOAWAY");
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_dropped_connection_still_sends_what_was_accepted() {
+        with_pipe(4, |mut io, mut far| async move {
+            io.write_all(b"after drop").await.expect("accepted");
+            drop(io);
+            let mut seen = String::new();
+            far.read_to_string(&mut seen).await.expect("reads to the end");
+            assert_eq!(seen, "after drop");
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_broken_socket_fails_the_next_write() {
+        with_pipe(4, |mut io, far| async move {
+            drop(far);
+            assert!(io.write(b"lost").await.is_ok());
+            while io.shared.borrow().failed.is_none() {
+                tokio::task::yield_now().await;
+            }
+            assert!(io.write(b"more").await.is_err());
+        })
+        .await;
+    }
+}

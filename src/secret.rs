@@ -1,0 +1,91 @@
+//! A value that is shown to nobody by accident: masked when printed, wiped when dropped.
+//!
+//! Owns: the wrapper. Must not know: what the secret is for.
+//! Invariants: the only way in is [`Secret::expose`], so that a reviewer can search for it; there is no `PartialEq`
+//! (comparing byte by byte tells how far a guess was right) and no `serde` (nothing writes a secret back out).
+
+use std::fmt;
+
+use zeroize::Zeroize;
+
+/// A password, a key, or anything else that must not reach a log, an error or a dump.
+pub struct Secret<T: Zeroize>(T);
+
+impl<T: Zeroize> Secret<T> {
+    /// Takes the value over. Copies that the caller made before are the caller's to wipe.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        Self(value)
+    }
+
+    /// The value itself, for the one place that needs it.
+    #[must_use]
+    pub fn expose(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Zeroize> From<T> for Secret<T> {
+    fn from(value: T) -> Self {
+        Self(value)
+    }
+}
+
+/// The copy is wiped on its own drop.
+impl<T: Zeroize + Clone> Clone for Secret<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: Zeroize> Drop for Secret<T> {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl<T: Zeroize> fmt::Debug for Secret<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl<T: Zeroize> fmt::Display for Secret<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn is_masked_however_it_is_printed() {
+        let secret = Secret::new(String::from("hunter2"));
+        let nested = Some(vec![secret.clone()]);
+        for text in
+            [format!("{secret}"), format!("{secret:?}"), format!("{secret:#?}"), format!("{nested:?}")]
+        {
+            assert!(!text.contains("hunter"), "{text}");
+            assert!(text.contains("***"), "{text}");
+        }
+        assert_eq!(secret.expose(), "hunter2");
+    }
+
+    #[test]
+    fn is_wiped_when_dropped() {
+        struct Witness(Rc<Cell<u32>>);
+        impl Zeroize for Witness {
+            fn zeroize(&mut self) {
+                self.0.set(self.0.get() + 1);
+            }
+        }
+        let wiped = Rc::new(Cell::new(0));
+        drop(Secret::new(Witness(Rc::clone(&wiped))));
+        assert_eq!(wiped.get(), 1);
+    }
+}

@@ -1,0 +1,211 @@
+//! The numbers that `/metrics` shows, as handles that are resolved once.
+//!
+//! Owns: names, help texts, units, label sets. Must not know who counts. Invariant: every label comes from a closed
+//! set (method row, code, member, lane); never a key, a user's text, a watch id or an error text.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// gRPC has codes 0 to 16.
+const CODES: usize = 17;
+/// Seconds: from a cached reply on loopback to etcd's own time-out of 7 s and beyond.
+const LATENCY: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
+
+/// Labels of a finished call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct CallLabels {
+    method: &'static str,
+    code: u8,
+}
+
+impl EncodeLabelSet for CallLabels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel as _;
+        (("method", self.method)).encode(encoder.encode_label())?;
+        ("code", u32::from(self.code)).encode(encoder.encode_label())
+    }
+}
+
+/// One label with a value from a closed set.
+type One = [(&'static str, String); 1];
+
+struct Row {
+    codes: [OnceLock<Counter>; CODES],
+    latency: OnceLock<Histogram>,
+}
+
+/// All metrics of the process. Counting is one atomic operation.
+pub struct Metrics {
+    registry: Registry,
+    methods: Vec<&'static str>,
+    rows: Vec<Row>,
+    calls: Family<CallLabels, Counter>,
+    latency: Family<One, Histogram>,
+    /// Calls replayed after their credential was refused and renewed.
+    pub healed: Counter,
+    /// Calls sent again, to the same or another member, since the first attempt provably did not apply.
+    pub retried: Counter,
+    /// Upstream watch streams that were opened to go on where another ended.
+    pub watch_resumes: Counter,
+    /// Upstream keepalive streams that were opened to go on where another ended.
+    pub keepalive_resumes: Counter,
+    /// Connections of clients that are open now.
+    pub connections: Gauge,
+    /// Connections that were refused since a limit was reached.
+    pub connections_refused: Counter,
+    /// TLS handshakes of clients that failed or took too long.
+    pub handshakes_failed: Counter,
+    /// Session tokens issued.
+    pub sessions_issued: Counter,
+    /// Session tokens that could not be opened.
+    pub sessions_refused: Counter,
+    /// Bodies and paths that were refused because they were not canonical.
+    pub not_canonical: Counter,
+    /// Handlers that panicked.
+    pub panics: Counter,
+    /// 1 for members that get calls, 0 for the others.
+    pub member_ready: Family<One, Gauge>,
+    /// 1 for the leader.
+    pub member_leader: Family<One, Gauge>,
+    /// Logins at members, by result.
+    pub logins: Family<One, Counter>,
+    /// Idle tokens that were kept alive by a read.
+    pub touches: Counter,
+    /// Session tokens opened, by key.
+    pub sessions_opened: Family<One, Counter>,
+}
+
+impl Metrics {
+    /// Registers everything. `methods` are the method table's paths, in its order, plus one for unknown methods.
+    #[must_use]
+    pub fn new(methods: Vec<&'static str>) -> Self {
+        let mut registry = Registry::with_prefix("keyward");
+        let calls = Family::default();
+        registry.register("calls", "Calls that ended, by method and gRPC code", calls.clone());
+        let latency = Family::new_with_constructor((|| Histogram::new(LATENCY)) as fn() -> Histogram);
+        registry.register_with_unit(
+            "call_duration",
+            "Time of unary calls",
+            Unit::Seconds,
+            latency.clone(),
+        );
+        let rows = methods.iter().map(|_| Row { codes: Default::default(), latency: OnceLock::new() });
+        let mut counter = |name: &str, help: &str| {
+            let counter = Counter::default();
+            registry.register(name, help, counter.clone());
+            counter
+        };
+        let healed = counter("calls_healed", "Calls replayed with a fresh credential");
+        let retried = counter("calls_retried", "Calls sent again since the first attempt did not apply");
+        let watch_resumes = counter("watch_resumes", "Upstream watch streams opened to go on");
+        let keepalive_resumes = counter("keepalive_resumes", "Upstream keepalive streams opened to go on");
+        let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
+        let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
+        let sessions_issued = counter("sessions_issued", "Session tokens issued");
+        let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
+        let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
+        let panics = counter("panics", "Handlers that panicked");
+        let touches = counter("upstream_token_touches", "Idle upstream tokens kept alive by a read");
+        let connections = Gauge::default();
+        registry.register("downstream_connections", "Open connections of clients", connections.clone());
+        let member_ready = Family::default();
+        registry.register("member_ready", "1 for members that get calls", member_ready.clone());
+        let member_leader = Family::default();
+        registry.register("member_leader", "1 for the leader", member_leader.clone());
+        let logins = Family::default();
+        registry.register("upstream_logins", "Logins at members, by result", logins.clone());
+        let sessions_opened = Family::default();
+        registry.register("sessions_opened", "Session tokens opened, by key id", sessions_opened.clone());
+        Self {
+            rows: rows.collect(),
+            registry,
+            methods,
+            calls,
+            latency,
+            healed,
+            retried,
+            watch_resumes,
+            keepalive_resumes,
+            connections,
+            connections_refused,
+            handshakes_failed,
+            sessions_issued,
+            sessions_refused,
+            not_canonical,
+            panics,
+            member_ready,
+            member_leader,
+            logins,
+            touches,
+            sessions_opened,
+        }
+    }
+
+    /// Counts a call that ended. `row` is the method's place in the list given to [`Metrics::new`]. `took` is given
+    /// for unary calls only: how long a stream lived says nothing about how fast we are.
+    pub fn call_ended(&self, row: usize, code: u8, took: Option<Duration>) {
+        let (Some(cells), Some(method)) = (self.rows.get(row), self.methods.get(row)) else { return };
+        if let Some(cell) = cells.codes.get(usize::from(code)) {
+            cell.get_or_init(|| self.calls.get_or_create(&CallLabels { method, code }).clone()).inc();
+        }
+        if let Some(took) = took {
+            let labels = || [("method", (*method).to_owned())];
+            cells
+                .latency
+                .get_or_init(|| self.latency.get_or_create(&labels()).clone())
+                .observe(took.as_secs_f64());
+        }
+    }
+
+    /// How many calls ended with `code`, over all methods. For tests and the admin page.
+    #[must_use]
+    pub fn calls_with(&self, code: u8) -> u64 {
+        let cells = self.rows.iter().filter_map(|row| row.codes.get(usize::from(code)));
+        cells.filter_map(OnceLock::get).map(|counter| Counter::<u64, AtomicU64>::get(counter)).sum()
+    }
+
+    /// The text that Prometheus reads.
+    ///
+    /// # Errors
+    /// Never in practice: writing to a string does not fail.
+    pub fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::with_capacity(16 * 1024);
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// A label set of one label.
+#[must_use]
+pub fn one(name: &'static str, value: impl Into<String>) -> [(&'static str, String); 1] {
+    [(name, value.into())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_by_method_and_code() {
+        let metrics = Metrics::new(vec!["/a/B", "/a/C"]);
+        metrics.call_ended(1, 16, Some(Duration::from_millis(2)));
+        metrics.call_ended(1, 16, None);
+        metrics.call_ended(7, 0, None);
+        metrics.member_ready.get_or_create(&one("member", "1f")).set(1);
+        let text = metrics.text().expect("text");
+        assert!(text.contains("keyward_calls_total{method=\"/a/C\",code=\"16\"} 2"), "{text}");
+        assert!(text.contains("keyward_call_duration_seconds_count{method=\"/a/C\"} 1"), "{text}");
+        assert!(text.contains("keyward_member_ready{member=\"1f\"} 1"), "{text}");
+        assert!(!text.contains("/a/B"), "{text}");
+        assert_eq!(metrics.calls_with(16), 2);
+    }
+}

@@ -1,0 +1,97 @@
+//! From a member's address to a connected byte stream, TLS included.
+//!
+//! Owns: dialling, TLS to members, the time that both may take. Must not know: HTTP, members' health, credentials.
+//! Invariants: an `https` endpoint is never spoken to in the clear, and its certificate is verified for the host
+//! that was asked for. The name is resolved again at every connect. [`Dial`] is the upstream seam of the tests.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+
+use crate::config::{Endpoint, Scheme};
+use crate::io::Stream;
+
+/// Opens the byte stream under TLS. The real one is TCP; tests give an in-process pipe.
+pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<Stream>> + Send + Sync>;
+
+/// Why there is no connection. Nothing was sent in any of these cases.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Name resolution, TCP or the TLS handshake failed.
+    #[error("cannot connect to {endpoint}: {reason}")]
+    Failed {
+        /// Which endpoint.
+        endpoint: Endpoint,
+        /// The system's or TLS library's words.
+        reason: Arc<str>,
+    },
+    /// It took longer than `cluster.connect_timeout`.
+    #[error("no connection to {endpoint} within {limit:?}")]
+    TimedOut {
+        /// Which endpoint.
+        endpoint: Endpoint,
+        /// The limit that passed.
+        limit: Duration,
+    },
+}
+
+/// Connects to members. Cheap to clone.
+#[derive(Clone)]
+pub struct Connector {
+    dial: Dial,
+    tls: Option<Arc<rustls::ClientConfig>>,
+    limit: Duration,
+}
+
+impl Connector {
+    /// A connector over TCP. `tls` serves the `https` endpoints, `limit` bounds resolving, dialling and handshake.
+    #[must_use]
+    pub fn tcp(tls: Option<Arc<rustls::ClientConfig>>, limit: Duration) -> Self {
+        Self::over(Arc::new(|endpoint| Box::pin(dial_tcp(endpoint.clone()))), tls, limit)
+    }
+
+    /// A connector over any byte stream.
+    #[must_use]
+    pub fn over(dial: Dial, tls: Option<Arc<rustls::ClientConfig>>, limit: Duration) -> Self {
+        Self { dial, tls, limit }
+    }
+
+    /// Connects, with the TLS handshake where the endpoint is `https`. Cancel-safe: a dropped attempt leaves nothing.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; nothing was sent to the member.
+    pub async fn connect(&self, endpoint: &Endpoint) -> Result<Stream, ConnectError> {
+        let failed = |error: io::Error| ConnectError::Failed {
+            endpoint: endpoint.clone(),
+            reason: error.to_string().into(),
+        };
+        match tokio::time::timeout(self.limit, self.open(endpoint)).await {
+            Ok(opened) => opened.map_err(failed),
+            Err(_) => Err(ConnectError::TimedOut { endpoint: endpoint.clone(), limit: self.limit }),
+        }
+    }
+
+    async fn open(&self, endpoint: &Endpoint) -> io::Result<Stream> {
+        let stream = (self.dial)(endpoint).await?;
+        if endpoint.scheme == Scheme::Http {
+            return Ok(stream);
+        }
+        let Some(tls) = &self.tls else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "no TLS is configured for https endpoints"));
+        };
+        let name = ServerName::try_from(endpoint.host.to_string())
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let stream = tokio_rustls::TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?;
+        Ok(Box::new(stream))
+    }
+}
+
+async fn dial_tcp(endpoint: Endpoint) -> io::Result<Stream> {
+    let stream = TcpStream::connect((&*endpoint.host, endpoint.port)).await?;
+    stream.set_nodelay(true)?;
+    Ok(Box::new(stream))
+}

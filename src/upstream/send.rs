@@ -1,0 +1,156 @@
+//! The one door to a member: whatever goes upstream goes through [`Door::send`].
+//!
+//! Owns: the header fields that a member sees (an allow-list: what a client says of itself is never forwarded), the
+//! token of whom the call goes as. Must not know: which calls are worth retrying.
+//! Invariants (rules 6, 9): the path is the method table's or one proven canonical; exactly one `token`, ours or none.
+
+use std::sync::Arc;
+
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE, USER_AGENT};
+use http::uri::PathAndQuery;
+use http::{Method as Verb, Request, Response};
+use hyper::body::Incoming;
+
+use crate::rpc::method::Lane;
+use crate::upstream::connect::ConnectError;
+use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
+use crate::upstream::credential::{Credentials, LoginFailure, PasswordIdentity, Token};
+use crate::upstream::membership::{Auth, AuthState, Member, MembersView};
+use crate::upstream::pool::Pool;
+
+/// The version of the client API that we speak; etcd counts clients by it, so ours is one value, never the client's.
+const CLIENT_API_VERSION: HeaderValue = HeaderValue::from_static("3.5");
+const API_VERSION_NAME: HeaderName = HeaderName::from_static("client-api-version");
+const TOKEN: HeaderName = HeaderName::from_static("token");
+const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// What crosses from the client's header to the member's, beside what we set ourselves.
+const FORWARDED: [HeaderName; 5] = [
+    HeaderName::from_static("grpc-timeout"),
+    HeaderName::from_static("hasleader"),
+    USER_AGENT,
+    HeaderName::from_static("traceparent"),
+    HeaderName::from_static("tracestate"),
+];
+
+/// As whom a call goes upstream.
+#[derive(Clone)]
+pub enum As {
+    /// Without any credential: etcd answers as it answers anybody.
+    Nobody,
+    /// As an etcd user, proved by a token.
+    User(Arc<PasswordIdentity>),
+}
+
+/// Why a call did not get an answer from a member.
+pub enum NoAnswer {
+    /// Nothing was sent: safe to go elsewhere, whatever the call.
+    NeverSent(Arc<str>),
+    /// The member may have seen it. The outcome is unknown.
+    Lost(Arc<str>),
+}
+
+/// The door, one per shard.
+pub struct Door {
+    /// Connections of this shard.
+    pub pool: Pool,
+    /// The published members.
+    pub members: MembersView,
+    /// Whether etcd asks for credentials.
+    pub auth: Arc<AuthState>,
+    /// Tokens per identity and member, shared by all shards.
+    pub credentials: Arc<Credentials>,
+}
+
+impl Door {
+    /// The token that proves `whom` to `member`, logging in if there is none. None where etcd wants none.
+    ///
+    /// # Errors
+    /// The login failed; see [`LoginFailure`].
+    pub async fn token(&self, whom: &As, member: &Member) -> Result<Option<Token>, LoginFailure> {
+        let As::User(identity) = whom else { return Ok(None) };
+        if self.auth.get() == Auth::Off {
+            return Ok(None);
+        }
+        if let Some(token) = identity.current(member.id) {
+            token.mark_used();
+            return Ok(Some(token));
+        }
+        match identity.token(member.id).await {
+            Ok(token) => Ok(Some(token)),
+            Err(LoginFailure::AuthDisabled) => {
+                self.auth.set(Auth::Off);
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Sends one request to `member` and waits for the reply's headers. Dropping the future resets the stream.
+    ///
+    /// # Errors
+    /// [`NoAnswer`] says whether the member may have seen the request.
+    pub async fn send(
+        &self,
+        member: &Arc<Member>,
+        lane: Lane,
+        path: PathAndQuery,
+        headers: HeaderMap,
+        body: Outgoing,
+    ) -> Result<(Response<Incoming>, InFlight), NoAnswer> {
+        let mut body = Some(body);
+        let mut headers = Some(headers);
+        // A pooled connection may turn out to be closing: what comes back unsent goes on a new one, once.
+        for _ in 0..2 {
+            let connection = self.pool.connection(member, lane).await.map_err(never_sent)?;
+            let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
+            let request = request(&connection, path.clone(), fields, taken);
+            match connection.send(request).await {
+                Ok(answered) => return Ok(answered),
+                Err(SendError::Lost(error)) => return Err(NoAnswer::Lost(error.to_string().into())),
+                Err(SendError::NeverSent(unsent)) => {
+                    let (head, unsent) = unsent.into_parts();
+                    body = Some(unsent);
+                    headers = Some(head.headers);
+                }
+            }
+        }
+        Err(NoAnswer::NeverSent("the connection to the member was closing".into()))
+    }
+}
+
+/// The header that a member sees: the allowed fields of `client`'s, then ours.
+#[must_use]
+pub fn upstream_headers(client: &HeaderMap, token: Option<&Token>) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(8);
+    headers.insert(CONTENT_TYPE, GRPC);
+    headers.insert(TE, TRAILERS);
+    for name in &FORWARDED {
+        if let Some(value) = client.get(name) {
+            headers.insert(name.clone(), value.clone());
+        }
+    }
+    headers.insert(API_VERSION_NAME, CLIENT_API_VERSION);
+    if let Some(token) = token {
+        headers.insert(TOKEN, token.header());
+    }
+    headers
+}
+
+fn request(
+    connection: &Connection,
+    path: PathAndQuery,
+    headers: HeaderMap,
+    body: Outgoing,
+) -> Request<Outgoing> {
+    let mut request = Request::new(body);
+    *request.method_mut() = Verb::POST;
+    *request.uri_mut() = connection.uri(path);
+    *request.headers_mut() = headers;
+    request
+}
+
+fn never_sent(error: ConnectError) -> NoAnswer {
+    NoAnswer::NeverSent(error.to_string().into())
+}
