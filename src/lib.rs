@@ -5,6 +5,7 @@
 //! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod config;
+pub mod downstream;
 pub mod identity;
 pub mod io;
 pub mod pb;

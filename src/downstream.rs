@@ -1,0 +1,5 @@
+//! The client side: who is calling.
+//!
+//! Owns: what a client shows us and what we hand it. Must not know: the upstream side, policy.
+
+pub mod session;
