@@ -8,5 +8,6 @@ pub mod connect;
 pub mod connection;
 pub mod membership;
 pub mod pool;
+pub mod read;
 pub mod send;
 pub mod version;

@@ -17,7 +17,7 @@ use crate::gateway::access_log::Record;
 use crate::identity::MemberId;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::method::{Effect, Lane, Method, Stream};
-use crate::rpc::outcome::{Verdict, translate, verdict};
+use crate::rpc::outcome::{Asked, Proof, Verdict, translate, verdict};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
@@ -45,6 +45,8 @@ pub struct Exchange<'a> {
     pub lane: Lane,
     /// Whether it may be sent again whatever happened to it.
     pub effect: Effect,
+    /// Whether it may be sent again with a fresh credential (a Lock without a lease may not).
+    pub may_reissue: bool,
     /// As whom.
     pub whom: As,
     /// The client's header.
@@ -181,16 +183,16 @@ impl Exchange<'_> {
         if status.is_ok() {
             return Attempt::Answered(answer);
         }
-        match verdict(self.method, &status) {
-            Verdict::Heal => self.heal(answer, &status, member, token, healed),
-            Verdict::ElsewhereSafe => {
+        let asked = self.asked(token);
+        match verdict(&asked, &status) {
+            Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, token, healed),
+            Verdict::Elsewhere => {
                 self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
-                Attempt::Again(Some(self.translated(answer, &status)), Refusal::NO_LEADER)
+                Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
-            Verdict::Elsewhere if self.effect == Effect::ReadOnly => {
-                Attempt::Again(Some(self.translated(answer, &status)), Refusal::NO_LEADER)
+            Verdict::Heal | Verdict::Unclear | Verdict::Final => {
+                Attempt::Answered(translated(answer, &asked, &status))
             }
-            Verdict::Elsewhere | Verdict::Final => Attempt::Answered(self.translated(answer, &status)),
         }
     }
 
@@ -202,11 +204,12 @@ impl Exchange<'_> {
         token: Option<&Token>,
         healed: &mut Vec<MemberId>,
     ) -> Attempt {
+        let asked = self.asked(token);
         let As::User(identity) = &self.whom else {
-            return Attempt::Answered(self.translated(answer, status));
+            return Attempt::Answered(translated(answer, &asked, status));
         };
         if healed.contains(&member.id) {
-            return Attempt::Answered(self.translated(answer, status));
+            return Attempt::Answered(translated(answer, &asked, status));
         }
         healed.push(member.id);
         match token {
@@ -217,13 +220,18 @@ impl Exchange<'_> {
         Attempt::Healed
     }
 
-    /// The answer with its status as clients know it (rules 7).
-    fn translated(&self, mut answer: Answer, status: &Status) -> Answer {
-        if let Some(better) = translate(self.method, status, false) {
-            answer.replace_status(&better);
-        }
-        answer
+    fn asked(&self, token: Option<&Token>) -> Asked {
+        let proof = if token.is_some() { Proof::Token } else { Proof::NoToken };
+        Asked { method: self.method, effect: self.effect, proof }
     }
+}
+
+/// The answer with its status as clients know it (rules 7).
+fn translated(mut answer: Answer, asked: &Asked, status: &Status) -> Answer {
+    if let Some(better) = translate(asked, status, false) {
+        answer.replace_status(&better);
+    }
+    answer
 }
 
 fn login_failed(failure: &LoginFailure) -> Attempt {

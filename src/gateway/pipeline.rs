@@ -18,6 +18,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
@@ -26,7 +27,8 @@ use crate::gateway::{Client, Gateway, Held, login, member_answers, streams};
 use crate::identity::Revision;
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
-use crate::rpc::method::{Effect, Lane, METHODS, Method, PathKind, Stream, path_kind};
+use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
+use crate::rpc::schema::MessageId;
 use crate::rpc::{canonical, frame, shape};
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
@@ -88,7 +90,7 @@ pub enum Served {
     /// A message of our own, framed.
     Ours(Bytes),
     /// A stream of our own.
-    Stream(tokio::sync::mpsc::Receiver<reply::Said>),
+    Stream(tokio::sync::mpsc::Receiver<Said>),
 }
 
 impl Served {
@@ -144,15 +146,16 @@ async fn through(
 ) -> Result<Served, Refusal> {
     let (framed, _held) = collect(gateway, body).await?;
     let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
-    canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
-    let (wanted, lane, effect) = target(gateway, client, method, &message);
+    canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.refusal()))?;
+    let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
         method,
         path: method.path_and_query(),
-        wanted,
+        wanted: wanted(gateway, client, method, &message),
         lane,
-        effect,
+        effect: shape::effect(method, &message),
+        may_reissue: shape::may_reissue(method, &message),
         whom: caller.whom.clone(),
         headers,
         body: framed,
@@ -166,25 +169,12 @@ async fn through(
     Ok(Served::Member(Box::new(answer), in_use))
 }
 
-/// What the body says about where a call goes.
-fn target(
-    gateway: &Gateway,
-    client: &Client,
-    method: &'static Method,
-    message: &[u8],
-) -> (Wanted, Lane, Effect) {
-    match method.path {
-        "/etcdserverpb.KV/Range" => {
-            let range = shape::range(message);
-            let lane = if range.bulk { Lane::Bulk } else { Lane::Unary };
-            let home = range.serializable.then(|| Wanted::Home(gateway.home(client)));
-            (home.unwrap_or(Wanted::Any), lane, method.effect)
-        }
-        "/etcdserverpb.KV/Txn" if shape::txn_is_read_only(message) => {
-            (Wanted::by(method), method.lane, Effect::ReadOnly)
-        }
-        _ => (Wanted::by(method), method.lane, method.effect),
+/// Which member a call wants, by its row and its body.
+fn wanted(gateway: &Gateway, client: &Client, method: &'static Method, message: &[u8]) -> Wanted {
+    if method.body == MessageId::RangeRequest && shape::range(message).serializable {
+        return Wanted::Home(gateway.home(client));
     }
+    Wanted::by(method)
 }
 
 /// What is read from, or changed in, a successful answer on its way down.

@@ -16,19 +16,12 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
+use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::refusal::{Code, Refusal, Status};
 use crate::upstream::answer::{Answer, Rest};
 use crate::upstream::connection::InFlight;
 use crate::upstream::credential::InUse;
-
-/// What a stream that we answer ourselves says next.
-pub enum Said {
-    /// A framed message.
-    Message(Bytes),
-    /// The end, with its status.
-    End(Refusal),
-}
 
 enum Rests {
     /// Nothing more: the header held the status.
@@ -177,7 +170,7 @@ impl Body for Reply {
             },
             Rests::Ours(said, broken) => match std::task::ready!(said.poll_recv(cx)) {
                 Some(Said::Message(framed)) => self.data(framed),
-                Some(Said::End(refusal)) => self.end(refusal.trailers()),
+                Some(Said::End(status)) => self.end(status.trailers()),
                 None => {
                     let trailers = broken.trailers();
                     self.end(trailers)
