@@ -286,3 +286,294 @@ impl Resolver<'_> {
 fn fits(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::config::{Address, ClientAuth, ClusterPin};
+
+    const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
+    const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n";
+
+    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, pw, session.key.
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, content: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        for name in ["a", "b"] {
+            let made = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
+            write(&format!("{name}.crt"), &made.cert.pem());
+            write(&format!("{name}.key"), &made.signing_key.serialize_pem());
+        }
+        write("pw", "hunter2\n");
+        write("session.key", &"0123456789abcdef".repeat(4));
+        folder
+    }
+
+    fn fault_paths(text: &str) -> Vec<String> {
+        let folder = folder();
+        match parse(text, folder.path()) {
+            Ok((config, _)) => panic!("{text}\nis valid: {config:?}"),
+            Err(faults) => {
+                assert!(!faults.to_string().contains("hunter2"), "{faults}");
+                faults.iter().map(|fault| fault.path.clone()).collect()
+            }
+        }
+    }
+
+    fn valid(text: &str) -> (Config, Vec<String>) {
+        let folder = folder();
+        let (config, warnings) =
+            parse(text, folder.path()).unwrap_or_else(|faults| panic!("{text}\n{faults}"));
+        (config, warnings.into_iter().map(|warning| warning.path).collect())
+    }
+
+    #[test]
+    fn the_smallest_configuration_is_valid() {
+        let (config, warnings) = valid(&format!("{CLUSTER}{LISTENER}"));
+        assert_eq!(config.listeners.len(), 1);
+        assert_eq!(config.advertise.client_urls, ["http://127.0.0.1:2"]);
+        assert_eq!(config.cluster.pin, ClusterPin::FirstAnswer);
+        assert_eq!(config.session.keys.len(), 1);
+        assert_eq!(warnings, ["session.key_files"]);
+    }
+
+    #[test]
+    fn an_empty_file_lacks_a_listener_and_an_endpoint() {
+        assert_eq!(fault_paths(""), ["listener", "cluster.endpoints"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_not_called_missing_too() {
+        assert_eq!(fault_paths("listener = 1\ncluster = 2\n"), ["listener", "cluster"]);
+        assert_eq!(fault_paths(&format!("{LISTENER}[cluster]\nendpoints = [1]\n")), ["cluster.endpoints[0]"]);
+        assert_eq!(fault_paths(&format!("{CLUSTER}[[listener]]\nname = 1\naddress = 2\n")).len(), 2);
+    }
+
+    #[test]
+    fn faults_of_all_floors_are_told_at_once_in_the_order_of_lines() {
+        let text = "\
+            [[listener]]\n\
+            name = 'a'\n\
+            address = 'here'\n\
+            default_user = 'nobody'\n\
+            tls = { cert = 'absent.crt', key = 'pw', client_auth = 'required' }\n\
+            [[listener]]\n\
+            [cluster]\n\
+            endpoints = ['http://a:1', 'https://b:1', 'c']\n\
+            token_ttl = '0s'\n\
+            unknown = 1\n\
+            [cluster.probe]\n\
+            user = ''\n\
+            [limits]\n\
+            request_size = '2MB'\n\
+            logins_in_flight_per_member = 0\n";
+        let expected = [
+            "listener[0].address",
+            "listener[0].default_user",
+            "listener[0].tls.cert",
+            "listener[0].tls.key",
+            "listener[0].tls.client_ca",
+            "listener[1].name",
+            "listener[1].address",
+            "cluster.tls.ca",
+            "cluster.endpoints",
+            "cluster.endpoints[2]",
+            "cluster.token_ttl",
+            "cluster.unknown",
+            "cluster.probe.password_file",
+            "cluster.probe.user",
+            "limits.request_size",
+            "limits.logins_in_flight_per_member",
+        ];
+        let mut told = fault_paths(text);
+        let mut wanted = expected.map(str::to_owned);
+        told.sort();
+        wanted.sort();
+        assert_eq!(told, wanted);
+        let lines: Vec<_> =
+            parse(text, folder().path()).unwrap_err().iter().map(|fault| fault.line).collect();
+        assert!(lines.is_sorted() && lines.iter().all(Option::is_some), "{lines:?}");
+    }
+
+    #[test]
+    fn listeners_are_told_apart() {
+        let two = |name: &str, address: &str| {
+            format!("{CLUSTER}{LISTENER}[[listener]]\nname = '{name}'\naddress = '{address}'\n")
+        };
+        assert_eq!(fault_paths(&two("a", "127.0.0.1:3")), ["listener[1].name"]);
+        assert_eq!(fault_paths(&two("b", "127.0.0.1:2")), ["listener[1].address"]);
+        assert_eq!(fault_paths(&two("b", "0.0.0.0:2")), ["listener[1].address"]);
+        assert_eq!(fault_paths(&two("b c", "127.0.0.1:3")), ["listener[1].name"]);
+        assert_eq!(
+            fault_paths(&format!("{}[admin]\naddress = '127.0.0.1:3'\n", two("b", "127.0.0.1:3"))),
+            ["admin.address"]
+        );
+        let (config, _) = valid(&two("b", "unix:/run/k.sock"));
+        assert_eq!(config.listeners[1].address, Address::Unix("/run/k.sock".into()));
+        let any = format!("{CLUSTER}{LISTENER}").replace(":2'", ":0'");
+        valid(&format!(
+            "{any}[[listener]]\nname = 'b'\naddress = '127.0.0.1:0'\n[admin]\naddress = '127.0.0.1:0'\n"
+        ));
+    }
+
+    #[test]
+    fn default_users_come_with_a_password() {
+        let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
+        let text = format!("{CLUSTER}{LISTENER}default_user = 'app'\n{user}");
+        let (config, warnings) = valid(&text);
+        let login = config.listeners[0].default_user.as_ref().unwrap();
+        assert_eq!((login.user.as_str(), login.password.expose().as_str()), ("app", "hunter2"));
+        assert_eq!(warnings, ["session.key_files"]);
+
+        let (_, warnings) = valid(&text.replace("127.0.0.1:2", "10.0.0.1:2"));
+        assert!(warnings.contains(&"listener[0].default_user".to_owned()), "{warnings:?}");
+        assert_eq!(fault_paths(&text.replace("name = 'app'", "name = 'App'")), ["listener[0].default_user"]);
+        assert_eq!(fault_paths(&text.replace("'pw'", "'absent'")), ["user[0].password_file"]);
+        assert_eq!(fault_paths(&format!("{text}{user}")), ["user[1].name"]);
+        assert_eq!(
+            fault_paths(&format!("{CLUSTER}{LISTENER}[[user]]\n")),
+            ["user[0].name", "user[0].password_file"]
+        );
+    }
+
+    #[test]
+    fn tls_towards_clients_is_complete() {
+        let tls = |inner: &str| format!("{CLUSTER}{LISTENER}tls = {{ {inner} }}\n");
+        let pair = "cert = 'a.crt', key = 'a.key'";
+        let clients = |inner: &str| {
+            let (config, warnings) = valid(&tls(inner));
+            (config.listeners[0].tls.clone().unwrap().clients, warnings.len() - 1)
+        };
+        assert!(matches!(clients(pair), (ClientAuth::None, 0)));
+        assert!(matches!(clients(&format!("{pair}, client_ca = 'b.crt'")), (ClientAuth::Required(_), 0)));
+        let with = |auth: &str| clients(&format!("{pair}, client_ca = 'b.crt', client_auth = '{auth}'"));
+        assert!(matches!(with("optional"), (ClientAuth::Optional(_), 0)));
+        assert!(matches!(with("required"), (ClientAuth::Required(_), 0)));
+        assert!(matches!(with("none"), (ClientAuth::None, 1)));
+
+        assert_eq!(fault_paths(&tls("cert = 'a.crt'")), ["listener[0].tls.key"]);
+        assert_eq!(fault_paths(&tls("key = 'a.key'")), ["listener[0].tls.cert"]);
+        assert_eq!(fault_paths(&tls("")), ["listener[0].tls.cert", "listener[0].tls.key"]);
+        assert_eq!(fault_paths(&tls("cert = 'a.crt', key = 'b.key'")), ["listener[0].tls.key"]);
+        assert_eq!(
+            fault_paths(&tls(&format!("{pair}, client_auth = 'optional'"))),
+            ["listener[0].tls.client_ca"]
+        );
+        assert_eq!(fault_paths(&tls(&format!("{pair}, client_ca = 'a.key'"))), ["listener[0].tls.client_ca"]);
+        let (config, _) = valid(&tls(pair));
+        assert_eq!(config.advertise.client_urls, ["https://127.0.0.1:2"]);
+    }
+
+    #[test]
+    fn tls_towards_members_is_there_exactly_where_they_are_https() {
+        let cluster = |urls: &str, tls: &str| format!("[cluster]\nendpoints = [{urls}]\n{tls}\n{LISTENER}");
+        let (config, _) = valid(&cluster("'https://a:1', 'https://b:1'", "tls = { ca = 'a.crt' }"));
+        assert!(config.cluster.tls.as_ref().unwrap().identity.is_none());
+        let all = "tls = { ca = 'a.crt', cert = 'b.crt', key = 'b.key' }";
+        let (config, _) = valid(&cluster("'https://a:1'", all));
+        assert!(config.cluster.tls.as_ref().unwrap().identity.is_some());
+
+        assert_eq!(fault_paths(&cluster("'https://a:1'", "")), ["cluster.tls.ca"]);
+        assert_eq!(fault_paths(&cluster("'https://a:1'", "tls = {}")), ["cluster.tls.ca"]);
+        assert_eq!(fault_paths(&cluster("'http://a:1'", all)), ["cluster.tls"]);
+        assert_eq!(fault_paths(&cluster("'http://a:1', 'https://a:2'", all)), ["cluster.endpoints"]);
+        assert_eq!(
+            fault_paths(&cluster("'https://a:1'", "tls = { ca = 'a.crt', cert = 'b.crt' }")),
+            ["cluster.tls.key"]
+        );
+        let (config, warnings) = valid(&cluster("'http://a:1', 'http://A:1/'", ""));
+        assert_eq!(config.cluster.endpoints.len(), 1);
+        assert_eq!(warnings, ["cluster.endpoints[1]", "session.key_files"]);
+        let leaky = cluster("'http://root:hunter2@a:1'", "");
+        assert_eq!(fault_paths(&leaky), ["cluster.endpoints[0]"]);
+    }
+
+    #[test]
+    fn session_keys_keep_their_order_and_doubles_are_dropped() {
+        let session = |files: &str| format!("{CLUSTER}{LISTENER}[session]\nkey_files = [{files}]\n");
+        let (config, warnings) = valid(&session("'session.key', 'session.key'"));
+        assert_eq!(config.session.keys.len(), 1);
+        assert_eq!(config.session.keys[0].expose()[..2], [0x01, 0x23]);
+        assert_eq!(warnings, ["session.key_files[1]"]);
+        assert_eq!(fault_paths(&session("'pw', 'absent'")), ["session.key_files[0]", "session.key_files[1]"]);
+        let (one, _) = valid(&format!("{CLUSTER}{LISTENER}"));
+        let (other, _) = valid(&format!("{CLUSTER}{LISTENER}"));
+        assert_ne!(one.session.keys[0].expose(), other.session.keys[0].expose());
+    }
+
+    #[test]
+    fn a_secret_that_others_may_read_is_a_warning() {
+        let folder = folder();
+        for name in ["session.key", "a.key"] {
+            let open = std::fs::Permissions::from_mode(0o644);
+            std::fs::set_permissions(folder.path().join(name), open).unwrap();
+        }
+        let text = format!(
+            "{CLUSTER}{LISTENER}tls = {{ cert = 'a.crt', key = 'a.key' }}\n[session]\nkey_files = ['session.key']\n"
+        );
+        let (_, warnings) = parse(&text, folder.path()).unwrap();
+        let paths: Vec<_> = warnings.iter().map(|warning| warning.path.as_str()).collect();
+        assert_eq!(paths, ["listener[0].tls.key", "session.key_files[0]"]);
+    }
+
+    #[test]
+    fn advertised_urls_must_lead_somewhere() {
+        let advertise = |urls: &str| format!("{CLUSTER}{LISTENER}[advertise]\nclient_urls = [{urls}]\n");
+        let (config, _) = valid(&advertise("'http://a:1/', 'https://b:1'"));
+        assert_eq!(config.advertise.client_urls, ["http://a:1", "https://b:1"]);
+        assert_eq!(fault_paths(&advertise("")), ["advertise.client_urls"]);
+        assert_eq!(fault_paths(&advertise("'a:1'")), ["advertise.client_urls[0]"]);
+        assert_eq!(valid(&advertise("'http://0.0.0.0:1'")).1[0], "advertise.client_urls[0]");
+        for address in ["0.0.0.0:2", "[::]:2", "127.0.0.1:0"] {
+            let (_, warnings) = valid(&format!("{CLUSTER}{LISTENER}").replace("127.0.0.1:2", address));
+            assert!(warnings.contains(&"advertise.client_urls".to_owned()), "{address}");
+        }
+        let (config, _) = valid(&format!("{CLUSTER}{LISTENER}").replace("127.0.0.1:2", "unix:/run/k.sock"));
+        assert_eq!(config.advertise.client_urls, ["unix:///run/k.sock"]);
+    }
+
+    #[test]
+    fn numbers_have_bounds() {
+        for (section, line) in [
+            ("limits", "connections = 0"),
+            ("limits", "streams_per_connection = 0"),
+            ("limits", "header_size = '1B'"),
+            ("limits", "request_size = '0B'"),
+            ("limits", "handshake_timeout = '0s'"),
+            ("limits", "replay_buffer = '999999GiB'"),
+            ("cluster", "connect_timeout = '0s'"),
+            ("cluster", "id = 'none'"),
+            ("drain", "timeout = '0s'"),
+            ("drain", "wait = '25h'"),
+            ("runtime", "shards = 257"),
+            ("log", "level = 'loud'"),
+            ("session", "realm = ''"),
+        ] {
+            let header = if section == "cluster" { String::new() } else { format!("[{section}]\n") };
+            let text = format!("{LISTENER}{CLUSTER}{header}{line}\n");
+            assert_eq!(
+                fault_paths(&text),
+                [format!("{section}.{}", line.split(' ').next().unwrap())],
+                "{text}"
+            );
+        }
+        let (config, _) =
+            valid(&format!("{LISTENER}{CLUSTER}[limits]\nreplay_buffer = '0B'\n[runtime]\nshards = 7\n"));
+        assert_eq!((config.limits.replay_buffer, config.runtime.shards.get()), (0, 7));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_the_only_fault() {
+        for path in ["/nowhere/keyward.toml", "/", "/dev/zero"] {
+            let faults = load(Path::new(path)).unwrap_err();
+            assert_eq!(faults.iter().count(), 1, "{faults}");
+            assert!(faults.to_string().contains(path), "{faults}");
+        }
+    }
+}
