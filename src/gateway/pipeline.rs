@@ -126,7 +126,7 @@ async fn known(
     match method.path {
         "/etcdserverpb.Watch/Watch" => Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, body))),
         "/etcdserverpb.Lease/LeaseKeepAlive" => {
-            Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, body)))
+            Ok(Served::Stream(streams::keep_alive(gateway, &caller, headers, body)))
         }
         _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
     }
