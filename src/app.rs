@@ -19,12 +19,13 @@ use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::connection::{self, Bounds};
 use crate::downstream::listener::{Accepted, Intake, Listening, Socket, accept};
-use crate::downstream::session::{Realm, Sealer, SessionKeys};
+use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{self as downstream_tls, TlsError};
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Caller;
 use crate::gateway::{Client, Gateway, Settings, pipeline};
 use crate::io::Stream;
+use crate::reload;
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
@@ -69,6 +70,9 @@ pub enum Error {
     /// No random bytes.
     #[error("cannot start: {0}")]
     Randomness(#[from] crate::upstream::credential::NoRandomness),
+    /// No session key.
+    #[error("cannot start: {0}")]
+    Keys(#[from] NoSessionKey),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
@@ -108,7 +112,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
     let (members, credentials) = start_control(&config, &connector, &tasks)?;
-    let sealer = Arc::new(Sealer::new(SessionKeys::new(&config.session.keys)));
+    let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     tasks.spawn("follow members", follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics))).detach();
     let (drain, draining) = watch::channel(None);
     let parts = Parts {
@@ -138,7 +142,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         accepting.spawn("acceptor", accept).detach();
     }
     drop(intakes);
-    tasks.spawn("reload", crate::reload::on_hangup(path, Arc::clone(&config), sealer)).detach();
+    tasks.spawn("reload", reload::on_hangup(path, Arc::clone(&config), sealer)).detach();
 
     tokio::select! {
         _ = terminate.recv() => {}

@@ -6,6 +6,7 @@
 pub mod access_log;
 pub mod caller;
 pub mod exchange;
+pub mod health;
 pub mod login;
 pub mod member_answers;
 pub mod pipeline;

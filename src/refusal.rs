@@ -103,6 +103,22 @@ impl Refusal {
     /// write again.
     pub const DEADLINE_EXCEEDED: Self =
         unclear(Code::DeadlineExceeded, "context deadline exceeded", Fault::Downstream);
+    /// A user without a password cannot log in; etcd's own words and code.
+    pub const NO_PASSWORD_USER: Self = safe(
+        Code::Unknown,
+        "auth: authentication failed, password was given for no password user",
+        Fault::Downstream,
+    );
+    /// grpc.health.v1 knows the whole server only, as in etcd.
+    pub const UNKNOWN_HEALTH_SERVICE: Self = safe(Code::NotFound, "unknown service", Fault::Downstream);
+    /// The client went away while its request came in. Nobody reads it.
+    pub const CANCELED: Self = safe(Code::Canceled, "context canceled", Fault::Downstream);
+    /// A member's answer that has to be changed is not protobuf as we know it.
+    pub const UNREADABLE_ANSWER: Self =
+        unclear(Code::Unavailable, "keyward: a member's answer cannot be read", Fault::Upstream);
+    /// One revision of a watch is larger than what is held back for one watch.
+    pub const REVISION_TOO_LARGE: Self =
+        unclear(Code::ResourceExhausted, "keyward: a revision is too large to deliver", Fault::Gateway);
     /// Keyward is being drained.
     pub const SHUTTING_DOWN: Self = unclear(Code::Unavailable, "etcdserver: server stopped", Fault::Gateway);
     /// Our own code panicked; the call may have been sent.
@@ -144,6 +160,13 @@ impl Refusal {
     pub fn compressed(encoding: &str) -> Self {
         let message = format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
         safe_owned(Code::Unimplemented, message)
+    }
+
+    /// A `grpc-timeout` that gRPC does not allow; grpc-go's words.
+    #[must_use]
+    pub fn malformed_timeout(value: &HeaderValue) -> Self {
+        let text = String::from_utf8_lossy(value.as_bytes());
+        safe_owned(Code::Internal, format!("malformed grpc-timeout: {text:?}"))
     }
 
     /// The first byte of a frame is neither 0 nor 1.
@@ -226,6 +249,15 @@ pub struct Status {
 }
 
 impl Status {
+    /// The good end.
+    pub const OK: Self = Self { code: Code::Ok, message: Cow::Borrowed("") };
+
+    /// Whether it is the good end.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.code == Code::Ok
+    }
+
     /// Reads a status from headers or trailers; `None` where there is none. Whatever a peer writes, this has an
     /// answer: a code that gRPC does not have is [`Code::Unknown`], bytes that are not UTF-8 are replaced.
     #[must_use]

@@ -8,8 +8,6 @@
 use std::rc::Rc;
 use std::time::SystemTime;
 
-use bytes::Bytes;
-use http::HeaderMap;
 use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
@@ -21,12 +19,11 @@ use crate::gateway::pipeline::{Served, collect};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
 use crate::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, ResponseHeader};
-use crate::pb::health::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus};
 use crate::refusal::Refusal;
 use crate::rpc::{canonical, frame, method::Method};
 use crate::secret::Secret;
 use crate::upstream::credential::LoginFailure;
-use crate::upstream::membership::{Auth, Serving};
+use crate::upstream::membership::Auth;
 
 /// Proves a password and seals a session for it.
 pub async fn authenticate(
@@ -92,16 +89,3 @@ fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
     }
 }
 
-/// grpc.health.v1 Check: the whole server only, as etcd.
-pub async fn health(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refusal> {
-    let (framed, _held) = collect(gateway, body).await?;
-    let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
-    let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
-    if !asked.service.is_empty() {
-        return Err(Refusal::UNKNOWN_HEALTH_SERVICE);
-    }
-    let ready = gateway.door.members.snapshot.load().serving() == Serving::Ready;
-    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-    let answer = HealthCheckResponse { status: status.into() };
-    Ok(Served::Ours(frame::encode(&Bytes::from(answer.encode_to_vec()))))
-}

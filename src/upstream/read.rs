@@ -15,9 +15,9 @@ use prost::Message as _;
 use crate::pb::etcdserverpb::RangeRequest;
 use crate::refusal::Status;
 use crate::rpc::frame::{PREFIX, encode};
+use crate::rpc::header;
 use crate::rpc::method::{Lane, lookup};
 use crate::rpc::outcome::{Asked, Proof, Verdict, verdict};
-use crate::rpc::scan::{Fields, Value};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::LoginFailure;
@@ -120,13 +120,6 @@ fn lost(_: NoAnswer) -> ReadError {
 
 fn revealed(framed: Bytes) -> Option<Revealed> {
     let message = framed.slice_ref(framed.get(PREFIX..)?);
-    let header = Fields::new(&message).flatten().find_map(|field| match (field.number, field.value) {
-        (1, Value::Bytes(header)) => Some(message.slice_ref(header)),
-        _ => None,
-    })?;
-    let revision = Fields::new(&header).flatten().find_map(|field| match (field.number, field.value) {
-        (3, Value::Varint(revision)) => Some(revision.cast_signed()),
-        _ => None,
-    });
-    Some(Revealed { revision: revision.unwrap_or(0), header })
+    let header = header::of(&message)?;
+    Some(Revealed { revision: header::revision(&header)?, header })
 }
