@@ -1,4 +1,4 @@
-//! What routing reads from a request's body.
+//! What routing reads from a request's body, and the one number that it reads from an answer's.
 //!
 //! Owns: the few questions that a row of the method table leaves open. Must not know: members, policy.
 //! Invariants: bodies that nobody has checked may come here, so every answer for a body that cannot be read, or
@@ -112,6 +112,14 @@ pub fn keep_alive_id(body: &[u8]) -> Option<i64> {
     last_number(body, 1)
 }
 
+/// The revision in the `ResponseHeader` of a unary answer, which in all of etcd's is field 1. `None` where there
+/// is none: Cluster answers leave it out. Reads the header only, not the keys after it.
+#[must_use]
+pub fn header_revision(answer: &[u8]) -> Option<i64> {
+    let header = Fields::new(answer).map_while(Result::ok).find(|field| field.number == 1)?;
+    last_number(header.value.bytes()?, 3).filter(|revision| *revision > 0)
+}
+
 /// The number in a singular field: its last mention, or 0.
 fn last_number(body: &[u8], number: u32) -> Option<i64> {
     let mut found = 0;
@@ -132,8 +140,9 @@ mod tests {
     use super::*;
     use crate::pb::etcdserverpb::{
         AlarmRequest, Compare, DeleteRangeRequest, DowngradeRequest, LeaseKeepAliveRequest, PutRequest,
-        RangeRequest, RequestOp, TxnRequest, request_op::Request,
+        RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest, request_op::Request,
     };
+    use crate::pb::mvccpb::KeyValue;
     use crate::pb::{v3electionpb::CampaignRequest, v3lockpb::LockRequest};
     use crate::rpc::method::lookup;
 
@@ -252,6 +261,23 @@ mod tests {
         assert!(may_reissue(lookup("/v3lockpb.Lock/Unlock").unwrap(), b""));
     }
 
+    #[test]
+    fn the_revision_of_an_answer_is_its_headers() {
+        let header = |revision| Some(ResponseHeader { cluster_id: 1, revision, ..Default::default() });
+        let answer = |revision| {
+            let kvs = vec![KeyValue { key: "a".into(), mod_revision: 9, ..Default::default() }];
+            RangeResponse { header: header(revision), kvs, more: true, count: 3 }.encode_to_vec()
+        };
+        assert_eq!(header_revision(&answer(7)), Some(7));
+        assert_eq!(header_revision(&answer(0)), None);
+        assert_eq!(header_revision(&RangeResponse { count: 3, ..Default::default() }.encode_to_vec()), None);
+        // A health answer has a number there.
+        assert_eq!(header_revision(b"\x08\x01"), None);
+        assert_eq!(header_revision(b"\x0a\x02\x18"), None);
+        // What comes after the header is not looked at.
+        assert_eq!(header_revision(b"\x0a\x02\x18\x05\xff"), Some(5));
+    }
+
     proptest! {
         #[test]
         fn a_keepalive_names_its_lease(id: i64) {
@@ -264,7 +290,7 @@ mod tests {
             if txn_is_read_only(&body) && let Ok(txn) = TxnRequest::decode(&body[..]) {
                 prop_assert!(!writes(&txn), "{:?}", txn);
             }
-            let _shape = range(&body);
+            let _seen = (range(&body), header_revision(&body));
         }
 
         /// The same on bytes that look like ops.
