@@ -13,8 +13,8 @@ use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 
 use crate::downstream::session::{Proof, SealFailure, Session, SessionPeer};
-use crate::gateway::exchange::PATIENCE;
 use crate::gateway::access_log::Record;
+use crate::gateway::exchange::PATIENCE;
 use crate::gateway::pipeline::{Served, collect};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
@@ -57,7 +57,8 @@ pub async fn authenticate(
     })?;
     gateway.metrics.sessions_issued.inc();
     tracing::info!(session = %id, user = record.user.as_ref().map(UserName::as_str), "session issued");
-    let answer = AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
+    let answer =
+        AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
     Ok(Served::Ours(frame::encode(&answer.encode_to_vec())))
 }
 
@@ -67,7 +68,8 @@ async fn prove(gateway: &Gateway, user: &UserName, password: &Secret<String>) ->
         if gateway.door.members.auth.now() == Auth::Off {
             return Ok(Proof::None);
         }
-        let members = gateway.door.members.snapshot.load().ready_voters().map(|member| member.id).collect::<Vec<_>>();
+        let members =
+            gateway.door.members.snapshot.load().ready_voters().map(|member| member.id).collect::<Vec<_>>();
         match gateway.door.credentials.verify(user, password, &members).await {
             Ok(_) => return Ok(Proof::Etcd),
             Err(LoginFailure::AuthDisabled) => gateway.door.auth_is(Auth::Off),
@@ -88,4 +90,3 @@ fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
         raft_term: members.term,
     }
 }
-

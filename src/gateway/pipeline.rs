@@ -96,7 +96,9 @@ pub enum Served {
 impl Served {
     fn reply(self, record: Record) -> Downstream {
         match self {
-            Self::Member(answer, in_use) => reply::deliver(*answer, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, in_use, record),
+            Self::Member(answer, in_use) => {
+                reply::deliver(*answer, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, in_use, record)
+            }
             Self::Ours(message) => reply::message(message, record),
             Self::Stream(said) => reply::stream(said, Refusal::SHUTTING_DOWN, record),
         }
@@ -124,7 +126,9 @@ async fn known(
     let caller = gateway.callers.identify(gateway, client, headers)?;
     record.user = caller.user.clone();
     match method.path {
-        "/etcdserverpb.Watch/Watch" => Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, body))),
+        "/etcdserverpb.Watch/Watch" => {
+            Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, body)))
+        }
         "/etcdserverpb.Lease/LeaseKeepAlive" => {
             Ok(Served::Stream(streams::keep_alive(gateway, &caller, headers, body)))
         }

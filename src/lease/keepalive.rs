@@ -271,7 +271,9 @@ async fn next_request(body: &mut Incoming, reader: &mut FrameReader) -> Asked {
                 }
             }
             Some(Err(_)) => return Asked::Gone,
-            None => return reader.finish().map_or_else(|fault| Asked::Bad(fault.refusal(None)), |()| Asked::End),
+            None => {
+                return reader.finish().map_or_else(|fault| Asked::Bad(fault.refusal(None)), |()| Asked::End);
+            }
         }
     }
 }

@@ -65,7 +65,8 @@ mod tests {
         let ca = authority.self_signed(&authority_key).unwrap();
         let issuer = rcgen::Issuer::new(authority, authority_key);
         let key = rcgen::KeyPair::generate().unwrap();
-        let cert = rcgen::CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+        let cert =
+            rcgen::CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
         Pki { ca: ca.pem(), cert, key }
     }
 
@@ -94,7 +95,8 @@ mod tests {
             .unwrap();
         server.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
-        let connect = tokio_rustls::TlsConnector::from(config).connect(ServerName::try_from(name).unwrap(), ours);
+        let connect =
+            tokio_rustls::TlsConnector::from(config).connect(ServerName::try_from(name).unwrap(), ours);
         let accept = tokio_rustls::TlsAcceptor::from(Arc::new(server)).accept(theirs);
         let (connected, accepted) = tokio::join!(connect, accept);
         connected.map_err(|error| error.to_string())?;

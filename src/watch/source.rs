@@ -82,7 +82,12 @@ impl Route {
         async move { route.opened(credential, attempt, &tried).await }.boxed_local()
     }
 
-    async fn opened(&self, credential: Credential, attempt: u32, tried: &[MemberId]) -> Result<Source, Failed> {
+    async fn opened(
+        &self,
+        credential: Credential,
+        attempt: u32,
+        tried: &[MemberId],
+    ) -> Result<Source, Failed> {
         if attempt > 1 {
             let pause = (FIRST_PAUSE * 2_u32.saturating_pow(attempt - 2)).min(LONGEST_PAUSE);
             self.door.pause_or_change(pause).await;
@@ -150,8 +155,8 @@ impl Source {
 
     fn refused(&self, whom: &As, status: &Status) -> Loss {
         let proof = if self.token.is_some() { Proof::Token } else { Proof::NoToken };
-        let verdict = lookup(PATH)
-            .map(|method| verdict(&Asked { method, effect: method.effect, proof }, status));
+        let verdict =
+            lookup(PATH).map(|method| verdict(&Asked { method, effect: method.effect, proof }, status));
         match (verdict, whom, &self.token) {
             (Some(Verdict::Heal), As::User(identity), Some(token)) => {
                 identity.invalidate(self.member.id, token);
