@@ -162,13 +162,6 @@ impl Refusal {
         safe_owned(Code::Unimplemented, message)
     }
 
-    /// A `grpc-timeout` that gRPC does not allow; grpc-go's words.
-    #[must_use]
-    pub fn malformed_timeout(value: &HeaderValue) -> Self {
-        let text = String::from_utf8_lossy(value.as_bytes());
-        safe_owned(Code::Internal, format!("malformed grpc-timeout: {text:?}"))
-    }
-
     /// The first byte of a frame is neither 0 nor 1.
     #[must_use]
     pub fn unknown_frame_flag(flag: u8) -> Self {
