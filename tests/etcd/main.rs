@@ -6,3 +6,5 @@
 mod harness;
 #[cfg(test)]
 mod harness_works;
+#[cfg(test)]
+mod stories;
