@@ -6,6 +6,7 @@ pub mod bidi;
 pub mod choose;
 pub mod connect;
 pub mod connection;
+pub mod credential;
 pub mod membership;
 pub mod pool;
 pub mod read;
