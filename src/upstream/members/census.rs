@@ -154,12 +154,11 @@ pub(super) fn usable(url: &str, scheme: Scheme) -> Option<Endpoint> {
 
 /// The leader that most voters of the highest term name; nobody where two are named equally often.
 fn leader(answers: &[&Answer]) -> Option<MemberId> {
-    let named = answers.iter().filter(|answer| answer.role == Role::Voter).filter_map(|answer| {
-        match answer.leader {
+    let named =
+        answers.iter().filter(|answer| answer.role == Role::Voter).filter_map(|answer| match answer.leader {
             Sight::Member(leader) => Some((answer.term, leader)),
             Sight::Nobody | Sight::Somebody => None,
-        }
-    });
+        });
     let named: Vec<(u64, MemberId)> = named.collect();
     let newest = named.iter().map(|(term, _)| *term).max()?;
     let mut voices: BTreeMap<MemberId, usize> = BTreeMap::new();
@@ -347,7 +346,8 @@ mod tests {
     #[test]
     fn members_are_who_they_say_they_are_wherever_they_answer() {
         let list = [listed(1, 11), listed(2, 12), listed(3, 13)];
-        let before = [configured(11, led_by(1, 1)), configured(12, led_by(2, 1)), configured(13, led_by(3, 1))];
+        let before =
+            [configured(11, led_by(1, 1)), configured(12, led_by(2, 1)), configured(13, led_by(3, 1))];
         assert_eq!(states(&census(&before, Some(&list))), [(1, 11, Ready), (2, 12, Ready), (3, 13, Ready)]);
         let swapped =
             [configured(11, led_by(2, 1)), configured(12, led_by(1, 1)), configured(13, led_by(3, 1))];
@@ -440,10 +440,12 @@ mod tests {
 
     #[test]
     fn the_leader_is_whom_the_highest_term_names() {
-        let named = |member, leader, term| configured(member, {
-            let leader = leader.map_or(Sight::Nobody, |id| Sight::Member(MemberId(id)));
-            Seen::Answered(answer(u64::from(member), leader, term))
-        });
+        let named = |member: u16, leader: Option<u64>, term| {
+            configured(member, {
+                let leader = leader.map_or(Sight::Nobody, |id| Sight::Member(MemberId(id)));
+                Seen::Answered(answer(u64::from(member), leader, term))
+            })
+        };
         let leader = |sightings: &[Sighting]| census(sightings, None).leader.map(|id| id.0);
         // The old leader, cut off, still believes in itself.
         assert_eq!(leader(&[named(1, Some(1), 2), named(2, Some(3), 3), named(3, Some(3), 3)]), Some(3));
@@ -489,8 +491,15 @@ mod tests {
         assert_eq!(host("http://10.0.0.1:2379", Scheme::Http), Some(("10.0.0.1".into(), 2379)));
         assert_eq!(host("https://m1.example:2379", Scheme::Https), Some(("m1.example".into(), 2379)));
         assert_eq!(host("http://[::1]:2379", Scheme::Http), Some(("::1".into(), 2379)));
-        for url in ["https://m1:2379", "http://m1", "unix:///run/etcd", "m1:2379", "", "http://:2379", "http://m1:0x"]
-        {
+        for url in [
+            "https://m1:2379",
+            "http://m1",
+            "unix:///run/etcd",
+            "m1:2379",
+            "",
+            "http://:2379",
+            "http://m1:0x",
+        ] {
             assert_eq!(usable(url, Scheme::Http), None, "{url:?}");
         }
         assert_eq!(usable("http://m1:2379", Scheme::Https), None);

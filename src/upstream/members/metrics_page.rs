@@ -98,16 +98,22 @@ mod tests {
             version: Version::parse("3.5.1").ok(),
         };
         assert_eq!(page, expected);
-        let leader = read(&PAGE.replace("is_leader 0", "is_leader 1").replace("is_learner 0", "is_learner 1"));
+        let leader =
+            read(&PAGE.replace("is_leader 0", "is_leader 1").replace("is_learner 0", "is_learner 1"));
         assert_eq!(leader, Some(Page { is_leader: true, role: Role::Learner, ..expected }));
     }
 
     #[test]
     fn a_page_that_lacks_a_line_is_no_page() {
         assert_eq!(read(""), None);
-        for missing in ["etcd_server_id{", "etcd_server_has_leader ", "etcd_server_is_leader ", "etcd_server_is_learner "]
-        {
-            let page: String = PAGE.lines().filter(|line| !line.starts_with(missing)).flat_map(|l| [l, "\n"]).collect();
+        for missing in [
+            "etcd_server_id{",
+            "etcd_server_has_leader ",
+            "etcd_server_is_leader ",
+            "etcd_server_is_learner ",
+        ] {
+            let page: String =
+                PAGE.lines().filter(|line| !line.starts_with(missing)).flat_map(|l| [l, "\n"]).collect();
             assert_eq!(read(&page), None, "{missing}");
         }
         assert_eq!(read(&PAGE.replace("8e9e", "xyz")), None);

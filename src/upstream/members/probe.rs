@@ -38,6 +38,8 @@ const AFTER_REFUSED_LOGIN: Duration = Duration::from_secs(30);
 const AFTER_FAILED_LOGIN: Duration = Duration::from_secs(1);
 /// How old a metrics page may be: each costs the member some milliseconds.
 const PAGE_AGE: Duration = Duration::from_secs(2);
+/// How old it may be where no newer one is to be had: who the member is seldom changes.
+const PAGE_KEPT: Duration = Duration::from_secs(10);
 /// A user that should not exist: asks etcd whether auth is on, without a password and without its bcrypt.
 const NOBODY: &str = "keyward-asks-whether-auth-is-on";
 
@@ -46,10 +48,26 @@ pub(super) struct Prober {
     pub(super) endpoint: Endpoint,
     channel: Channel,
     http1: Connector,
+    identity: Identity,
     login: Option<Login>,
     token: Option<AsciiMetadataValue>,
     no_login_before: Option<Instant>,
-    page: Option<(Instant, Page)>,
+    page: Option<Read>,
+}
+
+/// A metrics page and when it was read, at which term.
+struct Read {
+    at: Instant,
+    term: u64,
+    page: Page,
+}
+
+/// Whether a connection alone proves a user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Identity {
+    None,
+    /// We show a client certificate, whose common name may be a user.
+    Certificate,
 }
 
 /// What a probe shall ask beyond who is there.
@@ -105,8 +123,14 @@ pub(super) enum Refusal {
 }
 
 impl Prober {
-    pub(super) fn new(endpoint: Endpoint, channel: Channel, http1: Connector, login: Option<Login>) -> Self {
-        Self { endpoint, channel, http1, login, token: None, no_login_before: None, page: None }
+    pub(super) fn new(
+        endpoint: Endpoint,
+        channel: Channel,
+        http1: Connector,
+        identity: Identity,
+        login: Option<Login>,
+    ) -> Self {
+        Self { endpoint, channel, http1, identity, login, token: None, no_login_before: None, page: None }
     }
 
     /// Takes another channel to the same address. The token stays good.
@@ -127,7 +151,9 @@ impl Prober {
         let mut report = Report { told, list: None, auth: None, login_refused };
         if report.told.is_ok() {
             if want.list {
-                report.list = Some(self.as_user(&mut report.login_refused, member_list).await.map(|list| listed(&list)));
+                report.list = Some(
+                    self.as_user(&mut report.login_refused, member_list).await.map(|list| listed(&list)),
+                );
             }
             if let Some(believed) = want.auth {
                 report.auth = self.auth(believed).await;
@@ -147,10 +173,11 @@ impl Prober {
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let mut result = limited(call(self.channel.clone(), self.token.clone())).await;
-        if matches!(result, Err(Heard::BadToken | Heard::NoUser)) {
+        if let Err(refused @ (Heard::BadToken | Heard::NoUser)) = result {
             self.token = None;
             *login_refused |= self.log_in().await;
-            if self.token.is_some() || result == Err(Heard::BadToken) {
+            // A bad token may be worse than none: where auth was turned off meanwhile.
+            if self.token.is_some() || refused == Heard::BadToken {
                 result = limited(call(self.channel.clone(), self.token.clone())).await;
             }
         }
@@ -192,15 +219,19 @@ impl Prober {
     /// neither quorum nor rights; the rest from its metrics page.
     async fn makeshift(&mut self, fresh: bool) -> Result<Answer, Silence> {
         let (leads, header) = self.sees_leader().await?;
-        let now = Instant::now();
-        let known = self.page.as_ref().filter(|(read, page)| {
-            !fresh && now < *read + PAGE_AGE && page.has_leader == leads
-        });
-        if known.is_none() {
-            let page = timeout(CALL, metrics_page::fetch(&self.http1, &self.endpoint)).await;
-            self.page = page.ok().flatten().map(|page| (now, page));
+        let (now, term) = (Instant::now(), header.as_ref().map_or(0, |header| header.raft_term));
+        let good = |read: &Read| {
+            !fresh && now < read.at + PAGE_AGE && read.term == term && read.page.has_leader == leads
+        };
+        if !self.page.as_ref().is_some_and(good) {
+            let fetched =
+                timeout(CALL, metrics_page::fetch(&self.http1, &self.endpoint)).await.ok().flatten();
+            self.page = match fetched {
+                Some(page) => Some(Read { at: now, term, page }),
+                None => self.page.take().filter(|read| now < read.at + PAGE_KEPT),
+            };
         }
-        let page = self.page.as_ref().map(|(_, page)| page);
+        let page = self.page.as_ref().map(|read| read.page);
         let member = header
             .as_ref()
             .map(|header| MemberId(header.member_id))
@@ -217,7 +248,7 @@ impl Prober {
             version: page.and_then(|page| page.version),
             role: page.map_or(Role::Voter, |page| page.role),
             leader,
-            term: header.as_ref().map_or(0, |header| header.raft_term),
+            term,
             applied: 0,
         })
     }
@@ -250,22 +281,30 @@ impl Prober {
             Err(Heard::NoUser | Heard::Denied) => Auth::On,
             Err(_) => return None,
         };
-        let settled = seems == believed || (seems, believed) == (Auth::On, Auth::Unknown);
-        if settled && !(seems == Auth::Off && believed == Auth::Unknown) {
+        let certain = match seems {
+            Auth::On => believed != Auth::Off,
+            _ => believed == Auth::Off && self.identity == Identity::None,
+        };
+        if certain {
             return Some(seems);
         }
         let request = AuthenticateRequest { name: NOBODY.to_owned(), password: String::new() };
         let mut client = AuthClient::new(self.channel.clone());
         match timeout(CALL, client.authenticate(request)).await {
             Ok(Ok(_)) => Some(Auth::On),
-            Ok(Err(status)) if status.message() == "etcdserver: authentication is not enabled" => Some(Auth::Off),
+            Ok(Err(status)) if status.message() == "etcdserver: authentication is not enabled" => {
+                Some(Auth::Off)
+            }
             Ok(Err(status)) if is_refused_login(&status) => Some(Auth::On),
             Ok(Err(_)) | Err(_) => None,
         }
     }
 }
 
-async fn status(channel: Channel, token: Option<AsciiMetadataValue>) -> Result<Response<StatusResponse>, Status> {
+async fn status(
+    channel: Channel,
+    token: Option<AsciiMetadataValue>,
+) -> Result<Response<StatusResponse>, Status> {
     MaintenanceClient::new(channel).status(with_token(StatusRequest {}, token)).await
 }
 
@@ -273,7 +312,9 @@ async fn member_list(
     channel: Channel,
     token: Option<AsciiMetadataValue>,
 ) -> Result<Response<MemberListResponse>, Status> {
-    ClusterClient::new(channel).member_list(with_token(MemberListRequest { linearizable: false }, token)).await
+    ClusterClient::new(channel)
+        .member_list(with_token(MemberListRequest { linearizable: false }, token))
+        .await
 }
 
 async fn member_list_with_leader(
