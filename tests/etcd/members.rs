@@ -14,7 +14,7 @@ use keyward::tasks::Tasks;
 use keyward::upstream::connect::Connector;
 use keyward::upstream::members::Members;
 use keyward::upstream::membership::{
-    Auth as AuthNow, Hint, Membership, MembersHandle, Readiness, Reason, Role, Serving,
+    Auth as AuthNow, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason, Role, Serving,
 };
 use keyward::upstream::tls;
 
@@ -27,6 +27,7 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// The members' task in front of a cluster.
 struct Followed {
     handle: MembersHandle,
+    channels: ControlChannels,
     /// Ends the task when dropped.
     _tasks: Tasks,
 }
@@ -67,7 +68,8 @@ impl Followed {
         let tls = config.tls.as_ref().map(|tls| tls::client_config(tls).unwrap());
         let connector = Connector::tcp(tls, config.connect_timeout);
         let tasks = Tasks::default();
-        Self { handle: Members::new(config, connector).start(&tasks), _tasks: tasks }
+        let members = Members::new(config, connector);
+        Self { channels: members.channels(), handle: members.start(&tasks), _tasks: tasks }
     }
 
     /// Waits until the snapshot satisfies `wanted`, woken by the change signal.
@@ -135,7 +137,8 @@ async fn all_members_are_found_behind_one_endpoint() {
             for tls in [Tls::Off, Tls::Server, Tls::Mutual] {
                 let cluster = Cluster::start(&version, Options { tls, ..with_auth(3) }).await;
                 let followed = Followed::start(&config(&cluster, &[0], Some("root")));
-                let now = followed.until("three are ready", |now| ready(now) == 3 && now.leader.is_some()).await;
+                let now =
+                    followed.until("three are ready", |now| ready(now) == 3 && now.leader.is_some()).await;
                 assert_eq!(now.leader, Some(id(&cluster, cluster.leader().await).await), "{version} {tls:?}");
                 for i in 0..3 {
                     let member = now.get(id(&cluster, i).await).unwrap();
@@ -143,7 +146,7 @@ async fn all_members_are_found_behind_one_endpoint() {
                     assert_eq!(member.endpoint.port, cluster.address(i).port());
                     assert_eq!(member.version.unwrap().to_string(), version.to_string());
                     assert!(member.applied > 0 && member.term == now.term && now.term > 0);
-                    assert!(followed.handle.channels.load().contains_key(&member.id));
+                    assert!(followed.channels.load().contains_key(&member.id));
                 }
                 followed.until_auth(AuthNow::On).await;
             }
@@ -200,9 +203,14 @@ async fn without_a_probing_user_the_configured_endpoints_still_serve() {
                 let cluster = Cluster::start(&version, Options { tls, ..with_auth(3) }).await;
                 let before = logins_of_all(&cluster).await;
                 let followed = Followed::start(&config(&cluster, &[0, 1, 2], None));
-                let now = followed.until("three are ready", |now| ready(now) == 3 && now.leader.is_some()).await;
+                let now =
+                    followed.until("three are ready", |now| ready(now) == 3 && now.leader.is_some()).await;
                 assert_eq!(now.leader, Some(id(&cluster, cluster.leader().await).await), "{version} {tls:?}");
-                assert_eq!(now.cluster.is_none(), guarded(&version), "{version}: the cluster id is guarded too");
+                assert_eq!(
+                    now.cluster.is_none(),
+                    guarded(&version),
+                    "{version}: the cluster id is guarded too"
+                );
                 for member in &now.members {
                     assert_eq!(member.version.unwrap().to_string(), version.to_string());
                 }
@@ -298,7 +306,9 @@ async fn learners_are_shown_and_take_no_traffic_and_removed_members_go() {
             let learner = cluster.add_learner().await;
             let learner_id = id(&cluster, learner).await;
             let learns = Readiness::NotReady(Reason::Learner);
-            let now = followed.until("the learner is found", |now| readiness(now, learner_id) == Some(learns)).await;
+            let now = followed
+                .until("the learner is found", |now| readiness(now, learner_id) == Some(learns))
+                .await;
             assert_eq!(now.get(learner_id).unwrap().role, Role::Learner);
             assert_eq!(ready(&now), 1, "{version}");
 
@@ -335,7 +345,8 @@ async fn a_member_of_another_cluster_is_never_used() {
             let now = Followed::start(&pinned).until("the named one is found", |now| ready(now) == 1).await;
             assert_eq!(now.members[0].id, id(&stranger, 0).await);
             let nobody = Config { pin: ClusterPin::Id(ClusterId(1)), ..mixed };
-            let now = Followed::start(&nobody).until("all are told apart", |now| now.foreign.len() == 3).await;
+            let now =
+                Followed::start(&nobody).until("all are told apart", |now| now.foreign.len() == 3).await;
             assert_eq!(now.serving(), Serving::NothingKnown);
         }
     })
