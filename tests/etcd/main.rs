@@ -7,4 +7,6 @@ mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
+mod members;
+#[cfg(test)]
 mod stories;
