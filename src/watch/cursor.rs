@@ -13,6 +13,7 @@ pub(super) const HELD_LIMIT: usize = 256 << 20;
 
 #[derive(Debug, Default)]
 pub(super) struct Cursor {
+    first: i64,
     next: i64,
     seen: i64,
     held: Vec<Event>,
@@ -39,12 +40,17 @@ pub(super) enum Fault {
 impl Cursor {
     /// A watch from `start` on, as its client asked.
     pub(super) fn from_start(start: i64) -> Self {
-        Self { next: start, ..Self::default() }
+        Self { first: start, next: start, ..Self::default() }
     }
 
     /// A watch from after `revision`, at which upstream is known to have been.
     pub(super) fn after(revision: i64) -> Self {
-        Self { next: revision.saturating_add(1), seen: revision, ..Self::default() }
+        Self { seen: revision, ..Self::from_start(revision.saturating_add(1)) }
+    }
+
+    /// The first revision that the client wants.
+    pub(super) fn first(&self) -> i64 {
+        self.first
     }
 
     /// The first revision that was not wholly delivered.
