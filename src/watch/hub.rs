@@ -28,6 +28,8 @@ mod upstream;
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod tests;
 
 /// The most upstream streams that one client stream holds. One more is opened for each credential that went stale under
 /// live watches; past this, the watches of the oldest move to the newest.

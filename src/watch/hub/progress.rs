@@ -106,6 +106,7 @@ impl Hub {
             // The streams never agree while events go on: bring their watches together.
             round.tries = 0;
             self.retire_oldest();
+            self.find_places(now);
             self.send_creates();
         }
     }
