@@ -1,9 +1,18 @@
 //! What one `keyward.toml` means: a value that is valid as a whole, cheap to clone and to share.
 //!
-//! Owns: the resolved types. `file` mirrors the TOML, `shape` tells every fault of its shape, `resolve` gives it its
-//! meaning. Must not know: tasks, sockets, TLS engines.
+//! Owns: the resolved types. Below: `file` mirrors the TOML, `shape` tells every fault of its shape, `resolve` gives it
+//! its meaning, with `values` and `secrets` for its single values; `findings` collects what is wrong. Must not know: tasks, sockets, TLS engines.
 //! Invariants: no `Option` means "default"; every file named in the configuration has been read and checked; all
 //! faults are told at once, with key paths; nothing here prints a secret.
+
+mod file;
+mod findings;
+#[cfg(test)]
+mod reference;
+mod resolve;
+mod secrets;
+mod shape;
+mod values;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,6 +25,10 @@ use crate::identity::{ClusterId, UserName};
 use crate::pem::{KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
+
+pub use findings::{Fault, Faults, Warning};
+pub use resolve::load;
+pub use values::Malformed;
 
 /// The whole configuration.
 #[derive(Clone, Debug)]
@@ -158,8 +171,19 @@ pub struct Advertise {
 pub struct Session {
     /// The first seals, all open. At least one.
     pub keys: Vec<SessionKey>,
+    /// Where they come from. A reload must keep a random key: the one that was just made opens no session.
+    pub key_source: KeySource,
     /// Replicas of one realm accept each other's sessions.
     pub realm: Realm,
+}
+
+/// Where session keys come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// From `session.key_files`: the same after a restart and on other replicas.
+    Files,
+    /// Made up when the configuration was read, and another one each time.
+    Random,
 }
 
 /// 32 bytes that seal sessions.

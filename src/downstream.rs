@@ -2,4 +2,8 @@
 //!
 //! Owns: what a client shows us and what we hand it. Must not know: the upstream side, policy.
 
+pub mod connection;
+pub mod listener;
+pub mod said;
 pub mod session;
+pub mod tls;

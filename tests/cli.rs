@@ -1,0 +1,185 @@
+//! What an operator sees of `keyward` on the command line: answers, faults, exit codes, and never a secret.
+
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fs, thread};
+
+const LIMIT: Duration = Duration::from_secs(30);
+const SECRET: &str = "hunter2-c0rrect-h0rse";
+
+fn keyward(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_keyward"));
+    command.args(arguments).env_remove("KEYWARD_CONFIG");
+    command
+}
+
+/// Its exit code, stdout and stderr. It is killed where it does not end by itself.
+fn run(command: &mut Command) -> (i32, String, String) {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("keyward starts");
+    let (mut out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+    let (ended, end) = mpsc::channel();
+    thread::spawn(move || {
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        let read = out.read_to_string(&mut stdout).and(err.read_to_string(&mut stderr));
+        drop(ended.send(read.map(|_| (stdout, stderr))));
+    });
+    let read = end.recv_timeout(LIMIT);
+    if read.is_err() {
+        child.kill().expect("it is ours");
+    }
+    let (stdout, stderr) = read.expect("keyward ends by itself").expect("UTF-8");
+    assert!(!stdout.contains(SECRET) && !stderr.contains(SECRET), "a secret was printed:\n{stdout}{stderr}");
+    (child.wait().expect("it is ours").code().expect("no signal ended it"), stdout, stderr)
+}
+
+fn write(folder: &Path, name: &str, content: &str) -> String {
+    let path = folder.join(name);
+    fs::write(&path, content).expect("a temporary folder is writable");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    path.to_str().expect("temporary folders have UTF-8 names").to_owned()
+}
+
+fn check(config: &str) -> (i32, String, String) {
+    run(&mut keyward(&["check", "--config", config]))
+}
+
+/// The key path that each line begins with.
+fn paths(stderr: &str) -> Vec<&str> {
+    stderr.lines().map(|line| line.split_once(": ").map_or(line, |(path, _)| path)).collect()
+}
+
+#[test]
+fn the_reference_is_valid() {
+    let reference = concat!(env!("CARGO_MANIFEST_DIR"), "/config.toml");
+    let (code, stdout, stderr) = check(reference);
+    assert_eq!((code, stdout.as_str()), (0, "configuration is valid\n"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.starts_with("warning: session.key_files: "), "{stderr}");
+
+    let (code, stdout, _) = run(keyward(&["check"]).env("KEYWARD_CONFIG", reference));
+    assert_eq!((code, stdout.as_str()), (0, "configuration is valid\n"));
+}
+
+#[test]
+fn three_faults_are_told_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "\
+        [[listener]]\n\
+        name = 'a'\n\
+        address = 'nowhere'\n\
+        [cluster]\n\
+        endpoints = ['http://127.0.0.1:2379']\n\
+        tokenttl = '5s'\n\
+        [limits]\n\
+        connections = 'many'\n";
+    let (code, stdout, stderr) = check(&write(folder.path(), "keyward.toml", text));
+    assert_eq!((code, stdout.as_str()), (64, ""));
+    assert_eq!(paths(&stderr), ["listener[0].address", "cluster.tokenttl", "limits.connections"], "{stderr}");
+    for (line, number) in stderr.lines().zip([3, 6, 8]) {
+        assert!(line.ends_with(&format!("(line {number})")), "{line}");
+    }
+    let config = folder.path().join("keyward.toml");
+    let served = run(&mut keyward(&["serve", "--config", config.to_str().unwrap()]));
+    assert_eq!(served, (code, stdout, stderr));
+}
+
+#[test]
+fn a_key_file_that_cannot_be_read_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    // A folder: unlike a file without permissions, root cannot read it either.
+    fs::create_dir(folder.path().join("server.key")).unwrap();
+    let certificate = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
+    write(folder.path(), "server.crt", &certificate.cert.pem());
+    let text = "\
+        [[listener]]\n\
+        name = 'a'\n\
+        address = '127.0.0.1:0'\n\
+        tls = { cert = 'server.crt', key = 'server.key' }\n\
+        [session]\n\
+        key_files = ['absent.key']\n\
+        [cluster]\n\
+        endpoints = ['http://127.0.0.1:2379']\n";
+    let (code, stdout, stderr) = check(&write(folder.path(), "keyward.toml", text));
+    assert_eq!((code, stdout.as_str()), (64, ""));
+    assert_eq!(paths(&stderr), ["listener[0].tls.key", "session.key_files[0]"], "{stderr}");
+    for (line, name) in stderr.lines().zip(["server.key", "absent.key"]) {
+        assert!(line.contains(folder.path().join(name).to_str().unwrap()), "{line}");
+    }
+}
+
+#[test]
+fn no_secret_is_printed_wherever_it_stands() {
+    let folder = tempfile::tempdir().unwrap();
+    // Each where it belongs, each in a file of the wrong kind, and each written into the configuration itself.
+    let file = write(folder.path(), "secret", &format!("{SECRET}\n{SECRET}\n"));
+    let pem = write(folder.path(), "secret.pem", &format!("-----BEGIN PRIVATE KEY-----\n{SECRET}\n"));
+    let text = format!(
+        "password = '{SECRET}'\n\
+         [[listener]]\n\
+         name = 'a'\n\
+         address = '127.0.0.1:0'\n\
+         default_user = 'app'\n\
+         tls = {{ cert = '{pem}', key = '{pem}', client_ca = '{file}' }}\n\
+         [cluster]\n\
+         endpoints = ['http://root:{SECRET}@127.0.0.1:2379']\n\
+         probe = '{SECRET}'\n\
+         [session]\n\
+         key_files = ['{file}', '{pem}', ['{SECRET}']]\n\
+         [[user]]\n\
+         name = 'app'\n\
+         password = '{SECRET}'\n\
+         password_file = '{file}'\n\
+         [limits]\n\
+         connections = '{SECRET}'\n"
+    );
+    let (code, _, stderr) = check(&write(folder.path(), "keyward.toml", &text));
+    assert_eq!(code, 64);
+    assert_eq!(paths(&stderr).len(), 10, "{stderr}");
+
+    let broken = format!("[[user]]\nname = 'app'\npassword = '{SECRET}\n");
+    let (code, _, stderr) = check(&write(folder.path(), "broken.toml", &broken));
+    assert_eq!((code, stderr.lines().count()), (64, 1), "{stderr}");
+}
+
+#[test]
+fn a_missing_file_and_a_wrong_command_line_end_with_64() {
+    let (code, stdout, stderr) = check("/nowhere/keyward.toml");
+    assert_eq!((code, stdout.as_str()), (64, ""));
+    assert!(stderr.contains("/nowhere/keyward.toml"), "{stderr}");
+    for wrong in [&["check"][..], &["serv"], &["--nonsense"], &[]] {
+        let (code, stdout, stderr) = run(&mut keyward(wrong));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{wrong:?}");
+        assert!(!stderr.is_empty(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn an_address_that_is_taken_ends_serving_with_1() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!(
+        "listener = [{{ name = 'a', address = '{address}' }}]\n\
+         admin.address = '127.0.0.1:0'\n\
+         cluster.endpoints = ['http://{address}']\n\
+         log.format = 'json'\n"
+    );
+    let config = write(folder.path(), "keyward.toml", &text);
+    let (code, stdout, stderr) = run(&mut keyward(&["serve", "--config", &config]));
+    assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+    let records = stderr.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let levels: Vec<String> = records.map(|record| record["level"].as_str().unwrap().to_owned()).collect();
+    assert!(levels.iter().any(|level| level == "WARN"), "{stderr}");
+    assert_eq!(levels.last().unwrap(), "ERROR", "{stderr}");
+}
+
+#[test]
+fn the_version_is_the_packages() {
+    let (code, stdout, _) = run(&mut keyward(&["--version"]));
+    assert_eq!((code, stdout), (0, format!("keyward {}\n", env!("CARGO_PKG_VERSION"))));
+}

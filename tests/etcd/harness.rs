@@ -1,0 +1,19 @@
+//! Real etcd clusters, etcdctl and Keyward itself, for tests.
+//!
+//! Owns: everything that is started and must be gone at the end. Must not know what is being tested. Invariants: loopback only, no
+//! fixed port, no fixed sleep; nothing outlives the test process.
+
+pub(crate) mod binary;
+pub(crate) mod cluster;
+pub(crate) mod ctl;
+pub(crate) mod http;
+#[expect(dead_code, reason = "the tests through Keyward come with its binary")]
+pub(crate) mod keyward;
+pub(crate) mod pki;
+pub(crate) mod ports;
+pub(crate) mod process;
+mod setup;
+pub(crate) mod wait;
+
+pub(crate) use binary::{newest, versions};
+pub(crate) use cluster::{Auth, Cluster, Options, Tls, password};

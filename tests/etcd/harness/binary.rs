@@ -1,0 +1,99 @@
+//! Which etcd versions a run covers, and where their programs are.
+//!
+//! Owns: reading `tests/versions.toml`, asking `tests/get-etcd`. Must not know how a version is fetched or run.
+
+use std::{
+    collections::HashMap,
+    env, fmt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Mutex,
+};
+
+use serde::Deserialize;
+
+/// A pinned etcd version, such as 3.5.1.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version(Vec<u32>);
+
+#[derive(Deserialize)]
+struct Pins {
+    etcd: Vec<Pin>,
+}
+
+#[derive(Deserialize)]
+struct Pin {
+    version: String,
+    ci: bool,
+}
+
+/// The versions that this run covers, oldest first: all pinned ones with `./tests/run --full`, else those of CI.
+pub(crate) fn versions() -> Vec<Version> {
+    pins().into_iter().filter(|pin| full() || pin.ci).map(|pin| Version::parse(&pin.version)).collect()
+}
+
+/// The newest pinned patch of a minor, such as `newest("3.5")`.
+pub(crate) fn newest(minor: &str) -> Version {
+    let of_minor = Version::parse(minor);
+    let all = pins().into_iter().map(|pin| Version::parse(&pin.version));
+    all.filter(|version| version.0.starts_with(&of_minor.0)).max().expect("the minor is pinned")
+}
+
+/// Whether this is `./tests/run --full`: the same tests at full length and on all versions.
+pub(crate) fn full() -> bool {
+    env::var_os("KEYWARD_TEST_FULL").is_some_and(|value| value == "1")
+}
+
+fn pins() -> Vec<Pin> {
+    let pins: Pins =
+        toml::from_str(include_str!("../../versions.toml")).expect("tests/versions.toml is valid");
+    assert!(!pins.etcd.is_empty(), "tests/versions.toml names no version");
+    pins.etcd
+}
+
+impl Version {
+    /// Panics on text that is not numbers with dots.
+    pub(crate) fn parse(text: &str) -> Version {
+        Version(text.split('.').map(|part| part.parse().expect("a version is numbers with dots")).collect())
+    }
+
+    /// Whether this version is `other` or newer.
+    pub(crate) fn at_least(&self, other: &str) -> bool {
+        *self >= Version::parse(other)
+    }
+
+    /// The server program.
+    pub(crate) fn etcd(&self) -> PathBuf {
+        self.folder().join("etcd")
+    }
+
+    /// The client program.
+    pub(crate) fn etcdctl(&self) -> PathBuf {
+        self.folder().join("etcdctl")
+    }
+
+    /// Asks `tests/get-etcd` once per process; blocks while it fetches or builds, which `tests/run` has done before.
+    fn folder(&self) -> PathBuf {
+        static FOUND: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
+        let mut found = FOUND.lock().expect("no holder panics, or every test must");
+        let folder = found.get_or_insert_default().entry(self.to_string()).or_insert_with(|| {
+            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/get-etcd");
+            let asked = Command::new(script)
+                .arg(self.to_string())
+                .stdin(Stdio::null())
+                .stderr(Stdio::inherit())
+                .output();
+            let asked = asked.expect("tests/get-etcd can be run (it needs python3)");
+            assert!(asked.status.success(), "tests/get-etcd {self} failed; its reason is above");
+            PathBuf::from(String::from_utf8(asked.stdout).expect("a path in UTF-8").trim_end())
+        });
+        folder.clone()
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = self.0.iter().map(u32::to_string).collect();
+        f.write_str(&parts.join("."))
+    }
+}

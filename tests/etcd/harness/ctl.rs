@@ -1,0 +1,107 @@
+//! etcdctl of a chosen version, as a person would run it.
+//!
+//! Owns: its command line. Must not know whether etcd or Keyward answers.
+
+use std::{path::PathBuf, time::Duration};
+
+use tokio::{process::Command, time::timeout};
+
+use super::{
+    binary::Version,
+    pki::{Pair, Pki},
+    process::Process,
+};
+
+/// Past every timeout of etcdctl itself.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How to call etcdctl: which one, whom, and as whom.
+#[derive(Clone)]
+pub(crate) struct Ctl {
+    program: PathBuf,
+    endpoints: Vec<String>,
+    user: Option<(String, String)>,
+    tls: Option<(PathBuf, Option<Pair>)>,
+}
+
+/// What one call of it ended with.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The exit code; `None` where a signal ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ctl {
+    /// Without a user and without TLS.
+    pub(crate) fn new(version: &Version, endpoints: Vec<String>) -> Ctl {
+        Ctl { program: version.etcdctl(), endpoints, user: None, tls: None }
+    }
+
+    /// The same for other endpoints.
+    pub(crate) fn to(&self, endpoints: Vec<String>) -> Ctl {
+        Ctl { endpoints, ..self.clone() }
+    }
+
+    /// The same as `user`, with the password that the harness gave that user.
+    pub(crate) fn as_user(&self, user: &str) -> Ctl {
+        self.with_password(user, &super::password(user))
+    }
+
+    /// The same as `user` with this password.
+    pub(crate) fn with_password(&self, user: &str, password: &str) -> Ctl {
+        Ctl { user: Some((user.into(), password.into())), ..self.clone() }
+    }
+
+    /// The same over TLS, showing `client` where there is one.
+    pub(crate) fn with_tls(&self, pki: &Pki, client: Option<Pair>) -> Ctl {
+        Ctl { tls: Some((pki.ca.clone(), client)), ..self.clone() }
+    }
+
+    /// Runs one command to its end.
+    pub(crate) async fn run(&self, args: &[&str]) -> Ended {
+        let mut command = Command::new(&self.program);
+        command
+            .args(self.arguments(args))
+            .env("ETCDCTL_API", "3")
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true);
+        let output =
+            timeout(LIMIT, command.output()).await.expect("etcdctl ends").expect("etcdctl can be run");
+        Ended {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Runs one command that must succeed, and returns what it printed.
+    pub(crate) async fn ok(&self, args: &[&str]) -> String {
+        let ended = self.run(args).await;
+        assert_eq!(ended.code, Some(0), "etcdctl {args:?} failed: {}{}", ended.stdout, ended.stderr);
+        ended.stdout
+    }
+
+    /// Starts one command that goes on, such as `watch`, with its output in `log`.
+    pub(crate) fn start(&self, args: &[&str], log: &std::path::Path) -> Process {
+        let name = format!("etcdctl {}", args.join(" "));
+        Process::start(&name, &self.program, self.arguments(args), &[("ETCDCTL_API", "3")], log)
+    }
+
+    fn arguments(&self, args: &[&str]) -> Vec<String> {
+        let mut all = vec![format!("--endpoints={}", self.endpoints.join(","))];
+        if let Some((user, password)) = &self.user {
+            all.push(format!("--user={user}:{password}"));
+        }
+        if let Some((ca, client)) = &self.tls {
+            all.push(format!("--cacert={}", ca.display()));
+            if let Some(pair) = client {
+                all.push(format!("--cert={}", pair.cert.display()));
+                all.push(format!("--key={}", pair.key.display()));
+            }
+        }
+        all.extend(args.iter().map(ToString::to_string));
+        all
+    }
+}

@@ -1,0 +1,164 @@
+//! Keyward itself: the built program with a configuration of the test's own.
+//!
+//! Owns: its process, its addresses and the folder of its files. Must not know what the configuration means, save for the two
+//! addresses that it must listen on.
+
+use std::{
+    fs::{self, Permissions},
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Output, Stdio},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tokio::{process::Command, time::timeout};
+
+use super::{
+    cluster::{Auth, Cluster, Tls, password},
+    http, ports,
+    process::Process,
+    wait,
+};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_keyward");
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Where one Keyward lives: its folder and its addresses, before it is started.
+pub(crate) struct Site {
+    folder: TempDir,
+    /// Where its clients reach it.
+    pub(crate) listen: SocketAddr,
+    /// Where health and metrics are.
+    pub(crate) admin: SocketAddr,
+}
+
+impl Site {
+    pub(crate) fn new() -> Site {
+        let folder = tempfile::Builder::new().prefix("keyward-").tempdir().expect("a temporary folder");
+        Site { folder, listen: ports::free(), admin: ports::free() }
+    }
+
+    /// Writes a file, such as a password, into its folder; only its owner may read it.
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        fs::write(&path, text).expect("the file can be written");
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("the file is ours");
+        path
+    }
+
+    /// The configuration for one plain listener in front of `cluster`, probing as root where auth is on. It has dotted keys at the
+    /// top only, so that a test appends what it is about: `session.realm = "r"`, then tables such as `[[user]]`.
+    pub(crate) fn in_front_of(&self, cluster: &Cluster) -> String {
+        self.listening(cluster, "")
+    }
+
+    /// The same with further fields of the listener, such as `, default_user = "alice"`.
+    pub(crate) fn listening(&self, cluster: &Cluster, fields: &str) -> String {
+        let mut lines = vec![
+            format!("listener = [{{ name = \"main\", address = \"{}\"{fields} }}]", self.listen),
+            format!("admin.address = \"{}\"", self.admin),
+            format!("cluster.endpoints = {:?}", cluster.urls()),
+        ];
+        lines
+            .extend(cluster.options().token_ttl.map(|seconds| format!("cluster.token_ttl = \"{seconds}s\"")));
+        if cluster.options().tls != Tls::Off {
+            lines.push(format!("cluster.tls.ca = {:?}", cluster.pki().ca));
+        }
+        if cluster.options().tls == Tls::Mutual {
+            let pair = cluster.pki().nobody();
+            lines.push(format!("cluster.tls.cert = {:?}\ncluster.tls.key = {:?}", pair.cert, pair.key));
+        }
+        if cluster.options().auth != Auth::Off {
+            let file = self.write("root-password", &password("root"));
+            lines.push(format!("cluster.probe.user = \"root\"\ncluster.probe.password_file = {file:?}"));
+        }
+        lines.join("\n") + "\n"
+    }
+}
+
+/// A running Keyward.
+pub(crate) struct Keyward {
+    process: Process,
+    site: Site,
+}
+
+impl Keyward {
+    /// Starts it and waits until it is ready.
+    pub(crate) async fn start(site: Site, config: &str) -> Keyward {
+        let keyward = Keyward::start_unready(site, config).await;
+        keyward.ready().await;
+        keyward
+    }
+
+    /// Starts it and waits until it lives: for when there is no cluster to be ready for.
+    pub(crate) async fn start_unready(site: Site, config: &str) -> Keyward {
+        let file = site.write("keyward.toml", config);
+        let log = site.folder.path().join("keyward.log");
+        let args = [Path::new("serve"), Path::new("--config"), &file];
+        let keyward =
+            Keyward { process: Process::start("keyward", Path::new(PROGRAM), args, &[], &log), site };
+        keyward.answers("/livez").await;
+        keyward
+    }
+
+    /// Waits until `/readyz` says yes.
+    pub(crate) async fn ready(&self) {
+        self.answers("/readyz").await;
+    }
+
+    async fn answers(&self, path: &str) {
+        let look = async || {
+            assert!(self.process.exit().is_none(), "keyward ended by itself: {}", self.process.tail());
+            http::get(self.site.admin, path).await.filter(|(status, _)| *status == 200)
+        };
+        wait::until(LIMIT, &format!("keyward answers {path}"), look).await;
+    }
+
+    /// Its folder and addresses.
+    pub(crate) fn site(&self) -> &Site {
+        &self.site
+    }
+
+    /// The endpoint for clients of its plain listener.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.site.listen)
+    }
+
+    /// Status and body of a path of its admin address.
+    pub(crate) async fn admin(&self, path: &str) -> (u16, String) {
+        http::get(self.site.admin, path).await.expect("the admin address answers")
+    }
+
+    /// The sum of the samples of one of its metrics that have all of these labels.
+    pub(crate) async fn metric(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
+        http::sum(&self.admin("/metrics").await.1, metric, labels)
+    }
+
+    /// Everything that it logged, over all its starts.
+    pub(crate) fn log(&self) -> String {
+        self.process.output()
+    }
+
+    /// Asks it to end (SIGTERM), waits for that, and hands its place on for another start.
+    pub(crate) async fn terminate(self) -> (ExitStatus, Site) {
+        self.process.signal(Signal::TERM);
+        let ended = self.process.ended(LIMIT).await;
+        (ended, self.site)
+    }
+
+    /// Kills it (SIGKILL), and hands its place on for another start.
+    pub(crate) fn kill(self) -> Site {
+        self.process.kill();
+        self.site
+    }
+}
+
+/// Runs the program to its end, such as `check --config FILE`.
+pub(crate) async fn run(args: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.args(args).stdin(Stdio::null()).kill_on_drop(true);
+    timeout(LIMIT, command.output()).await.expect("keyward ends").expect("keyward can be run")
+}

@@ -1,0 +1,100 @@
+//! A certificate authority for one test, and the certificates that it issues, as PEM files.
+//!
+//! Owns: the files in its folder. Must not know who presents them.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
+    IsCa, KeyPair, KeyUsagePurpose,
+};
+
+/// An authority whose certificate is in `ca`.
+pub(crate) struct Pki {
+    /// The authority's certificate.
+    pub(crate) ca: PathBuf,
+    folder: PathBuf,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// A certificate and its key.
+#[derive(Clone)]
+pub(crate) struct Pair {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+}
+
+impl Pki {
+    /// A new authority with its files in `folder`.
+    pub(crate) fn new(folder: &Path) -> Pki {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name = named(Some("test authority"));
+        let issuer = CertifiedIssuer::self_signed(params, key()).expect("the authority signs itself");
+        fs::create_dir_all(folder).expect("the folder can be made");
+        let ca = folder.join("ca.pem");
+        fs::write(&ca, issuer.pem()).expect("the certificate can be written");
+        Pki { ca, folder: folder.into(), issuer }
+    }
+
+    /// For a server on loopback. Good as a client's too, since etcd's own JSON gateway shows it to its gRPC port, and without a
+    /// common name, which that gateway refuses.
+    pub(crate) fn server(&self) -> Pair {
+        let both = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        self.issue("server", None, &["127.0.0.1", "localhost"], &both)
+    }
+
+    /// For a client whose common name is `user`: with `--client-cert-auth` etcd takes it for that user.
+    pub(crate) fn client(&self, user: &str) -> Pair {
+        self.issue(&format!("client-{user}"), Some(user), &[], &[ExtendedKeyUsagePurpose::ClientAuth])
+    }
+
+    /// For a client that TLS lets in and that names no user.
+    pub(crate) fn nobody(&self) -> Pair {
+        self.issue("nobody", None, &[], &[ExtendedKeyUsagePurpose::ClientAuth])
+    }
+
+    fn issue(
+        &self,
+        file: &str,
+        name: Option<&str>,
+        hosts: &[&str],
+        usages: &[ExtendedKeyUsagePurpose],
+    ) -> Pair {
+        let pair = Pair {
+            cert: self.folder.join(file).with_extension("pem"),
+            key: self.folder.join(file).with_extension("key"),
+        };
+        if pair.cert.exists() {
+            return pair;
+        }
+        let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(hosts).expect("hosts are valid names");
+        params.distinguished_name = named(name);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = usages.to_vec();
+        let key = key();
+        let cert = params.signed_by(&key, &self.issuer).expect("the authority signs");
+        fs::write(&pair.key, key.serialize_pem()).expect("the key can be written");
+        fs::set_permissions(&pair.key, Permissions::from_mode(0o600)).expect("the key file is ours");
+        fs::write(&pair.cert, cert.pem()).expect("the certificate can be written");
+        pair
+    }
+}
+
+fn key() -> KeyPair {
+    KeyPair::generate().expect("a key can be made")
+}
+
+fn named(name: Option<&str>) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    if let Some(name) = name {
+        distinguished.push(DnType::CommonName, name);
+    }
+    distinguished
+}

@@ -1,0 +1,131 @@
+//! One child process: its log file, its signals, its end.
+//!
+//! Owns: the child and the file that it writes to. Must not know what the program is. Invariants: a child does not outlive the
+//! test process, however that ends, and not the `Process` that owns it; a signal goes only to a child that was not reaped, so never
+//! to a stranger that got the same id; when a test fails, the end of the log is printed.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{LazyLock, Mutex, mpsc},
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::wait;
+
+/// How much of a log is printed when a test fails.
+const TAIL_LINES: usize = 40;
+const TAIL_WIDTH: usize = 400;
+
+type Order = (Command, mpsc::Sender<io::Result<Child>>);
+
+/// The thread that starts every child. The kernel's parent-death signal fires when the *thread* that started the child ends, so
+/// the tests' own threads will not do: a cluster may be handed from one to another.
+static STARTER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
+    let (orders, inbox) = mpsc::channel::<Order>();
+    thread::Builder::new()
+        .name("starter".into())
+        .spawn(move || {
+            for (mut command, reply) in inbox {
+                if let Err(mpsc::SendError(Ok(mut child))) = reply.send(command.spawn()) {
+                    child.kill().expect("a child that nobody asked for can be killed");
+                }
+            }
+        })
+        .expect("a thread can be started");
+    Mutex::new(orders)
+});
+
+/// A running program, killed on drop.
+pub(crate) struct Process {
+    name: String,
+    log: PathBuf,
+    child: Mutex<Child>,
+}
+
+impl Process {
+    /// Starts `program` with its output in `log` (appended, so that a restart keeps what was said before).
+    pub(crate) fn start<I: AsRef<std::ffi::OsStr>>(
+        name: &str,
+        program: &Path,
+        args: impl IntoIterator<Item = I>,
+        env: &[(&str, &str)],
+        log: &Path,
+    ) -> Process {
+        let out = File::options().create(true).append(true).open(log).expect("the log file can be opened");
+        let err = out.try_clone().expect("the log file can be shared");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args).envs(env.iter().copied());
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        let (reply, child) = mpsc::channel();
+        STARTER.lock().expect("no holder panics").send((command, reply)).expect("the starter runs");
+        let child = child.recv().expect("the starter answers").expect("setpriv (util-linux) can be run");
+        Process { name: name.into(), log: log.into(), child: Mutex::new(child) }
+    }
+
+    /// The process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.lock().expect("no holder panics").id()
+    }
+
+    /// How it ended; `None` while it runs.
+    pub(crate) fn exit(&self) -> Option<ExitStatus> {
+        self.child.lock().expect("no holder panics").try_wait().expect("a child can be waited for")
+    }
+
+    /// Sends `signal`; nothing happens where the process has ended.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let mut child = self.child.lock().expect("no holder panics");
+        if child.try_wait().expect("a child can be waited for").is_none() {
+            let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id");
+            kill_process(id, signal).expect("a child that was not reaped takes signals");
+        }
+    }
+
+    /// Kills it (SIGKILL) and returns when it is gone.
+    pub(crate) fn kill(&self) {
+        let mut child = self.child.lock().expect("no holder panics");
+        if child.try_wait().expect("a child can be waited for").is_none() {
+            child.kill().expect("a child can be killed");
+            child.wait().expect("a child can be waited for");
+        }
+    }
+
+    /// Waits for its end by itself or by a signal sent before.
+    pub(crate) async fn ended(&self, within: Duration) -> ExitStatus {
+        wait::until(within, &format!("{} ends", self.name), async || self.exit()).await
+    }
+
+    /// Everything that it wrote so far, over all its starts.
+    pub(crate) fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until `find` sees in the output what it looks for, and returns that.
+    pub(crate) async fn wrote<T>(&self, within: Duration, what: &str, find: impl Fn(&str) -> Option<T>) -> T {
+        wait::until(within, &format!("{} writes {what}", self.name), async || find(&self.output())).await
+    }
+
+    /// The end of the output, for a person to read.
+    pub(crate) fn tail(&self) -> String {
+        let output = self.output();
+        let lines: Vec<&str> = output.lines().collect();
+        let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        let shown: Vec<String> = last.iter().map(|line| line.chars().take(TAIL_WIDTH).collect()).collect();
+        format!("--- {} (last {} of {} lines)\n{}\n", self.name, shown.len(), lines.len(), shown.join("\n"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if thread::panicking() {
+            eprint!("{}", self.tail());
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The real ring: what Keyward promises, shown on real etcd servers of the versions in `tests/versions.toml`.
+//!
+//! `harness` starts and breaks clusters and knows nothing of what is promised; every other module is one promise.
+
+#[cfg(test)]
+mod harness;
+#[cfg(test)]
+mod harness_works;
