@@ -6,3 +6,7 @@
 mod harness;
 #[cfg(test)]
 mod harness_works;
+#[cfg(test)]
+mod raw;
+#[cfg(test)]
+mod twin;
