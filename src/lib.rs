@@ -5,11 +5,16 @@
 //! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod config;
+pub mod downstream;
+pub mod gateway;
 pub mod identity;
 pub mod io;
 pub mod pb;
 pub mod pem;
+pub mod refusal;
+pub mod rpc;
 pub mod secret;
 pub mod shard;
 pub mod tasks;
 pub mod telemetry;
+pub mod upstream;

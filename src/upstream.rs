@@ -2,3 +2,5 @@
 //! calls go out. Knows nothing of downstream or of policy.
 
 pub mod connect;
+pub mod membership;
+pub mod version;

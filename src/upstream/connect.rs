@@ -81,7 +81,10 @@ impl Connector {
             return Ok(stream);
         }
         let Some(tls) = &self.tls else {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "no TLS is configured for https endpoints"));
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "no TLS is configured for https endpoints",
+            ));
         };
         let name = ServerName::try_from(endpoint.host.to_string())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;

@@ -1,0 +1,8 @@
+//! The client side: who is calling.
+//!
+//! Owns: what a client shows us and what we hand it. Must not know: the upstream side, policy.
+
+pub mod connection;
+pub mod listener;
+pub mod session;
+pub mod tls;

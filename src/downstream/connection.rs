@@ -1,0 +1,165 @@
+//! One client connection: TLS, HTTP/2, and its end.
+//!
+//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Must not know what is served.
+//! Invariants (rules 37, 39, 40, 45): a peer that does not speak within the limit is gone; a burst of cancelled
+//! streams does not end the connection; a draining connection sends GOAWAY, finishes what is open, and has a hard limit.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http2::Builder;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioTimer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::io::Stream;
+use crate::io::coalesce::coalesce;
+use crate::tasks::{LocalExecutor, Tasks};
+
+/// HTTP/2's client preface: whoever has not sent as much is no HTTP/2 client yet.
+const PREFACE: usize = 24;
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = 256 * 1024 * 1024;
+const SEND_BUFFER: usize = 128 * 1024;
+
+/// What a connection may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Open streams.
+    pub streams: u32,
+    /// Bytes of a header list.
+    pub header_size: u32,
+    /// Time for TLS and the HTTP/2 preface.
+    pub handshake: Duration,
+}
+
+/// How a connection ended before it was served.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The client took longer than allowed.
+    #[error("no handshake within the limit")]
+    TimedOut,
+    /// TLS failed.
+    #[error("the TLS handshake failed: {0}")]
+    Tls(#[from] io::Error),
+}
+
+/// Serves one connection until it ends, or is drained: then it has until the instant that `drain` tells.
+///
+/// # Errors
+/// The handshake failed. Whatever goes wrong later is the client's to see, and nobody's error.
+pub async fn serve<F, B>(
+    stream: Stream,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    bounds: Bounds,
+    tasks: &Tasks,
+    mut drain: watch::Receiver<Option<Instant>>,
+    answer: impl Fn(Request<Incoming>) -> F + 'static,
+) -> Result<(), HandshakeError>
+where
+    F: Future<Output = Response<B>> + 'static,
+    B: Body<Data = Bytes, Error = Infallible> + 'static,
+{
+    let began = Instant::now();
+    let stream: Stream = match tls {
+        None => stream,
+        Some(config) => {
+            let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
+            Box::new(timeout(bounds.handshake, accepting).await.map_err(|_| HandshakeError::TimedOut)??)
+        }
+    };
+    let seen = Rc::new(Cell::new(0));
+    let (io, flusher) = coalesce(Counted { stream, seen: Rc::clone(&seen) });
+    tasks.spawn("downstream flusher", flusher).detach();
+    let service = service_fn(move |request| {
+        let answered = answer(request);
+        async move { Ok::<_, Infallible>(answered.await) }
+    });
+    let mut connection = pin!(settings(bounds).serve_connection(io, service));
+    let preface = async {
+        // hyper waits for the preface without a limit.
+        tokio::time::sleep_until(began + bounds.handshake).await;
+        if seen.get() >= PREFACE {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        ended = connection.as_mut() => { log_end(ended); return Ok(()) }
+        () = preface => return Err(HandshakeError::TimedOut),
+        _ = drain.wait_for(Option::is_some) => {}
+    }
+    let limit = drain.borrow().unwrap_or_else(Instant::now);
+    connection.as_mut().graceful_shutdown();
+    if let Ok(ended) = timeout_at(limit, poll_fn(|cx| connection.as_mut().poll(cx))).await {
+        log_end(ended);
+    }
+    Ok(())
+}
+
+fn log_end(ended: hyper::Result<()>) {
+    if let Err(error) = ended {
+        tracing::debug!(%error, "client connection ended");
+    }
+}
+
+fn settings(bounds: Bounds) -> Builder<LocalExecutor> {
+    let mut builder = Builder::new(LocalExecutor);
+    builder
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(bounds.streams)
+        .max_pending_accept_reset_streams(usize::try_from(bounds.streams).unwrap_or(usize::MAX))
+        .max_header_list_size(bounds.header_size)
+        .max_send_buf_size(SEND_BUFFER);
+    builder
+}
+
+/// Counts what was read until the preface is there.
+struct Counted {
+    stream: Stream,
+    seen: Rc<Cell<usize>>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if self.seen.get() < PREFACE {
+            self.seen.set(self.seen.get() + buf.filled().len() - before);
+        }
+        polled
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,178 @@
+//! Accepting clients and handing them to shards.
+//!
+//! Owns: the listening sockets, the limit on connections, the choice of a shard. Must not know HTTP or TLS.
+//! Invariants (rules 34): one acceptor hands each socket to the shard that has the fewest; a socket over the limit is
+//! closed at once and counted; an error of `accept` never ends the listener.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::mpsc;
+
+use crate::config::Address;
+use crate::telemetry::metrics::Metrics;
+
+/// A dead client is noticed after this much silence, by the kernel.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Sockets that wait for a busy shard to take them. The acceptor then waits too, and the kernel's backlog fills.
+pub const HANDOVER: usize = 256;
+/// After an error such as "too many open files": trying again at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+const BACKLOG: u32 = 1024;
+
+/// An accepted connection, on its way to a shard.
+pub struct Accepted {
+    /// The place of its listener in the configuration.
+    pub listener: usize,
+    /// The socket.
+    pub socket: Socket,
+    /// The client's address; none on a unix socket.
+    pub remote: Option<SocketAddr>,
+    /// Counts the connection on its shard until dropped.
+    pub slot: Slot,
+}
+
+/// A connected socket that no runtime owns yet.
+pub enum Socket {
+    /// Over TCP.
+    Tcp(std::net::TcpStream),
+    /// Over a unix socket.
+    Unix(std::os::unix::net::UnixStream),
+}
+
+/// Where shards take their connections from.
+#[derive(Clone)]
+pub struct Intake {
+    sender: mpsc::Sender<Accepted>,
+    connections: Arc<AtomicUsize>,
+}
+
+/// One connection on one shard.
+pub struct Slot {
+    shard: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.shard.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.connections.dec();
+    }
+}
+
+impl Intake {
+    /// A shard's intake and the end that the shard reads.
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<Accepted>) {
+        let (sender, receiver) = mpsc::channel(HANDOVER);
+        (Self { sender, connections: Arc::default() }, receiver)
+    }
+}
+
+/// A bound listener.
+pub enum Listening {
+    /// On TCP.
+    Tcp(TcpListener),
+    /// On a unix socket, whose file is removed with it.
+    Unix(UnixListener),
+}
+
+impl Listening {
+    /// Binds `address`. A unix socket's left-over file is replaced; any other file is not.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(address) => {
+                let socket = match address {
+                    SocketAddr::V4(_) => tokio::net::TcpSocket::new_v4()?,
+                    SocketAddr::V6(_) => tokio::net::TcpSocket::new_v6()?,
+                };
+                socket.set_reuseaddr(true)?;
+                socket.bind(*address)?;
+                Ok(Self::Tcp(socket.listen(BACKLOG)?))
+            }
+            Address::Unix(path) => {
+                remove_stale(path)?;
+                Ok(Self::Unix(UnixListener::bind(path)?))
+            }
+        }
+    }
+
+    /// Where it really listens: the port that was chosen where the configuration says 0.
+    #[must_use]
+    pub fn local(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Unix(_) => None,
+        }
+    }
+
+    async fn accept(&self) -> io::Result<(Socket, Option<SocketAddr>)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, remote) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
+                Ok((Socket::Tcp(stream.into_std()?), Some(remote)))
+            }
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                Ok((Socket::Unix(stream.into_std()?), None))
+            }
+        }
+    }
+}
+
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path),
+        _ => Ok(()),
+    }
+}
+
+/// Accepts on one listener for ever, or until every shard is gone. At most `limit` connections over all listeners that
+/// share `intakes`.
+pub async fn accept(
+    listening: Listening,
+    listener: usize,
+    intakes: Vec<Intake>,
+    limit: usize,
+    metrics: Arc<Metrics>,
+) {
+    loop {
+        let (socket, remote) = match listening.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let open: usize = intakes.iter().map(|intake| intake.connections.load(Ordering::Relaxed)).sum();
+        if open >= limit {
+            metrics.connections_refused.inc();
+            continue;
+        }
+        let idlest = intakes
+            .iter()
+            .filter(|intake| !intake.sender.is_closed())
+            .min_by_key(|intake| intake.connections.load(Ordering::Relaxed));
+        let Some(intake) = idlest else { return };
+        intake.connections.fetch_add(1, Ordering::Relaxed);
+        metrics.connections.inc();
+        let slot = Slot { shard: Arc::clone(&intake.connections), metrics: Arc::clone(&metrics) };
+        let accepted = Accepted { listener, socket, remote, slot };
+        if intake.sender.send(accepted).await.is_err() {
+            tracing::error!("a shard is gone; its connections go to the others");
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! Sealed sessions: what a client gets from `Authenticate` and shows us ever after.
+//!
+//! Owns: the session token's format, sealing and opening. Must not know: how a password is checked, whether a session
+//! was revoked, etcd's own tokens.
+//! Invariants: a session is stored nowhere, every replica with the key opens it; a token has no dot (etcd would take
+//! what follows for a raft index and wait for it) and its length tells nothing of the password's; whatever is wrong
+//! with a token, the client is told the same.
+//!
+//! Token = `kw1_` + base64url of: key id (8) · realm tag (8) · nonce (24) · XChaCha20-Poly1305 box. Associated data:
+//! version, key id, realm, cluster id.
+
+mod keys;
+mod opened;
+mod payload;
+mod presented;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use chacha20poly1305::XNonce;
+use chacha20poly1305::aead::{Aead as _, Payload};
+use zeroize::Zeroizing;
+
+use crate::identity::{ClusterId, UserName};
+use crate::secret::Secret;
+
+pub use keys::{KeyId, NoSessionKey, SessionKeys};
+pub use opened::OpenedSessions;
+pub use presented::Presented;
+
+/// What every session token starts with: our mark and the version of the format.
+const MARK: &str = "kw1_";
+const KEY_ID: usize = 8;
+const REALM_TAG: usize = 8;
+const NONCE: usize = 24;
+/// Twice what a seal may become: header lists are at most 64 KiB, a sealed session far less.
+const LONGEST_TOKEN: usize = 16 * 1024;
+
+/// A downstream login, as it is sealed into a token.
+#[derive(Debug)]
+pub struct Session {
+    /// Who logged in.
+    pub peer: SessionPeer,
+    /// What the login proved at the time.
+    pub proof: Proof,
+    /// When it was issued, in seconds of the Unix epoch.
+    pub issued_at: u64,
+    /// The user's generation at the time; revoking a user raises it.
+    pub generation: u64,
+    /// Names this one login, for the log and for revoking it.
+    pub id: SessionId,
+}
+
+/// Who a session speaks for, in its own namespace: `password:alice` is nobody else's `alice`.
+#[derive(Debug)]
+pub enum SessionPeer {
+    /// Logged in by user name and password; the password is carried so that any replica can log in upstream.
+    Password {
+        /// The name as the client gave it.
+        user: UserName,
+        /// The password as the client gave it.
+        password: Secret<String>,
+    },
+}
+
+/// What a login proved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// Nothing: auth was off upstream. Never mapped to an etcd user; its password must verify once auth is on.
+    None,
+    /// etcd accepted the password.
+    Etcd,
+}
+
+/// A random name for one login. Tells nothing of the token; logged at login.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SessionId([u8; 16]);
+
+/// For whom sessions are sealed: replicas of one realm in front of one cluster accept each other's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Realm {
+    name: String,
+    cluster: ClusterId,
+}
+
+/// Seals and opens sessions. Shared by all shards; keys and realm are replaced whole, at run time.
+pub struct Sealer {
+    sealing: ArcSwap<Sealing>,
+}
+
+#[derive(Clone)]
+struct Sealing {
+    keys: SessionKeys,
+    realm: Option<Realm>,
+    not_before: u64,
+}
+
+/// Why a token was not opened. For logs and metrics: a client is never told which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenFailure {
+    /// Not a token of ours at all, or of a version that we do not know.
+    #[error("not a session token of this kind")]
+    NotOurs,
+    /// Sealed by a key that is not among ours, or not any more.
+    #[error("sealed by an unknown key")]
+    UnknownKey,
+    /// Sealed by our key for another realm or cluster.
+    #[error("sealed for another realm")]
+    ForeignRealm,
+    /// Altered after it was sealed.
+    #[error("altered after it was sealed")]
+    Tampered,
+    /// Issued before the configured `not_before`.
+    #[error("issued before sessions.not_before")]
+    TooOld,
+    /// The cluster is not known yet. Our state, not the client's fault: it is unavailable, not unauthenticated.
+    #[error("the cluster is not known yet")]
+    NotPinned,
+}
+
+/// Why a session was not sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SealFailure {
+    /// The cluster is not known yet.
+    #[error("the cluster is not known yet")]
+    NotPinned,
+    /// User name and password together do not fit into a token.
+    #[error("user name and password are too long for a session")]
+    TooLong,
+    /// The system gave no random bytes.
+    #[error("no random bytes from the system")]
+    NoRandomness,
+}
+
+impl Session {
+    /// A new login, now, with an id of its own.
+    ///
+    /// # Errors
+    /// [`SealFailure::NoRandomness`].
+    pub fn begin(
+        peer: SessionPeer,
+        proof: Proof,
+        generation: u64,
+        now: SystemTime,
+    ) -> Result<Self, SealFailure> {
+        let issued_at = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Ok(Self { peer, proof, issued_at, generation, id: SessionId(random()?) })
+    }
+}
+
+impl Realm {
+    /// The realm `name`, or by default the cluster's own id, in front of `cluster`.
+    #[must_use]
+    pub fn new(name: Option<&str>, cluster: ClusterId) -> Self {
+        Self { name: name.map_or_else(|| cluster.to_string(), str::to_owned), cluster }
+    }
+
+    /// Unambiguous bytes: the fixed part first, the name last.
+    fn bytes(&self) -> Vec<u8> {
+        [&self.cluster.0.to_be_bytes()[..], self.name.as_bytes()].concat()
+    }
+}
+
+impl Sealer {
+    /// A sealer that knows no cluster yet: it seals and opens nothing before [`Sealer::pin`].
+    #[must_use]
+    pub fn new(keys: SessionKeys) -> Self {
+        Self { sealing: ArcSwap::from_pointee(Sealing { keys, realm: None, not_before: 0 }) }
+    }
+
+    /// From now on seals and opens for `realm` only.
+    pub fn pin(&self, realm: &Realm) {
+        self.sealing.rcu(|old| Sealing { realm: Some(realm.clone()), ..Sealing::clone(old) });
+    }
+
+    /// Replaces the keys. Counts of keys that stay go on.
+    pub fn replace_keys(&self, keys: &SessionKeys) {
+        self.sealing.rcu(|old| Sealing { keys: keys.succeeding(&old.keys), ..Sealing::clone(old) });
+    }
+
+    /// Refuses sessions issued before this second of the Unix epoch: the break-glass.
+    pub fn refuse_before(&self, not_before: u64) {
+        self.sealing.rcu(|old| Sealing { not_before, ..Sealing::clone(old) });
+    }
+
+    /// How often each key was used to open a session, sealing key first. A key at rest may be taken away.
+    #[must_use]
+    pub fn opened_by_key(&self) -> Vec<(KeyId, u64)> {
+        self.sealing.load().keys.opened()
+    }
+
+    /// Seals `session` into a token that is safe as a header value.
+    ///
+    /// # Errors
+    /// See [`SealFailure`].
+    pub fn seal(&self, session: &Session) -> Result<Secret<String>, SealFailure> {
+        let sealing = self.sealing.load();
+        let realm = sealing.realm.as_ref().ok_or(SealFailure::NotPinned)?.bytes();
+        let key = sealing.keys.sealing();
+        let plain = payload::encode(session).ok_or(SealFailure::TooLong)?;
+        let nonce: [u8; NONCE] = random()?;
+        let aad = associated_data(key.id(), &realm);
+        let boxed = key
+            .cipher()
+            .encrypt(&XNonce::from(nonce), Payload { msg: &plain, aad: &aad })
+            .map_err(|_too_long| SealFailure::TooLong)?;
+        let token = [&key.id().0[..], &key.realm_tag(&realm), &nonce, &boxed].concat();
+        let mut text = String::with_capacity(MARK.len() + token.len().div_ceil(3) * 4);
+        text.push_str(MARK);
+        URL_SAFE_NO_PAD.encode_string(&token, &mut text);
+        Ok(Secret::new(text))
+    }
+
+    /// Opens what a client presented.
+    ///
+    /// # Errors
+    /// See [`OpenFailure`]; only [`OpenFailure::NotPinned`] may be told apart by the client.
+    pub fn open(&self, token: &[u8]) -> Result<Session, OpenFailure> {
+        self.sealing.load().open(token).map(|(session, _key)| session)
+    }
+
+    fn sealing(&self) -> Arc<Sealing> {
+        self.sealing.load_full()
+    }
+}
+
+impl Sealing {
+    /// The session, and which of the keys opened it.
+    fn open(&self, token: &[u8]) -> Result<(Session, usize), OpenFailure> {
+        let encoded = token.strip_prefix(MARK.as_bytes()).ok_or(OpenFailure::NotOurs)?;
+        if encoded.len() > LONGEST_TOKEN {
+            return Err(OpenFailure::NotOurs);
+        }
+        let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_not_base64| OpenFailure::NotOurs)?;
+        let (id, rest) = bytes.split_first_chunk::<KEY_ID>().ok_or(OpenFailure::NotOurs)?;
+        let (tag, rest) = rest.split_first_chunk::<REALM_TAG>().ok_or(OpenFailure::NotOurs)?;
+        let (nonce, boxed) = rest.split_first_chunk::<NONCE>().ok_or(OpenFailure::NotOurs)?;
+        let realm = self.realm.as_ref().ok_or(OpenFailure::NotPinned)?.bytes();
+        let (index, key) = self.keys.find(KeyId(*id)).ok_or(OpenFailure::UnknownKey)?;
+        if key.realm_tag(&realm) != *tag {
+            return Err(OpenFailure::ForeignRealm);
+        }
+        let aad = associated_data(key.id(), &realm);
+        let plain = key
+            .cipher()
+            .decrypt(&XNonce::from(*nonce), Payload { msg: boxed, aad: &aad })
+            .map_err(|_forged| OpenFailure::Tampered)?;
+        let session = payload::decode(&Zeroizing::new(plain)).ok_or(OpenFailure::NotOurs)?;
+        if session.issued_at < self.not_before {
+            return Err(OpenFailure::TooOld);
+        }
+        key.count();
+        Ok((session, index))
+    }
+}
+
+fn associated_data(id: KeyId, realm: &[u8]) -> Vec<u8> {
+    [MARK.as_bytes(), &id.0, realm].concat()
+}
+
+fn random<const N: usize>() -> Result<[u8; N], SealFailure> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|_none| SealFailure::NoRandomness)?;
+    Ok(bytes)
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sealing = self.sealing.load();
+        f.debug_struct("Sealer").field("keys", &sealing.keys).field("realm", &sealing.realm).finish()
+    }
+}
+
+impl fmt::Display for SessionPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Password { user, .. } => write!(f, "password:{user}"),
+        }
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: ClusterId = ClusterId(0xcafe);
+
+    pub(super) fn keys(seeds: &[u8]) -> SessionKeys {
+        let secrets: Vec<_> = seeds.iter().map(|&seed| Secret::new([seed; 32])).collect();
+        SessionKeys::new(&secrets).unwrap()
+    }
+
+    pub(super) fn sealer(seeds: &[u8]) -> Sealer {
+        let sealer = Sealer::new(keys(seeds));
+        sealer.pin(&Realm::new(None, CLUSTER));
+        sealer
+    }
+
+    pub(super) fn login(user: &str, password: &str) -> Session {
+        let peer = SessionPeer::Password { user: user.into(), password: Secret::new(password.to_owned()) };
+        let now = UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
+        Session::begin(peer, Proof::Etcd, 3, now).unwrap()
+    }
+
+    fn failure(sealer: &Sealer, token: &[u8]) -> Option<OpenFailure> {
+        sealer.open(token).err()
+    }
+
+    #[test]
+    fn what_was_sealed_is_what_opens() {
+        for proof in [Proof::None, Proof::Etcd] {
+            let session = Session { proof, ..login("ålice", "pass\0word ü") };
+            let token = sealer(&[1]).seal(&session).unwrap();
+            let opened = sealer(&[1]).open(token.expose().as_bytes()).unwrap();
+            let SessionPeer::Password { user, password } = &opened.peer;
+            assert_eq!((user.as_str(), password.expose().as_str()), ("ålice", "pass\0word ü"));
+            assert_eq!(opened.proof, proof);
+            assert_eq!((opened.issued_at, opened.generation, opened.id), (1_700_000_000, 3, session.id));
+            assert_eq!(opened.peer.to_string(), "password:ålice");
+        }
+    }
+
+    #[test]
+    fn a_token_is_a_plain_header_value_without_a_dot() {
+        for _ in 0..64 {
+            let token = sealer(&[1]).seal(&login("alice", "p")).unwrap();
+            let text = token.expose().strip_prefix("kw1_").unwrap();
+            assert!(text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_'), "{text}");
+        }
+    }
+
+    #[test]
+    fn two_seals_of_one_session_differ() {
+        let (sealer, session) = (sealer(&[1]), login("alice", "p"));
+        assert_ne!(sealer.seal(&session).unwrap().expose(), sealer.seal(&session).unwrap().expose());
+    }
+
+    #[test]
+    fn the_length_tells_nothing_of_the_password() {
+        let length = |password: &str| sealer(&[1]).seal(&login("alice", password)).unwrap().expose().len();
+        let lengths: Vec<_> = ["", "p", "correct horse battery staple", &"x".repeat(64)].map(length).into();
+        assert_eq!(lengths, [lengths[0]; 4]);
+        assert!(length(&"x".repeat(200)) > lengths[0], "padding cannot hide what does not fit");
+    }
+
+    #[test]
+    fn a_change_of_any_byte_is_refused() {
+        let sealer = sealer(&[1]);
+        let token = sealer.seal(&login("alice", "secret")).unwrap().expose().clone().into_bytes();
+        for at in 0..token.len() {
+            for other in [b'A', b'B', b'-', b'.', b'=', 0, 0xff] {
+                let mut forged = token.clone();
+                forged[at] = other;
+                if forged != token {
+                    assert!(sealer.open(&forged).is_err(), "byte {at} became {other}");
+                }
+            }
+        }
+        assert!(sealer.open(&token).is_ok());
+    }
+
+    #[test]
+    fn a_token_that_was_cut_or_grew_is_refused() {
+        let sealer = sealer(&[1]);
+        let token = sealer.seal(&login("alice", "secret")).unwrap().expose().clone().into_bytes();
+        for end in 0..token.len() {
+            assert!(sealer.open(&token[..end]).is_err(), "cut at {end}");
+        }
+        for more in ["A", "AA", "AAA", "AAAA", "="] {
+            assert!(sealer.open(&[&token, more.as_bytes()].concat()).is_err(), "{more} appended");
+        }
+        assert_eq!(failure(&sealer, &[b"kw1_", &[b'A'; 80_000][..]].concat()), Some(OpenFailure::NotOurs));
+    }
+
+    #[test]
+    fn what_is_not_ours_is_told_from_what_was_altered() {
+        let sealer = sealer(&[1]);
+        let mut token = sealer.seal(&login("alice", "p")).unwrap().expose().clone();
+        for alien in ["", "kw1_", "kw2_AAAA", "qYtnzHyBvJrjGmrV.54", "Bearer kw1_"] {
+            assert_eq!(failure(&sealer, alien.as_bytes()), Some(OpenFailure::NotOurs), "{alien}");
+        }
+        let last = if token.pop() == Some('A') { 'Q' } else { 'A' };
+        token.push(last);
+        assert_eq!(failure(&sealer, token.as_bytes()), Some(OpenFailure::Tampered));
+    }
+
+    #[test]
+    fn another_key_or_realm_does_not_open() {
+        let token = sealer(&[1]).seal(&login("alice", "p")).unwrap();
+        let token = token.expose().as_bytes();
+        assert_eq!(failure(&sealer(&[2]), token), Some(OpenFailure::UnknownKey));
+        let foreign = sealer(&[1]);
+        for realm in [Realm::new(None, ClusterId(7)), Realm::new(Some("other"), CLUSTER)] {
+            foreign.pin(&realm);
+            assert_eq!(failure(&foreign, token), Some(OpenFailure::ForeignRealm), "{realm:?}");
+        }
+        foreign.pin(&Realm::new(Some("cafe"), CLUSTER));
+        assert!(foreign.open(token).is_ok(), "the default name is the cluster's id");
+    }
+
+    #[test]
+    fn without_a_cluster_nothing_is_sealed_or_opened() {
+        let blind = Sealer::new(keys(&[1]));
+        assert_eq!(blind.seal(&login("alice", "p")).err(), Some(SealFailure::NotPinned));
+        let token = sealer(&[1]).seal(&login("alice", "p")).unwrap();
+        assert_eq!(failure(&blind, token.expose().as_bytes()), Some(OpenFailure::NotPinned));
+    }
+
+    #[test]
+    fn keys_rotate_in_two_steps_on_replicas_one_after_the_other() {
+        let (a, b) = (sealer(&[1]), sealer(&[1]));
+        let opens_on_both = |by: &Sealer| {
+            let token = by.seal(&login("alice", "p")).unwrap();
+            [&a, &b].map(|on| on.open(token.expose().as_bytes()).is_ok())
+        };
+        let old = a.seal(&login("alice", "p")).unwrap();
+        for (replica, order) in [(&a, [1, 2]), (&b, [1, 2]), (&a, [2, 1]), (&b, [2, 1])] {
+            replica.replace_keys(&keys(&order));
+            assert_eq!([opens_on_both(&a), opens_on_both(&b)], [[true; 2]; 2], "{order:?}");
+            assert!(replica.open(old.expose().as_bytes()).is_ok(), "{order:?}");
+        }
+        a.replace_keys(&keys(&[2]));
+        assert_eq!(failure(&a, old.expose().as_bytes()), Some(OpenFailure::UnknownKey));
+        assert!(b.open(old.expose().as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn a_key_counts_what_it_opened_across_a_rotation() {
+        let sealer = sealer(&[1]);
+        let old = sealer.seal(&login("alice", "p")).unwrap();
+        sealer.open(old.expose().as_bytes()).unwrap();
+        let first = sealer.opened_by_key();
+        sealer.replace_keys(&keys(&[2, 1]));
+        sealer.open(old.expose().as_bytes()).unwrap();
+        assert!(sealer.open(b"kw1_AAAA").is_err());
+        let counts = sealer.opened_by_key();
+        assert_eq!((first[0].1, counts[0].1, counts[1]), (1, 0, (first[0].0, 2)));
+    }
+
+    #[test]
+    fn sessions_before_the_break_glass_are_refused() {
+        let sealer = sealer(&[1]);
+        let token = sealer.seal(&login("alice", "p")).unwrap();
+        sealer.refuse_before(1_700_000_000);
+        assert!(sealer.open(token.expose().as_bytes()).is_ok());
+        sealer.refuse_before(1_700_000_001);
+        assert_eq!(failure(&sealer, token.expose().as_bytes()), Some(OpenFailure::TooOld));
+    }
+
+    #[test]
+    fn a_password_that_fits_in_no_token_is_not_sealed() {
+        let longest = login("alice", &"x".repeat(4096));
+        let token = sealer(&[1]).seal(&longest).unwrap();
+        assert!(sealer(&[1]).open(token.expose().as_bytes()).is_ok());
+        let longer = login("alice", &"x".repeat(4097));
+        assert_eq!(sealer(&[1]).seal(&longer).err(), Some(SealFailure::TooLong));
+    }
+
+    #[test]
+    fn a_token_of_an_earlier_build_still_opens() {
+        let token =
+            b"kw1_wPfbXAOC1ebVBqR3p2tMllftuGDRjMHpOh8Za4g3XMGMi2ws8T0Z7pxI2mIdNgAgSQJIo92Kfwo2nCGkZu3C\
+            PKjarA1zzIClOH41dWPWDyljdPoQ5P4NOo_3eitI7eq47ZsWbmB3WhqzIrxtRZiMbAMqYudZyzVexcf4LN4BU6AeY2HRZBx4\
+            cVMT4_bnurEcDNqlUNaJ06F6TAnE2XDlD5q8IATFc3HJxj4yBGh0Kd7uu2SCf-WRzw";
+        let opened = sealer(&[1]).open(token).unwrap();
+        let SessionPeer::Password { user, password } = &opened.peer;
+        assert_eq!((user.as_str(), password.expose().as_str()), ("alice", "hunter2"));
+        assert_eq!((opened.issued_at, opened.generation), (1_700_000_000, 3));
+        assert_eq!(opened.id.to_string(), "2188fb71f3e76d20bc325cea09efdc7c");
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let session = login("alice", "hunter2");
+        let token = sealer(&[65]).seal(&session).unwrap();
+        let shown = format!("{session:?} {token:?} {:?} {:?}", sealer(&[65]), keys(&[65]));
+        assert!(shown.contains("alice") && shown.contains(&session.id.to_string()), "{shown}");
+        assert!(
+            !shown.contains("hunter2") && !shown.contains("65, 65") && !shown.contains("kw1_"),
+            "{shown}"
+        );
+    }
+}

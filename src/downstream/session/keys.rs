@@ -1,0 +1,151 @@
+//! Session keys: the first seals, all open.
+//!
+//! Owns: what is derived from a key file's 32 bytes, and how often each key was used. Must not know: files, tokens.
+//! Invariant: the bytes themselves seal nothing; each purpose has its own HKDF output.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use chacha20poly1305::{KeyInit as _, XChaCha20Poly1305};
+use hkdf::Hkdf;
+use sha2::Sha256;
+use zeroize::Zeroizing;
+
+use super::{KEY_ID, REALM_TAG};
+use crate::secret::Secret;
+
+/// Names a key without telling it; readable in every token that the key sealed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KeyId(pub(super) [u8; KEY_ID]);
+
+/// The keys of all replicas, in order: the first seals, all open. Never empty.
+#[derive(Clone, Debug)]
+pub struct SessionKeys(Arc<[Arc<Key>]>);
+
+/// No key was given, so nothing can be sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("at least one session key is needed")]
+pub struct NoSessionKey;
+
+pub(super) struct Key {
+    id: KeyId,
+    cipher: XChaCha20Poly1305,
+    derive: Hkdf<Sha256>,
+    opened: Arc<AtomicU64>,
+}
+
+impl SessionKeys {
+    /// Keys from the replicas' shared secrets, sealing key first. A secret given twice counts once.
+    ///
+    /// # Errors
+    /// [`NoSessionKey`] when there is none.
+    pub fn new(secrets: &[Secret<[u8; 32]>]) -> Result<Self, NoSessionKey> {
+        let mut keys: Vec<Arc<Key>> = Vec::with_capacity(secrets.len());
+        for secret in secrets {
+            let key = Key::derive(secret.expose());
+            if keys.iter().all(|known| known.id != key.id) {
+                keys.push(Arc::new(key));
+            }
+        }
+        if keys.is_empty() { Err(NoSessionKey) } else { Ok(Self(keys.into())) }
+    }
+
+    /// These keys, with the counts of those that were in use before.
+    pub(super) fn succeeding(&self, before: &Self) -> Self {
+        let keys = self.0.iter().map(|key| before.find(key.id).map_or(key, |(_, known)| known));
+        Self(keys.cloned().collect())
+    }
+
+    pub(super) fn sealing(&self) -> &Key {
+        self.0.first().expect("`new` makes no empty set, `succeeding` keeps the length")
+    }
+
+    pub(super) fn find(&self, id: KeyId) -> Option<(usize, &Arc<Key>)> {
+        self.0.iter().enumerate().find(|(_, key)| key.id == id)
+    }
+
+    /// Counts another use of the key at `index`.
+    pub(super) fn count(&self, index: usize) {
+        if let Some(key) = self.0.get(index) {
+            key.count();
+        }
+    }
+
+    pub(super) fn opened(&self) -> Vec<(KeyId, u64)> {
+        self.0.iter().map(|key| (key.id, key.opened.load(Ordering::Relaxed))).collect()
+    }
+}
+
+impl Key {
+    fn derive(secret: &[u8; 32]) -> Self {
+        let derive = Hkdf::<Sha256>::new(None, secret);
+        let mut key = Zeroizing::new([0; 32]);
+        expand(&derive, &[b"keyward session key v1"], &mut *key);
+        let mut id = [0; KEY_ID];
+        expand(&derive, &[b"keyward session key id v1"], &mut id);
+        let cipher = XChaCha20Poly1305::new((&*key).into());
+        Self { id: KeyId(id), cipher, derive, opened: Arc::default() }
+    }
+
+    pub(super) fn id(&self) -> KeyId {
+        self.id
+    }
+
+    pub(super) fn cipher(&self) -> &XChaCha20Poly1305 {
+        &self.cipher
+    }
+
+    pub(super) fn count(&self) {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Tells tokens of another realm from forged ones, to us only. The associated data is what refuses them.
+    pub(super) fn realm_tag(&self, realm: &[u8]) -> [u8; REALM_TAG] {
+        let mut tag = [0; REALM_TAG];
+        expand(&self.derive, &[b"keyward session realm v1", realm], &mut tag);
+        tag
+    }
+}
+
+fn expand(derive: &Hkdf<Sha256>, purpose: &[&[u8]], out: &mut [u8]) {
+    derive.expand_multi_info(purpose, out).expect("at most 32 bytes are asked for, HKDF-SHA256 gives 8160");
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.id, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_always_a_sealing_key_and_no_key_twice() {
+        assert_eq!(SessionKeys::new(&[]).err(), Some(NoSessionKey));
+        let secrets = [1, 2, 1].map(|seed| Secret::new([seed; 32]));
+        let keys = SessionKeys::new(&secrets).unwrap();
+        assert_eq!(keys.opened().len(), 2);
+        assert_eq!(keys.sealing().id, SessionKeys::new(&secrets[..1]).unwrap().sealing().id);
+    }
+
+    #[test]
+    fn a_key_is_the_same_on_every_replica_and_release() {
+        let keys = SessionKeys::new(&[Secret::new([7; 32])]).unwrap();
+        assert_eq!(keys.sealing().id.to_string(), "db38e5a06edb9f5a", "tokens in the field would be lost");
+    }
+}

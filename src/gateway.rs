@@ -1,0 +1,150 @@
+//! The way of a call: from the client's request to an honest reply.
+//!
+//! Owns: what a shard needs for every call, and the pipeline. Must not know: TOML, TLS, how streams are accepted.
+//! Invariant: everything here belongs to one shard; what shards share is immutable, atomic or published whole.
+
+pub mod access_log;
+pub mod caller;
+pub mod exchange;
+pub mod login;
+pub mod member_answers;
+pub mod pipeline;
+pub mod reply;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::downstream::session::Sealer;
+use crate::gateway::caller::Callers;
+use crate::identity::{MemberId, Revision};
+use crate::tasks::Tasks;
+use crate::telemetry::metrics::Metrics;
+use crate::upstream::choose::{Chooser, Wanted};
+use crate::upstream::membership::Member;
+use crate::upstream::send::{As, Door};
+
+/// What the gateway takes from the configuration.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The client URLs that member answers name.
+    pub client_urls: Arc<[String]>,
+    /// The largest request message, in bytes.
+    pub request_size: usize,
+    /// Bytes of requests that a shard may hold at once.
+    pub request_budget: usize,
+    /// Whether every call leaves a record in the log.
+    pub access_log: bool,
+}
+
+/// Everything that a shard's calls share.
+pub struct Gateway {
+    /// The way upstream.
+    pub door: Rc<Door>,
+    /// Seals and opens sessions.
+    pub sealer: Arc<Sealer>,
+    /// Who presented tokens here lately.
+    pub callers: Callers,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What the configuration says.
+    pub settings: Settings,
+    /// The tasks of this shard's streams.
+    pub tasks: Tasks,
+    chooser: Chooser,
+    held: Cell<usize>,
+}
+
+/// One client connection, as its calls see it.
+pub struct Client {
+    /// Where it came from.
+    pub origin: Rc<access_log::Origin>,
+    /// As whom it calls where it shows no credential.
+    pub default: As,
+    /// The highest revision that it was shown: nothing older may follow (rules 21).
+    pub floor: Cell<Revision>,
+    home: Cell<Option<MemberId>>,
+}
+
+impl Client {
+    /// A connection that has seen nothing yet.
+    #[must_use]
+    pub fn new(origin: Rc<access_log::Origin>, default: As) -> Self {
+        Self { origin, default, floor: Cell::default(), home: Cell::default() }
+    }
+
+    /// Notes a revision that goes downstream.
+    pub fn shown(&self, revision: Revision) {
+        self.floor.set(self.floor.get().max(revision));
+    }
+}
+
+impl Gateway {
+    /// A gateway for one shard.
+    #[must_use]
+    pub fn new(
+        door: Rc<Door>,
+        sealer: Arc<Sealer>,
+        metrics: Arc<Metrics>,
+        settings: Settings,
+        tasks: Tasks,
+    ) -> Self {
+        Self {
+            door,
+            sealer,
+            callers: Callers::default(),
+            metrics,
+            settings,
+            tasks,
+            chooser: Chooser::default(),
+            held: Cell::default(),
+        }
+    }
+
+    /// A member for a call that wants `wanted`; members in `tried` come last.
+    #[must_use]
+    pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
+        let members = self.door.members.current();
+        self.chooser.choose(&members, wanted, tried, |id| self.door.pool.in_flight(id))
+    }
+
+    /// The connection's own member, chosen when first asked for and again when it is not ready.
+    #[must_use]
+    pub fn home(&self, client: &Client) -> Option<MemberId> {
+        let chosen = self.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
+        client.home.set(chosen.or(client.home.get()));
+        chosen
+    }
+
+    /// Waits for `pause`, or less if the published members change meanwhile.
+    pub async fn pause_or_change(&self, pause: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = self.door.members.changed() => {}
+        }
+    }
+
+    /// Takes `bytes` of the shard's budget for held requests; None when it is used up. Given back on drop.
+    #[must_use]
+    pub fn hold(self: &Rc<Self>, bytes: usize) -> Option<Held> {
+        let held = self.held.get() + bytes;
+        if held > self.settings.request_budget {
+            return None;
+        }
+        self.held.set(held);
+        Some(Held { gateway: Rc::clone(self), bytes })
+    }
+}
+
+/// A part of the shard's budget for held requests.
+pub struct Held {
+    gateway: Rc<Gateway>,
+    bytes: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.gateway.held.set(self.gateway.held.get().saturating_sub(self.bytes));
+    }
+}

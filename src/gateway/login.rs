@@ -1,0 +1,109 @@
+//! The calls that we answer ourselves: Authenticate and gRPC's health check.
+//!
+//! Owns: turning a proved password into a sealed session, and saying whether we serve. Must not know how a password
+//! is proved. Invariants: an Authenticate is never forwarded as it is; a login always gets a token, also with auth
+//! off upstream (a Go client that is told "not enabled" never authenticates again), but such a session proves
+//! nothing (rules 11); neither name, password nor token reaches a log, but the session's id.
+
+use std::rc::Rc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use hyper::body::Incoming;
+use prost::Message as _;
+use tokio::time::{Instant, timeout_at};
+
+use crate::downstream::session::{Proof, SealFailure, Session, SessionPeer};
+use crate::gateway::exchange::PATIENCE;
+use crate::gateway::access_log::Record;
+use crate::gateway::pipeline::{Served, collect};
+use crate::gateway::{Client, Gateway};
+use crate::identity::UserName;
+use crate::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, ResponseHeader};
+use crate::pb::health::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus};
+use crate::refusal::Refusal;
+use crate::rpc::{canonical, frame, method::Method};
+use crate::secret::Secret;
+use crate::upstream::credential::LoginFailure;
+use crate::upstream::membership::Auth;
+
+/// Proves a password and seals a session for it.
+pub async fn authenticate(
+    gateway: &Rc<Gateway>,
+    client: &Client,
+    method: &'static Method,
+    body: Incoming,
+    deadline: Option<Instant>,
+    record: &mut Record,
+) -> Result<Served, Refusal> {
+    let (framed, _held) = collect(gateway, body).await?;
+    let message = frame::unary(&framed)?;
+    if let Some(schema) = method.body {
+        canonical::check(schema, &message)?;
+    }
+    let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
+    let user = UserName::from(login.name.as_str());
+    let password = Secret::new(login.password);
+    record.user = Some(user.clone());
+    let until = Instant::now() + PATIENCE;
+    let until = deadline.map_or(until, |deadline| deadline.min(until));
+    let proof = match timeout_at(until, prove(gateway, &user, &password)).await {
+        Ok(proof) => proof?,
+        Err(_) if deadline == Some(until) => return Err(Refusal::deadline_exceeded()),
+        Err(_) => return Err(Refusal::request_timed_out()),
+    };
+    let session = Session::begin(SessionPeer::Password { user, password }, proof, 0, SystemTime::now());
+    let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session.id, token)));
+    let (id, token) = sealed.map_err(|failure| match failure {
+        SealFailure::TooLong => Refusal::authentication_failed(),
+        SealFailure::NotPinned => Refusal::nothing_sent(),
+        SealFailure::NoRandomness => Refusal::panicked(),
+    })?;
+    gateway.metrics.sessions_issued.inc();
+    tracing::info!(session = %id, user = record.user.as_ref().map(UserName::as_str), "session issued");
+    let answer = AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
+    Ok(Served::Ours(frame::encode(&answer.encode_to_vec())))
+}
+
+/// What a login proves; tried again while no member can tell.
+async fn prove(gateway: &Gateway, user: &UserName, password: &Secret<String>) -> Result<Proof, Refusal> {
+    loop {
+        if gateway.door.auth.get() == Auth::Off {
+            return Ok(Proof::None);
+        }
+        let members = gateway.door.members.current().ready_voters().map(|member| member.id).collect::<Vec<_>>();
+        match gateway.door.credentials.verify(user, password, &members).await {
+            Ok(_) => return Ok(Proof::Etcd),
+            Err(LoginFailure::AuthDisabled) => gateway.door.auth.set(Auth::Off),
+            Err(LoginFailure::WrongPassword) => return Err(Refusal::authentication_failed()),
+            Err(LoginFailure::NoPassword) => return Err(Refusal::no_password_user()),
+            Err(_) => gateway.pause_or_change(std::time::Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// A header as a member would send it: real ids and term, and a revision that this client may have seen.
+fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
+    let members = gateway.door.members.current();
+    ResponseHeader {
+        cluster_id: members.cluster.map_or(0, |id| id.0),
+        member_id: members.ready_voters().next().map_or(0, |member| member.id.0),
+        revision: client.floor.get().0,
+        raft_term: members.term,
+    }
+}
+
+/// grpc.health.v1 Check: the whole server only, as etcd.
+pub async fn health(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refusal> {
+    let (framed, _held) = collect(gateway, body).await?;
+    let message = frame::unary(&framed)?;
+    let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
+    if !asked.service.is_empty() {
+        return Err(Refusal::unknown_health_service());
+    }
+    let ready = gateway.door.members.current().is_ready();
+    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+    let answer = HealthCheckResponse { status: status.into() };
+    Ok(Served::Ours(frame::encode(&Bytes::from(answer.encode_to_vec()))))
+}

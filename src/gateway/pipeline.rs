@@ -1,0 +1,262 @@
+//! Peer, call, target, member, reply: the steps of every call, in this order, on this screen.
+//!
+//! Owns: the order. Must not know: how a step is done. Invariants: a step takes what the one before it made, so none
+//! can be skipped; a path that is not canonical, a body that a decision was made on and that is not canonical, or a
+//! credential that is bad, sends nothing upstream; a panic answers Unavailable, never a reset.
+
+use std::future::poll_fn;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Request, StatusCode};
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use crate::gateway::access_log::Record;
+use crate::gateway::caller::Caller;
+use crate::gateway::exchange::Exchange;
+use crate::gateway::reply::{self, Downstream};
+use crate::gateway::{Client, Gateway, Held, login, member_answers};
+use crate::identity::Revision;
+use crate::refusal::Refusal;
+use crate::rpc::call::{self, Deadline};
+use crate::rpc::method::{Effect, Lane, METHODS, Method, PathKind, Special, Stream, Target, path_kind};
+use crate::rpc::{canonical, frame, shape};
+use crate::upstream::answer::Answer;
+use crate::upstream::choose::Wanted;
+use crate::upstream::connection::Outgoing;
+use crate::upstream::send::{NoAnswer, upstream_headers};
+
+/// The row of the metrics that unknown methods share.
+const UNKNOWN: (usize, &str) = (METHODS.len(), "unknown");
+
+/// Serves one request, whatever it is.
+pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<Incoming>) -> Downstream {
+    let guarded = AssertUnwindSafe(handle(&gateway, &client, request)).catch_unwind();
+    match guarded.await {
+        Ok(response) => response,
+        Err(_) => {
+            gateway.metrics.panics.inc();
+            let record = record(&gateway, &client, UNKNOWN, true);
+            reply::refuse(&Refusal::panicked(), record)
+        }
+    }
+}
+
+async fn handle(gateway: &Rc<Gateway>, client: &Rc<Client>, request: Request<Incoming>) -> Downstream {
+    let (head, body) = request.into_parts();
+    let kind = path_kind(head.uri.path_and_query().map_or("", PathAndQuery::as_str));
+    let named = match &kind {
+        PathKind::Known(method) => (usize::from(method.index), method.path),
+        _ => UNKNOWN,
+    };
+    let unary = !matches!(&kind, PathKind::Known(method) if method.stream != Stream::Unary);
+    let mut record = record(gateway, client, named, unary);
+    if !call::is_grpc(&head.method, &head.headers) {
+        return reply::not_grpc(StatusCode::UNSUPPORTED_MEDIA_TYPE, record);
+    }
+    let served = match kind {
+        PathKind::Malformed => {
+            gateway.metrics.not_canonical.inc();
+            Err(Refusal::malformed_path())
+        }
+        PathKind::WellFormed { .. } => unknown(gateway, client, &head, body, &mut record).await,
+        PathKind::Known(method) => known(gateway, client, method, &head.headers, body, &mut record).await,
+    };
+    match served {
+        Ok(answer) => answer.reply(record),
+        Err(refusal) => reply::refuse(&refusal, record),
+    }
+}
+
+fn record(gateway: &Gateway, client: &Client, row: (usize, &'static str), unary: bool) -> Record {
+    let metrics = Arc::clone(&gateway.metrics);
+    Record::begin(metrics, gateway.settings.access_log, row, unary, Rc::clone(&client.origin))
+}
+
+/// What a step of the pipeline ended with.
+pub enum Served {
+    /// A member's answer.
+    Member(Box<Answer>, Option<crate::upstream::credential::InUse>),
+    /// A message of our own, framed.
+    Ours(Bytes),
+    /// A stream of our own.
+    Stream(tokio::sync::mpsc::Receiver<reply::Said>),
+}
+
+impl Served {
+    fn reply(self, record: Record) -> Downstream {
+        match self {
+            Self::Member(answer, in_use) => reply::deliver(*answer, Refusal::connection_lost(), in_use, record),
+            Self::Ours(message) => reply::message(message, record),
+            Self::Stream(said) => reply::stream(said, Refusal::server_stopped(), record),
+        }
+    }
+}
+
+async fn known(
+    gateway: &Rc<Gateway>,
+    client: &Rc<Client>,
+    method: &'static Method,
+    headers: &HeaderMap,
+    body: Incoming,
+    record: &mut Record,
+) -> Result<Served, Refusal> {
+    call::refuse_compression(headers)?;
+    let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
+    match method.special {
+        Special::Health => return login::health(gateway, body, method).await,
+        Special::Login => return login::authenticate(gateway, client, headers, body, deadline, record).await,
+        _ => {}
+    }
+    let caller = gateway.callers.identify(gateway, client, headers)?;
+    record.user = caller.user.clone();
+    match method.special {
+        Special::Watch => Ok(Served::Stream(crate::gateway::streams::watch(gateway, client, &caller, headers, body))),
+        Special::KeepAlive => {
+            Ok(Served::Stream(crate::gateway::streams::keep_alive(gateway, client, &caller, headers, body)))
+        }
+        _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
+    }
+}
+
+/// A call whose request is one message.
+#[expect(clippy::too_many_arguments, reason = "the steps before it, each of them")]
+async fn through(
+    gateway: &Rc<Gateway>,
+    client: &Rc<Client>,
+    method: &'static Method,
+    caller: &Caller,
+    headers: &HeaderMap,
+    body: Incoming,
+    deadline: Option<Instant>,
+    record: &mut Record,
+) -> Result<Served, Refusal> {
+    let (framed, _held) = collect(gateway, body).await?;
+    let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.into()))?;
+    if let Some(schema) = method.body {
+        canonical::check(schema, &message).map_err(|fault| refused(gateway, fault.into()))?;
+    }
+    let (wanted, lane, effect) = target(gateway, client, method, &message);
+    let exchange = Exchange {
+        gateway,
+        method,
+        path: method.path_and_query(),
+        wanted,
+        lane,
+        effect,
+        whom: caller.whom.clone(),
+        headers,
+        body: framed,
+        deadline,
+    };
+    let in_use = (lane != Lane::Unary).then(|| caller.in_use()).flatten();
+    let mut answer = exchange.run(record).await?;
+    if answer.status().is_some_and(|status| status.is_ok()) {
+        finish(gateway, client, method, &mut answer)?;
+    }
+    Ok(Served::Member(Box::new(answer), in_use))
+}
+
+/// What the body says about where a call goes.
+fn target(
+    gateway: &Gateway,
+    client: &Client,
+    method: &'static Method,
+    message: &[u8],
+) -> (Wanted, Lane, Effect) {
+    let by_row = || {
+        let home = if method.target == Target::Home { gateway.home(client) } else { None };
+        Wanted::by(method.target, home)
+    };
+    match method.special {
+        Special::Range => {
+            let range = shape::range(message);
+            let lane = if range.bulk { Lane::Bulk } else { Lane::Unary };
+            let wanted = if range.serializable { Wanted::Home(gateway.home(client)) } else { by_row() };
+            (wanted, lane, method.effect)
+        }
+        Special::Txn if shape::txn_is_read_only(message) => (by_row(), method.lane, Effect::ReadOnly),
+        _ => (by_row(), method.lane, method.effect),
+    }
+}
+
+/// What is read from, or changed in, a successful answer on its way down.
+fn finish(
+    gateway: &Gateway,
+    client: &Client,
+    method: &'static Method,
+    answer: &mut Answer,
+) -> Result<(), Refusal> {
+    let Some(framed) = answer.message() else { return Ok(()) };
+    let Some(message) = framed.get(frame::HEADER..) else { return Ok(()) };
+    if let Some(fields) = member_answers::member_fields(method.path) {
+        let rewritten = member_answers::rewrite(message, fields, &gateway.settings.client_urls);
+        let rewritten = rewritten.map_err(|_| Refusal::unreadable_answer())?;
+        answer.data = [rewritten].into();
+    } else if let Some(revision) = shape::header_revision(message) {
+        client.shown(Revision(revision));
+    }
+    Ok(())
+}
+
+/// A method that we do not know: its bytes cross as they are, once.
+async fn unknown(
+    gateway: &Rc<Gateway>,
+    client: &Rc<Client>,
+    head: &http::request::Parts,
+    body: Incoming,
+    record: &mut Record,
+) -> Result<Served, Refusal> {
+    let caller = gateway.callers.identify(gateway, client, &head.headers)?;
+    record.user = caller.user.clone();
+    let path = head.uri.path_and_query().cloned().ok_or_else(Refusal::malformed_path)?;
+    let member = gateway.choose(Wanted::Any, &[]).ok_or_else(Refusal::nothing_sent)?;
+    record.member = Some(member.id);
+    record.attempts = 1;
+    let token = gateway.door.token(&caller.whom, &member).await.map_err(|_| Refusal::invalid_auth_token())?;
+    let headers = upstream_headers(&head.headers, token.as_ref());
+    let sent = gateway.door.send(&member, Lane::Stream, path, headers, Outgoing::Piped(body)).await;
+    match sent {
+        Ok((response, in_flight)) => {
+            Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use()))
+        }
+        Err(NoAnswer::NeverSent(_)) => Err(Refusal::nothing_sent()),
+        Err(NoAnswer::Lost(_)) => Err(Refusal::connection_lost()),
+    }
+}
+
+/// The whole body of a request whose message is at most as large as allowed.
+pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes, Held), Refusal> {
+    let limit = gateway.settings.request_size;
+    let mut first = Bytes::new();
+    let mut more = BytesMut::new();
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        // The client went away: nobody reads this refusal.
+        let Ok(data) = frame.map_err(|_| Refusal::canceled())?.into_data() else { continue };
+        match (first.is_empty(), more.is_empty()) {
+            (true, _) => first = data,
+            (false, true) => {
+                more.extend_from_slice(&first);
+                more.extend_from_slice(&data);
+            }
+            (false, false) => more.extend_from_slice(&data),
+        }
+        let so_far = if more.is_empty() { &first[..] } else { &more[..] };
+        frame::within(so_far, limit)?;
+    }
+    let whole = if more.is_empty() { first } else { more.freeze() };
+    let held = gateway.hold(whole.len()).ok_or_else(Refusal::too_many_requests)?;
+    Ok((whole, held))
+}
+
+fn refused(gateway: &Gateway, refusal: Refusal) -> Refusal {
+    gateway.metrics.not_canonical.inc();
+    refusal
+}

@@ -1,0 +1,303 @@
+//! gRPC's five-byte frames: one in a unary body, many in a stream.
+//!
+//! Owns: the framing. Must not know: what a message holds.
+//! Invariants: a compressed frame is never opened; a reader holds at most one unfinished message of `max` bytes
+//! and what came with it in the same chunk; a message that lies within one chunk is not copied.
+//!
+//! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use crate::refusal::Refusal;
+
+/// Bytes before each message: a flag and the length, big-endian.
+pub const PREFIX: usize = 5;
+
+/// What is wrong with a body's frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameFault {
+    /// The message is compressed.
+    #[error("compressed frame")]
+    Compressed,
+    /// The flag is neither 0 nor 1.
+    #[error("unknown frame flag {0}")]
+    UnknownFlag(u8),
+    /// The prefix announces more than is taken.
+    #[error("frame of {got} bytes, at most {max} are taken")]
+    TooLarge {
+        /// What the prefix announces.
+        got: usize,
+        /// What is taken.
+        max: usize,
+    },
+    /// The body ends within a frame, or before the one that must be there.
+    #[error("body ends within a frame")]
+    Incomplete,
+    /// Bytes after the one frame of a unary body. etcd would answer the first and ignore the rest.
+    #[error("bytes after the only frame")]
+    Trailing,
+}
+
+impl FrameFault {
+    /// What the client is told. `encoding` is its `grpc-encoding`: grpc-go answers a compressed frame by it.
+    #[must_use]
+    pub fn refusal(self, encoding: Option<&str>) -> Refusal {
+        match self {
+            Self::Compressed => match encoding {
+                None | Some("" | "identity") => Refusal::COMPRESSED_WITHOUT_ENCODING,
+                Some(encoding) => Refusal::compressed(encoding),
+            },
+            Self::UnknownFlag(flag) => Refusal::unknown_frame_flag(flag),
+            Self::TooLarge { got, max } => Refusal::too_large(got, max),
+            Self::Incomplete => Refusal::not_canonical("the body ends within a frame"),
+            Self::Trailing => Refusal::not_canonical("bytes after the only frame"),
+        }
+    }
+}
+
+/// The message of a unary body: exactly one uncompressed frame and nothing after it. Not copied.
+///
+/// # Errors
+/// Everything but `TooLarge`: whoever gathers the body has looked at [`announced`] by then.
+pub fn unary(body: &Bytes) -> Result<Bytes, FrameFault> {
+    let length = prefix(body)?.ok_or(FrameFault::Incomplete)?;
+    match (body.len() - PREFIX).cmp(&length) {
+        std::cmp::Ordering::Less => Err(FrameFault::Incomplete),
+        std::cmp::Ordering::Equal => Ok(body.slice(PREFIX..)),
+        std::cmp::Ordering::Greater => Err(FrameFault::Trailing),
+    }
+}
+
+/// The length that the first frame of `body` announces, once its prefix is there. A gatherer refuses by it before
+/// it holds the bytes.
+#[must_use]
+pub fn announced(body: &[u8]) -> Option<usize> {
+    let length = body.get(1..PREFIX)?.try_into().ok().map(u32::from_be_bytes)?;
+    usize::try_from(length).ok()
+}
+
+/// The message in a frame.
+///
+/// # Panics
+/// Where `message` is 4 GiB or more, which no gRPC message can be.
+#[must_use]
+pub fn encode(message: &[u8]) -> Bytes {
+    let mut frame = BytesMut::with_capacity(PREFIX + message.len());
+    encode_into(&mut frame, message);
+    frame.freeze()
+}
+
+/// Appends the message in a frame.
+///
+/// # Panics
+/// Where `message` is 4 GiB or more, which no gRPC message can be.
+pub fn encode_into(buffer: &mut BytesMut, message: &[u8]) {
+    let length =
+        u32::try_from(message.len()).expect("a message is below 4 GiB: it came in a frame or is ours");
+    buffer.reserve(PREFIX + message.len());
+    buffer.put_u8(0);
+    buffer.put_u32(length);
+    buffer.put_slice(message);
+}
+
+/// Takes the chunks of a streaming body and gives the messages in them.
+///
+/// As an iterator it gives what is complete so far: `None` is "not yet", and after the next [`push`](Self::push)
+/// there may be more. After a fault it gives that fault for ever.
+#[derive(Debug)]
+pub struct FrameReader {
+    max: usize,
+    /// The unread rest of the newest chunk, while nothing is pending.
+    chunk: Bytes,
+    /// The beginning of a frame that spans chunks, and what came after it. Not empty: `chunk` is.
+    pending: BytesMut,
+    fault: Option<FrameFault>,
+}
+
+impl FrameReader {
+    /// A reader that takes messages of up to `max` bytes.
+    #[must_use]
+    pub fn new(max: usize) -> Self {
+        Self { max, chunk: Bytes::new(), pending: BytesMut::new(), fault: None }
+    }
+
+    /// Takes the next chunk. Read all messages before pushing again, or they pile up.
+    pub fn push(&mut self, chunk: Bytes) {
+        if self.fault.is_some() {
+            return;
+        }
+        if self.pending.is_empty() && self.chunk.is_empty() {
+            self.chunk = chunk;
+            return;
+        }
+        let rest = std::mem::take(&mut self.chunk);
+        if !rest.is_empty() {
+            // The rest is the beginning of a frame whose length may be known already.
+            let frame = announced(&rest).map_or(0, |length| length.min(self.max));
+            self.pending.reserve((PREFIX + frame).max(rest.len() + chunk.len()));
+            self.pending.extend_from_slice(&rest);
+        }
+        self.pending.extend_from_slice(&chunk);
+    }
+
+    /// Whether the body may end here: no frame has begun that is not complete.
+    ///
+    /// # Errors
+    /// The fault met before, or `Incomplete`.
+    pub fn finish(&self) -> Result<(), FrameFault> {
+        match self.fault {
+            Some(fault) => Err(fault),
+            None if self.chunk.is_empty() && self.pending.is_empty() => Ok(()),
+            None => Err(FrameFault::Incomplete),
+        }
+    }
+
+    fn take(&mut self) -> Result<Option<Bytes>, FrameFault> {
+        let buffered: &[u8] = if self.pending.is_empty() { &self.chunk } else { &self.pending };
+        let Some(length) = prefix(buffered)? else { return Ok(None) };
+        if length > self.max {
+            return Err(FrameFault::TooLarge { got: length, max: self.max });
+        }
+        if buffered.len() - PREFIX < length {
+            return Ok(None);
+        }
+        if self.pending.is_empty() {
+            self.chunk.advance(PREFIX);
+            return Ok(Some(self.chunk.split_to(length)));
+        }
+        self.pending.advance(PREFIX);
+        Ok(Some(self.pending.split_to(length).freeze()))
+    }
+}
+
+impl Iterator for FrameReader {
+    type Item = Result<Bytes, FrameFault>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(fault) = self.fault {
+            return Some(Err(fault));
+        }
+        let taken = self.take();
+        if let Err(fault) = taken {
+            self.fault = Some(fault);
+            self.chunk = Bytes::new();
+            self.pending = BytesMut::new();
+        }
+        taken.transpose()
+    }
+}
+
+/// The announced length, `None` while the prefix is not complete. A wrong flag is told from its byte alone.
+fn prefix(body: &[u8]) -> Result<Option<usize>, FrameFault> {
+    match body.first() {
+        None | Some(0) => Ok(announced(body)),
+        Some(1) => Err(FrameFault::Compressed),
+        Some(&flag) => Err(FrameFault::UnknownFlag(flag)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::refusal::Code;
+
+    #[test]
+    fn a_unary_body_is_exactly_one_frame() {
+        let read = |body: &'static [u8]| unary(&Bytes::from_static(body));
+        assert_eq!(read(b"\0\0\0\0\x02hi").unwrap(), "hi");
+        assert_eq!(read(b"\0\0\0\0\0").unwrap(), "");
+        assert_eq!(read(b"\0\0\0\0\0\0\0\0\0\0"), Err(FrameFault::Trailing));
+        assert_eq!(read(b"\0\0\0\0\x01hi"), Err(FrameFault::Trailing));
+        assert_eq!(read(b"\0\0\0\0\x03hi"), Err(FrameFault::Incomplete));
+        assert_eq!(read(b"\0\xff\xff\xff\xffhi"), Err(FrameFault::Incomplete));
+        assert_eq!(read(b"\0\0\0"), Err(FrameFault::Incomplete));
+        assert_eq!(read(b""), Err(FrameFault::Incomplete));
+        assert_eq!(read(b"\x01\0\0\0\x02hi"), Err(FrameFault::Compressed));
+        assert_eq!(read(b"\x02\0\0\0\x02hi"), Err(FrameFault::UnknownFlag(2)));
+    }
+
+    #[test]
+    fn a_message_within_one_chunk_is_not_copied() {
+        let chunk = Bytes::from_static(b"\0\0\0\0\x02hi\0\0\0\0\x01!");
+        let mut reader = FrameReader::new(10);
+        reader.push(chunk.clone());
+        let messages: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
+        assert_eq!(messages, ["hi", "!"]);
+        assert_eq!(messages[0].as_ptr(), chunk[5..].as_ptr());
+        assert_eq!(messages[1].as_ptr(), chunk[12..].as_ptr());
+        assert_eq!(reader.finish(), Ok(()));
+        let whole = unary(&chunk.slice(..7)).unwrap();
+        assert_eq!(whole.as_ptr(), chunk[5..].as_ptr());
+    }
+
+    #[test]
+    fn too_large_is_told_from_the_prefix_alone_and_for_ever() {
+        let mut reader = FrameReader::new(4);
+        reader.push(Bytes::from_static(b"\0\0\0\0\x05"));
+        let fault = FrameFault::TooLarge { got: 5, max: 4 };
+        assert_eq!(reader.next(), Some(Err(fault)));
+        reader.push(Bytes::from_static(b"\0\0\0\0\x01x"));
+        assert_eq!(reader.next(), Some(Err(fault)));
+        assert_eq!(reader.finish(), Err(fault));
+        assert_eq!(fault.refusal(None).message(), "grpc: received message larger than max (5 vs. 4)");
+    }
+
+    #[test]
+    fn a_compressed_frame_is_refused_as_grpc_go_refuses_it() {
+        let told = |encoding| FrameFault::Compressed.refusal(encoding);
+        assert_eq!(told(None).code(), Code::Internal);
+        assert_eq!(told(Some("identity")).code(), Code::Internal);
+        assert_eq!(told(Some("gzip")).code(), Code::Unimplemented);
+        assert_eq!(FrameFault::Trailing.refusal(None).code(), Code::InvalidArgument);
+        assert_eq!(FrameFault::Incomplete.refusal(None).code(), Code::InvalidArgument);
+    }
+
+    proptest! {
+        /// However a stream is cut into chunks, the same messages come out.
+        #[test]
+        fn messages_survive_any_cutting(
+            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
+            cuts in prop::collection::vec(1usize..30, 1..200),
+        ) {
+            let mut wire = BytesMut::new();
+            for message in &messages {
+                encode_into(&mut wire, message);
+            }
+            let mut wire = wire.freeze();
+            let mut reader = FrameReader::new(40);
+            let mut seen = Vec::new();
+            let mut cuts = cuts.into_iter().cycle();
+            while !wire.is_empty() {
+                let cut = cuts.next().unwrap().min(wire.len());
+                reader.push(wire.split_to(cut));
+                for message in reader.by_ref() {
+                    seen.push(message.unwrap().to_vec());
+                }
+                prop_assert_eq!(reader.finish().is_ok(), reader.chunk.is_empty() && reader.pending.is_empty());
+            }
+            prop_assert_eq!(seen, messages);
+            prop_assert_eq!(reader.finish(), Ok(()));
+        }
+
+        #[test]
+        fn any_bytes_are_read(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..20)) {
+            let mut reader = FrameReader::new(64);
+            for chunk in chunks {
+                let chunk = Bytes::from(chunk);
+                let _either = unary(&chunk);
+                reader.push(chunk);
+                while let Some(Ok(message)) = reader.next() {
+                    prop_assert!(message.len() <= 64);
+                }
+                prop_assert!(reader.pending.len() <= 64 + PREFIX + 20);
+            }
+        }
+
+        #[test]
+        fn what_is_encoded_is_read(message: Vec<u8>) {
+            prop_assert_eq!(unary(&encode(&message)).unwrap(), message);
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! What is known about the cluster, as one immutable value that every shard reads.
+//!
+//! Owns: the published snapshot ([`Membership`]), the flags by which the data path tells at once what it saw
+//! ([`Member::suspect`], [`Hints`]), and whether auth is on ([`AuthState`]). Must not know: how any of it was found.
+//! Invariants: only a ready voter of the pinned cluster takes traffic; a suspected member takes none until a probe that
+//! began after the suspicion has succeeded; a hint never blocks its sender.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+use crate::config::Endpoint;
+use crate::identity::{ClusterId, MemberId};
+use crate::upstream::version::{Traits, Version};
+
+/// Hints that wait for the control task. Each asks for a probe; past this many, the probes that are asked for already
+/// tell the same, so that further ones are dropped.
+const HINTS: usize = 64;
+
+/// What is known about the cluster at one moment.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// The cluster that we serve; `None` until a member has told it.
+    pub cluster: Option<ClusterId>,
+    /// The leader that the members of the highest term agree on, whether or not it can be reached.
+    pub leader: Option<MemberId>,
+    /// The highest raft term seen; 0 where none is known.
+    pub term: u64,
+    /// The members that have an address, by id.
+    pub members: Vec<Arc<Member>>,
+    /// Members of the cluster's list without an address that we may use.
+    pub absent: Vec<Absent>,
+    /// Addresses behind which another cluster answers. Never used.
+    pub foreign: Vec<Foreign>,
+    /// When this was put together.
+    pub as_of: Instant,
+}
+
+/// One member and how to reach it.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// As it says itself.
+    pub id: MemberId,
+    /// As in the member list; empty where no list could be had.
+    pub name: Arc<str>,
+    /// Where it is spoken to: a configured endpoint where one leads to it, else one of its client URLs.
+    pub endpoint: Endpoint,
+    /// Whether it votes.
+    pub role: Role,
+    /// As it says itself; `None` before it answered.
+    pub version: Option<Version>,
+    /// Whether it may take traffic, as of the last probe.
+    pub readiness: Readiness,
+    /// Its raft term when it last answered; 0 where it does not tell.
+    pub term: u64,
+    /// Its applied raft index when it last answered; 0 where it does not tell.
+    pub applied: u64,
+    /// As in the member list.
+    pub client_urls: Arc<[String]>,
+    /// Shared by all snapshots.
+    pub suspicion: Arc<Suspicion>,
+}
+
+/// Whether a member votes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It votes.
+    Voter,
+    /// It only follows, and refuses nearly every call.
+    Learner,
+}
+
+/// Whether a member may take traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It answers, has a leader, votes, and belongs to the pinned cluster.
+    Ready,
+    /// It may not.
+    NotReady(Reason),
+}
+
+/// Why a member takes no traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Not asked yet.
+    Unprobed,
+    /// It refuses connections, or does not answer.
+    Unreachable,
+    /// It answers, and sees no leader.
+    NoLeader,
+    /// It does not vote yet.
+    Learner,
+    /// Another cluster answers at its address.
+    ForeignCluster,
+    /// The configuration pins a cluster id, and the member tells none to the probing user.
+    UnverifiedCluster,
+    /// It is not in the member list: removed, or added a moment ago.
+    Unlisted,
+}
+
+/// A member of the list that cannot be spoken to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// As in the member list.
+    pub id: MemberId,
+    /// As in the member list; empty for one that was never started.
+    pub name: Arc<str>,
+    /// Why it has no address.
+    pub why: Absence,
+}
+
+/// Why a listed member has no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absence {
+    /// It was added and never started: no name, no client URLs.
+    Unstarted,
+    /// None of its client URLs may be used: another scheme than the configured endpoints', or no URL at all.
+    NoUsableUrl,
+}
+
+/// An address behind which another cluster answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Foreign {
+    /// The address.
+    pub endpoint: Endpoint,
+    /// The cluster that answers there.
+    pub cluster: ClusterId,
+}
+
+/// Whether calls can be served now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// At least one ready voter, and the leader is known.
+    Ready,
+    /// No member has answered yet.
+    NothingKnown,
+    /// No voter is ready.
+    NoReadyVoter,
+    /// Voters are ready, and their leader is not known.
+    NoKnownLeader,
+}
+
+impl Membership {
+    /// Before anything is known.
+    #[must_use]
+    pub fn unknown(now: Instant) -> Self {
+        Self {
+            cluster: None,
+            leader: None,
+            term: 0,
+            members: Vec::new(),
+            absent: Vec::new(),
+            foreign: Vec::new(),
+            as_of: now,
+        }
+    }
+
+    /// The members that may take traffic now, suspected ones left out.
+    pub fn ready_voters(&self) -> impl Iterator<Item = &Arc<Member>> {
+        self.members.iter().filter(|member| member.is_ready())
+    }
+
+    /// The leader, where it may take traffic now.
+    #[must_use]
+    pub fn leader(&self) -> Option<&Arc<Member>> {
+        self.get(self.leader?).filter(|member| member.is_ready())
+    }
+
+    /// The member of this id, ready or not.
+    #[must_use]
+    pub fn get(&self, id: MemberId) -> Option<&Arc<Member>> {
+        self.members.iter().find(|member| member.id == id)
+    }
+
+    /// Whether calls can be served now: what `/readyz` is made of.
+    #[must_use]
+    pub fn serving(&self) -> Serving {
+        if self.members.is_empty() {
+            Serving::NothingKnown
+        } else if self.ready_voters().next().is_none() {
+            Serving::NoReadyVoter
+        } else if self.leader.is_none() {
+            Serving::NoKnownLeader
+        } else {
+            Serving::Ready
+        }
+    }
+}
+
+impl Member {
+    /// Whether it may take traffic now. Looks at the shared suspicion too: ask at every choice.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.readiness == Readiness::Ready && !self.suspicion.is_raised()
+    }
+
+    /// Takes the member out of every shard's choice at once, until a probe that begins later has succeeded. For a
+    /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`].
+    pub fn suspect(&self) {
+        self.suspicion.raise();
+    }
+
+    /// How its version behaves.
+    #[must_use]
+    pub fn traits(&self) -> Traits {
+        self.version.map_or(Traits::CAUTIOUS, Version::traits)
+    }
+}
+
+/// Whether the data path lost a member since the probe that last succeeded began. One per member, for its whole life.
+#[derive(Debug, Default)]
+pub struct Suspicion {
+    raised: AtomicU32,
+    cleared: AtomicU32,
+}
+
+/// How often a suspicion had been raised when a probe began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u32);
+
+impl Suspicion {
+    /// Says that a connection was lost.
+    pub fn raise(&self) {
+        self.raised.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether a connection was lost since the last probe that succeeded began.
+    #[must_use]
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Relaxed) != self.cleared.load(Ordering::Relaxed)
+    }
+
+    /// To be taken when a probe begins.
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        Mark(self.raised.load(Ordering::Relaxed))
+    }
+
+    /// To be called when that probe succeeded: clears what was raised before it began, and nothing later.
+    pub fn clear(&self, mark: Mark) {
+        self.cleared.store(mark.0, Ordering::Relaxed);
+    }
+}
+
+/// What the data path saw, and the control task should look into now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// A connection to the member could not be made or was lost.
+    Unreachable(MemberId),
+    /// The member refused a leader-only call.
+    NotLeader(MemberId),
+    /// A response header carried this raft term.
+    LeaderMoved {
+        /// The term.
+        term: u64,
+    },
+    /// A call without a token was refused for want of a user.
+    AuthOn,
+    /// A login was answered "authentication is not enabled".
+    AuthOff,
+}
+
+/// Where hints go. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Hints(mpsc::Sender<Hint>);
+
+impl Hints {
+    /// A pair of ends.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<Hint>) {
+        let (sender, receiver) = mpsc::channel(HINTS);
+        (Self(sender), receiver)
+    }
+
+    /// Tells the control task, never blocks. Where too many wait the hint is dropped: the probes that it would ask for
+    /// are asked for already.
+    pub fn send(&self, hint: Hint) {
+        if self.0.try_send(hint).is_err() {
+            tracing::trace!(?hint, "hint dropped");
+        }
+    }
+}
+
+/// Whether the cluster checks credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Auth {
+    /// No member has told yet.
+    Unknown,
+    /// It does.
+    On,
+    /// It does not: a token must not be sent, and a login proves nothing.
+    Off,
+}
+
+/// Whether the cluster checks credentials, for every shard. Written by the control task only.
+#[derive(Debug, Default)]
+pub struct AuthState(AtomicU8);
+
+impl AuthState {
+    /// As last found out.
+    #[must_use]
+    pub fn now(&self) -> Auth {
+        match self.0.load(Ordering::Relaxed) {
+            1 => Auth::On,
+            2 => Auth::Off,
+            _ => Auth::Unknown,
+        }
+    }
+
+    /// Publishes what was found out. The data path sends [`Hint`]s instead.
+    pub fn set(&self, auth: Auth) {
+        let value = match auth {
+            Auth::Unknown => 0,
+            Auth::On => 1,
+            Auth::Off => 2,
+        };
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+/// The control runtime's channel to every member that has an address, for logins and other rare calls.
+pub type ControlChannels = Arc<ArcSwap<HashMap<MemberId, Channel>>>;
+
+/// Everything that the control task publishes, and the way to tell it something. Cheap to clone, goes to any thread.
+#[derive(Clone)]
+pub struct MembersHandle {
+    /// The last snapshot. Load it once per call.
+    pub snapshot: Arc<ArcSwap<Membership>>,
+    /// Moves whenever the snapshot or the auth state changed in anything but times and indexes.
+    pub changes: watch::Receiver<u64>,
+    /// For use on the control runtime only.
+    pub channels: ControlChannels,
+    /// The way back.
+    pub hints: Hints,
+    /// Whether the cluster checks credentials.
+    pub auth: Arc<AuthState>,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unprobed => "not asked yet",
+            Self::Unreachable => "unreachable",
+            Self::NoLeader => "sees no leader",
+            Self::Learner => "is a learner",
+            Self::ForeignCluster => "another cluster answers at its address",
+            Self::UnverifiedCluster => "its cluster id cannot be verified",
+            Self::Unlisted => "is not in the member list",
+        })
+    }
+}
+
+impl fmt::Display for Serving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready => "ready",
+            Self::NothingKnown => "no member has answered yet",
+            Self::NoReadyVoter => "no voting member is ready",
+            Self::NoKnownLeader => "the leader is not known",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Scheme;
+
+    fn member(id: u64, readiness: Readiness) -> Arc<Member> {
+        Arc::new(Member {
+            id: MemberId(id),
+            name: "m".into(),
+            endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 1 },
+            role: Role::Voter,
+            version: None,
+            readiness,
+            term: 1,
+            applied: 1,
+            client_urls: Arc::default(),
+            suspicion: Arc::default(),
+        })
+    }
+
+    fn ready_ids(membership: &Membership) -> Vec<u64> {
+        membership.ready_voters().map(|member| member.id.0).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspected_member_is_out_of_every_snapshot_until_a_later_probe() {
+        let mut membership = Membership::unknown(Instant::now());
+        membership.leader = Some(MemberId(1));
+        membership.members = vec![
+            member(1, Readiness::Ready),
+            member(2, Readiness::Ready),
+            member(3, Readiness::NotReady(Reason::NoLeader)),
+        ];
+        let older = membership.clone();
+        assert_eq!(ready_ids(&membership), [1, 2]);
+        assert_eq!(membership.leader().map(|member| member.id), Some(MemberId(1)));
+
+        let suspicion = Arc::clone(&membership.members[0].suspicion);
+        let before = suspicion.mark();
+        older.members[0].suspect();
+        assert_eq!(ready_ids(&membership), [2]);
+        assert!(membership.leader().is_none());
+
+        suspicion.clear(before);
+        assert_eq!(ready_ids(&membership), [2], "a probe that began before the suspicion proves nothing");
+        suspicion.clear(suspicion.mark());
+        assert_eq!(ready_ids(&membership), [1, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn serving_needs_a_ready_voter_and_a_known_leader() {
+        let mut membership = Membership::unknown(Instant::now());
+        assert_eq!(membership.serving(), Serving::NothingKnown);
+        membership.members = vec![member(1, Readiness::NotReady(Reason::Unreachable))];
+        assert_eq!(membership.serving(), Serving::NoReadyVoter);
+        membership.members.push(member(2, Readiness::Ready));
+        assert_eq!(membership.serving(), Serving::NoKnownLeader);
+        membership.leader = Some(MemberId(1));
+        assert_eq!(membership.serving(), Serving::Ready, "the leader itself need not be reachable from here");
+        membership.members[1].suspect();
+        assert_eq!(membership.serving(), Serving::NoReadyVoter);
+    }
+
+    #[tokio::test]
+    async fn hints_past_the_bound_are_dropped_and_block_nobody() {
+        let (hints, mut waiting) = Hints::channel();
+        for _ in 0..HINTS + 5 {
+            hints.send(Hint::AuthOn);
+        }
+        let mut count = 0;
+        while waiting.try_recv().is_ok() {
+            count += 1;
+        }
+        assert_eq!(count, HINTS);
+    }
+
+    #[test]
+    fn auth_is_unknown_until_told() {
+        let auth = AuthState::default();
+        assert_eq!(auth.now(), Auth::Unknown);
+        for state in [Auth::On, Auth::Off, Auth::Unknown] {
+            auth.set(state);
+            assert_eq!(auth.now(), state);
+        }
+    }
+}
