@@ -60,6 +60,8 @@ pub(crate) enum Shape {
     Once,
     /// The request stays open; reading stops when, after at least so many messages, nothing comes for a while.
     Stream { at_least: usize },
+    /// The request ends with its last DATA (newer servers answer nothing before); reading stops as with `Stream`.
+    ServerStream { at_least: usize },
 }
 
 /// Everything that came back.
@@ -219,6 +221,10 @@ async fn exchange(requests: SendRequest<Bytes>, request: Request<()>, call: &Cal
         }
         Shape::Stream { at_least } => {
             upload.next();
+            at_least
+        }
+        Shape::ServerStream { at_least } => {
+            upload.all();
             at_least
         }
     };

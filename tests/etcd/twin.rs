@@ -99,12 +99,13 @@ async fn side(cluster: &Cluster, through: Option<&Keyward>) -> Side {
         (None, Tls::Off) => Endpoint::plain(cluster.address(0)),
         (None, _) => Endpoint::tls(cluster.address(0), cluster.pki(), None),
     };
-    Side::new(endpoint, cluster.member_id(0).await).await
+    let url = through.map_or_else(|| cluster.url(0), Keyward::url);
+    Side::new(endpoint, url, cluster.member_id(0).await).await
 }
 
 /// Lives the history on both sides, prints what came of it, and fails where more differed than may.
 async fn run(version: &Version, port: Port, second: Second, direct: &mut Side, other: &mut Side) {
-    let permitted = Permitted::load(version, port, second);
+    let permitted = Permitted::load(version, port, second, other.url.clone());
     let mut verdicts = Vec::new();
     for row in rows::all() {
         verdicts.extend(judge_row(&row, direct, other, &permitted).await);
@@ -138,10 +139,17 @@ async fn judge_row(row: &Row, direct: &mut Side, other: &mut Side, permitted: &P
 
 /// First directly; through Keyward a stream is read until as many messages came.
 async fn ask_both(row: &Row, who: Who, direct: &Side, other: &Side) -> (Answer, Answer) {
-    let first = direct.call(row.path, &(row.request)(direct, who), row.shape, who).await;
+    let shape = match row.shape {
+        // Who may not do it is told once.
+        Shape::Stream { at_least } if who < Who::Alice => Shape::Stream { at_least: at_least.min(1) },
+        shape => shape,
+    };
+    let first = direct.call(row.path, &(row.request)(direct, who), shape, who).await;
+    let at_least = first.messages().len();
     let shape = match row.shape {
         Shape::Once => Shape::Once,
-        Shape::Stream { .. } => Shape::Stream { at_least: first.messages().len() },
+        Shape::Stream { .. } => Shape::Stream { at_least },
+        Shape::ServerStream { .. } => Shape::ServerStream { at_least },
     };
     let second = other.call(row.path, &(row.request)(other, who), shape, who).await;
     (first, second)

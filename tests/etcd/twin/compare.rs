@@ -82,7 +82,8 @@ fn leaves(direct: &[Leaf], keyward: &[Leaf], note: &mut impl FnMut(&str, String,
         let bytes = |leaves: &[Leaf]| leaves.iter().map(|leaf| leaf.bytes.clone()).collect::<Vec<_>>();
         if bytes(&a) != bytes(&b) {
             let field = &a.first().or(b.first()).expect("the path is of one of them").field;
-            note(field, shown(&a), shown(&b));
+            let alike = a.len() == b.len() && shown(&a, false) == shown(&b, false);
+            note(field, shown(&a, alike), shown(&b, alike));
         }
     }
     if same_paths {
@@ -90,13 +91,10 @@ fn leaves(direct: &[Leaf], keyward: &[Leaf], note: &mut impl FnMut(&str, String,
     }
 }
 
-/// Bytes that differ and look alike (a number in more bytes than it needs) must not look alike here.
-fn shown(leaves: &[Leaf]) -> String {
-    if leaves.is_empty() {
-        return "absent".into();
-    }
-    let one = |leaf: &Leaf| format!("{} [{} bytes]", leaf.shown, leaf.bytes.len());
-    leaves.iter().map(one).collect::<Vec<_>>().join(", ")
+/// With the bytes where the values look alike: a number can stand in more bytes than it needs.
+fn shown(leaves: &[Leaf], with_bytes: bool) -> String {
+    let one = |leaf: &Leaf| if with_bytes { format!("{} {:?}", leaf.shown, leaf.bytes) } else { leaf.shown.clone() };
+    if leaves.is_empty() { "absent".into() } else { leaves.iter().map(one).collect::<Vec<_>>().join(", ") }
 }
 
 /// Which HEADERS carried the status.
@@ -164,7 +162,7 @@ mod tests {
     fn a_changed_field_is_named() {
         let one = answer(frame(&granted(2).encode_to_vec()), &[("grpc-status", "0")]);
         let other = answer(frame(&granted(3).encode_to_vec()), &[("grpc-status", "0")]);
-        let expected = difference("ResponseHeader.raft_term", "2 [2 bytes]", "3 [2 bytes]");
+        let expected = difference("ResponseHeader.raft_term", "2", "3");
         assert_eq!(differences(&one, &other), [expected]);
     }
 
@@ -173,7 +171,7 @@ mod tests {
         let one = answer(frame(&granted(2).encode_to_vec()), &[("grpc-status", "0")]);
         let other = LeaseGrantResponse { ttl: 0, ..granted(2) };
         let other = answer(frame(&other.encode_to_vec()), &[("grpc-status", "0")]);
-        let expected = difference("LeaseGrantResponse.TTL", "60 [2 bytes]", "absent");
+        let expected = difference("LeaseGrantResponse.TTL", "60", "absent");
         assert_eq!(differences(&one, &other), [expected]);
     }
 
@@ -181,7 +179,7 @@ mod tests {
     fn the_same_number_in_more_bytes_is_a_difference() {
         let one = answer(frame(b"\x10\x05"), &[("grpc-status", "0")]);
         let other = answer(frame(b"\x10\x85\x00"), &[("grpc-status", "0")]);
-        let expected = difference("LeaseGrantResponse.ID", "5 [2 bytes]", "5 [3 bytes]");
+        let expected = difference("LeaseGrantResponse.ID", "5 [16, 5]", "5 [16, 133, 0]");
         assert_eq!(differences(&one, &other), [expected]);
     }
 

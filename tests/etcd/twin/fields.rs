@@ -1,11 +1,12 @@
 //! An answer's body as a list of its leaves, named by our own descriptors, so that one field can be left out of a comparison.
 //!
 //! Must not know which fields those are. Invariant: every byte of a body stands in exactly one leaf, save for the tags and lengths
-//! of the messages around it: two bodies with equal leaves are equal bytes.
+//! of the messages around it: two bodies with equal leaves are equal bytes. One exception: etcd sorts members by their ids, which
+//! are random, so here those that never started come last, and a leaf of its own says whether the ids were in order.
 
 use std::{collections::HashMap, sync::LazyLock};
 
-use keyward::pb::DESCRIPTORS;
+use keyward::pb::{DESCRIPTORS, etcdserverpb::Member};
 use prost::Message as _;
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
 
@@ -90,9 +91,11 @@ pub(crate) fn leaves(message: &str, bytes: &[u8]) -> Option<Vec<Leaf>> {
     Some(out)
 }
 
-fn collect(message: &str, above: &str, mut bytes: &[u8], out: &mut Vec<Leaf>) -> Option<()> {
+fn collect(message: &str, above: &str, bytes: &[u8], out: &mut Vec<Leaf>) -> Option<()> {
     let known = SCHEMA.messages.get(message);
     let short = message.rsplit('.').next().unwrap_or(message);
+    let sorted = members_sorted(known, bytes, short, out)?;
+    let mut bytes = sorted.as_slice();
     let mut times: HashMap<u64, usize> = HashMap::new();
     while !bytes.is_empty() {
         let start = bytes;
@@ -131,6 +134,36 @@ fn collect(message: &str, above: &str, mut bytes: &[u8], out: &mut Vec<Leaf>) ->
     Some(())
 }
 
+/// The same message with its members, which are last in it, in an order of ours.
+fn members_sorted(
+    known: Option<&HashMap<u64, Field>>,
+    bytes: &[u8],
+    short: &str,
+    out: &mut Vec<Leaf>,
+) -> Option<Vec<u8>> {
+    let is_member = |field: &&Field| field.name == "members";
+    if known.is_none_or(|fields| !fields.values().any(|field| is_member(&field))) {
+        return Some(bytes.to_vec());
+    }
+    let number = known?.iter().find_map(|(number, field)| is_member(&field).then_some(*number))?;
+    let (mut rest, mut others, mut members) = (bytes, Vec::new(), Vec::new());
+    while !rest.is_empty() {
+        let start = rest;
+        let tag = varint(&mut rest)?;
+        let length = usize::try_from(varint(&mut rest)?).ok()?;
+        let value = if tag & 7 == 2 { rest.split_off(..length)? } else { &[] };
+        let whole = &start[..start.len() - rest.len()];
+        if tag >> 3 == number { members.push((whole, Member::decode(value).ok()?)) } else { others.extend(whole) }
+    }
+    let ids = members.iter().map(|(_, member)| member.id);
+    let shown = if ids.is_sorted() { "by id" } else { "not by id" };
+    let leaf = Leaf { field: format!("{short}.members"), path: "members".into(), bytes: shown.into(), shown: shown.into() };
+    out.push(leaf);
+    members.sort_by_key(|(_, member)| member.name.is_empty());
+    members.iter().for_each(|(whole, _)| others.extend(*whole));
+    Some(others)
+}
+
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {
@@ -145,7 +178,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use keyward::pb::{etcdserverpb, mvccpb};
+    use keyward::pb::{etcdserverpb, etcdserverpb::MemberListResponse, mvccpb};
 
     use super::*;
 
@@ -171,6 +204,19 @@ mod tests {
             ]
         );
         assert_eq!(leaves[1].bytes, b"\x18\xac\x02");
+    }
+
+    #[test]
+    fn members_have_one_order_and_their_own_is_noted() {
+        let voter = Member { id: 9, name: "m0".into(), ..Member::default() };
+        let learner = Member { id: 7, is_learner: true, ..Member::default() };
+        let shown = |members: &[Member]| {
+            let bytes = MemberListResponse { members: members.to_vec(), ..Default::default() }.encode_to_vec();
+            let leaves = leaves("etcdserverpb.MemberListResponse", &bytes).unwrap();
+            leaves.into_iter().map(|leaf| leaf.shown).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(&[learner.clone(), voter.clone()]), ["by id", "9", "m0", "7", "1"]);
+        assert_eq!(shown(&[voter, learner]), ["not by id", "9", "m0", "7", "1"]);
     }
 
     #[test]

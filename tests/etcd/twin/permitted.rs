@@ -16,6 +16,8 @@ use crate::harness::binary::Version;
 
 /// The entries that apply to one run, each with how often it was used.
 pub(crate) struct Permitted {
+    /// The client URL that the second side must name as its own.
+    own_url: String,
     entries: Vec<(Entry, Cell<usize>)>,
 }
 
@@ -39,6 +41,7 @@ struct Entry {
     #[serde(default, rename = "as")]
     who: Vec<Who>,
     direct: Option<String>,
+    /// `OWN URL` is the address of the one that answers.
     keyward: Option<String>,
     port: Option<Port>,
     from: Option<String>,
@@ -64,7 +67,7 @@ pub(crate) enum Second {
 
 impl Permitted {
     /// The entries for a run on this version and port. Panics where the file has an entry that can permit nothing.
-    pub(crate) fn load(version: &Version, port: Port, second: Second) -> Permitted {
+    pub(crate) fn load(version: &Version, port: Port, second: Second, own_url: String) -> Permitted {
         let file: File = toml::from_str(include_str!("../twin_differences.toml")).expect("twin_differences.toml is valid");
         file.permitted.iter().for_each(Entry::check);
         let applies = |entry: &Entry| {
@@ -73,12 +76,12 @@ impl Permitted {
             from && before && entry.port.is_none_or(|of| of == port) && (entry.twins || second == Second::Keyward)
         };
         let entries = file.permitted.into_iter().filter(applies).map(|entry| (entry, Cell::new(0)));
-        Permitted { entries: entries.collect() }
+        Permitted { own_url, entries: entries.collect() }
     }
 
     /// The reason for which a difference is permitted.
     pub(crate) fn reason(&self, at: At<'_>, difference: &Difference) -> Option<&str> {
-        let (entry, used) = self.entries.iter().find(|(entry, _)| entry.permits(at, difference))?;
+        let (entry, used) = self.entries.iter().find(|(entry, _)| entry.permits(at, difference, &self.own_url))?;
         used.set(used.get() + 1);
         Some(&entry.reason)
     }
@@ -96,14 +99,15 @@ impl Permitted {
 }
 
 impl Entry {
-    fn permits(&self, at: At<'_>, difference: &Difference) -> bool {
+    fn permits(&self, at: At<'_>, difference: &Difference, own_url: &str) -> bool {
         let of = |pattern: &Option<String>, value: &str| pattern.as_deref().is_none_or(|p| p == value);
+        let keyward = self.keyward.as_deref().map(|pattern| pattern.replace("OWN URL", own_url));
         self.what == difference.what
             && (self.rpcs.is_empty() || self.rpcs.iter().any(|rpc| rpc == at.rpc))
             && (self.who.is_empty() || self.who.contains(&at.who))
             && of(&self.case, at.case)
             && of(&self.direct, &difference.direct)
-            && of(&self.keyward, &difference.keyward)
+            && of(&keyward, &difference.keyward)
     }
 
     fn check(&self) {
@@ -116,6 +120,7 @@ impl Entry {
             assert!(known, "twin_differences.toml: no RPC is called {rpc:?}");
         }
         let whole = self.what == "outcome" || self.what == "messages";
-        assert!(!whole || (self.direct.is_some() && self.keyward.is_some()), "{:?}: say which, not any", self.reason);
+        let narrow = !self.rpcs.is_empty() || (self.direct.is_some() && self.keyward.is_some());
+        assert!(!whole || narrow, "twin_differences.toml: {:?} permits any {}", self.reason, self.what);
     }
 }

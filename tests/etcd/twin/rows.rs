@@ -41,6 +41,11 @@ fn stream(path: &'static str, case: &'static str, at_least: usize, request: fn(&
     Row { shape: Shape::Stream { at_least }, ..row(path, case, request) }
 }
 
+/// A call with one request and answers until the client leaves.
+fn server_stream(path: &'static str, case: &'static str, request: fn(&Side, Who) -> Vec<Vec<u8>>) -> Row {
+    Row { shape: Shape::ServerStream { at_least: 1 }, ..row(path, case, request) }
+}
+
 fn one(message: &impl Message) -> Vec<Vec<u8>> {
     vec![message.encode_to_vec()]
 }
@@ -72,6 +77,6 @@ fn health() -> Vec<Row> {
     vec![
         row(CHECK, "the server", |_, _| one(&HealthCheckRequest::default())),
         row(CHECK, "unknown service", |_, _| one(&HealthCheckRequest { service: "nobody".into() })),
-        stream("/grpc.health.v1.Health/Watch", "the server", 1, |_, _| one(&HealthCheckRequest::default())),
+        server_stream("/grpc.health.v1.Health/Watch", "the server", |_, _| one(&HealthCheckRequest::default())),
     ]
 }

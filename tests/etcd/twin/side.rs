@@ -46,6 +46,8 @@ const GARBAGE: &str = "nobody-issued-this";
 pub(crate) struct Side {
     endpoint: Endpoint,
     tokens: BTreeMap<Who, String>,
+    /// The client URL that it answers as its own.
+    pub(crate) url: String,
     /// The id of its only member.
     pub(crate) member: u64,
     /// The id of the learner that was added last; 0 before.
@@ -73,8 +75,8 @@ impl Who {
 
 impl Side {
     /// Logs in everybody who has a password.
-    pub(crate) async fn new(endpoint: Endpoint, member: u64) -> Side {
-        let mut side = Side { endpoint, tokens: BTreeMap::new(), member, learner: 0, leaders: BTreeMap::new() };
+    pub(crate) async fn new(endpoint: Endpoint, url: String, member: u64) -> Side {
+        let mut side = Side { endpoint, tokens: BTreeMap::new(), url, member, learner: 0, leaders: BTreeMap::new() };
         side.tokens.insert(Who::Garbage, GARBAGE.into());
         for who in [Who::Bob, Who::Alice, Who::Root] {
             let token = side.login(who).await;

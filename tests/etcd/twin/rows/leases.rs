@@ -9,7 +9,7 @@ use keyward::pb::{
 };
 use prost::Message;
 
-use super::{Row, one, row, stream};
+use super::{Row, one, row, server_stream, stream};
 use crate::twin::side::Who;
 
 const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
@@ -91,7 +91,7 @@ pub(super) fn election() -> Vec<Row> {
             one(&ProclaimRequest { leader: side.leader(who), value: "second".into() })
         }),
         row(PROCLAIM, "without a leadership", |_, _| one(&ProclaimRequest { leader: None, value: "second".into() })),
-        stream(OBSERVE, "alice", 1, |_, _| one(&LeaderRequest { name: election_of(Who::Alice).into() })),
+        server_stream(OBSERVE, "alice", |_, _| one(&LeaderRequest { name: election_of(Who::Alice).into() })),
         row(RESIGN, "one's own, or alice's", |side, who| one(&ResignRequest { leader: side.leader(who) })),
         row(RESIGN, "without a leadership", |_, _| one(&ResignRequest { leader: None })),
     ]
