@@ -1,9 +1,18 @@
 //! What one `keyward.toml` means: a value that is valid as a whole, cheap to clone and to share.
 //!
-//! Owns: the resolved types. `file` mirrors the TOML, `shape` tells every fault of its shape, `resolve` gives it its
-//! meaning. Must not know: tasks, sockets, TLS engines.
+//! Owns: the resolved types. Below: `file` mirrors the TOML, `shape` tells every fault of its shape, `resolve` gives it
+//! its meaning, with `values` and `secrets` for its single values; `findings` collects what is wrong. Must not know: tasks, sockets, TLS engines.
 //! Invariants: no `Option` means "default"; every file named in the configuration has been read and checked; all
 //! faults are told at once, with key paths; nothing here prints a secret.
+
+mod file;
+mod findings;
+#[cfg(test)]
+mod reference;
+mod resolve;
+mod secrets;
+mod shape;
+mod values;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,6 +25,10 @@ use crate::identity::{ClusterId, UserName};
 use crate::pem::{KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
+
+pub use findings::{Fault, Faults, Warning};
+pub use resolve::load;
+pub use values::Malformed;
 
 /// The whole configuration.
 #[derive(Clone, Debug)]

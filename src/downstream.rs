@@ -4,5 +4,6 @@
 
 pub mod connection;
 pub mod listener;
+pub mod said;
 pub mod session;
 pub mod tls;

@@ -10,20 +10,19 @@ pub mod login;
 pub mod member_answers;
 pub mod pipeline;
 pub mod reply;
+pub mod streams;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::downstream::session::Sealer;
-use crate::gateway::caller::Callers;
+use crate::downstream::session::{Sealer, Session};
+use crate::gateway::caller::{Caller, Callers};
 use crate::identity::{MemberId, Revision};
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
-use crate::upstream::choose::{Chooser, Wanted};
-use crate::upstream::membership::Member;
-use crate::upstream::send::{As, Door};
+use crate::upstream::choose::Wanted;
+use crate::upstream::send::Door;
 
 /// What the gateway takes from the configuration.
 #[derive(Clone, Debug)]
@@ -52,7 +51,6 @@ pub struct Gateway {
     pub settings: Settings,
     /// The tasks of this shard's streams.
     pub tasks: Tasks,
-    chooser: Chooser,
     held: Cell<usize>,
 }
 
@@ -61,17 +59,19 @@ pub struct Client {
     /// Where it came from.
     pub origin: Rc<access_log::Origin>,
     /// As whom it calls where it shows no credential.
-    pub default: As,
+    pub default: Rc<Caller>,
     /// The highest revision that it was shown: nothing older may follow (rules 21).
-    pub floor: Cell<Revision>,
+    pub floor: Rc<Cell<Revision>>,
     home: Cell<Option<MemberId>>,
+    /// Who called last: nearly always who calls next.
+    last: RefCell<Option<(Rc<Session>, Rc<Caller>)>>,
 }
 
 impl Client {
     /// A connection that has seen nothing yet.
     #[must_use]
-    pub fn new(origin: Rc<access_log::Origin>, default: As) -> Self {
-        Self { origin, default, floor: Cell::default(), home: Cell::default() }
+    pub fn new(origin: Rc<access_log::Origin>, default: Rc<Caller>) -> Self {
+        Self { origin, default, floor: Rc::default(), home: Cell::default(), last: RefCell::default() }
     }
 
     /// Notes a revision that goes downstream.
@@ -92,37 +92,21 @@ impl Gateway {
     ) -> Self {
         Self {
             door,
+            callers: Callers::new(Arc::clone(&sealer)),
             sealer,
-            callers: Callers::default(),
             metrics,
             settings,
             tasks,
-            chooser: Chooser::default(),
             held: Cell::default(),
         }
-    }
-
-    /// A member for a call that wants `wanted`; members in `tried` come last.
-    #[must_use]
-    pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
-        let members = self.door.members.current();
-        self.chooser.choose(&members, wanted, tried, |id| self.door.pool.in_flight(id))
     }
 
     /// The connection's own member, chosen when first asked for and again when it is not ready.
     #[must_use]
     pub fn home(&self, client: &Client) -> Option<MemberId> {
-        let chosen = self.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
+        let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen
-    }
-
-    /// Waits for `pause`, or less if the published members change meanwhile.
-    pub async fn pause_or_change(&self, pause: Duration) {
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = self.door.members.changed() => {}
-        }
     }
 
     /// Takes `bytes` of the shard's budget for held requests; None when it is used up. Given back on drop.

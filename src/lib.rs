@@ -1,20 +1,25 @@
 //! Keyward: an etcd-aware gRPC reverse proxy, one address for an etcd cluster.
 //!
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
-//! `app` · `admin` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
+//! `app` · `admin`, `reload` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
 //! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
+pub mod admin;
+pub mod app;
 pub mod config;
 pub mod downstream;
 pub mod gateway;
 pub mod identity;
 pub mod io;
+pub mod lease;
 pub mod pb;
 pub mod pem;
 pub mod refusal;
+pub mod reload;
 pub mod rpc;
 pub mod secret;
 pub mod shard;
 pub mod tasks;
 pub mod telemetry;
 pub mod upstream;
+pub mod watch;

@@ -1,2 +1,69 @@
-//! Keyward.
-fn main() {}
+//! The command line: `keyward check`, `keyward --version`.
+//!
+//! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running), 64 (the command line or the
+//! configuration cannot be used). Must not know: how anything is done.
+//! Invariant: an answer goes to stdout, what is wrong to stderr.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use keyward::config::{self, Warning};
+
+/// `EX_USAGE` of sysexits.h.
+const UNUSABLE: u8 = 64;
+
+/// One address for an etcd cluster: an etcd-aware gRPC reverse proxy.
+#[derive(Parser)]
+#[command(name = "keyward", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Reads the configuration and every file that it names, and tells all faults at once.
+    Check(ConfigFile),
+}
+
+#[derive(Args)]
+struct ConfigFile {
+    /// The configuration file; the repository's config.toml describes every key.
+    #[arg(long, env = "KEYWARD_CONFIG", value_name = "FILE")]
+    config: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // --help and --version come this way too; they are answers, and no fault.
+            let code = if error.use_stderr() { ExitCode::from(UNUSABLE) } else { ExitCode::SUCCESS };
+            return finish(error.print(), code);
+        }
+    };
+    match arguments.command {
+        Command::Check(file) => check(&file.config),
+    }
+}
+
+fn check(file: &Path) -> ExitCode {
+    match config::load(file) {
+        Ok((_, warnings)) => finish(print_valid(&warnings), ExitCode::SUCCESS),
+        Err(faults) => finish(writeln!(io::stderr(), "{faults}"), ExitCode::from(UNUSABLE)),
+    }
+}
+
+fn print_valid(warnings: &[Warning]) -> io::Result<()> {
+    for warning in warnings {
+        writeln!(io::stderr(), "warning: {warning}")?;
+    }
+    writeln!(io::stdout(), "configuration is valid")
+}
+
+/// The code, unless what was to be said could not be said.
+fn finish(printed: io::Result<()>, code: ExitCode) -> ExitCode {
+    if printed.is_ok() || code != ExitCode::SUCCESS { code } else { ExitCode::FAILURE }
+}

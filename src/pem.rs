@@ -5,6 +5,7 @@
 //! Invariants: a chain is never empty; a key pair belongs together; an error names the file and the reason, never
 //! the content; a key is wiped when dropped.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -14,26 +15,41 @@ use rustls::RootCertStore;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::ParsedCertificate;
-use rustls::sign::CertifiedKey;
+use rustls::sign::{CertifiedKey, SigningKey};
 use zeroize::Zeroizing;
 
 /// More than any chain or bundle needs (Debian's whole CA bundle has 220 KiB); keeps `/dev/zero` from eating us.
 const MAX_FILE: u64 = 4 << 20;
 
-/// A certificate chain, leaf first, with the private key of the leaf. Clones share it.
+/// A certificate chain, leaf first. Never empty.
+#[derive(Clone, Debug)]
+pub struct Chain(Vec<CertificateDer<'static>>);
+
+/// A private key that can sign. Wiped when dropped, masked when printed.
+#[derive(Debug)]
+pub struct PrivateKey {
+    der: Zeroizing<PrivateKeyDer<'static>>,
+    signing: Arc<dyn SigningKey>,
+}
+
+/// A certificate chain with the private key of its leaf. Clones share it.
 #[derive(Clone, Debug)]
 pub struct KeyPair {
-    chain: Arc<[CertificateDer<'static>]>,
-    key: Arc<Zeroizing<PrivateKeyDer<'static>>>,
+    chain: Arc<Chain>,
+    key: Arc<PrivateKey>,
 }
 
 /// The certificates of the authorities that are trusted. Never empty; clones share it.
 #[derive(Clone, Debug)]
 pub struct Roots(Arc<[CertificateDer<'static>]>);
 
-/// Why a PEM file is of no use.
+/// The private key belongs to another certificate.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {reason}", path.display())]
+#[error("the private key does not belong to the certificate")]
+pub struct Mismatch;
+
+/// Why a PEM file is of no use.
+#[derive(Debug)]
 pub struct Error {
     /// The file.
     pub path: PathBuf,
@@ -45,18 +61,18 @@ pub struct Error {
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
     /// It cannot be opened or read.
-    #[error("cannot be read: {0}")]
+    #[error("{0}")]
     Unreadable(io::Error),
     /// It is larger than a PEM file has a reason to be.
     #[error("is larger than {} MiB", MAX_FILE >> 20)]
     TooLarge,
-    /// It is no PEM: a broken header or footer, or bad base64 between them.
+    /// A header without its footer, or no base64 between them.
     #[error("is not valid PEM")]
     NotPem,
     /// There is no certificate in it.
-    #[error("holds no certificate (no BEGIN CERTIFICATE)")]
+    #[error("holds no certificate (BEGIN CERTIFICATE)")]
     NoCertificate,
-    /// The certificate of this position, from 1, is no X.509 that we can use.
+    /// One of its certificates is no X.509 that we can use.
     #[error("certificate {position} cannot be used: {error}")]
     BadCertificate {
         /// Counted from 1.
@@ -67,44 +83,87 @@ pub enum Reason {
     /// There is no private key in it.
     #[error("holds no private key (BEGIN PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY)")]
     NoKey,
-    /// The key needs a passphrase, which nobody could type.
-    #[error("holds an encrypted private key; store it decrypted, readable by Keyward only")]
+    /// The key needs a passphrase, which nobody is there to type.
+    #[error("holds an encrypted private key; it must be stored decrypted, readable by Keyward only")]
     EncryptedKey,
-    /// The key is of a kind that cannot sign.
-    #[error("the private key cannot be used: unsupported kind or damaged")]
+    /// The key is damaged, or of a kind that cannot sign.
+    #[error("holds a private key that is damaged or of an unsupported kind")]
     BadKey,
-    /// The key belongs to another certificate.
-    #[error("the private key does not belong to the certificate in {}", .0.display())]
-    Mismatch(PathBuf),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.reason {
+            Reason::Unreadable(error) => write!(f, "cannot read {path}: {error}"),
+            reason => write!(f, "{path} {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl Chain {
+    /// Reads every certificate of the file.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let at = |reason| Error { path: path.to_owned(), reason };
+        let pem = read(path).map_err(at)?;
+        let chain: Vec<_> =
+            rustls_pemfile::certs(&mut &pem[..]).collect::<Result<_, _>>().map_err(|_| at(Reason::NotPem))?;
+        for (index, certificate) in chain.iter().enumerate() {
+            ParsedCertificate::try_from(certificate)
+                .map_err(|error| at(Reason::BadCertificate { position: index + 1, error }))?;
+        }
+        if chain.is_empty() { Err(at(Reason::NoCertificate)) } else { Ok(Self(chain)) }
+    }
+}
+
+impl PrivateKey {
+    /// Reads the first private key of the file (there may be certificates beside it).
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let at = |reason| Error { path: path.to_owned(), reason };
+        let pem = read(path).map_err(at)?;
+        let der = match rustls_pemfile::private_key(&mut &pem[..]) {
+            Ok(Some(key)) => Zeroizing::new(key),
+            // PKCS #8 and the older OpenSSL form: the reader skips the one and takes the other for damaged.
+            _ if has(&pem, b"BEGIN ENCRYPTED PRIVATE KEY") || has(&pem, b"Proc-Type: 4,ENCRYPTED") => {
+                return Err(at(Reason::EncryptedKey));
+            }
+            Ok(None) => return Err(at(Reason::NoKey)),
+            Err(_) => return Err(at(Reason::NotPem)),
+        };
+        let signing = any_supported_type(&der).map_err(|_| at(Reason::BadKey))?;
+        Ok(Self { der, signing })
+    }
 }
 
 impl KeyPair {
-    /// Reads the chain from `certificate` and the first private key from `key`, and checks that they belong together.
+    /// Puts the two together.
     ///
     /// # Errors
-    /// Every fault of both files.
-    pub fn read(certificate: &Path, key: &Path) -> Result<Self, Vec<Error>> {
-        let (chain, private) = match (read_chain(certificate), read_key(key)) {
-            (Ok(chain), Ok(private)) => (chain, private),
-            (chain, private) => return Err(chain.err().into_iter().chain(private.err()).collect()),
-        };
-        let at_key = |reason| vec![Error { path: key.to_owned(), reason }];
-        let signing = any_supported_type(&private).map_err(|_| at_key(Reason::BadKey))?;
-        let mismatch = |_| at_key(Reason::Mismatch(certificate.to_owned()));
-        CertifiedKey::new(chain.clone(), signing).keys_match().map_err(mismatch)?;
-        Ok(Self { chain: chain.into(), key: Arc::new(private) })
+    /// [`Mismatch`] where the key is not that of the chain's first certificate.
+    pub fn new(chain: Chain, key: PrivateKey) -> Result<Self, Mismatch> {
+        let certified = CertifiedKey::new(chain.0.clone(), Arc::clone(&key.signing));
+        certified.keys_match().map_err(|_| Mismatch)?;
+        Ok(Self { chain: Arc::new(chain), key: Arc::new(key) })
     }
 
     /// The certificates, leaf first.
     #[must_use]
     pub fn chain(&self) -> &[CertificateDer<'static>] {
-        &self.chain
+        &self.chain.0
     }
 
-    /// The leaf's private key. It is wiped when the last clone of the pair goes, and masked when printed.
+    /// The leaf's private key. A copy of it is the caller's to keep out of sight.
     #[must_use]
     pub fn key(&self) -> &PrivateKeyDer<'static> {
-        &self.key
+        &self.key.der
     }
 }
 
@@ -114,7 +173,7 @@ impl Roots {
     /// # Errors
     /// What is wrong with the file.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let roots = read_chain(path)?;
+        let Chain(roots) = Chain::read(path)?;
         let mut store = RootCertStore::empty();
         for (index, root) in roots.iter().enumerate() {
             store.add(root.clone()).map_err(|error| Error {
@@ -132,32 +191,6 @@ impl Roots {
     }
 }
 
-fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let at = |reason| Error { path: path.to_owned(), reason };
-    let pem = read(path).map_err(at)?;
-    let chain: Vec<_> =
-        rustls_pemfile::certs(&mut &pem[..]).collect::<Result<_, _>>().map_err(|_| at(Reason::NotPem))?;
-    for (index, certificate) in chain.iter().enumerate() {
-        ParsedCertificate::try_from(certificate)
-            .map_err(|error| at(Reason::BadCertificate { position: index + 1, error }))?;
-    }
-    if chain.is_empty() { Err(at(Reason::NoCertificate)) } else { Ok(chain) }
-}
-
-fn read_key(path: &Path) -> Result<Zeroizing<PrivateKeyDer<'static>>, Error> {
-    let at = |reason| Error { path: path.to_owned(), reason };
-    let pem = read(path).map_err(at)?;
-    match rustls_pemfile::private_key(&mut &pem[..]) {
-        Ok(Some(key)) => Ok(Zeroizing::new(key)),
-        // PKCS #8 and the older OpenSSL form; both are skipped, or taken for damaged, by the reader.
-        _ if has(&pem, b"BEGIN ENCRYPTED PRIVATE KEY") || has(&pem, b"Proc-Type: 4,ENCRYPTED") => {
-            Err(at(Reason::EncryptedKey))
-        }
-        Ok(None) => Err(at(Reason::NoKey)),
-        Err(_) => Err(at(Reason::NotPem)),
-    }
-}
-
 fn has(pem: &[u8], words: &[u8]) -> bool {
     pem.windows(words.len()).any(|window| window == words)
 }
@@ -169,4 +202,98 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Reason> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(expected).unwrap_or(0) + 1));
     file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(Reason::Unreadable)?;
     if bytes.len() as u64 > MAX_FILE { Err(Reason::TooLarge) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    struct Files {
+        folder: tempfile::TempDir,
+    }
+
+    impl Files {
+        fn new() -> Self {
+            Self { folder: tempfile::tempdir().unwrap() }
+        }
+
+        fn with(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+            let path = self.folder.path().join(name);
+            fs::write(&path, content).unwrap();
+            path
+        }
+    }
+
+    fn pair() -> (String, String) {
+        let made = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
+        (made.cert.pem(), made.signing_key.serialize_pem())
+    }
+
+    #[test]
+    fn a_pair_may_share_one_file_and_a_chain_keeps_its_order() {
+        let files = Files::new();
+        let ((leaf, key), (issuer, _)) = (pair(), pair());
+        let path = files.with("all.pem", format!("some prose\n{leaf}{key}{issuer}"));
+        let chain = Chain::read(&path).unwrap();
+        let leaf_der = chain.0[0].clone();
+        let pair = KeyPair::new(chain, PrivateKey::read(&path).unwrap()).unwrap();
+        assert_eq!(pair.chain().len(), 2);
+        assert_eq!(pair.chain()[0], leaf_der);
+        assert_eq!(Roots::read(&path).unwrap().certificates().len(), 2);
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_is_refused() {
+        let files = Files::new();
+        let ((certificate, _), (_, key)) = (pair(), pair());
+        let chain = Chain::read(&files.with("cert.pem", certificate)).unwrap();
+        let key = PrivateKey::read(&files.with("key.pem", key)).unwrap();
+        assert!(KeyPair::new(chain, key).is_err());
+    }
+
+    #[test]
+    fn a_useless_file_says_why() {
+        let files = Files::new();
+        let (certificate, key) = pair();
+        let damaged = "-----BEGIN CERTIFICATE-----\nMIIBSECRET\n-----END CERTIFICATE-----\n";
+        let chain = |content: &str| Chain::read(&files.with("x.pem", content)).unwrap_err().reason;
+        assert!(matches!(chain(&key), Reason::NoCertificate));
+        assert!(matches!(chain(damaged), Reason::NotPem | Reason::BadCertificate { position: 1, .. }));
+        assert!(matches!(chain("-----BEGIN CERTIFICATE-----\n!!"), Reason::NotPem));
+        let other = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let second = chain(&format!("{certificate}{other}"));
+        assert!(matches!(second, Reason::BadCertificate { position: 2, .. }), "{second}");
+
+        let private = |content: &str| PrivateKey::read(&files.with("x.pem", content)).unwrap_err().reason;
+        assert!(matches!(private(&certificate), Reason::NoKey));
+        let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+        assert!(matches!(private(encrypted), Reason::EncryptedKey));
+        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nAAAA\n-----END RSA PRIVATE KEY-----\n";
+        assert!(matches!(private(old), Reason::EncryptedKey));
+        let damaged = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+        assert!(matches!(private(damaged), Reason::BadKey));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_and_an_endless_one_is_left() {
+        let absent = Path::new("/nowhere/at/all.pem");
+        let error = Chain::read(absent).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/at/all.pem"), "{error}");
+        assert!(matches!(error.reason, Reason::Unreadable(cause) if cause.kind() == io::ErrorKind::NotFound));
+        assert!(matches!(Chain::read(Path::new("/dev/zero")).unwrap_err().reason, Reason::TooLarge));
+    }
+
+    #[test]
+    fn no_key_is_printed() {
+        let files = Files::new();
+        let (certificate, key) = pair();
+        let chain = Chain::read(&files.with("cert.pem", certificate)).unwrap();
+        let pair = KeyPair::new(chain, PrivateKey::read(&files.with("key.pem", &key)).unwrap()).unwrap();
+        let printed = format!("{pair:?}");
+        let PrivateKeyDer::Pkcs8(der) = pair.key() else { panic!("rcgen writes PKCS #8") };
+        let bytes = format!("{:?}", der.secret_pkcs8_der());
+        assert!(!printed.contains(&bytes[1..30]), "{printed}");
+    }
 }

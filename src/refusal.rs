@@ -72,6 +72,9 @@ impl Refusal {
     /// Policy says no.
     pub const PERMISSION_DENIED: Self =
         safe(Code::PermissionDenied, "etcdserver: permission denied", Fault::Downstream);
+    /// The user that a credential names is gone.
+    pub const USER_NOT_FOUND: Self =
+        safe(Code::FailedPrecondition, "etcdserver: user name not found", Fault::Downstream);
     /// A limit of ours is reached.
     pub const TOO_MANY_REQUESTS: Self =
         safe(Code::ResourceExhausted, "etcdserver: too many requests", Fault::Downstream);
@@ -81,6 +84,9 @@ impl Refusal {
     pub const LEADER_CHANGED: Self = safe(Code::Unavailable, "etcdserver: leader changed", Fault::Upstream);
     /// A call that needs the leader found none in time. Only before anything was sent.
     pub const NOT_LEADER: Self = safe(Code::FailedPrecondition, "etcdserver: not leader", Fault::Upstream);
+    /// A leader that no longer leads was asked about a lease; etcd says so with code Unknown, which ends a Go
+    /// client's keepalives.
+    pub const NOT_PRIMARY_LESSOR: Self = safe(Code::Unavailable, "not a primary lessor", Fault::Upstream);
     /// Surely nothing was sent. With exactly this text clientv3 sends even a write again.
     pub const NOTHING_SENT: Self =
         safe(Code::Unavailable, "there is no connection available", Fault::Upstream);
@@ -404,6 +410,8 @@ mod tests {
             (Refusal::NO_LEADER, 14, "etcdserver: no leader", Safe),
             (Refusal::LEADER_CHANGED, 14, "etcdserver: leader changed", Safe),
             (Refusal::NOT_LEADER, 9, "etcdserver: not leader", Safe),
+            (Refusal::USER_NOT_FOUND, 9, "etcdserver: user name not found", Safe),
+            (Refusal::NOT_PRIMARY_LESSOR, 14, "not a primary lessor", Safe),
             (Refusal::NOTHING_SENT, 14, "there is no connection available", Safe),
             (Refusal::REQUEST_TIMED_OUT, 14, "etcdserver: request timed out", Unsafe),
             (

@@ -3,6 +3,7 @@
 //! Owns: the method table, gRPC frames, the field scan and the canonical check of bodies, what routing reads from
 //! a body, and the meaning of a member's status. Must not know: who is calling, configuration, sockets.
 
+pub mod call;
 pub mod frame;
 pub mod method;
 pub mod schema;

@@ -4,6 +4,8 @@
 //! Invariants: lines go to stderr, so that stdout stays a command's answer; the libraries below us (HTTP/2, TLS) never log below
 //! `warn`, whatever the level, since their frames and headers carry tokens and passwords.
 
+pub mod metrics;
+
 use std::io;
 use std::str::FromStr;
 
@@ -97,4 +99,82 @@ fn filter(settings: &Settings) -> EnvFilter {
     let libraries = ours.min(LevelFilter::WARN);
     let access = if settings.access { LevelFilter::INFO } else { LevelFilter::OFF };
     EnvFilter::builder().parse_lossy(format!("{libraries},keyward={ours},{ACCESS}={access}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// What was written to the log.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(settings: Settings, log: impl FnOnce()) -> Vec<String> {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        tracing::subscriber::with_default(subscriber(&settings, move || writer.clone()), log);
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn one_of_each() {
+        tracing::debug!(target: "keyward::upstream", "ours debug");
+        tracing::info!(target: "keyward", "ours info");
+        tracing::error!(target: "keyward::app", "ours error");
+        tracing::debug!(target: "h2::codec", "theirs debug");
+        tracing::info!(target: "rustls", "theirs info");
+        tracing::warn!(target: "hyper", "theirs warn");
+        tracing::info!(target: ACCESS, "access");
+    }
+
+    fn written(level: &str, access: bool) -> Vec<&'static str> {
+        let settings = Settings { level: level.parse().unwrap(), access, ..Settings::default() };
+        let lines = logged(settings, one_of_each);
+        let all =
+            ["ours debug", "ours info", "ours error", "theirs debug", "theirs info", "theirs warn", "access"];
+        all.into_iter().filter(|message| lines.iter().any(|line| line.ends_with(message))).collect()
+    }
+
+    #[test]
+    fn the_level_is_ours_alone() {
+        assert_eq!(written("trace", false), ["ours debug", "ours info", "ours error", "theirs warn"]);
+        assert_eq!(written("info", false), ["ours info", "ours error", "theirs warn"]);
+        assert_eq!(written("error", false), ["ours error"]);
+        assert_eq!(written("off", false), [""; 0]);
+        assert!("loud".parse::<Level>().is_err());
+    }
+
+    #[test]
+    fn access_records_do_not_depend_on_the_level() {
+        assert_eq!(written("error", true), ["ours error", "access"]);
+        assert_eq!(written("off", true), ["access"]);
+    }
+
+    #[test]
+    fn a_json_line_is_one_object_with_its_fields() {
+        let settings = Settings { format: Format::Json, ..Settings::default() };
+        let lines = logged(settings, || tracing::info!(target: "keyward", member = 7, "became leader"));
+        assert_eq!(lines.len(), 1);
+        let record: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
+        assert_eq!((record["message"].as_str(), record["member"].as_i64()), (Some("became leader"), Some(7)));
+        assert_eq!((record["level"].as_str(), record["target"].as_str()), (Some("INFO"), Some("keyward")));
+    }
+
+    #[test]
+    fn a_second_start_is_harmless() {
+        init(&Settings { level: Level(LevelFilter::OFF), access: false, ..Settings::default() });
+        init(&Settings::default());
+    }
 }

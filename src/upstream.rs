@@ -1,6 +1,13 @@
 //! The etcd side: which members there are, how to reach them, what proves a user to them, and the one door by which
 //! calls go out. Knows nothing of downstream or of policy.
 
+pub mod answer;
+pub mod bidi;
+pub mod choose;
 pub mod connect;
+pub mod connection;
 pub mod membership;
+pub mod pool;
+pub mod read;
+pub mod send;
 pub mod version;

@@ -1,19 +1,23 @@
 //! From what a request presents to as whom it goes upstream.
 //!
-//! Owns: that decision, and a cache of it per shard so that a token is opened once. Must not know: how tokens are
-//! sealed, what the call is. Invariants (rules 9): a token beats everything else; one that is present but bad is
-//! refused and never falls back; without a token a request is the connection's default.
+//! Owns: that decision. Must not know: how tokens are sealed, what the call is. Invariants (rules 9): a token beats
+//! everything else; one that is present but bad is refused and never falls back; without a token a request is the
+//! connection's default.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use http::HeaderMap;
 
-use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, SessionPeer, presented};
+use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, Sealer, SessionPeer};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
 use crate::refusal::Refusal;
 use crate::upstream::credential::InUse;
 use crate::upstream::send::As;
+
+/// Sessions that one shard keeps opened: some 500 bytes each.
+const OPENED: usize = 8192;
 
 /// A peer that was identified.
 #[derive(Clone)]
@@ -25,7 +29,9 @@ pub struct Caller {
 }
 
 impl Caller {
-    fn new(whom: As) -> Self {
+    /// A peer that goes upstream as `whom`.
+    #[must_use]
+    pub fn new(whom: As) -> Self {
         let user = match &whom {
             As::Nobody => None,
             As::User(identity) => Some(identity.user().clone()),
@@ -38,18 +44,23 @@ impl Caller {
     pub fn in_use(&self) -> Option<InUse> {
         match &self.whom {
             As::Nobody => None,
-            As::User(identity) => Some(identity.in_use()),
+            As::User(identity) => Some(identity.hold()),
         }
     }
 }
 
-/// The peers whose tokens were opened here lately.
-#[derive(Default)]
+/// The peers whose tokens were opened on this shard lately.
 pub struct Callers {
-    opened: OpenedSessions<Rc<Caller>>,
+    opened: OpenedSessions,
 }
 
 impl Callers {
+    /// Nobody yet.
+    #[must_use]
+    pub fn new(sealer: Arc<Sealer>) -> Self {
+        Self { opened: OpenedSessions::new(sealer, OPENED) }
+    }
+
     /// Who is calling.
     ///
     /// # Errors
@@ -60,21 +71,27 @@ impl Callers {
         client: &Client,
         headers: &HeaderMap,
     ) -> Result<Rc<Caller>, Refusal> {
-        let token = match presented(headers) {
-            Presented::None => return Ok(Rc::new(Caller::new(client.default.clone()))),
+        let token = match Presented::in_headers(headers) {
+            Presented::None => return Ok(Rc::clone(&client.default)),
             Presented::Token(token) => token,
         };
-        let caller = self.opened.get_or_open(&gateway.sealer, token, |session| {
-            let SessionPeer::Password { user, password } = session.peer;
-            Rc::new(Caller::new(As::User(gateway.door.credentials.identity(&user, &password))))
-        });
-        caller.map_err(|failure| {
+        let session = self.opened.open(token).map_err(|failure| {
             gateway.metrics.sessions_refused.inc();
             tracing::debug!(%failure, "a session token was refused");
             match failure {
-                OpenFailure::NotPinned => Refusal::nothing_sent(),
-                _ => Refusal::invalid_auth_token(),
+                OpenFailure::NotPinned => Refusal::NOTHING_SENT,
+                _ => Refusal::INVALID_AUTH_TOKEN,
             }
-        })
+        })?;
+        let mut last = client.last.borrow_mut();
+        if let Some((known, caller)) = &*last
+            && Rc::ptr_eq(known, &session)
+        {
+            return Ok(Rc::clone(caller));
+        }
+        let SessionPeer::Password { user, password } = &session.peer;
+        let caller = Rc::new(Caller::new(As::User(gateway.door.credentials.identity(user, password))));
+        *last = Some((session, Rc::clone(&caller)));
+        Ok(caller)
     }
 }

@@ -17,7 +17,7 @@ use crate::gateway::access_log::Record;
 use crate::identity::MemberId;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::method::{Effect, Lane, Method, Stream};
-use crate::rpc::outcome::{Verdict, translate, verdict};
+use crate::rpc::outcome::{Asked, Proof, Verdict, translate, verdict};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
@@ -45,6 +45,8 @@ pub struct Exchange<'a> {
     pub lane: Lane,
     /// Whether it may be sent again whatever happened to it.
     pub effect: Effect,
+    /// Whether it may be sent again with a fresh credential (a Lock without a lease may not).
+    pub may_reissue: bool,
     /// As whom.
     pub whom: As,
     /// The client's header.
@@ -78,7 +80,7 @@ impl Exchange<'_> {
         let Some(deadline) = self.deadline else { return self.attempts(patience, record).await };
         match timeout_at(deadline, self.attempts(patience, record)).await {
             Ok(ended) => ended,
-            Err(_) => Err(Refusal::deadline_exceeded()),
+            Err(_) => Err(Refusal::DEADLINE_EXCEEDED),
         }
     }
 
@@ -86,9 +88,9 @@ impl Exchange<'_> {
         let mut tried: Vec<MemberId> = Vec::new();
         let mut healed: Vec<MemberId> = Vec::new();
         let mut pause = FIRST_PAUSE;
-        let mut last = (None, Refusal::no_leader());
+        let mut last = (None, Refusal::NO_LEADER);
         loop {
-            let chosen = self.gateway.choose(self.wanted, &tried);
+            let chosen = self.gateway.door.choose(self.wanted, &tried);
             if let Some(member) = chosen {
                 record.member = Some(member.id);
                 record.attempts += 1;
@@ -117,15 +119,15 @@ impl Exchange<'_> {
                 let (answer, refusal) = last;
                 return answer.ok_or(refusal);
             }
-            self.gateway.pause_or_change(pause).await;
+            self.gateway.door.pause_or_change(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             self.gateway.metrics.retried.inc();
         }
     }
 
     fn another_is_left(&self, tried: &[MemberId]) -> bool {
-        let next = self.gateway.choose(self.wanted, tried);
-        next.is_some_and(|member| !member.is_suspect() && !tried.contains(&member.id))
+        let next = self.gateway.door.choose(self.wanted, tried);
+        next.is_some_and(|member| member.is_ready() && !tried.contains(&member.id))
     }
 
     async fn attempt(
@@ -156,14 +158,15 @@ impl Exchange<'_> {
             Ok(answer) => self.judge(answer, member, token.as_ref(), healed),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
-                Attempt::Again(None, Refusal::nothing_sent())
+                Attempt::Again(None, Refusal::NOTHING_SENT)
             }
             Err(NoAnswer::Lost(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
-                self.gateway.door.members.hint(Hint::Unreachable(member.id));
+                member.suspect();
+                self.gateway.door.members.hints.send(Hint::Unreachable(member.id));
                 match self.effect {
-                    Effect::ReadOnly => Attempt::Again(None, Refusal::connection_lost()),
-                    _ => Attempt::Refused(Refusal::connection_lost()),
+                    Effect::ReadOnly => Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
+                    _ => Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
                 }
             }
         }
@@ -180,16 +183,16 @@ impl Exchange<'_> {
         if status.is_ok() {
             return Attempt::Answered(answer);
         }
-        match verdict(self.method, &status) {
-            Verdict::Heal => self.heal(answer, &status, member, token, healed),
-            Verdict::ElsewhereSafe => {
-                self.gateway.door.members.hint(Hint::LeaderMoved);
-                Attempt::Again(Some(self.translated(answer, &status)), Refusal::no_leader())
+        let asked = self.asked(token);
+        match verdict(&asked, &status) {
+            Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, token, healed),
+            Verdict::Elsewhere => {
+                self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
+                Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
-            Verdict::Elsewhere if self.effect == Effect::ReadOnly => {
-                Attempt::Again(Some(self.translated(answer, &status)), Refusal::no_leader())
+            Verdict::Heal | Verdict::Unclear | Verdict::Final => {
+                Attempt::Answered(translated(answer, &asked, &status))
             }
-            Verdict::Elsewhere | Verdict::Final => Attempt::Answered(self.translated(answer, &status)),
         }
     }
 
@@ -201,37 +204,43 @@ impl Exchange<'_> {
         token: Option<&Token>,
         healed: &mut Vec<MemberId>,
     ) -> Attempt {
+        let asked = self.asked(token);
         let As::User(identity) = &self.whom else {
-            return Attempt::Answered(self.translated(answer, status));
+            return Attempt::Answered(translated(answer, &asked, status));
         };
         if healed.contains(&member.id) {
-            return Attempt::Answered(self.translated(answer, status));
+            return Attempt::Answered(translated(answer, &asked, status));
         }
         healed.push(member.id);
         match token {
             Some(token) => identity.invalidate(member.id, token),
             // We sent none since auth was off; it is on now.
-            None => self.gateway.door.auth.set(Auth::On),
+            None => self.gateway.door.auth_is(Auth::On),
         }
         Attempt::Healed
     }
 
-    /// The answer with its status as clients know it (rules 7).
-    fn translated(&self, mut answer: Answer, status: &Status) -> Answer {
-        if let Some(better) = translate(self.method, status, false) {
-            answer.replace_status(&better);
-        }
-        answer
+    fn asked(&self, token: Option<&Token>) -> Asked {
+        let proof = if token.is_some() { Proof::Token } else { Proof::NoToken };
+        Asked { method: self.method, effect: self.effect, proof }
     }
+}
+
+/// The answer with its status as clients know it (rules 7).
+fn translated(mut answer: Answer, asked: &Asked, status: &Status) -> Answer {
+    if let Some(better) = translate(asked, status, false) {
+        answer.replace_status(&better);
+    }
+    answer
 }
 
 fn login_failed(failure: &LoginFailure) -> Attempt {
     match failure {
         // The session's password is not the user's any more: the client must log in again.
         LoginFailure::WrongPassword | LoginFailure::NoPassword => {
-            Attempt::Refused(Refusal::invalid_auth_token())
+            Attempt::Refused(Refusal::INVALID_AUTH_TOKEN)
         }
-        _ => Attempt::Again(None, Refusal::nothing_sent()),
+        _ => Attempt::Again(None, Refusal::NOTHING_SENT),
     }
 }
 

@@ -26,7 +26,7 @@ use crate::refusal::Refusal;
 use crate::rpc::{canonical, frame, method::Method};
 use crate::secret::Secret;
 use crate::upstream::credential::LoginFailure;
-use crate::upstream::membership::Auth;
+use crate::upstream::membership::{Auth, Serving};
 
 /// Proves a password and seals a session for it.
 pub async fn authenticate(
@@ -38,10 +38,8 @@ pub async fn authenticate(
     record: &mut Record,
 ) -> Result<Served, Refusal> {
     let (framed, _held) = collect(gateway, body).await?;
-    let message = frame::unary(&framed)?;
-    if let Some(schema) = method.body {
-        canonical::check(schema, &message)?;
-    }
+    let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
+    canonical::check(method.body, &message)?;
     let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
     let user = UserName::from(login.name.as_str());
     let password = Secret::new(login.password);
@@ -50,15 +48,15 @@ pub async fn authenticate(
     let until = deadline.map_or(until, |deadline| deadline.min(until));
     let proof = match timeout_at(until, prove(gateway, &user, &password)).await {
         Ok(proof) => proof?,
-        Err(_) if deadline == Some(until) => return Err(Refusal::deadline_exceeded()),
-        Err(_) => return Err(Refusal::request_timed_out()),
+        Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
+        Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
     let session = Session::begin(SessionPeer::Password { user, password }, proof, 0, SystemTime::now());
     let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session.id, token)));
     let (id, token) = sealed.map_err(|failure| match failure {
-        SealFailure::TooLong => Refusal::authentication_failed(),
-        SealFailure::NotPinned => Refusal::nothing_sent(),
-        SealFailure::NoRandomness => Refusal::panicked(),
+        SealFailure::TooLong => Refusal::AUTH_FAILED,
+        SealFailure::NotPinned => Refusal::NOTHING_SENT,
+        SealFailure::NoRandomness => Refusal::PANICKED,
     })?;
     gateway.metrics.sessions_issued.inc();
     tracing::info!(session = %id, user = record.user.as_ref().map(UserName::as_str), "session issued");
@@ -69,23 +67,23 @@ pub async fn authenticate(
 /// What a login proves; tried again while no member can tell.
 async fn prove(gateway: &Gateway, user: &UserName, password: &Secret<String>) -> Result<Proof, Refusal> {
     loop {
-        if gateway.door.auth.get() == Auth::Off {
+        if gateway.door.members.auth.now() == Auth::Off {
             return Ok(Proof::None);
         }
-        let members = gateway.door.members.current().ready_voters().map(|member| member.id).collect::<Vec<_>>();
+        let members = gateway.door.members.snapshot.load().ready_voters().map(|member| member.id).collect::<Vec<_>>();
         match gateway.door.credentials.verify(user, password, &members).await {
             Ok(_) => return Ok(Proof::Etcd),
-            Err(LoginFailure::AuthDisabled) => gateway.door.auth.set(Auth::Off),
-            Err(LoginFailure::WrongPassword) => return Err(Refusal::authentication_failed()),
-            Err(LoginFailure::NoPassword) => return Err(Refusal::no_password_user()),
-            Err(_) => gateway.pause_or_change(std::time::Duration::from_millis(100)).await,
+            Err(LoginFailure::AuthDisabled) => gateway.door.auth_is(Auth::Off),
+            Err(LoginFailure::WrongPassword) => return Err(Refusal::AUTH_FAILED),
+            Err(LoginFailure::NoPassword) => return Err(Refusal::NO_PASSWORD_USER),
+            Err(_) => gateway.door.pause_or_change(std::time::Duration::from_millis(100)).await,
         }
     }
 }
 
 /// A header as a member would send it: real ids and term, and a revision that this client may have seen.
 fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
-    let members = gateway.door.members.current();
+    let members = gateway.door.members.snapshot.load();
     ResponseHeader {
         cluster_id: members.cluster.map_or(0, |id| id.0),
         member_id: members.ready_voters().next().map_or(0, |member| member.id.0),
@@ -97,12 +95,12 @@ fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
 /// grpc.health.v1 Check: the whole server only, as etcd.
 pub async fn health(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refusal> {
     let (framed, _held) = collect(gateway, body).await?;
-    let message = frame::unary(&framed)?;
+    let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
     let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
     if !asked.service.is_empty() {
-        return Err(Refusal::unknown_health_service());
+        return Err(Refusal::UNKNOWN_HEALTH_SERVICE);
     }
-    let ready = gateway.door.members.current().is_ready();
+    let ready = gateway.door.members.snapshot.load().serving() == Serving::Ready;
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     let answer = HealthCheckResponse { status: status.into() };
     Ok(Served::Ours(frame::encode(&Bytes::from(answer.encode_to_vec()))))

@@ -7,7 +7,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::rpc::frame;
-use crate::rpc::scan::{Fields, ScanError, Value, append_bytes_field};
+use crate::rpc::scan::{Fields, ScanFault, Value, append_bytes_field};
 
 /// `Member.clientURLs`.
 const CLIENT_URLS: u32 = 4;
@@ -30,7 +30,7 @@ pub fn member_fields(path: &str) -> Option<&'static [u32]> {
 ///
 /// # Errors
 /// The member's answer is not protobuf as we know it.
-pub fn rewrite(message: &[u8], members: &[u32], urls: &[String]) -> Result<Bytes, ScanError> {
+pub fn rewrite(message: &[u8], members: &[u32], urls: &[String]) -> Result<Bytes, ScanFault> {
     let mut out = BytesMut::with_capacity(message.len() + 64);
     for field in Fields::new(message) {
         let field = field?;
@@ -38,19 +38,19 @@ pub fn rewrite(message: &[u8], members: &[u32], urls: &[String]) -> Result<Bytes
             Value::Bytes(member) if members.contains(&field.number) => {
                 append_bytes_field(&mut out, field.number, &rewrite_member(member, urls)?);
             }
-            _ => out.put_slice(field.raw),
+            _ => out.put_slice(&message[field.range]),
         }
     }
     Ok(frame::encode(&out))
 }
 
-fn rewrite_member(member: &[u8], urls: &[String]) -> Result<BytesMut, ScanError> {
+fn rewrite_member(member: &[u8], urls: &[String]) -> Result<BytesMut, ScanFault> {
     let mut out = BytesMut::with_capacity(member.len());
     let mut written = false;
     for field in Fields::new(member) {
         let field = field?;
         if field.number != CLIENT_URLS {
-            out.put_slice(field.raw);
+            out.put_slice(&member[field.range]);
         } else if !written {
             written = true;
             for url in urls {

@@ -18,15 +18,17 @@ use http_body::Body;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::reply::{self, Downstream};
-use crate::gateway::{Client, Gateway, Held, login, member_answers};
+use crate::gateway::{Client, Gateway, Held, login, member_answers, streams};
 use crate::identity::Revision;
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
-use crate::rpc::method::{Effect, Lane, METHODS, Method, PathKind, Special, Stream, Target, path_kind};
+use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
+use crate::rpc::schema::MessageId;
 use crate::rpc::{canonical, frame, shape};
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
@@ -44,14 +46,15 @@ pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<In
         Err(_) => {
             gateway.metrics.panics.inc();
             let record = record(&gateway, &client, UNKNOWN, true);
-            reply::refuse(&Refusal::panicked(), record)
+            reply::refuse(&Refusal::PANICKED, record)
         }
     }
 }
 
 async fn handle(gateway: &Rc<Gateway>, client: &Rc<Client>, request: Request<Incoming>) -> Downstream {
     let (head, body) = request.into_parts();
-    let kind = path_kind(head.uri.path_and_query().map_or("", PathAndQuery::as_str));
+    let named_path = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
+    let kind = path_kind(named_path);
     let named = match &kind {
         PathKind::Known(method) => (usize::from(method.index), method.path),
         _ => UNKNOWN,
@@ -64,7 +67,7 @@ async fn handle(gateway: &Rc<Gateway>, client: &Rc<Client>, request: Request<Inc
     let served = match kind {
         PathKind::Malformed => {
             gateway.metrics.not_canonical.inc();
-            Err(Refusal::malformed_path())
+            Err(Refusal::malformed_path(named_path))
         }
         PathKind::WellFormed { .. } => unknown(gateway, client, &head, body, &mut record).await,
         PathKind::Known(method) => known(gateway, client, method, &head.headers, body, &mut record).await,
@@ -87,15 +90,15 @@ pub enum Served {
     /// A message of our own, framed.
     Ours(Bytes),
     /// A stream of our own.
-    Stream(tokio::sync::mpsc::Receiver<reply::Said>),
+    Stream(tokio::sync::mpsc::Receiver<Said>),
 }
 
 impl Served {
     fn reply(self, record: Record) -> Downstream {
         match self {
-            Self::Member(answer, in_use) => reply::deliver(*answer, Refusal::connection_lost(), in_use, record),
+            Self::Member(answer, in_use) => reply::deliver(*answer, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, in_use, record),
             Self::Ours(message) => reply::message(message, record),
-            Self::Stream(said) => reply::stream(said, Refusal::server_stopped(), record),
+            Self::Stream(said) => reply::stream(said, Refusal::SHUTTING_DOWN, record),
         }
     }
 }
@@ -110,17 +113,20 @@ async fn known(
 ) -> Result<Served, Refusal> {
     call::refuse_compression(headers)?;
     let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
-    match method.special {
-        Special::Health => return login::health(gateway, body, method).await,
-        Special::Login => return login::authenticate(gateway, client, headers, body, deadline, record).await,
+    match method.path {
+        "/grpc.health.v1.Health/Check" => return login::health(gateway, body).await,
+        "/grpc.health.v1.Health/Watch" => return login::watch_health(gateway, body).await,
+        "/etcdserverpb.Auth/Authenticate" => {
+            return login::authenticate(gateway, client, method, body, deadline, record).await;
+        }
         _ => {}
     }
     let caller = gateway.callers.identify(gateway, client, headers)?;
     record.user = caller.user.clone();
-    match method.special {
-        Special::Watch => Ok(Served::Stream(crate::gateway::streams::watch(gateway, client, &caller, headers, body))),
-        Special::KeepAlive => {
-            Ok(Served::Stream(crate::gateway::streams::keep_alive(gateway, client, &caller, headers, body)))
+    match method.path {
+        "/etcdserverpb.Watch/Watch" => Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, body))),
+        "/etcdserverpb.Lease/LeaseKeepAlive" => {
+            Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, body)))
         }
         _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
     }
@@ -139,18 +145,17 @@ async fn through(
     record: &mut Record,
 ) -> Result<Served, Refusal> {
     let (framed, _held) = collect(gateway, body).await?;
-    let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.into()))?;
-    if let Some(schema) = method.body {
-        canonical::check(schema, &message).map_err(|fault| refused(gateway, fault.into()))?;
-    }
-    let (wanted, lane, effect) = target(gateway, client, method, &message);
+    let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
+    canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.refusal()))?;
+    let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
         method,
         path: method.path_and_query(),
-        wanted,
+        wanted: wanted(gateway, client, method, &message),
         lane,
-        effect,
+        effect: shape::effect(method, &message),
+        may_reissue: shape::may_reissue(method, &message),
         whom: caller.whom.clone(),
         headers,
         body: framed,
@@ -164,27 +169,12 @@ async fn through(
     Ok(Served::Member(Box::new(answer), in_use))
 }
 
-/// What the body says about where a call goes.
-fn target(
-    gateway: &Gateway,
-    client: &Client,
-    method: &'static Method,
-    message: &[u8],
-) -> (Wanted, Lane, Effect) {
-    let by_row = || {
-        let home = if method.target == Target::Home { gateway.home(client) } else { None };
-        Wanted::by(method.target, home)
-    };
-    match method.special {
-        Special::Range => {
-            let range = shape::range(message);
-            let lane = if range.bulk { Lane::Bulk } else { Lane::Unary };
-            let wanted = if range.serializable { Wanted::Home(gateway.home(client)) } else { by_row() };
-            (wanted, lane, method.effect)
-        }
-        Special::Txn if shape::txn_is_read_only(message) => (by_row(), method.lane, Effect::ReadOnly),
-        _ => (by_row(), method.lane, method.effect),
+/// Which member a call wants, by its row and its body.
+fn wanted(gateway: &Gateway, client: &Client, method: &'static Method, message: &[u8]) -> Wanted {
+    if method.body == MessageId::RangeRequest && shape::range(message).serializable {
+        return Wanted::Home(gateway.home(client));
     }
+    Wanted::by(method)
 }
 
 /// What is read from, or changed in, a successful answer on its way down.
@@ -195,10 +185,10 @@ fn finish(
     answer: &mut Answer,
 ) -> Result<(), Refusal> {
     let Some(framed) = answer.message() else { return Ok(()) };
-    let Some(message) = framed.get(frame::HEADER..) else { return Ok(()) };
+    let Some(message) = framed.get(frame::PREFIX..) else { return Ok(()) };
     if let Some(fields) = member_answers::member_fields(method.path) {
         let rewritten = member_answers::rewrite(message, fields, &gateway.settings.client_urls);
-        let rewritten = rewritten.map_err(|_| Refusal::unreadable_answer())?;
+        let rewritten = rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?;
         answer.data = [rewritten].into();
     } else if let Some(revision) = shape::header_revision(message) {
         client.shown(Revision(revision));
@@ -216,19 +206,19 @@ async fn unknown(
 ) -> Result<Served, Refusal> {
     let caller = gateway.callers.identify(gateway, client, &head.headers)?;
     record.user = caller.user.clone();
-    let path = head.uri.path_and_query().cloned().ok_or_else(Refusal::malformed_path)?;
-    let member = gateway.choose(Wanted::Any, &[]).ok_or_else(Refusal::nothing_sent)?;
+    let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;
+    let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     record.member = Some(member.id);
     record.attempts = 1;
-    let token = gateway.door.token(&caller.whom, &member).await.map_err(|_| Refusal::invalid_auth_token())?;
+    let token = gateway.door.token(&caller.whom, &member).await.map_err(|_| Refusal::INVALID_AUTH_TOKEN)?;
     let headers = upstream_headers(&head.headers, token.as_ref());
     let sent = gateway.door.send(&member, Lane::Stream, path, headers, Outgoing::Piped(body)).await;
     match sent {
         Ok((response, in_flight)) => {
             Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use()))
         }
-        Err(NoAnswer::NeverSent(_)) => Err(Refusal::nothing_sent()),
-        Err(NoAnswer::Lost(_)) => Err(Refusal::connection_lost()),
+        Err(NoAnswer::NeverSent(_)) => Err(Refusal::NOTHING_SENT),
+        Err(NoAnswer::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
     }
 }
 
@@ -239,7 +229,7 @@ pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes
     let mut more = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         // The client went away: nobody reads this refusal.
-        let Ok(data) = frame.map_err(|_| Refusal::canceled())?.into_data() else { continue };
+        let Ok(data) = frame.map_err(|_| Refusal::CANCELED)?.into_data() else { continue };
         match (first.is_empty(), more.is_empty()) {
             (true, _) => first = data,
             (false, true) => {
@@ -249,10 +239,15 @@ pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes
             (false, false) => more.extend_from_slice(&data),
         }
         let so_far = if more.is_empty() { &first[..] } else { &more[..] };
-        frame::within(so_far, limit)?;
+        if let Some(got) = frame::announced(so_far).filter(|got| *got > limit) {
+            return Err(Refusal::too_large(got, limit));
+        }
+        if so_far.len() > limit + frame::PREFIX {
+            return Err(Refusal::not_canonical("bytes after the only frame"));
+        }
     }
     let whole = if more.is_empty() { first } else { more.freeze() };
-    let held = gateway.hold(whole.len()).ok_or_else(Refusal::too_many_requests)?;
+    let held = gateway.hold(whole.len()).ok_or(Refusal::TOO_MANY_REQUESTS)?;
     Ok((whole, held))
 }
 

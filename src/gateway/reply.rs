@@ -11,24 +11,17 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
+use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::refusal::{Code, Refusal, Status};
 use crate::upstream::answer::{Answer, Rest};
 use crate::upstream::connection::InFlight;
 use crate::upstream::credential::InUse;
-
-/// What a stream that we answer ourselves says next.
-pub enum Said {
-    /// A framed message.
-    Message(Bytes),
-    /// The end, with its status.
-    End(Refusal),
-}
 
 enum Rests {
     /// Nothing more: the header held the status.
@@ -59,6 +52,16 @@ pub type Downstream = Response<Reply>;
 pub fn refuse(refusal: &Refusal, mut record: Record) -> Downstream {
     record.ended(refusal.code());
     respond(refusal.trailers_only(), Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None })
+}
+
+/// What is not gRPC at all, as grpc-go answers it.
+#[must_use]
+pub fn not_grpc(status: StatusCode, mut record: Record) -> Downstream {
+    record.ended(Code::Unknown);
+    let reply = Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None };
+    let mut response = Response::new(reply);
+    *response.status_mut() = status;
+    response
 }
 
 /// One message of our own, with status OK.
@@ -167,7 +170,7 @@ impl Body for Reply {
             },
             Rests::Ours(said, broken) => match std::task::ready!(said.poll_recv(cx)) {
                 Some(Said::Message(framed)) => self.data(framed),
-                Some(Said::End(refusal)) => self.end(refusal.trailers()),
+                Some(Said::End(status)) => self.end(status.trailers()),
                 None => {
                     let trailers = broken.trailers();
                     self.end(trailers)

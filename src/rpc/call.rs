@@ -25,7 +25,7 @@ pub fn is_grpc(verb: &Method, headers: &HeaderMap) -> bool {
 pub fn refuse_compression(headers: &HeaderMap) -> Result<(), Refusal> {
     match headers.get("grpc-encoding").map(|value| value.as_bytes()) {
         None | Some(b"" | b"identity") => Ok(()),
-        Some(other) => Err(Refusal::no_decompressor(&String::from_utf8_lossy(other))),
+        Some(other) => Err(Refusal::compressed(&String::from_utf8_lossy(other))),
     }
 }
 
@@ -41,7 +41,7 @@ impl Deadline {
     pub fn of(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
         let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
         let parsed = value.to_str().ok().and_then(parse_timeout);
-        parsed.map(Some).ok_or_else(Refusal::malformed_timeout)
+        parsed.map(Some).ok_or_else(|| Refusal::malformed_timeout(value))
     }
 }
 

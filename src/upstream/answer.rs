@@ -87,8 +87,10 @@ impl Answer {
     /// Puts `status` in the place of the member's own.
     pub fn replace_status(&mut self, status: &Status) {
         match &mut self.rest {
-            Rest::Whole(trailers) if Status::from_headers(trailers).is_some() => status.write(trailers),
-            _ => status.write(&mut self.headers),
+            Rest::Whole(trailers) if Status::from_headers(trailers).is_some() => {
+                trailers.extend(status.trailers());
+            }
+            _ => self.headers.extend(status.trailers()),
         }
     }
 

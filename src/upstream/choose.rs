@@ -8,8 +8,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::identity::MemberId;
-use crate::rpc::method::Target;
-use crate::upstream::membership::{Member, Membership};
+use crate::rpc::method::{Method, Target};
+use crate::upstream::membership::{Member, Membership, Readiness};
 
 /// Chooses members; one per shard.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Chooser {
         avoid: &[MemberId],
         load: impl Fn(MemberId) -> usize,
     ) -> Option<Arc<Member>> {
-        let leader = || members.leader().filter(|member| member.is_ready());
+        let leader = || members.leader().cloned();
         match wanted {
             Wanted::Leader => leader(),
             Wanted::LeaderFirst => leader()
@@ -37,7 +37,7 @@ impl Chooser {
             Wanted::Spared => self.spared(members, avoid).or_else(leader),
             Wanted::Home(home) => home
                 .and_then(|id| members.get(id))
-                .filter(|member| member.is_ready() && !member.is_suspect() && !avoid.contains(&member.id))
+                .filter(|member| member.is_ready() && !avoid.contains(&member.id))
                 .cloned()
                 .or_else(|| self.any(members, avoid, load)),
             Wanted::Any => self.any(members, avoid, load),
@@ -51,8 +51,8 @@ impl Chooser {
         avoid: &[MemberId],
         load: impl Fn(MemberId) -> usize,
     ) -> Option<Arc<Member>> {
-        let voters = || members.members.iter().filter(|member| member.is_ready());
-        let good = || voters().filter(|member| !member.is_suspect() && !avoid.contains(&member.id));
+        let voters = || members.members.iter().filter(|member| member.readiness == Readiness::Ready);
+        let good = || members.ready_voters().filter(|member| !avoid.contains(&member.id));
         let count = good().count();
         if count == 0 {
             // Better a member that may be back than a sure refusal: the tried ones last.
@@ -69,10 +69,9 @@ impl Chooser {
 
     /// A ready follower, always the same while it is there: maintenance spares the leader.
     fn spared(&self, members: &Membership, avoid: &[MemberId]) -> Option<Arc<Member>> {
-        let leader = members.leader().map(|member| member.id);
-        let followers = members.members.iter().filter(|member| {
-            member.is_ready() && !member.is_suspect() && Some(member.id) != leader && !avoid.contains(&member.id)
-        });
+        let followers = members
+            .ready_voters()
+            .filter(|member| Some(member.id) != members.leader && !avoid.contains(&member.id));
         followers.min_by_key(|member| member.id).cloned()
     }
 }
@@ -93,15 +92,16 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// What the method table says, for a connection whose home is `home`.
+    /// What the method table says. A call about one member's own state asks the leader where it only looks, so that
+    /// Status, Hash and HashKV speak of the same member, and a follower where it is heavy.
     #[must_use]
-    pub fn by(target: Target, home: Option<MemberId>) -> Self {
-        match target {
+    pub fn by(method: &Method) -> Self {
+        match method.target {
             Target::AnyVoter => Self::Any,
-            Target::Home => Self::Home(home),
             Target::Leader => Self::Leader,
             Target::LeaderFirst => Self::LeaderFirst,
-            Target::Spared => Self::Spared,
+            Target::OneMember if matches!(method.name, "Snapshot" | "Defragment") => Self::Spared,
+            Target::OneMember => Self::LeaderFirst,
         }
     }
 }

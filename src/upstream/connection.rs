@@ -21,6 +21,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::TokioTimer;
 use tokio::sync::mpsc;
 
+use crate::config::{Endpoint, Scheme};
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
 use crate::rpc::method::Lane;
@@ -101,6 +102,20 @@ pub struct Origin {
     pub scheme: uri::Scheme,
     /// Host and port.
     pub authority: uri::Authority,
+}
+
+impl Origin {
+    /// What the member at `endpoint` is called.
+    ///
+    /// # Errors
+    /// Host and port are no valid authority.
+    pub fn of(endpoint: &Endpoint) -> Result<Self, uri::InvalidUri> {
+        let scheme = match endpoint.scheme {
+            Scheme::Http => uri::Scheme::HTTP,
+            Scheme::Https => uri::Scheme::HTTPS,
+        };
+        Ok(Self { scheme, authority: endpoint.authority().parse()? })
+    }
 }
 
 #[derive(Default)]

@@ -16,7 +16,7 @@ use crate::identity::MemberId;
 use crate::rpc::method::Lane;
 use crate::tasks::Tasks;
 use crate::upstream::connect::{ConnectError, Connector};
-use crate::upstream::connection::Connection;
+use crate::upstream::connection::{Connection, Origin};
 use crate::upstream::membership::{Hint, Hints, Member};
 
 type Opening = Shared<LocalBoxFuture<'static, Result<Rc<Connection>, ConnectError>>>;
@@ -89,7 +89,7 @@ impl Pool {
             Err(error) => {
                 tracing::debug!(member = %member.id, %error, "no connection to the member");
                 member.suspect();
-                self.hints.tell(Hint::Unreachable(member.id));
+                self.hints.send(Hint::Unreachable(member.id));
             }
         }
     }
@@ -102,14 +102,16 @@ impl Pool {
                 let member = Arc::clone(&member);
                 move || {
                     member.suspect();
-                    hints.tell(Hint::Unreachable(member.id));
+                    hints.send(Hint::Unreachable(member.id));
                 }
             };
-            let opened = Connection::open(stream, lane, &tasks, lost).await;
-            opened.map(Rc::new).map_err(|error| ConnectError::Failed {
+            let failed = |reason: String| ConnectError::Failed {
                 endpoint: member.endpoint.clone(),
-                reason: error.to_string().into(),
-            })
+                reason: reason.into(),
+            };
+            let origin = Origin::of(&member.endpoint).map_err(|error| failed(error.to_string()))?;
+            let opened = Connection::open(stream, origin, lane, &tasks, lost).await;
+            opened.map(Rc::new).map_err(|error| failed(error.to_string()))
         }
         .boxed_local()
         .shared()

@@ -5,17 +5,20 @@
 //! Invariants (rules 6, 9): the path is the method table's or one proven canonical; exactly one `token`, ours or none.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE, USER_AGENT};
 use http::uri::PathAndQuery;
 use http::{Method as Verb, Request, Response};
 use hyper::body::Incoming;
 
+use crate::identity::MemberId;
 use crate::rpc::method::Lane;
+use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
 use crate::upstream::credential::{Credentials, LoginFailure, PasswordIdentity, Token};
-use crate::upstream::membership::{Auth, AuthState, Member, MembersView};
+use crate::upstream::membership::{Auth, Hint, Member, MembersHandle};
 use crate::upstream::pool::Pool;
 
 /// The version of the client API that we speak; etcd counts clients by it, so ours is one value, never the client's.
@@ -55,12 +58,12 @@ pub enum NoAnswer {
 pub struct Door {
     /// Connections of this shard.
     pub pool: Pool,
-    /// The published members.
-    pub members: MembersView,
-    /// Whether etcd asks for credentials.
-    pub auth: Arc<AuthState>,
+    /// The published members, and the way to tell of what was seen.
+    pub members: MembersHandle,
     /// Tokens per identity and member, shared by all shards.
     pub credentials: Arc<Credentials>,
+    /// Who is next.
+    pub chooser: Chooser,
 }
 
 impl Door {
@@ -70,7 +73,7 @@ impl Door {
     /// The login failed; see [`LoginFailure`].
     pub async fn token(&self, whom: &As, member: &Member) -> Result<Option<Token>, LoginFailure> {
         let As::User(identity) = whom else { return Ok(None) };
-        if self.auth.get() == Auth::Off {
+        if self.members.auth.now() == Auth::Off {
             return Ok(None);
         }
         if let Some(token) = identity.current(member.id) {
@@ -80,11 +83,34 @@ impl Door {
         match identity.token(member.id).await {
             Ok(token) => Ok(Some(token)),
             Err(LoginFailure::AuthDisabled) => {
-                self.auth.set(Auth::Off);
+                self.auth_is(Auth::Off);
                 Ok(None)
             }
             Err(failure) => Err(failure),
         }
+    }
+
+    /// A member for a call that wants `wanted`; members in `tried` come last.
+    #[must_use]
+    pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
+        let members = self.members.snapshot.load();
+        self.chooser.choose(&members, wanted, tried, |id| self.pool.in_flight(id))
+    }
+
+    /// Waits for `pause`, or less if the published members change meanwhile. Cancel-safe.
+    pub async fn pause_or_change(&self, pause: Duration) {
+        let mut changes = self.members.changes.clone();
+        changes.mark_unchanged();
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            Ok(()) = changes.changed() => {}
+        }
+    }
+
+    /// Notes what an answer told of auth, for all shards at once, and has the members asked.
+    pub fn auth_is(&self, auth: Auth) {
+        self.members.auth.set(auth);
+        self.members.hints.send(if auth == Auth::Off { Hint::AuthOff } else { Hint::AuthOn });
     }
 
     /// Sends one request to `member` and waits for the reply's headers. Dropping the future resets the stream.
@@ -133,7 +159,7 @@ pub fn upstream_headers(client: &HeaderMap, token: Option<&Token>) -> HeaderMap 
     }
     headers.insert(API_VERSION_NAME, CLIENT_API_VERSION);
     if let Some(token) = token {
-        headers.insert(TOKEN, token.header());
+        headers.insert(TOKEN, token.header().clone());
     }
     headers
 }

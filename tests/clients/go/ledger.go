@@ -95,7 +95,7 @@ func (l *ledger) outcome(history []event) (acknowledged, ambiguous, applied int)
 func (l *ledger) verify(views []view, history view) []violation {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
-	found := l.verifyOne(history)
+	found := append([]violation{}, l.verifyOne(history)...)
 	for _, v := range views {
 		found = append(found, l.verifyOne(v)...)
 		found = append(found, compare(v, history)...)

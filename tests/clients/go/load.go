@@ -86,7 +86,7 @@ func (l *load) run() error {
 	behind := settled(watchers, sentinels, l.settle)
 	history, err := l.readHistory(first.Header.Revision+1, slices.Max(sentinels))
 	if err != nil {
-		emitError("history", elapsed(), err, nil)
+		return fmt.Errorf("the history could not be read, so there is no verdict: %w", err)
 	}
 	cancel()
 	lost := 0
@@ -115,24 +115,24 @@ func (l *load) ended() <-chan struct{} {
 
 func (l *load) shard(i int) string { return fmt.Sprintf("%sw/%d/", l.prefix, i) }
 
-// ReadHistory replays from etcd what happened below the watched prefix.
-func (l *load) readHistory(from, to int64) (view, error) {
-	all := view{watcher: "history", prefix: l.prefix + "w/"}
-	client := l.pool[0]
+// ReadHistory replays from etcd what happened below the watched prefix, on a client of its own: the others may be stale.
+func (l *load) readHistory(from, to int64) (*view, error) {
+	endpoints := l.endpoints
 	if l.history != "" {
-		var err error
-		if client, err = l.dialTo(l.history); err != nil {
-			return all, err
-		}
+		endpoints = l.history
 	}
-	var err error
+	client, err := l.dialTo(endpoints)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	all := &view{watcher: "history", prefix: l.prefix + "w/"}
 	for range 5 { // a direct watch may meet a member that does not know the new token yet
-		all.events, err = replay(client, all.prefix, from, to, l.settle)
-		if err == nil {
-			break
+		if all.events, err = replay(client, all.prefix, from, to, l.settle); err == nil {
+			return all, nil
 		}
 	}
-	return all, err
+	return nil, err
 }
 
 func replay(client *clientv3.Client, prefix string, from, to int64, limit time.Duration) ([]event, error) {
@@ -153,14 +153,14 @@ func replay(client *clientv3.Client, prefix string, from, to int64, limit time.D
 	return events, errChannelClosed
 }
 
-func (l *load) summary(watchers []*watcher, behind int, history view, lost int) {
+func (l *load) summary(watchers []*watcher, behind int, history *view, lost int) {
 	views := make([]view, len(watchers))
 	closed := 0
 	for i, w := range watchers {
 		views[i] = w.report()
 		closed += w.closed
 	}
-	violations := l.ledger.verify(views, history)
+	violations := l.ledger.verify(views, *history)
 	kinds := map[string]int{}
 	for _, v := range violations {
 		kinds[v.Kind]++

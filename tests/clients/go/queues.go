@@ -46,7 +46,7 @@ func newQueueRun(flags *flag.FlagSet, o *options, open func(*clientv3.Client, st
 	q := &queueRun{options: o, open: open}
 	flags.IntVar(&q.workers, "workers", 2, "dequeuers, all on one client")
 	flags.IntVar(&q.items, "items", 100, "items to enqueue")
-	flags.DurationVar(&q.gap, "gap", 6*time.Second, "time between the starts of two dequeuers")
+	flags.DurationVar(&q.gap, "gap", 6*time.Second, "time from the first dequeuer's watch to the start of the second; etcd drops a token up to 1 s late")
 	flags.DurationVar(&q.over, "over", 60*time.Second, "time over which the items are enqueued, after the last dequeuer's start")
 	flags.DurationVar(&q.grace, "grace", 10*time.Second, "how long to wait for an item after the last enqueue")
 	return q.run
@@ -62,17 +62,29 @@ func (q *queueRun) run() error {
 	}
 	t := &tally{delivered: map[string]int{}}
 	for i := range q.workers {
-		if i > 0 {
-			time.Sleep(q.gap)
-		}
 		emit("worker", fields{"worker": i})
 		go t.work(i, q.open(clients[0], q.prefix))
+		if i == 0 && !answered(seen.watching, q.grace) {
+			return errors.New("the first dequeuer's watch was not answered")
+		}
+		if i < q.workers-1 {
+			time.Sleep(q.gap)
+		}
 	}
 	time.Sleep(time.Second) // the last dequeuer waits on the empty queue too
 	t.produce(q.open(clients[1], q.prefix), q.items, q.over)
 	t.drain(q.grace)
 	t.report()
 	return nil // with the clients open: closing one makes a blocked Dequeue panic
+}
+
+func answered(channel <-chan struct{}, limit time.Duration) bool {
+	select {
+	case <-channel:
+		return true
+	case <-time.After(limit):
+		return false
+	}
 }
 
 // Tally is what was put in and what came out.

@@ -12,7 +12,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-var seen = &wire{attempts: map[string]int{}, streams: map[string]int{}, failed: map[string]int{}}
+const watchMethod = "/etcdserverpb.Watch/Watch"
+
+var seen = &wire{
+	attempts: map[string]int{}, streams: map[string]int{}, failed: map[string]int{}, watching: make(chan struct{}),
+}
 
 // Wire counts over all clients of the process.
 type wire struct {
@@ -20,6 +24,8 @@ type wire struct {
 	attempts map[string]int // unary attempts by method
 	streams  map[string]int // streams opened by method
 	failed   map[string]int // failed attempts and ended streams by "method code"
+	watching chan struct{}  // closed when the first answer came on a watch stream
+	first    sync.Once
 }
 
 func (w *wire) count(into map[string]int, name string) {
@@ -70,6 +76,9 @@ type wireStream struct {
 
 func (s *wireStream) RecvMsg(message any) error {
 	err := s.ClientStream.RecvMsg(message)
+	if err == nil && s.method == watchMethod {
+		s.wire.first.Do(func() { close(s.wire.watching) })
+	}
 	if err != nil && s.asked.Err() == nil {
 		s.once.Do(func() { s.wire.failure("stream_ended", s.method, s.begun, err) })
 	}

@@ -4,8 +4,9 @@
 //! addresses that it must listen on.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
     net::SocketAddr,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{ExitStatus, Output, Stdio},
     time::Duration,
@@ -40,33 +41,41 @@ impl Site {
         Site { folder, listen: ports::free(), admin: ports::free() }
     }
 
-    /// Writes a file, such as a password, into its folder.
+    /// Writes a file, such as a password, into its folder; only its owner may read it.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         fs::write(&path, text).expect("the file can be written");
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("the file is ours");
         path
     }
 
-    /// The configuration for a plain listener in front of `cluster`, probing as root where auth is on. A test adds what it is about.
+    /// The configuration for one plain listener in front of `cluster`, probing as root where auth is on. It has dotted keys at the
+    /// top only, so that a test appends what it is about: `session.realm = "r"`, then tables such as `[[user]]`.
     pub(crate) fn in_front_of(&self, cluster: &Cluster) -> String {
-        let (listen, admin, endpoints) = (self.listen, self.admin, cluster.urls());
-        let mut config = format!(
-            "[[listener]]\nname = \"main\"\naddress = \"{listen}\"\n\n[admin]\naddress = \"{admin}\"\n\n[cluster]\nendpoints = {endpoints:?}\n"
-        );
-        match cluster.options().tls {
-            Tls::Off => {}
-            Tls::Server => config += &format!("tls = {{ ca = {:?} }}\n", cluster.pki().ca),
-            Tls::Mutual => {
-                let pair = cluster.pki().nobody();
-                let (ca, cert, key) = (&cluster.pki().ca, pair.cert, pair.key);
-                config += &format!("tls = {{ ca = {ca:?}, cert = {cert:?}, key = {key:?} }}\n");
-            }
+        self.listening(cluster, "")
+    }
+
+    /// The same with further fields of the listener, such as `, default_user = "alice"`.
+    pub(crate) fn listening(&self, cluster: &Cluster, fields: &str) -> String {
+        let mut lines = vec![
+            format!("listener = [{{ name = \"main\", address = \"{}\"{fields} }}]", self.listen),
+            format!("admin.address = \"{}\"", self.admin),
+            format!("cluster.endpoints = {:?}", cluster.urls()),
+        ];
+        lines
+            .extend(cluster.options().token_ttl.map(|seconds| format!("cluster.token_ttl = \"{seconds}s\"")));
+        if cluster.options().tls != Tls::Off {
+            lines.push(format!("cluster.tls.ca = {:?}", cluster.pki().ca));
+        }
+        if cluster.options().tls == Tls::Mutual {
+            let pair = cluster.pki().nobody();
+            lines.push(format!("cluster.tls.cert = {:?}\ncluster.tls.key = {:?}", pair.cert, pair.key));
         }
         if cluster.options().auth != Auth::Off {
             let file = self.write("root-password", &password("root"));
-            config += &format!("\n[cluster.probe]\nuser = \"root\"\npassword_file = {file:?}\n");
+            lines.push(format!("cluster.probe.user = \"root\"\ncluster.probe.password_file = {file:?}"));
         }
-        config
+        lines.join("\n") + "\n"
     }
 }
 

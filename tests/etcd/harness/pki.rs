@@ -3,7 +3,8 @@
 //! Owns: the files in its folder. Must not know who presents them.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -80,6 +81,7 @@ impl Pki {
         let key = key();
         let cert = params.signed_by(&key, &self.issuer).expect("the authority signs");
         fs::write(&pair.key, key.serialize_pem()).expect("the key can be written");
+        fs::set_permissions(&pair.key, Permissions::from_mode(0o600)).expect("the key file is ours");
         fs::write(&pair.cert, cert.pem()).expect("the certificate can be written");
         pair
     }

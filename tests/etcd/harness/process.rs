@@ -20,6 +20,7 @@ use super::wait;
 
 /// How much of a log is printed when a test fails.
 const TAIL_LINES: usize = 40;
+const TAIL_WIDTH: usize = 400;
 
 type Order = (Command, mpsc::Sender<io::Result<Child>>);
 
@@ -114,7 +115,8 @@ impl Process {
     pub(crate) fn tail(&self) -> String {
         let output = self.output();
         let lines: Vec<&str> = output.lines().collect();
-        let shown = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        let shown: Vec<String> = last.iter().map(|line| line.chars().take(TAIL_WIDTH).collect()).collect();
         format!("--- {} (last {} of {} lines)\n{}\n", self.name, shown.len(), lines.len(), shown.join("\n"))
     }
 }

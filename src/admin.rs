@@ -1,0 +1,166 @@
+//! The operator's own address: is it alive, is it ready, what does it count.
+//!
+//! Owns: `/livez`, `/readyz` and `/metrics` over HTTP/1.1. Must not know the data path's sockets. Invariants: nothing
+//! here changes state; a slow or silent peer costs a bounded time; answers hold no key, user or secret.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+
+use crate::downstream::session::Sealer;
+use crate::tasks::Tasks;
+use crate::telemetry::metrics::Metrics;
+use crate::upstream::credential::Credentials;
+use crate::upstream::membership::{MembersHandle, Serving};
+
+/// How long a peer may take to send a request's header.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Peers served at once: probes and scrapers.
+const PEERS: usize = 64;
+
+/// What the answers are made of.
+pub struct State {
+    members: MembersHandle,
+    credentials: Arc<Credentials>,
+    sealer: Arc<Sealer>,
+    metrics: Arc<Metrics>,
+    shards_turn: Arc<AtomicBool>,
+    draining: AtomicBool,
+}
+
+impl State {
+    /// A state that is not draining.
+    #[must_use]
+    pub fn new(
+        members: MembersHandle,
+        credentials: Arc<Credentials>,
+        sealer: Arc<Sealer>,
+        metrics: Arc<Metrics>,
+        shards_turn: Arc<AtomicBool>,
+    ) -> Self {
+        Self { members, credentials, sealer, metrics, shards_turn, draining: AtomicBool::new(false) }
+    }
+
+    /// From now on not ready.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Why no calls should be sent here; none where they should.
+    fn unready(&self) -> Option<String> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Some("draining".into());
+        }
+        if !self.shards_turn.load(Ordering::Relaxed) {
+            return Some("a shard is stuck".into());
+        }
+        match self.members.snapshot.load().serving() {
+            Serving::Ready => None,
+            not_yet => Some(not_yet.to_string()),
+        }
+    }
+
+    fn answer(&self, verb: &Method, path: &str) -> (StatusCode, String) {
+        match (verb, path) {
+            (&Method::GET, "/livez") if self.shards_turn.load(Ordering::Relaxed) => (StatusCode::OK, "ok\n".into()),
+            (&Method::GET, "/livez") => (StatusCode::SERVICE_UNAVAILABLE, "a shard is stuck\n".into()),
+            (&Method::GET, "/readyz") => match self.unready() {
+                None => (StatusCode::OK, "ok\n".into()),
+                Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
+            },
+            (&Method::GET, "/metrics") => match self.metrics_text() {
+                Ok(text) => (StatusCode::OK, text),
+                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            },
+            (&Method::GET, _) => (StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics\n".into()),
+            _ => (StatusCode::METHOD_NOT_ALLOWED, "GET only\n".into()),
+        }
+    }
+
+    /// The registry's text, and the counts that their owners keep themselves.
+    fn metrics_text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = self.metrics.text()?;
+        text.truncate(text.trim_end_matches("# EOF\n").len());
+        let counters = self.credentials.counters();
+        let count = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
+        let mut family = |name: &str, help: &str, label: &str, rows: &[(String, u64)]| {
+            writeln!(text, "# HELP keyward_{name} {help}.\n# TYPE keyward_{name} counter")?;
+            rows.iter().try_for_each(|(value, count)| {
+                writeln!(text, "keyward_{name}_total{{{label}=\"{value}\"}} {count}")
+            })
+        };
+        family("upstream_logins", "Logins at members, by result", "result", &[
+            ("accepted".into(), count(&counters.logins_accepted)),
+            ("refused".into(), count(&counters.logins_refused)),
+            ("failed".into(), count(&counters.logins_failed)),
+        ])?;
+        family("upstream_touches", "Idle tokens kept alive by a read, by result", "result", &[
+            ("alive".into(), count(&counters.touches_alive)),
+            ("dead".into(), count(&counters.touches_dead)),
+            ("unknown".into(), count(&counters.touches_unknown)),
+        ])?;
+        let keys: Vec<_> =
+            self.sealer.opened_by_key().into_iter().map(|(key, opened)| (key.to_string(), opened)).collect();
+        family("sessions_opened", "Session tokens opened, by key id; the sealing key first", "key", &keys)?;
+        text.push_str("# EOF\n");
+        Ok(text)
+    }
+}
+
+/// Binds the admin address.
+///
+/// # Errors
+/// The system's.
+pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
+
+/// Serves for ever.
+pub async fn serve(listener: TcpListener, state: Arc<State>, tasks: Tasks) {
+    let places = Arc::new(tokio::sync::Semaphore::new(PEERS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "an admin connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let state = Arc::clone(&state);
+        let peer = async move {
+            let _place = place;
+            let service = service_fn(move |request: Request<Incoming>| {
+                let (status, text) = state.answer(request.method(), request.uri().path());
+                async move { Ok::<_, Infallible>(plain(status, text)) }
+            });
+            let mut builder = http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+            if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+                tracing::debug!(%error, "admin connection ended");
+            }
+        };
+        tasks.spawn("admin connection", peer).detach();
+    }
+}
+
+fn plain(status: StatusCode, text: String) -> Response<String> {
+    let mut response = Response::new(text);
+    *response.status_mut() = status;
+    let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}

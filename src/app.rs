@@ -1,0 +1,339 @@
+//! Composition: every part, in the order in which it starts and, reversed, ends.
+//!
+//! Owns: the control runtime, the shards, signals, the drain. Must not know how any part works inside.
+//! Invariants: nothing is accepted before everything is in place; a drain first says "not ready", then stops
+//! accepting, then lets what is open finish, within its limits; a second signal ends at once.
+
+use std::io;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::admin::{self, State};
+use crate::config::{self, Config};
+use crate::downstream::connection::{self, Bounds};
+use crate::downstream::listener::{Accepted, Intake, Listening, Socket, accept};
+use crate::downstream::session::{Realm, Sealer, SessionKeys};
+use crate::downstream::tls::{self as downstream_tls, TlsError};
+use crate::gateway::access_log::Origin;
+use crate::gateway::caller::Caller;
+use crate::gateway::{Client, Gateway, Settings, pipeline};
+use crate::io::Stream;
+use crate::rpc::method::METHODS;
+use crate::shard::Shard;
+use crate::tasks::Tasks;
+use crate::telemetry::metrics::{Metrics, one};
+use crate::upstream::choose::Chooser;
+use crate::upstream::connect::Connector;
+use crate::upstream::credential::{CredentialSettings, Credentials};
+use crate::upstream::members::Members;
+use crate::upstream::membership::MembersHandle;
+use crate::upstream::pool::Pool;
+use crate::upstream::send::{As, Door};
+use crate::upstream::tls as upstream_tls;
+
+/// A shard whose heart has not beaten for this long is stuck.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// Why the process ends with a failure.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A listener's address cannot be bound.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// Which address.
+        address: String,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// TLS towards clients cannot be set up.
+    #[error("listener {listener}: {source}")]
+    DownstreamTls {
+        /// Which listener.
+        listener: Arc<str>,
+        /// Why.
+        source: TlsError,
+    },
+    /// TLS towards members cannot be set up.
+    #[error("cluster.tls: {0}")]
+    UpstreamTls(#[from] upstream_tls::TlsError),
+    /// The system lacks something that we cannot do without.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+    /// No random bytes.
+    #[error("cannot start: {0}")]
+    Randomness(#[from] crate::upstream::credential::NoRandomness),
+    /// A shard panicked.
+    #[error("a shard died")]
+    ShardDied,
+}
+
+/// What every shard gets: all of it may cross threads.
+#[derive(Clone)]
+struct Parts {
+    config: Arc<Config>,
+    connector: Connector,
+    members: MembersHandle,
+    credentials: Arc<Credentials>,
+    sealer: Arc<Sealer>,
+    metrics: Arc<Metrics>,
+    tls: Vec<Option<Arc<rustls::ServerConfig>>>,
+    drain: watch::Receiver<Option<Instant>>,
+}
+
+/// Serves until a signal ends it. `path` is read again at SIGHUP.
+///
+/// # Errors
+/// What kept it from starting, or a shard that died.
+pub fn serve(config: Config, path: PathBuf) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build_local(tokio::runtime::LocalOptions::default())?;
+    runtime.block_on(run(Arc::new(config), path))
+}
+
+async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let tasks = Tasks::default();
+    let metrics = Arc::new(Metrics::new(
+        METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
+    ));
+    let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
+    let connector = Connector::tcp(tls, config.cluster.connect_timeout);
+    let (members, credentials) = start_control(&config, &connector, &tasks)?;
+    let sealer = Arc::new(Sealer::new(SessionKeys::new(&config.session.keys)));
+    tasks.spawn("follow members", follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics))).detach();
+    let (drain, draining) = watch::channel(None);
+    let parts = Parts {
+        tls: downstream_configs(&config)?,
+        config: Arc::clone(&config),
+        connector,
+        members: members.clone(),
+        credentials: Arc::clone(&credentials),
+        sealer: Arc::clone(&sealer),
+        metrics: Arc::clone(&metrics),
+        drain: draining,
+    };
+    let (shards, intakes) = start_shards(&parts)?;
+    let healthy = Arc::new(AtomicBool::new(true));
+    tasks.spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy))).detach();
+    let state = Arc::new(State::new(members, credentials, Arc::clone(&sealer), Arc::clone(&metrics), healthy));
+    let admin = admin::bind(config.admin.address)
+        .await
+        .map_err(|source| Error::Bind { address: config.admin.address.to_string(), source })?;
+    tasks.spawn("admin", admin::serve(admin, Arc::clone(&state), tasks.clone())).detach();
+    let accepting = Tasks::default();
+    for (index, listener) in config.listeners.iter().enumerate() {
+        let bound = Listening::bind(&listener.address)
+            .map_err(|source| Error::Bind { address: listener.address.to_string(), source })?;
+        tracing::info!(listener = &*listener.name, address = %listener.address, "listening");
+        let accept = accept(bound, index, intakes.clone(), config.limits.connections, Arc::clone(&metrics));
+        accepting.spawn("acceptor", accept).detach();
+    }
+    drop(intakes);
+    tasks.spawn("reload", crate::reload::on_hangup(path, Arc::clone(&config), sealer)).detach();
+
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("draining");
+    state.drain();
+    let quick = async {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    };
+    let orderly = end(&config, accepting, &drain, shards);
+    let outcome = tokio::select! {
+        outcome = orderly => outcome,
+        () = quick => { tracing::warn!("ended at once by a second signal"); Ok(()) }
+    };
+    tracing::info!("ended");
+    outcome
+}
+
+/// The members' task and the credentials' task, on the control runtime.
+fn start_control(
+    config: &Config,
+    connector: &Connector,
+    tasks: &Tasks,
+) -> Result<(MembersHandle, Arc<Credentials>), Error> {
+    let settings = CredentialSettings {
+        token_ttl: config.cluster.token_ttl,
+        logins_per_member: config.limits.logins_in_flight_per_member,
+        ..CredentialSettings::default()
+    };
+    let members = Members::new(&config.cluster, connector.clone())?;
+    let (credentials, control) = Credentials::new(settings, members.channels())?;
+    let owned = tasks.clone();
+    tasks.spawn("credentials", control.run(owned)).detach();
+    let handle = members.start(Arc::clone(&credentials), tasks);
+    Ok((handle, credentials))
+}
+
+fn downstream_configs(config: &Config) -> Result<Vec<Option<Arc<rustls::ServerConfig>>>, Error> {
+    let one = |listener: &Arc<config::Listener>| {
+        let made = listener.tls.as_ref().map(downstream_tls::server_config).transpose();
+        made.map_err(|source| Error::DownstreamTls { listener: Arc::clone(&listener.name), source })
+    };
+    config.listeners.iter().map(one).collect()
+}
+
+fn start_shards(parts: &Parts) -> Result<(Vec<Shard>, Vec<Intake>), Error> {
+    let mut shards = Vec::new();
+    let mut intakes = Vec::new();
+    for number in 0..parts.config.runtime.shards.get() {
+        let (intake, receiver) = Intake::new();
+        let parts = parts.clone();
+        shards.push(Shard::start(format!("shard-{number}"), move || shard(parts, receiver))?);
+        intakes.push(intake);
+    }
+    Ok((shards, intakes))
+}
+
+/// Everything of one shard: takes connections until the acceptors are gone, then waits for the last one's end.
+async fn shard(parts: Parts, mut intake: mpsc::Receiver<Accepted>) {
+    let tasks = Tasks::default();
+    let door = Rc::new(Door {
+        pool: Pool::new(parts.connector, parts.members.hints.clone(), tasks.clone()),
+        members: parts.members,
+        credentials: Arc::clone(&parts.credentials),
+        chooser: Chooser::default(),
+    });
+    let settings = Settings {
+        client_urls: parts.config.advertise.client_urls.clone().into(),
+        request_size: parts.config.limits.request_size,
+        request_budget: parts.config.limits.replay_buffer,
+        access_log: parts.config.log.access,
+    };
+    let gateway = Rc::new(Gateway::new(door, parts.sealer, Arc::clone(&parts.metrics), settings, tasks.clone(), parts.drain.clone()));
+    let bounds = Bounds {
+        streams: parts.config.limits.streams_per_connection,
+        header_size: parts.config.limits.header_size,
+        handshake: parts.config.limits.handshake_timeout,
+    };
+    let defaults: Vec<Rc<Caller>> = parts.config.listeners.iter().map(|listener| {
+        Rc::new(Caller::new(match &listener.default_user {
+            None => As::Nobody,
+            Some(login) => As::User(parts.credentials.identity(&login.user, &login.password)),
+        }))
+    }).collect();
+    let connections = Tasks::default();
+    while let Some(accepted) = intake.recv().await {
+        let (Some(listener), Some(default), Some(tls)) = (
+            parts.config.listeners.get(accepted.listener),
+            defaults.get(accepted.listener),
+            parts.tls.get(accepted.listener),
+        ) else { continue };
+        let origin = Rc::new(Origin { listener: Arc::clone(&listener.name), remote: accepted.remote });
+        let client = Rc::new(Client::new(origin, Rc::clone(default)));
+        let (gateway, tls, drain, metrics, owned) = (
+            Rc::clone(&gateway),
+            tls.clone(),
+            parts.drain.clone(),
+            Arc::clone(&parts.metrics),
+            tasks.clone(),
+        );
+        connections.spawn("client connection", async move {
+            let _slot = accepted.slot;
+            let stream = match adopt(accepted.socket) {
+                Ok(stream) => stream,
+                Err(error) => return tracing::debug!(%error, "a socket could not be taken over"),
+            };
+            let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
+            if let Err(error) = connection::serve(stream, tls, bounds, &owned, drain, answer).await {
+                metrics.handshakes_failed.inc();
+                tracing::debug!(%error, remote = ?accepted.remote, "no connection");
+            }
+        }).detach();
+    }
+    connections.joined().await;
+    // What is left are streams upstream and flushers: nobody downstream waits for them any more.
+    drop(gateway);
+    tokio::time::timeout(Duration::from_secs(1), tasks.joined()).await.unwrap_or_else(|_| tasks.abort_all());
+}
+
+fn adopt(socket: Socket) -> io::Result<Stream> {
+    Ok(match socket {
+        Socket::Tcp(stream) => Box::new(tokio::net::TcpStream::from_std(stream)?),
+        Socket::Unix(stream) => Box::new(tokio::net::UnixStream::from_std(stream)?),
+    })
+}
+
+/// Carries what the members' task publishes to where it is needed: the sealer's realm, the metrics.
+async fn follow(config: Arc<Config>, members: MembersHandle, sealer: Arc<Sealer>, metrics: Arc<Metrics>) {
+    let mut changes = members.changes.clone();
+    let mut pinned = None;
+    loop {
+        {
+            let snapshot = members.snapshot.load();
+            if let Some(cluster) = snapshot.cluster.filter(|cluster| pinned != Some(*cluster)) {
+                pinned = Some(cluster);
+                let name = match &config.session.realm {
+                    config::Realm::Named(name) => Some(&**name),
+                    config::Realm::ClusterId => None,
+                };
+                sealer.pin(&Realm::new(name, cluster));
+            }
+            metrics.member_ready.clear();
+            metrics.member_leader.clear();
+            for member in &snapshot.members {
+                let label = || one("member", member.id.to_string());
+                metrics.member_ready.get_or_create(&label()).set(member.is_ready().into());
+                metrics.member_leader.get_or_create(&label()).set((snapshot.leader == Some(member.id)).into());
+            }
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Notices a shard that is stuck or gone.
+async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
+    let mut turns = tokio::time::interval(STUCK);
+    let beats = || hearts.iter().map(|heart| heart.load(Ordering::Relaxed)).collect::<Vec<_>>();
+    turns.tick().await;
+    let mut last = beats();
+    loop {
+        turns.tick().await;
+        let now = beats();
+        let alive = last.iter().zip(&now).all(|(last, now)| last != now);
+        if healthy.swap(alive, Ordering::Relaxed) != alive {
+            if alive {
+                tracing::info!("all shards turn again");
+            } else {
+                tracing::error!("a shard is stuck or gone");
+            }
+        }
+        last = now;
+    }
+}
+
+async fn end(
+    config: &Config,
+    accepting: Tasks,
+    drain: &watch::Sender<Option<Instant>>,
+    shards: Vec<Shard>,
+) -> Result<(), Error> {
+    tokio::time::sleep(config.drain.wait).await;
+    accepting.abort_all();
+    accepting.joined().await;
+    drain.send_replace(Some(Instant::now() + config.drain.timeout));
+    let joined = tokio::task::spawn_blocking(|| shards.into_iter().all(Shard::join));
+    let limit = config.drain.timeout + Duration::from_secs(2);
+    match tokio::time::timeout(limit, joined).await {
+        Ok(Ok(true)) => Ok(()),
+        Ok(_) => Err(Error::ShardDied),
+        Err(_) => {
+            tracing::warn!("the drain took too long; ended with calls open");
+            Ok(())
+        }
+    }
+}

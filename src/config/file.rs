@@ -1,0 +1,212 @@
+//! What is written: the mirror of the TOML, key by key.
+//!
+//! Owns: the names of keys and the TOML types of their values. Must not know: defaults, meanings, files.
+//! Invariants: every key is optional here, so that `resolve` can tell all that is missing at once; unknown keys are
+//! refused. A key lands here with its reader and its line in the `config.toml` of the repository's root.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// The whole file.
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct File {
+    #[serde(deserialize_with = "tables")]
+    pub(super) listener: Vec<Listener>,
+    #[serde(deserialize_with = "table")]
+    pub(super) cluster: Cluster,
+    #[serde(deserialize_with = "table")]
+    pub(super) advertise: Advertise,
+    #[serde(deserialize_with = "table")]
+    pub(super) session: Session,
+    #[serde(deserialize_with = "tables")]
+    pub(super) user: Vec<User>,
+    #[serde(deserialize_with = "table")]
+    pub(super) limits: Limits,
+    #[serde(deserialize_with = "table")]
+    pub(super) admin: Admin,
+    #[serde(deserialize_with = "table")]
+    pub(super) log: Log,
+    #[serde(deserialize_with = "table")]
+    pub(super) drain: Drain,
+    #[serde(deserialize_with = "table")]
+    pub(super) runtime: Runtime,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Listener {
+    pub(super) name: Option<String>,
+    pub(super) address: Option<String>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) tls: Option<ListenerTls>,
+    pub(super) default_user: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct ListenerTls {
+    pub(super) cert: Option<String>,
+    pub(super) key: Option<String>,
+    pub(super) client_ca: Option<String>,
+    pub(super) client_auth: Option<ClientAuth>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ClientAuth {
+    None,
+    Optional,
+    Required,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Cluster {
+    pub(super) endpoints: Option<Vec<String>>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) tls: Option<ClusterTls>,
+    pub(super) connect_timeout: Option<String>,
+    pub(super) token_ttl: Option<String>,
+    pub(super) id: Option<String>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) probe: Option<Probe>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct ClusterTls {
+    pub(super) ca: Option<String>,
+    pub(super) cert: Option<String>,
+    pub(super) key: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Probe {
+    pub(super) user: Option<String>,
+    pub(super) password_file: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Advertise {
+    pub(super) client_urls: Option<Vec<String>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Session {
+    pub(super) key_files: Option<Vec<String>>,
+    pub(super) realm: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct User {
+    pub(super) name: Option<String>,
+    pub(super) password_file: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Limits {
+    pub(super) connections: Option<u32>,
+    pub(super) streams_per_connection: Option<u32>,
+    pub(super) header_size: Option<String>,
+    pub(super) request_size: Option<String>,
+    pub(super) handshake_timeout: Option<String>,
+    pub(super) replay_buffer: Option<String>,
+    pub(super) logins_in_flight_per_member: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Admin {
+    pub(super) address: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Log {
+    pub(super) format: Option<LogFormat>,
+    pub(super) level: Option<String>,
+    pub(super) access: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Drain {
+    pub(super) wait: Option<String>,
+    pub(super) timeout: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Runtime {
+    pub(super) shards: Option<u16>,
+}
+
+/// A table and nothing else: serde would also fill a struct from an array, by position, so that `tls = ["a", "b"]`
+/// or `[[log]]` would mean something.
+struct Table<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Table<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OnlyTable<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyTable<T> {
+            type Value = Table<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Table<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Table)
+            }
+        }
+        deserializer.deserialize_map(OnlyTable(PhantomData))
+    }
+}
+
+fn table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Table::deserialize(deserializer).map(|Table(inner)| inner)
+}
+
+fn some_table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    table(deserializer).map(Some)
+}
+
+fn tables<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    let tables = Vec::deserialize(deserializer)?;
+    Ok(tables.into_iter().map(|Table(inner)| inner).collect())
+}

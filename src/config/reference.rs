@@ -1,0 +1,136 @@
+//! The `config.toml` of the repository's root is true: every key, its default, and examples that are valid.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use super::file::{self, File};
+use super::{Address, ClientAuth, ClusterPin, Config, Realm, resolve};
+
+const REFERENCE: &str = include_str!("../../config.toml");
+
+/// Keys that stand in the reference because nothing works without them.
+const NEEDED: [&str; 3] = ["listener[0].name", "listener[0].address", "cluster.endpoints"];
+
+/// The reference with its examples made real: `#key = …` and `#[table]` lose their `#`.
+fn with_examples() -> String {
+    let example = |line: &str| line.starts_with(|first: char| first.is_ascii_lowercase() || first == '[');
+    let lines = REFERENCE.lines().map(|line| match line.strip_prefix('#') {
+        Some(rest) if example(rest) => rest,
+        _ => line,
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Paths of all keys that hold a value, and of those that hold nothing (`null`).
+fn key_paths(value: &serde_json::Value, path: &str, keys: &mut BTreeSet<String>) {
+    match value {
+        serde_json::Value::Object(entries) => {
+            for (key, value) in entries {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                key_paths(value, &path, keys);
+            }
+        }
+        serde_json::Value::Array(elements) if elements.iter().any(serde_json::Value::is_object) => {
+            for (index, element) in elements.iter().enumerate() {
+                key_paths(element, &format!("{path}[{index}]"), keys);
+            }
+        }
+        _ => {
+            keys.insert(path.to_owned());
+        }
+    }
+}
+
+fn parsed(text: &str) -> Config {
+    resolve::parse(text, Path::new("/")).unwrap_or_else(|faults| panic!("{faults}")).0
+}
+
+#[test]
+fn every_key_of_the_code_stands_in_it_and_no_other() {
+    // A table that is added to the mirror and not here shows up as a key without its inner ones, and fails.
+    let all = File {
+        listener: vec![file::Listener { tls: Some(file::ListenerTls::default()), ..Default::default() }],
+        cluster: file::Cluster {
+            tls: Some(file::ClusterTls::default()),
+            probe: Some(file::Probe::default()),
+            ..Default::default()
+        },
+        user: vec![file::User::default()],
+        ..Default::default()
+    };
+    let (mut known, mut written) = (BTreeSet::new(), BTreeSet::new());
+    key_paths(&serde_json::to_value(all).unwrap(), "", &mut known);
+    let table: Table = toml::from_str(&with_examples()).unwrap();
+    key_paths(&serde_json::to_value(table).unwrap(), "", &mut written);
+    assert!(known.len() > 30, "{known:?}");
+    assert_eq!(known, written);
+}
+
+#[test]
+fn every_uncommented_value_is_the_default() {
+    let reference: Table = toml::from_str(REFERENCE).unwrap();
+    let expected = without_keys(&parsed(REFERENCE));
+    let mut tried = 0;
+    for (section, value) in &reference {
+        let Value::Table(keys) = value else { continue };
+        for key in keys.keys() {
+            let path = format!("{section}.{key}");
+            if NEEDED.contains(&path.as_str()) {
+                continue;
+            }
+            let mut fewer = reference.clone();
+            fewer[section].as_table_mut().unwrap().remove(key);
+            let resolved = parsed(&toml::to_string(&fewer).unwrap());
+            assert_eq!(without_keys(&resolved), expected, "{path}");
+            tried += 1;
+        }
+    }
+    assert!(tried > 14, "{tried}");
+    let listener: Vec<_> = reference["listener"][0].as_table().unwrap().keys().collect();
+    assert_eq!(listener, ["address", "name"]);
+}
+
+/// All of the configuration but the secrets, which are masked.
+fn without_keys(config: &Config) -> String {
+    format!("{config:#?}")
+}
+
+#[test]
+fn its_examples_are_valid_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    std::fs::create_dir(root.join("tls")).unwrap();
+    for (cert, key) in [
+        ("tls/server.crt", "tls/server.key"),
+        ("tls/client.crt", "tls/client.key"),
+        ("tls/clients-ca.crt", "tls/unused.key"),
+        ("tls/etcd-ca.crt", "tls/unused.key"),
+    ] {
+        let made = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
+        std::fs::write(root.join(cert), made.cert.pem()).unwrap();
+        std::fs::write(root.join(key), made.signing_key.serialize_pem()).unwrap();
+    }
+    std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
+    std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
+    std::fs::write(root.join("probe.password"), "probe-hunter2\n").unwrap();
+    let text = with_examples().replace("/etc/keyward", root.to_str().unwrap()).replace("\"http:", "\"https:");
+    assert_ne!(text, REFERENCE);
+
+    let config = parsed(&text);
+    let listener = &config.listeners[0];
+    assert_eq!(listener.address, Address::Tcp("127.0.0.1:2379".parse().unwrap()));
+    assert!(matches!(listener.tls.as_ref().unwrap().clients, ClientAuth::Required(_)));
+    let default_user = listener.default_user.as_ref().unwrap();
+    assert_eq!((default_user.user.as_str(), default_user.password.expose().as_str()), ("app", "app-hunter2"));
+    let cluster = &config.cluster;
+    assert!(cluster.tls.as_ref().unwrap().identity.is_some());
+    assert!(matches!(cluster.pin, ClusterPin::Id(id) if id.to_string() == "cdf818194e3a8c32"));
+    assert_eq!(cluster.probe.as_ref().unwrap().password.expose(), "probe-hunter2");
+    assert_eq!(config.advertise.client_urls, ["https://etcd.example.com:2379"]);
+    assert_eq!(config.session.keys[0].expose()[..3], [0xab, 0xcd, 0xef]);
+    assert_eq!(config.session.realm, Realm::Named("production".into()));
+    let printed = format!("{config:#?}");
+    assert!(!printed.contains("hunter2"), "{printed}");
+}

@@ -1,0 +1,579 @@
+//! What it means: from the mirror to a [`Config`] that is valid as a whole.
+//!
+//! Owns: defaults, required keys, bounds, and the checks across keys. Must not know: TOML.
+//! Invariants: everything is looked at, whatever was wrong before; a fallback value that stands in for a faulty one
+//! never leaves this file, since one fault is enough to refuse the whole.
+
+mod cluster;
+mod listener;
+
+use std::fmt::Display;
+use std::io::Read as _;
+use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use zeroize::Zeroize;
+
+use super::file::{self, File};
+use super::findings::{Faults, Findings, Warning};
+use super::{Config, Drain, Limits, Login, Realm, Runtime, Session, SessionKey, secrets, shape, values};
+use crate::identity::UserName;
+use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
+use crate::secret::Secret;
+use crate::telemetry;
+
+/// A configuration larger than this is some other file.
+const MAX_FILE: u64 = 1 << 20;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const MOMENT: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Reads the file and all files that it names. Relative names are relative to the folder of the file.
+///
+/// # Errors
+/// All faults at once.
+pub fn load(path: &Path) -> Result<(Config, Vec<Warning>), Faults> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    match read(path) {
+        Ok(text) => parse(&text, folder),
+        Err(reason) => {
+            let mut findings = Findings::default();
+            findings.fault_at_line(None, reason);
+            findings.conclude(None)
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let opened = std::fs::File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+    match opened {
+        Ok(_) if text.len() as u64 > MAX_FILE => Err(format!("{} is larger than 1 MiB", path.display())),
+        Ok(_) => Ok(text),
+        Err(error) => Err(format!("cannot read {}: {error}", path.display())),
+    }
+}
+
+/// As [`load`], from text; relative names are relative to `folder`.
+pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<Warning>), Faults> {
+    let (file, findings) = shape::read(text);
+    let mut resolver = Resolver { folder, findings };
+    let config = file.and_then(|file| resolver.config(file));
+    resolver.findings.conclude(config)
+}
+
+/// Where relative names begin, and what was found so far.
+struct Resolver<'a> {
+    folder: &'a Path,
+    findings: Findings,
+}
+
+impl Resolver<'_> {
+    fn config(&mut self, file: File) -> Option<Config> {
+        let users = self.users(file.user);
+        let listeners = self.listeners(file.listener, &users);
+        let cluster = self.cluster(file.cluster);
+        let admin = self.admin(file.admin, &listeners);
+        Some(Config {
+            advertise: Arc::new(self.advertise(file.advertise, &listeners)),
+            session: Arc::new(self.session(file.session)),
+            limits: self.limits(file.limits),
+            log: self.log(file.log),
+            drain: self.drain(file.drain),
+            runtime: self.runtime(file.runtime),
+            cluster: Arc::new(cluster),
+            admin: admin?,
+            listeners,
+        })
+    }
+
+    fn session(&mut self, session: file::Session) -> Session {
+        let path = "session.key_files";
+        let names = session.key_files.unwrap_or_default();
+        let mut keys: Vec<SessionKey> = Vec::new();
+        for (index, name) in names.iter().enumerate() {
+            let path = format!("{path}[{index}]");
+            let Some(key) = self.secret(&path, name, secrets::session_key) else { continue };
+            if keys.iter().any(|earlier| earlier.expose() == key.expose()) {
+                self.findings.warn(&path, "holds the same key as an earlier file");
+            } else {
+                keys.push(Arc::new(key));
+            }
+        }
+        if names.is_empty() {
+            let reason = "no key file: sessions are sealed with a random key, so every client must log in again after \
+                          a restart, and no other replica accepts its session";
+            self.findings.warn(path, reason);
+            let mut key = zeroize::Zeroizing::new([0; 32]);
+            match getrandom::fill(key.as_mut()) {
+                Ok(()) => keys.push(Arc::new(Secret::new(*key))),
+                Err(error) => self.findings.fault(path, format!("the system gives no random key: {error}")),
+            }
+        }
+        if session.realm.as_ref().is_some_and(|realm| realm.is_empty() || realm.len() > 128) {
+            self.findings
+                .fault("session.realm", "a realm is 1 to 128 bytes; leave it out for the cluster's id");
+        }
+        let realm = session.realm.map_or(Realm::ClusterId, |realm| Realm::Named(realm.into()));
+        Session { keys, realm }
+    }
+
+    fn limits(&mut self, limits: file::Limits) -> Limits {
+        let file::Limits { connections, streams_per_connection, logins_in_flight_per_member, .. } = limits;
+        let streams = self.count("limits.streams_per_connection", streams_per_connection, 4096, 1..=1 << 20);
+        let header = self.size("limits.header_size", limits.header_size, 64 * KIB, KIB..=16 * MIB);
+        Limits {
+            connections: self.count("limits.connections", connections, 10_000, 1..=1 << 24),
+            streams_per_connection: fits(streams),
+            header_size: fits(header),
+            request_size: self.size("limits.request_size", limits.request_size, 2 * MIB, KIB..=GIB),
+            handshake_timeout: self.duration(
+                "limits.handshake_timeout",
+                limits.handshake_timeout,
+                10 * SECOND,
+                MOMENT..=DAY,
+            ),
+            replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 64 * MIB, 0..=64 * GIB),
+            logins_in_flight_per_member: self.count(
+                "limits.logins_in_flight_per_member",
+                logins_in_flight_per_member,
+                2,
+                1..=64,
+            ),
+        }
+    }
+
+    fn log(&mut self, log: file::Log) -> telemetry::Settings {
+        let default = telemetry::Settings::default();
+        telemetry::Settings {
+            format: match log.format {
+                Some(file::LogFormat::Text) => telemetry::Format::Text,
+                Some(file::LogFormat::Json) => telemetry::Format::Json,
+                None => default.format,
+            },
+            level: log
+                .level
+                .and_then(|word| self.checked("log.level", word.parse()))
+                .unwrap_or(default.level),
+            access: log.access.unwrap_or(default.access),
+        }
+    }
+
+    fn drain(&mut self, drain: file::Drain) -> Drain {
+        Drain {
+            wait: self.duration("drain.wait", drain.wait, Duration::ZERO, Duration::ZERO..=DAY),
+            timeout: self.duration("drain.timeout", drain.timeout, 30 * SECOND, MOMENT..=DAY),
+        }
+    }
+
+    /// More than four shards only pay on large machines (rules 34), where an operator says so.
+    fn runtime(&mut self, runtime: file::Runtime) -> Runtime {
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let asked = self.count("runtime.shards", runtime.shards.map(u32::from), 0, 0..=256);
+        Runtime {
+            shards: NonZeroUsize::new(asked).or(NonZeroUsize::new(cores.min(4))).unwrap_or(NonZeroUsize::MIN),
+        }
+    }
+}
+
+/// Single values.
+impl Resolver<'_> {
+    fn required<T>(&mut self, path: &str, value: Option<T>, reason: &str) -> Option<T> {
+        if value.is_none() {
+            self.findings.missing(path, reason);
+        }
+        value
+    }
+
+    fn checked<T, E: Display>(&mut self, path: &str, value: Result<T, E>) -> Option<T> {
+        value.map_err(|error| self.findings.fault(path, error)).ok()
+    }
+
+    fn duration(
+        &mut self,
+        path: &str,
+        text: Option<String>,
+        default: Duration,
+        bounds: RangeInclusive<Duration>,
+    ) -> Duration {
+        let value = text.and_then(|text| self.checked(path, values::duration(&text))).unwrap_or(default);
+        if !bounds.contains(&value) {
+            self.findings.fault(path, format!("must be from {:?} to {:?}", bounds.start(), bounds.end()));
+        }
+        value
+    }
+
+    fn size(&mut self, path: &str, text: Option<String>, default: u64, bounds: RangeInclusive<u64>) -> usize {
+        let value = text.and_then(|text| self.checked(path, values::size(&text))).unwrap_or(default);
+        if !bounds.contains(&value) {
+            self.findings.fault(path, format!("must be from {} to {} bytes", bounds.start(), bounds.end()));
+        }
+        usize::try_from(value).unwrap_or(usize::MAX)
+    }
+
+    fn count(&mut self, path: &str, number: Option<u32>, default: u32, bounds: RangeInclusive<u32>) -> usize {
+        let value = number.unwrap_or(default);
+        if !bounds.contains(&value) {
+            self.findings.fault(path, format!("must be from {} to {}", bounds.start(), bounds.end()));
+        }
+        usize::try_from(value).unwrap_or(usize::MAX)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn secret<T: Zeroize>(
+        &mut self,
+        path: &str,
+        name: &str,
+        read: impl FnOnce(&Path) -> Result<Secret<T>, secrets::Useless>,
+    ) -> Option<Secret<T>> {
+        let file = self.file(name);
+        self.warn_if_open(path, &file);
+        self.checked(path, read(&file).map_err(|useless| useless.of(&file)))
+    }
+
+    fn warn_if_open(&mut self, path: &str, file: &Path) {
+        if secrets::readable_by_all(file) {
+            self.findings.warn(path, format!("{0} is readable by every user; chmod o-r {0}", file.display()));
+        }
+    }
+
+    fn login(
+        &mut self,
+        user_path: &str,
+        user: Option<String>,
+        password_path: &str,
+        password_file: Option<String>,
+    ) -> Option<Login> {
+        let user = self.required(user_path, user, "the name of an etcd user is needed");
+        if user.as_deref() == Some("") {
+            self.findings.fault(user_path, "is empty; the name of an etcd user is needed");
+        }
+        let file = self.required(password_path, password_file, "the file of the user's password is needed");
+        let password = file.and_then(|name| self.secret(password_path, &name, secrets::password));
+        Some(Login { user: UserName::from(user?.as_str()), password: Arc::new(password?) })
+    }
+
+    fn roots(&mut self, path: &str, name: &str) -> Option<Roots> {
+        let file = self.file(name);
+        self.checked(path, Roots::read(&file))
+    }
+
+    /// The certificate and key of one table, of which one needs the other.
+    fn key_pair(&mut self, path: &str, cert: Option<String>, key: Option<String>) -> Option<KeyPair> {
+        let (cert_path, key_path) = (format!("{path}.cert"), format!("{path}.key"));
+        let cert = self.required(&cert_path, cert, "the certificate file that goes with the key is needed");
+        let key = self.required(&key_path, key, "the key file that goes with the certificate is needed");
+        let chain = cert.and_then(|name| self.checked(&cert_path, Chain::read(&self.file(&name))));
+        let key = key.and_then(|name| {
+            let file = self.file(&name);
+            self.warn_if_open(&key_path, &file);
+            self.checked(&key_path, PrivateKey::read(&file))
+        });
+        self.checked(&key_path, KeyPair::new(chain?, key?))
+    }
+}
+
+/// The bounds were checked; what did not fit them is refused with the whole.
+fn fits(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::config::{Address, ClientAuth, ClusterPin};
+
+    const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
+    const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n";
+
+    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, pw, session.key.
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, content: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        for name in ["a", "b"] {
+            let made = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
+            write(&format!("{name}.crt"), &made.cert.pem());
+            write(&format!("{name}.key"), &made.signing_key.serialize_pem());
+        }
+        write("pw", "hunter2\n");
+        write("session.key", &"0123456789abcdef".repeat(4));
+        folder
+    }
+
+    fn fault_paths(text: &str) -> Vec<String> {
+        let folder = folder();
+        match parse(text, folder.path()) {
+            Ok((config, _)) => panic!("{text}\nis valid: {config:?}"),
+            Err(faults) => {
+                assert!(!faults.to_string().contains("hunter2"), "{faults}");
+                faults.iter().map(|fault| fault.path.clone()).collect()
+            }
+        }
+    }
+
+    fn valid(text: &str) -> (Config, Vec<String>) {
+        let folder = folder();
+        let (config, warnings) =
+            parse(text, folder.path()).unwrap_or_else(|faults| panic!("{text}\n{faults}"));
+        (config, warnings.into_iter().map(|warning| warning.path).collect())
+    }
+
+    #[test]
+    fn the_smallest_configuration_is_valid() {
+        let (config, warnings) = valid(&format!("{CLUSTER}{LISTENER}"));
+        assert_eq!(config.listeners.len(), 1);
+        assert_eq!(config.advertise.client_urls, ["http://127.0.0.1:2"]);
+        assert_eq!(config.cluster.pin, ClusterPin::FirstAnswer);
+        assert_eq!(config.session.keys.len(), 1);
+        assert_eq!(warnings, ["session.key_files"]);
+    }
+
+    #[test]
+    fn an_empty_file_lacks_a_listener_and_an_endpoint() {
+        assert_eq!(fault_paths(""), ["listener", "cluster.endpoints"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_not_called_missing_too() {
+        assert_eq!(fault_paths("listener = 1\ncluster = 2\n"), ["listener", "cluster"]);
+        assert_eq!(fault_paths(&format!("{LISTENER}[cluster]\nendpoints = [1]\n")), ["cluster.endpoints[0]"]);
+        assert_eq!(fault_paths(&format!("{CLUSTER}[[listener]]\nname = 1\naddress = 2\n")).len(), 2);
+    }
+
+    #[test]
+    fn faults_of_all_floors_are_told_at_once_in_the_order_of_lines() {
+        let text = "\
+            [[listener]]\n\
+            name = 'a'\n\
+            address = 'here'\n\
+            default_user = 'nobody'\n\
+            tls = { cert = 'absent.crt', key = 'pw', client_auth = 'required' }\n\
+            [[listener]]\n\
+            [cluster]\n\
+            endpoints = ['http://a:1', 'https://b:1', 'c']\n\
+            token_ttl = '0s'\n\
+            unknown = 1\n\
+            [cluster.probe]\n\
+            user = ''\n\
+            [limits]\n\
+            request_size = '2MB'\n\
+            logins_in_flight_per_member = 0\n";
+        let expected = [
+            "listener[0].address",
+            "listener[0].default_user",
+            "listener[0].tls.cert",
+            "listener[0].tls.key",
+            "listener[0].tls.client_ca",
+            "listener[1].name",
+            "listener[1].address",
+            "cluster.tls.ca",
+            "cluster.endpoints",
+            "cluster.endpoints[2]",
+            "cluster.token_ttl",
+            "cluster.unknown",
+            "cluster.probe.password_file",
+            "cluster.probe.user",
+            "limits.request_size",
+            "limits.logins_in_flight_per_member",
+        ];
+        let mut told = fault_paths(text);
+        let mut wanted = expected.map(str::to_owned);
+        told.sort();
+        wanted.sort();
+        assert_eq!(told, wanted);
+        let lines: Vec<_> =
+            parse(text, folder().path()).unwrap_err().iter().map(|fault| fault.line).collect();
+        assert!(lines.is_sorted() && lines.iter().all(Option::is_some), "{lines:?}");
+    }
+
+    #[test]
+    fn listeners_are_told_apart() {
+        let two = |name: &str, address: &str| {
+            format!("{CLUSTER}{LISTENER}[[listener]]\nname = '{name}'\naddress = '{address}'\n")
+        };
+        assert_eq!(fault_paths(&two("a", "127.0.0.1:3")), ["listener[1].name"]);
+        assert_eq!(fault_paths(&two("b", "127.0.0.1:2")), ["listener[1].address"]);
+        assert_eq!(fault_paths(&two("b", "0.0.0.0:2")), ["listener[1].address"]);
+        assert_eq!(fault_paths(&two("b c", "127.0.0.1:3")), ["listener[1].name"]);
+        assert_eq!(
+            fault_paths(&format!("{}[admin]\naddress = '127.0.0.1:3'\n", two("b", "127.0.0.1:3"))),
+            ["admin.address"]
+        );
+        let (config, _) = valid(&two("b", "unix:/run/k.sock"));
+        assert_eq!(config.listeners[1].address, Address::Unix("/run/k.sock".into()));
+        let any = format!("{CLUSTER}{LISTENER}").replace(":2'", ":0'");
+        valid(&format!(
+            "{any}[[listener]]\nname = 'b'\naddress = '127.0.0.1:0'\n[admin]\naddress = '127.0.0.1:0'\n"
+        ));
+    }
+
+    #[test]
+    fn default_users_come_with_a_password() {
+        let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
+        let text = format!("{CLUSTER}{LISTENER}default_user = 'app'\n{user}");
+        let (config, warnings) = valid(&text);
+        let login = config.listeners[0].default_user.as_ref().unwrap();
+        assert_eq!((login.user.as_str(), login.password.expose().as_str()), ("app", "hunter2"));
+        assert_eq!(warnings, ["session.key_files"]);
+
+        let (_, warnings) = valid(&text.replace("127.0.0.1:2", "10.0.0.1:2"));
+        assert!(warnings.contains(&"listener[0].default_user".to_owned()), "{warnings:?}");
+        assert_eq!(fault_paths(&text.replace("name = 'app'", "name = 'App'")), ["listener[0].default_user"]);
+        assert_eq!(fault_paths(&text.replace("'pw'", "'absent'")), ["user[0].password_file"]);
+        assert_eq!(fault_paths(&format!("{text}{user}")), ["user[1].name"]);
+        assert_eq!(
+            fault_paths(&format!("{CLUSTER}{LISTENER}[[user]]\n")),
+            ["user[0].name", "user[0].password_file"]
+        );
+    }
+
+    #[test]
+    fn tls_towards_clients_is_complete() {
+        let tls = |inner: &str| format!("{CLUSTER}{LISTENER}tls = {{ {inner} }}\n");
+        let pair = "cert = 'a.crt', key = 'a.key'";
+        let clients = |inner: &str| {
+            let (config, warnings) = valid(&tls(inner));
+            (config.listeners[0].tls.clone().unwrap().clients, warnings.len() - 1)
+        };
+        assert!(matches!(clients(pair), (ClientAuth::None, 0)));
+        assert!(matches!(clients(&format!("{pair}, client_ca = 'b.crt'")), (ClientAuth::Required(_), 0)));
+        let with = |auth: &str| clients(&format!("{pair}, client_ca = 'b.crt', client_auth = '{auth}'"));
+        assert!(matches!(with("optional"), (ClientAuth::Optional(_), 0)));
+        assert!(matches!(with("required"), (ClientAuth::Required(_), 0)));
+        assert!(matches!(with("none"), (ClientAuth::None, 1)));
+
+        assert_eq!(fault_paths(&tls("cert = 'a.crt'")), ["listener[0].tls.key"]);
+        assert_eq!(fault_paths(&tls("key = 'a.key'")), ["listener[0].tls.cert"]);
+        assert_eq!(fault_paths(&tls("")), ["listener[0].tls.cert", "listener[0].tls.key"]);
+        assert_eq!(fault_paths(&tls("cert = 'a.crt', key = 'b.key'")), ["listener[0].tls.key"]);
+        assert_eq!(
+            fault_paths(&tls(&format!("{pair}, client_auth = 'optional'"))),
+            ["listener[0].tls.client_ca"]
+        );
+        assert_eq!(fault_paths(&tls(&format!("{pair}, client_ca = 'a.key'"))), ["listener[0].tls.client_ca"]);
+        let (config, _) = valid(&tls(pair));
+        assert_eq!(config.advertise.client_urls, ["https://127.0.0.1:2"]);
+    }
+
+    #[test]
+    fn tls_towards_members_is_there_exactly_where_they_are_https() {
+        let cluster = |urls: &str, tls: &str| format!("[cluster]\nendpoints = [{urls}]\n{tls}\n{LISTENER}");
+        let (config, _) = valid(&cluster("'https://a:1', 'https://b:1'", "tls = { ca = 'a.crt' }"));
+        assert!(config.cluster.tls.as_ref().unwrap().identity.is_none());
+        let all = "tls = { ca = 'a.crt', cert = 'b.crt', key = 'b.key' }";
+        let (config, _) = valid(&cluster("'https://a:1'", all));
+        assert!(config.cluster.tls.as_ref().unwrap().identity.is_some());
+
+        assert_eq!(fault_paths(&cluster("'https://a:1'", "")), ["cluster.tls.ca"]);
+        assert_eq!(fault_paths(&cluster("'https://a:1'", "tls = {}")), ["cluster.tls.ca"]);
+        assert_eq!(fault_paths(&cluster("'http://a:1'", all)), ["cluster.tls"]);
+        assert_eq!(fault_paths(&cluster("'http://a:1', 'https://a:2'", all)), ["cluster.endpoints"]);
+        assert_eq!(
+            fault_paths(&cluster("'https://a:1'", "tls = { ca = 'a.crt', cert = 'b.crt' }")),
+            ["cluster.tls.key"]
+        );
+        let (config, warnings) = valid(&cluster("'http://a:1', 'http://A:1/'", ""));
+        assert_eq!(config.cluster.endpoints.len(), 1);
+        assert_eq!(warnings, ["cluster.endpoints[1]", "session.key_files"]);
+        let leaky = cluster("'http://root:hunter2@a:1'", "");
+        assert_eq!(fault_paths(&leaky), ["cluster.endpoints[0]"]);
+    }
+
+    #[test]
+    fn session_keys_keep_their_order_and_doubles_are_dropped() {
+        let session = |files: &str| format!("{CLUSTER}{LISTENER}[session]\nkey_files = [{files}]\n");
+        let (config, warnings) = valid(&session("'session.key', 'session.key'"));
+        assert_eq!(config.session.keys.len(), 1);
+        assert_eq!(config.session.keys[0].expose()[..2], [0x01, 0x23]);
+        assert_eq!(warnings, ["session.key_files[1]"]);
+        assert_eq!(fault_paths(&session("'pw', 'absent'")), ["session.key_files[0]", "session.key_files[1]"]);
+        let (one, _) = valid(&format!("{CLUSTER}{LISTENER}"));
+        let (other, _) = valid(&format!("{CLUSTER}{LISTENER}"));
+        assert_ne!(one.session.keys[0].expose(), other.session.keys[0].expose());
+    }
+
+    #[test]
+    fn a_secret_that_others_may_read_is_a_warning() {
+        let folder = folder();
+        for name in ["session.key", "a.key"] {
+            let open = std::fs::Permissions::from_mode(0o644);
+            std::fs::set_permissions(folder.path().join(name), open).unwrap();
+        }
+        let text = format!(
+            "{CLUSTER}{LISTENER}tls = {{ cert = 'a.crt', key = 'a.key' }}\n[session]\nkey_files = ['session.key']\n"
+        );
+        let (_, warnings) = parse(&text, folder.path()).unwrap();
+        let paths: Vec<_> = warnings.iter().map(|warning| warning.path.as_str()).collect();
+        assert_eq!(paths, ["listener[0].tls.key", "session.key_files[0]"]);
+    }
+
+    #[test]
+    fn advertised_urls_must_lead_somewhere() {
+        let advertise = |urls: &str| format!("{CLUSTER}{LISTENER}[advertise]\nclient_urls = [{urls}]\n");
+        let (config, _) = valid(&advertise("'http://a:1/', 'https://b:1'"));
+        assert_eq!(config.advertise.client_urls, ["http://a:1", "https://b:1"]);
+        assert_eq!(fault_paths(&advertise("")), ["advertise.client_urls"]);
+        assert_eq!(fault_paths(&advertise("'a:1'")), ["advertise.client_urls[0]"]);
+        assert_eq!(valid(&advertise("'http://0.0.0.0:1'")).1[0], "advertise.client_urls[0]");
+        for address in ["0.0.0.0:2", "[::]:2", "127.0.0.1:0"] {
+            let (_, warnings) = valid(&format!("{CLUSTER}{LISTENER}").replace("127.0.0.1:2", address));
+            assert!(warnings.contains(&"advertise.client_urls".to_owned()), "{address}");
+        }
+        let (config, _) = valid(&format!("{CLUSTER}{LISTENER}").replace("127.0.0.1:2", "unix:/run/k.sock"));
+        assert_eq!(config.advertise.client_urls, ["unix:///run/k.sock"]);
+    }
+
+    #[test]
+    fn numbers_have_bounds() {
+        for (section, line) in [
+            ("limits", "connections = 0"),
+            ("limits", "streams_per_connection = 0"),
+            ("limits", "header_size = '1B'"),
+            ("limits", "request_size = '0B'"),
+            ("limits", "handshake_timeout = '0s'"),
+            ("limits", "replay_buffer = '999999GiB'"),
+            ("cluster", "connect_timeout = '0s'"),
+            ("cluster", "id = 'none'"),
+            ("drain", "timeout = '0s'"),
+            ("drain", "wait = '25h'"),
+            ("runtime", "shards = 257"),
+            ("log", "level = 'loud'"),
+            ("session", "realm = ''"),
+        ] {
+            let header = if section == "cluster" { String::new() } else { format!("[{section}]\n") };
+            let text = format!("{LISTENER}{CLUSTER}{header}{line}\n");
+            assert_eq!(
+                fault_paths(&text),
+                [format!("{section}.{}", line.split(' ').next().unwrap())],
+                "{text}"
+            );
+        }
+        let (config, _) =
+            valid(&format!("{LISTENER}{CLUSTER}[limits]\nreplay_buffer = '0B'\n[runtime]\nshards = 7\n"));
+        assert_eq!((config.limits.replay_buffer, config.runtime.shards.get()), (0, 7));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_the_only_fault() {
+        for path in ["/nowhere/keyward.toml", "/", "/dev/zero"] {
+            let faults = load(Path::new(path)).unwrap_err();
+            assert_eq!(faults.iter().count(), 1, "{faults}");
+            assert!(faults.to_string().contains(path), "{faults}");
+        }
+    }
+}

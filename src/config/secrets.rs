@@ -1,0 +1,192 @@
+//! Password files and session key files.
+//!
+//! Owns: their formats. Must not know: whose they are.
+//! Invariants: what was read is wiped wherever it lay; a reason names the file, never its content.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use zeroize::Zeroizing;
+
+use crate::secret::Secret;
+
+/// More than any password or key has; a larger file is the wrong file.
+const MAX_FILE: u64 = 4096;
+
+/// Base64 with or without the `=` at its end.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Why a file holds no secret that can be used.
+#[derive(Debug)]
+pub(super) enum Useless {
+    Unreadable(io::Error),
+    TooLarge,
+    /// What was expected in its place.
+    Content(&'static str),
+}
+
+impl Useless {
+    /// The sentence for an operator.
+    pub(super) fn of(&self, path: &Path) -> String {
+        let path = path.display();
+        match self {
+            Self::Unreadable(error) => format!("cannot read {path}: {error}"),
+            Self::TooLarge => format!("{path} is larger than {MAX_FILE} bytes"),
+            Self::Content(wanted) => format!("{path} {wanted}"),
+        }
+    }
+}
+
+/// The password in the file: its one line, without the line's end.
+pub(super) fn password(path: &Path) -> Result<Secret<String>, Useless> {
+    let bytes = read(path)?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| Useless::Content("is not UTF-8 text"))?;
+    let line = text.strip_suffix('\n').unwrap_or(text);
+    let line = line.strip_suffix('\r').unwrap_or(line);
+    if line.is_empty() {
+        return Err(Useless::Content("is empty; a password is expected"));
+    }
+    if line.contains('\n') {
+        return Err(Useless::Content("has more than one line; a password alone is expected"));
+    }
+    Ok(Secret::new(line.to_owned()))
+}
+
+/// The key in the file: 32 raw bytes, or one line of 64 hexadecimal digits or of base64.
+pub(super) fn session_key(path: &Path) -> Result<Secret<[u8; 32]>, Useless> {
+    const FORM: Useless = Useless::Content(
+        "holds no key: 32 bytes are expected, raw, as 64 hexadecimal digits or as base64 \
+         (head -c 32 /dev/urandom | base64)",
+    );
+    let bytes = read(path)?;
+    let mut key = Zeroizing::new([0; 32]);
+    // 32 printable characters are a line of text: half a key in hexadecimal, or somebody's passphrase.
+    if bytes.len() == 32 && !bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b'\n') {
+        key.copy_from_slice(&bytes);
+    } else {
+        decode(bytes.trim_ascii(), &mut key).ok_or(FORM)?;
+    }
+    if key.iter().all(|byte| *byte == key[0]) {
+        return Err(Useless::Content("holds one byte 32 times, which is no key"));
+    }
+    Ok(Secret::new(*key))
+}
+
+/// Whether every user of the machine may read it.
+pub(super) fn readable_by_all(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.mode() & 0o004 != 0)
+}
+
+fn decode(text: &[u8], key: &mut [u8; 32]) -> Option<()> {
+    if text.len() == 64 && text.iter().all(u8::is_ascii_hexdigit) {
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        for (byte, pair) in key.iter_mut().zip(text.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        return Some(());
+    }
+    // base64 wants room for its estimate, which is larger than what comes out.
+    let mut room = Zeroizing::new([0; 64]);
+    let length = BASE64.decode_slice(text, room.as_mut()).ok()?;
+    key.copy_from_slice(room.get(..length).filter(|decoded| decoded.len() == 32)?);
+    Some(())
+}
+
+/// One buffer of the largest size, so that no copy stays behind in a smaller one.
+fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Useless> {
+    let file = File::open(path).map_err(Useless::Unreadable)?;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(8192));
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(Useless::Unreadable)?;
+    if bytes.len() as u64 > MAX_FILE { Err(Useless::TooLarge) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn file(content: impl AsRef<[u8]>) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, content).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn a_password_is_one_line_as_it_is() {
+        for (content, expected) in
+            [("pw", "pw"), ("pw\n", "pw"), ("pw\r\n", "pw"), (" p w \n", " p w "), ("pässwört\n", "pässwört")]
+        {
+            let (_folder, path) = file(content);
+            assert_eq!(password(&path).unwrap().expose(), expected);
+        }
+        for bad in [&b""[..], b"\n", b"\r\n", b"one\ntwo\n", b"\xff\xfe", &[b'x'; 5000]] {
+            let (_folder, path) = file(bad);
+            assert!(password(&path).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_session_key_has_32_bytes_in_three_forms() {
+        let key: [u8; 32] = std::array::from_fn(|index| u8::try_from(index * 7).unwrap());
+        let hex = key.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let base64 = base64::engine::general_purpose::STANDARD.encode(key);
+        let forms = [
+            key.to_vec(),
+            hex.clone().into_bytes(),
+            format!("{}\n", hex.to_uppercase()).into_bytes(),
+            format!("{base64}\n").into_bytes(),
+            base64.trim_end_matches('=').as_bytes().to_vec(),
+        ];
+        for form in forms {
+            let (_folder, path) = file(&form);
+            assert_eq!(session_key(&path).unwrap().expose(), &key, "{form:?}");
+        }
+        let short = base64::engine::general_purpose::STANDARD.encode(&key[..31]);
+        let bad = [
+            &hex[..62],
+            &hex[..32],
+            "",
+            "\n",
+            "not base64 at all!",
+            &short,
+            &"00".repeat(32),
+            &format!("{hex}{hex}"),
+        ];
+        for form in bad {
+            let (_folder, path) = file(form);
+            assert!(session_key(&path).is_err(), "{form:?}");
+        }
+        let (_folder, path) = file([0; 33]);
+        assert!(session_key(&path).is_err());
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_is_noticed() {
+        let (_folder, path) = file("pw");
+        for (mode, expected) in [(0o600, false), (0o640, false), (0o644, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(readable_by_all(&path), expected, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_reason_never_holds_the_content() {
+        let (_folder, path) = file("one-hunter2\ntwo-hunter2\n");
+        for useless in [password(&path).unwrap_err(), session_key(&path).unwrap_err()] {
+            let text = format!("{} {useless:?}", useless.of(&path));
+            assert!(!text.contains("hunter2"), "{text}");
+            assert!(text.contains(&path.display().to_string()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! From text to the mirror, telling every fault of the text's shape: syntax, unknown keys, values of the wrong type.
+//!
+//! Owns: TOML. Must not know: what a key means.
+//! Invariants: one fault hides no other, except that a file which is no TOML is looked at no further; a fault
+//! never repeats a value, which may be a secret in the wrong place.
+//!
+//! How: serde stops at the first fault. So the entry at fault is told, cut out, and the rest is read again, until it reads.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use serde::Deserialize as _;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Deserializer, Error};
+
+use super::file::File;
+use super::findings::Findings;
+
+/// The mirror of what could be read, and all that could not. `None`: it is no TOML.
+pub(super) fn read(text: &str) -> (Option<File>, Findings) {
+    let (mut table, broken) = DeTable::parse_recoverable(text);
+    let mut lines = HashMap::new();
+    record_lines(text, table.get_ref(), "", &mut lines);
+    let mut findings = Findings::new(lines);
+    if !broken.is_empty() {
+        for error in broken {
+            findings.fault_at_line(error.span().map(|span| line(text, &span)), error.message());
+        }
+        return (None, findings);
+    }
+    loop {
+        let error = match File::deserialize(Deserializer::from(table.clone())) {
+            Ok(file) => return (Some(file), findings),
+            Err(error) => error,
+        };
+        match error.span().and_then(|span| cut(table.get_mut(), "", &span)) {
+            Some(culprit) => findings.fault(&culprit.path, reason(&error, &culprit.value)),
+            None => {
+                // Nothing to cut: without this arm the loop would not end.
+                findings.fault("", error.message());
+                return (None, findings);
+            }
+        }
+    }
+}
+
+/// What was cut out: the path of what is at fault, and its value.
+struct Culprit<'i> {
+    path: String,
+    value: DeValue<'i>,
+}
+
+/// Takes the entry out whose key or value stands at `span`. An array is taken out whole, so that the positions of
+/// its other elements stay true.
+fn cut<'i>(table: &mut DeTable<'i>, path: &str, span: &Range<usize>) -> Option<Culprit<'i>> {
+    let mut found = None;
+    for (key, value) in table.iter_mut() {
+        let path = join(path, key.get_ref());
+        if key.span() == *span || value.span() == *span {
+            found = Some((key.clone(), path));
+            break;
+        }
+        match value.get_mut() {
+            DeValue::Table(inner) => {
+                if let Some(culprit) = cut(inner, &path, span) {
+                    return Some(culprit);
+                }
+            }
+            DeValue::Array(elements) => {
+                for (index, element) in elements.iter_mut().enumerate() {
+                    let path = format!("{path}[{index}]");
+                    if element.span() == *span {
+                        found = Some((key.clone(), path));
+                        break;
+                    }
+                    if let DeValue::Table(inner) = element.get_mut()
+                        && let Some(culprit) = cut(inner, &path, span)
+                    {
+                        return Some(culprit);
+                    }
+                }
+            }
+            _ => {}
+        }
+        if found.is_some() {
+            break;
+        }
+    }
+    let (key, path) = found?;
+    table.remove(&key).map(|value| Culprit { path, value: value.into_inner() })
+}
+
+/// serde's words, without the value.
+fn reason(error: &Error, value: &DeValue<'_>) -> String {
+    let mut reason = error.message().to_owned();
+    let mut mask = |value: &DeValue<'_>| {
+        if let Some(text) = value.as_str().filter(|text| !text.is_empty()) {
+            reason = reason.replace(&format!("{text:?}"), "\"…\"").replace(&format!("`{text}`"), "`…`");
+        }
+    };
+    mask(value);
+    value.as_array().into_iter().flatten().for_each(|element| mask(element.get_ref()));
+    reason
+}
+
+fn record_lines(text: &str, table: &DeTable<'_>, path: &str, lines: &mut HashMap<String, usize>) {
+    let mut element = |value: &Spanned<DeValue<'_>>, path: &str, span: Range<usize>| {
+        lines.insert(path.to_owned(), line(text, &span));
+        if let DeValue::Table(inner) = value.get_ref() {
+            record_lines(text, inner, path, lines);
+        }
+    };
+    for (key, value) in table {
+        let path = join(path, key.get_ref());
+        element(value, &path, key.span());
+        for (index, inner) in value.get_ref().as_array().into_iter().flatten().enumerate() {
+            element(inner, &format!("{path}[{index}]"), inner.span());
+        }
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+fn line(text: &str, span: &Range<usize>) -> usize {
+    let before = text.as_bytes().get(..span.start).unwrap_or(text.as_bytes());
+    1 + before.iter().filter(|&&byte| byte == b'\n').count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::findings::Fault;
+
+    fn faults(text: &str) -> Vec<Fault> {
+        let (_, findings) = read(text);
+        findings.conclude(None::<()>).unwrap_err().iter().cloned().collect()
+    }
+
+    fn places(text: &str) -> Vec<(String, Option<usize>)> {
+        faults(text).into_iter().map(|fault| (fault.path, fault.line)).collect()
+    }
+
+    fn at(path: &str, line: usize) -> (String, Option<usize>) {
+        (path.to_owned(), Some(line))
+    }
+
+    #[test]
+    fn every_unknown_key_and_wrong_type_is_told_where_it_stands() {
+        let text = "\
+            nonsense = 1\n\
+            [[listener]]\n\
+            name = 'a'\n\
+            [[listener]]\n\
+            name = 7\n\
+            adress = '127.0.0.1:1'\n\
+            tls = { cert = 'x', client_auth = 'perhaps', ke = 'y' }\n\
+            [cluster]\n\
+            endpoints = ['http://a:1',\n\
+            5]\n\
+            probe.usr = 'x'\n\
+            [limits]\n\
+            connections = -1\n\
+            [log]\n\
+            access = 'yes'\n\
+            [nowhere.at.all]\n";
+        let expected = [
+            at("nonsense", 1),
+            at("listener[1].name", 5),
+            at("listener[1].adress", 6),
+            at("listener[1].tls.client_auth", 7),
+            at("listener[1].tls.ke", 7),
+            at("cluster.endpoints[1]", 10),
+            at("cluster.probe.usr", 11),
+            at("limits.connections", 13),
+            at("log.access", 15),
+            at("nowhere", 16),
+        ];
+        assert_eq!(places(text), expected);
+    }
+
+    #[test]
+    fn what_is_not_at_fault_is_still_read() {
+        let (file, _) = read("[cluster]\nendpoints = 5\ntoken_ttl = '7s'\n[[listener]]\nname = 'a'\nx = 1\n");
+        let file = file.unwrap();
+        assert_eq!(file.cluster.token_ttl.as_deref(), Some("7s"));
+        assert_eq!(file.listener[0].name.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn a_table_where_a_value_belongs_and_the_reverse() {
+        assert_eq!(places("cluster = 5\n"), [at("cluster", 1)]);
+        assert_eq!(places("[listener]\nname = 'a'\n"), [at("listener", 1)]);
+        assert_eq!(places("listener = [5]\n"), [at("listener[0]", 1)]);
+        assert_eq!(places("[[log]]\nlevel = 'info'\n"), [at("log", 1)]);
+        assert_eq!(places("[cluster.endpoints]\nx = 1\n"), [at("cluster.endpoints", 1)]);
+        assert_eq!(places("[[listener]]\ntls = true\n"), [at("listener[0].tls", 2)]);
+        assert_eq!(places("[[listener]]\ntls = ['a.crt', 'a.key']\n"), [at("listener[0].tls", 2)]);
+        assert_eq!(places("listener = [['a', '127.0.0.1:1']]\n"), [at("listener[0]", 1)]);
+    }
+
+    #[test]
+    fn every_syntax_error_has_its_line() {
+        assert_eq!(places("a = \n[cluster]\nb = 1 2\n"), [at("", 1), at("", 3)]);
+        assert_eq!(places("[log]\nlevel = 'a'\nlevel = 'b'\n"), [at("", 3)]);
+    }
+
+    #[test]
+    fn a_secret_in_the_wrong_place_is_not_repeated() {
+        let text = "[session]\nkey_files = 'hunter2'\n[[user]]\nname = 'a'\npassword = 'hunter2'\n\
+                    [limits]\nconnections = 'hunter2\"quoted'\n[log]\nformat = 'hunter2'\naccess = ['hunter2']\n";
+        let faults = faults(text);
+        assert_eq!(faults.len(), 5, "{faults:?}");
+        for fault in faults {
+            assert!(!fault.to_string().contains("hunter2"), "{fault}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_to_an_end(text in "([a-z]{1,8}|listener|cluster|log|[\\[\\]{}=.,'\"\n 0-9]|level|tls|endpoints){0,40}") {
+            let (file, findings) = read(&text);
+            proptest::prop_assert!(file.is_some() || findings.conclude(None::<()>).unwrap_err().iter().count() > 0);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The text forms of single values: durations, sizes, addresses, endpoints, ids.
+//!
+//! Owns: their grammar. Must not know: which key they stand under.
+//! Invariant: a refusal tells the grammar, never the text, which may hold a password (`https://user:password@…`).
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::{Address, Endpoint, Scheme};
+use crate::identity::ClusterId;
+
+/// The text is not of the form that the reason tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(&'static str);
+
+/// `"500ms"`, `"5s"`, `"2m"`, `"1h"`.
+pub(super) fn duration(text: &str) -> Result<Duration, Malformed> {
+    const FORM: Malformed =
+        Malformed("a duration is a whole number with a unit: \"500ms\", \"5s\", \"2m\" or \"1h\"");
+    let (number, unit) = number_and_unit(text).ok_or(FORM)?;
+    let milliseconds = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(FORM),
+    };
+    number.checked_mul(milliseconds).map(Duration::from_millis).ok_or(FORM)
+}
+
+/// `"512B"`, `"64KiB"`, `"2MiB"`, `"1GiB"`, in bytes.
+pub(super) fn size(text: &str) -> Result<u64, Malformed> {
+    const FORM: Malformed =
+        Malformed("a size is a whole number with a unit: \"512B\", \"64KiB\", \"2MiB\" or \"1GiB\"");
+    let (number, unit) = number_and_unit(text).ok_or(FORM)?;
+    let bytes = match unit {
+        "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err(FORM),
+    };
+    number.checked_mul(bytes).ok_or(FORM)
+}
+
+fn number_and_unit(text: &str) -> Option<(u64, &str)> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    Some((number.parse().ok()?, unit))
+}
+
+/// A cluster id as etcdctl shows it, with or without `0x`.
+pub(super) fn cluster_id(text: &str) -> Result<ClusterId, Malformed> {
+    const FORM: Malformed =
+        Malformed("a cluster id is up to 16 hexadecimal digits, as `etcdctl --hex` shows it");
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(FORM);
+    }
+    match u64::from_str_radix(digits, 16) {
+        Ok(0) | Err(_) => Err(FORM),
+        Ok(id) => Ok(ClusterId(id)),
+    }
+}
+
+impl FromStr for Address {
+    type Err = Malformed;
+
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        const FORM: Malformed = Malformed(
+            "an address is an IP address with a port (\"127.0.0.1:2379\", \"[::]:2379\") or \"unix:/path\"",
+        );
+        match text.strip_prefix("unix:") {
+            Some(path) if path.starts_with('/') && !path.ends_with('/') => {
+                Ok(Self::Unix(PathBuf::from(path)))
+            }
+            Some(_) => Err(FORM),
+            None => text.parse::<SocketAddr>().map(Self::Tcp).map_err(|_| FORM),
+        }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = Malformed;
+
+    /// `http://host:port` or `https://host:port`, where a `/` may follow; the host is put into lower case.
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        const FORM: Malformed =
+            Malformed("an endpoint is \"http://host:port\" or \"https://host:port\", nothing more");
+        let (scheme, rest) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
+            (Some(rest), _) => (Scheme::Http, rest),
+            (_, Some(rest)) => (Scheme::Https, rest),
+            _ => return Err(FORM),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (host, port) = rest.rsplit_once(':').ok_or(FORM)?;
+        if !port.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(FORM);
+        }
+        let port = port.parse().ok().filter(|&port| port != 0).ok_or(FORM)?;
+        Ok(Self { scheme, host: self::host(host).ok_or(FORM)?, port })
+    }
+}
+
+/// A DNS name, an IPv4 address, or an IPv6 address in brackets (which are taken off).
+fn host(text: &str) -> Option<String> {
+    if let Some(inner) = text.strip_prefix('[') {
+        return inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(|address| address.to_string());
+    }
+    let well_formed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let fits = (1..=253).contains(&text.len()) && text.bytes().all(well_formed);
+    fits.then(|| text.to_ascii_lowercase())
+}
+
+impl Endpoint {
+    /// Whether the host is an address that means "all of mine" and leads nowhere from another machine.
+    pub(super) fn is_wildcard(&self) -> bool {
+        self.host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_sizes_need_a_unit() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("0s"), Ok(Duration::ZERO));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("1h"), Ok(Duration::from_secs(3600)));
+        for bad in ["", "5", "s", "5 s", "-5s", "+5s", "1.5s", "5S", "5d", "18446744073709551615h", "1m30s"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+        assert_eq!(size("512B"), Ok(512));
+        assert_eq!(size("64KiB"), Ok(65_536));
+        assert_eq!(size("2MiB"), Ok(2_097_152));
+        assert_eq!(size("1GiB"), Ok(1_073_741_824));
+        for bad in
+            ["", "2", "2MB", "2mib", "MiB", "2 MiB", "99999999999999999999B", "18446744073709551615KiB"]
+        {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_scheme_host_and_port() {
+        let parsed =
+            |text: &str| text.parse::<Endpoint>().map(|endpoint| (endpoint.to_string(), endpoint.host));
+        let both = |url: &str, host: &str| Ok((url.to_owned(), host.to_owned()));
+        assert_eq!(parsed("http://10.0.0.1:2379"), both("http://10.0.0.1:2379", "10.0.0.1"));
+        assert_eq!(parsed("https://Etcd-0.etcd:2379/"), both("https://etcd-0.etcd:2379", "etcd-0.etcd"));
+        assert_eq!(parsed("http://[::1]:2379"), both("http://[::1]:2379", "::1"));
+        for bad in [
+            "",
+            "10.0.0.1:2379",
+            "http://10.0.0.1",
+            "http://10.0.0.1:",
+            "http://10.0.0.1:0",
+            "http://10.0.0.1:+1",
+            "http://10.0.0.1:65536",
+            "http://:2379",
+            "http://::1:2379",
+            "http://[::1:2379",
+            "http://[127.0.0.1]:2379",
+            "http://root:secret@10.0.0.1:2379",
+            "http://10.0.0.1:2379/v3",
+            "http://10.0.0.1:2379?x",
+            "HTTP://10.0.0.1:2379",
+            "unix:///run/etcd.sock",
+            "http://a b:1",
+            "http://ä:1",
+        ] {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_an_ip_address_or_a_socket_path() {
+        let tcp = |text: &str| Ok(Address::Tcp(text.parse().unwrap()));
+        assert_eq!("127.0.0.1:2379".parse(), tcp("127.0.0.1:2379"));
+        assert_eq!("[::]:0".parse(), tcp("[::]:0"));
+        assert_eq!("unix:/run/k.sock".parse(), Ok(Address::Unix(PathBuf::from("/run/k.sock"))));
+        for bad in [
+            "",
+            ":2379",
+            "localhost:2379",
+            "127.0.0.1",
+            "unix:",
+            "unix:k.sock",
+            "unix:///",
+            "http://127.0.0.1:1",
+        ] {
+            assert!(bad.parse::<Address>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_id_is_hexadecimal() {
+        assert_eq!(cluster_id("cdf818194e3a8c32"), Ok(ClusterId(0xcdf8_1819_4e3a_8c32)));
+        assert_eq!(cluster_id("0x1F"), Ok(ClusterId(0x1f)));
+        for bad in ["", "0", "0x", "+1", "xyz", "cdf818194e3a8c32a"] {
+            assert!(cluster_id(bad).is_err(), "{bad}");
+        }
+    }
+}

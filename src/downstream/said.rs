@@ -1,0 +1,73 @@
+//! What a stream that we answer ourselves says to its client.
+//!
+//! Owns: the channel between the stream's task and the reply's body. Must not know what is said. Invariants: few
+//! messages wait, so that a client that does not read holds its own stream back and nobody else's; the task learns
+//! when the client is gone.
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::refusal::Status;
+
+/// Messages between a stream's task and HTTP/2's own buffer. When full, the task waits: it stops reading upstream.
+const WAITING: usize = 4;
+
+/// One thing said.
+#[derive(Debug)]
+pub enum Said {
+    /// A framed message.
+    Message(Bytes),
+    /// The end, with its status.
+    End(Status),
+}
+
+/// The client is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the client is gone")]
+pub struct Gone;
+
+/// The stream's side.
+#[derive(Debug)]
+pub struct Speaker(mpsc::Sender<Said>);
+
+impl Speaker {
+    /// A pair of ends.
+    #[must_use]
+    pub fn channel() -> (Self, mpsc::Receiver<Said>) {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        (Self(sender), receiver)
+    }
+
+    /// Says a framed message, waiting until there is room. Not said when dropped before.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn say(&self, framed: Bytes) -> Result<(), Gone> {
+        self.0.send(Said::Message(framed)).await.map_err(|_| Gone)
+    }
+
+    /// Waits for room without saying anything. Cancel-safe.
+    pub async fn room(&self) {
+        if self.0.reserve().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Whether a message can be said at once.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.0.capacity() > 0
+    }
+
+    /// Says the end.
+    pub async fn end(self, status: Status) {
+        if self.0.send(Said::End(status)).await.is_err() {
+            tracing::trace!("nobody heard a stream's end");
+        }
+    }
+
+    /// Waits until the client is gone. Cancel-safe.
+    pub async fn gone(&self) {
+        self.0.closed().await;
+    }
+}

@@ -1,0 +1,329 @@
+//! Reading protobuf field by field, and writing a few fields, without a schema and without copying.
+//!
+//! Owns: the wire format. Must not know: which message it reads.
+//! Invariants: one byte string has one reading. Tags are minimal and at most five bytes, varints are minimal,
+//! there are no groups, lengths lie within the body; anything else is a fault, since decoders differ there
+//! (gogo/protobuf reads field 2^32+1 as field 1). No input panics.
+//!
+//! <https://protobuf.dev/programming-guides/encoding/>
+
+use std::ops::Range;
+
+use bytes::{BufMut, BytesMut};
+
+/// The largest field number.
+pub const MAX_NUMBER: u32 = (1 << 29) - 1;
+
+const VARINT: u8 = 0;
+const FIXED64: u8 = 1;
+const LENGTH: u8 = 2;
+const FIXED32: u8 = 5;
+
+/// Bytes that have no single reading as protobuf, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ScanFault(pub &'static str);
+
+/// One field as it stands in a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field<'a> {
+    /// Its number, from 1 to [`MAX_NUMBER`].
+    pub number: u32,
+    /// What it holds, by its wire type.
+    pub value: Value<'a>,
+    /// Where tag and value lie in the body.
+    pub range: Range<usize>,
+}
+
+/// A field's value by wire type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// Wire type 0: integers, enums, bools.
+    Varint(u64),
+    /// Wire type 1.
+    Fixed64(u64),
+    /// Wire type 2: bytes, text, messages, packed scalars.
+    Bytes(&'a [u8]),
+    /// Wire type 5.
+    Fixed32(u32),
+}
+
+impl<'a> Value<'a> {
+    /// The bytes of a length-delimited value.
+    #[must_use]
+    pub fn bytes(self) -> Option<&'a [u8]> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// A varint as the signed number that `int64` and `int32` fields mean.
+    #[must_use]
+    pub fn signed(self) -> Option<i64> {
+        match self {
+            Self::Varint(value) => Some(value.cast_signed()),
+            _ => None,
+        }
+    }
+}
+
+/// The fields of a body, in its order. Ends after the first fault.
+#[derive(Clone, Debug)]
+pub struct Fields<'a> {
+    body: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Fields<'a> {
+    /// Reads `body`, a message without its frame or length.
+    #[must_use]
+    pub fn new(body: &'a [u8]) -> Self {
+        Self { body, at: 0 }
+    }
+
+    fn field(&mut self) -> Result<Field<'a>, ScanFault> {
+        let start = self.at;
+        let tag = u32::try_from(self.varint()?).map_err(|_| ScanFault("a tag of more than 32 bits"))?;
+        let number = tag >> 3;
+        if number == 0 {
+            return Err(ScanFault("field number 0"));
+        }
+        let value = match tag.to_le_bytes()[0] & 7 {
+            VARINT => Value::Varint(self.varint()?),
+            FIXED64 => Value::Fixed64(u64::from_le_bytes(self.array()?)),
+            LENGTH => {
+                let length = usize::try_from(self.varint()?).map_err(|_| TRUNCATED)?;
+                Value::Bytes(self.bytes(length)?)
+            }
+            FIXED32 => Value::Fixed32(u32::from_le_bytes(self.array()?)),
+            _ => return Err(ScanFault("a group or an unknown wire type")),
+        };
+        Ok(Field { number, value, range: start..self.at })
+    }
+
+    fn varint(&mut self) -> Result<u64, ScanFault> {
+        let (value, length) = varint(&self.body[self.at..])?;
+        self.at += length;
+        Ok(value)
+    }
+
+    fn bytes(&mut self, length: usize) -> Result<&'a [u8], ScanFault> {
+        let bytes = self.body[self.at..].get(..length).ok_or(TRUNCATED)?;
+        self.at += length;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], ScanFault> {
+        self.bytes(N)?.try_into().map_err(|_| TRUNCATED)
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<Field<'a>, ScanFault>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.body.len() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.at = self.body.len();
+        }
+        Some(field)
+    }
+}
+
+const TRUNCATED: ScanFault = ScanFault("the body ends within a field");
+
+/// The varint at the beginning of `bytes` and how many of them it takes.
+///
+/// # Errors
+/// Where it is cut off, has more than 64 bits, or could be written shorter.
+pub fn varint(bytes: &[u8]) -> Result<(u64, usize), ScanFault> {
+    let mut value = 0;
+    for (at, &byte) in bytes.iter().enumerate().take(10) {
+        value |= u64::from(byte & 0x7f) << (7 * at);
+        if byte < 0x80 {
+            return match (at, byte) {
+                (0, _) => Ok((value, 1)),
+                (_, 0) => Err(ScanFault("a varint longer than it needs to be")),
+                (9, 2..) => Err(LONG),
+                _ => Ok((value, at + 1)),
+            };
+        }
+    }
+    Err(if bytes.len() < 10 { TRUNCATED } else { LONG })
+}
+
+const LONG: ScanFault = ScanFault("a varint of more than 64 bits");
+
+/// Appends a varint field. Like proto3, writes nothing for 0.
+pub fn append_varint_field(out: &mut BytesMut, number: u32, value: u64) {
+    if value != 0 {
+        append_tag(out, number, VARINT);
+        append_varint(out, value);
+    }
+}
+
+/// Appends a length-delimited field; an empty one too, since an empty message is not an absent one.
+pub fn append_bytes_field(out: &mut BytesMut, number: u32, value: &[u8]) {
+    append_length(out, number, value.len());
+    out.put_slice(value);
+}
+
+/// Appends the tag and length of a field whose `length` bytes the caller appends next, perhaps in pieces.
+pub fn append_length(out: &mut BytesMut, number: u32, length: usize) {
+    append_tag(out, number, LENGTH);
+    append_varint(out, length as u64);
+}
+
+fn append_tag(out: &mut BytesMut, number: u32, wire_type: u8) {
+    debug_assert!((1..=MAX_NUMBER).contains(&number), "field number {number}");
+    append_varint(out, u64::from(number) << 3 | u64::from(wire_type));
+}
+
+fn append_varint(out: &mut BytesMut, mut value: u64) {
+    while value >= 0x80 {
+        out.put_u8(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    out.put_u8(value.to_le_bytes()[0]);
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::pb::etcdserverpb::{RangeRequest, RequestOp, TxnRequest, request_op::Request};
+
+    fn all(body: &[u8]) -> Result<Vec<(u32, Value<'_>)>, ScanFault> {
+        Fields::new(body).map(|field| field.map(|field| (field.number, field.value))).collect()
+    }
+
+    #[test]
+    fn every_wire_type_is_read() {
+        let body = b"\x08\x96\x01\x12\x02hi\x19\x01\0\0\0\0\0\0\0\x25\x02\0\0\0";
+        let read = all(body).unwrap();
+        let expected = [
+            (1, Value::Varint(150)),
+            (2, Value::Bytes(b"hi")),
+            (3, Value::Fixed64(1)),
+            (4, Value::Fixed32(2)),
+        ];
+        assert_eq!(read, expected);
+        let ranges: Vec<_> = Fields::new(body).map(|field| field.unwrap().range).collect();
+        assert_eq!(ranges, [0..3, 3..7, 7..16, 16..21]);
+    }
+
+    #[test]
+    fn what_decoders_read_differently_is_a_fault() {
+        let faults: [(&[u8], &str); 14] = [
+            (b"\x00\x01", "field number 0"),
+            (b"\x0f", "a group or an unknown wire type"),
+            (b"\x0b\x0c", "a group or an unknown wire type"),
+            (b"\x0c", "a group or an unknown wire type"),
+            (b"\x0e", "a group or an unknown wire type"),
+            (b"\x88\x00\x01", "a varint longer than it needs to be"),
+            (b"\x08\x81\x00", "a varint longer than it needs to be"),
+            (b"\x0a\x80\x00", "a varint longer than it needs to be"),
+            // Field 2^32 + 1 by 64-bit arithmetic, field 1 for gogo/protobuf.
+            (b"\x88\x80\x80\x80\x80\x01\x01", "a tag of more than 32 bits"),
+            (b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", "a varint of more than 64 bits"),
+            (b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a varint of more than 64 bits"),
+            (b"\x0a\x02h", "the body ends within a field"),
+            (b"\x09\0\0\0\0\0\0\0", "the body ends within a field"),
+            (b"\x08", "the body ends within a field"),
+        ];
+        for (body, reason) in faults {
+            assert_eq!(all(body), Err(ScanFault(reason)), "{body:?}");
+        }
+        assert_eq!(all(b"\xf8\xff\xff\xff\x0f\x01").unwrap(), [(MAX_NUMBER, Value::Varint(1))]);
+        assert_eq!(
+            all(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01").map_err(|fault| fault.0),
+            Err(TRUNCATED.0)
+        );
+    }
+
+    #[test]
+    fn nothing_comes_after_a_fault() {
+        let mut fields = Fields::new(b"\x0f\x08\x01");
+        assert!(fields.next().unwrap().is_err());
+        assert_eq!(fields.next(), None);
+    }
+
+    #[test]
+    fn negative_numbers_come_back() {
+        let body = RangeRequest { limit: -1, ..Default::default() }.encode_to_vec();
+        let field = Fields::new(&body).next().unwrap().unwrap();
+        assert_eq!((field.number, field.value.signed()), (3, Some(-1)));
+    }
+
+    proptest! {
+        #[test]
+        fn what_prost_writes_is_read(key: Vec<u8>, limit: i64, serializable: bool, min in any::<i64>()) {
+            let request = RangeRequest {
+                key: key.clone().into(),
+                limit,
+                serializable,
+                min_mod_revision: min,
+                ..Default::default()
+            };
+            let txn = TxnRequest {
+                success: vec![RequestOp { request: Some(Request::RequestRange(request.clone())) }],
+                ..Default::default()
+            };
+            let body = txn.encode_to_vec();
+            let op = Fields::new(&body).next().unwrap().unwrap();
+            let range = Fields::new(op.value.bytes().unwrap()).next().unwrap().unwrap();
+            let read = all(range.value.bytes().unwrap()).unwrap();
+            let number = |wanted| read.iter().find(|(number, _)| *number == wanted).map(|(_, value)| *value);
+            prop_assert_eq!(number(1).and_then(Value::bytes).unwrap_or_default(), key);
+            prop_assert_eq!(number(3).and_then(Value::signed).unwrap_or_default(), limit);
+            prop_assert_eq!(number(7), serializable.then_some(Value::Varint(1)));
+            prop_assert_eq!(number(10).and_then(Value::signed).unwrap_or_default(), min);
+        }
+
+        #[test]
+        fn what_is_appended_is_what_prost_writes(key: Vec<u8>, limit: i64) {
+            let mut body = BytesMut::new();
+            if !key.is_empty() {
+                append_bytes_field(&mut body, 1, &key);
+            }
+            append_varint_field(&mut body, 3, limit.cast_unsigned());
+            let request = RangeRequest { key: Bytes::from(key), limit, ..Default::default() };
+            prop_assert_eq!(&body[..], request.encode_to_vec());
+        }
+
+        /// Fields lie one after another, cover the body, and are each readable alone.
+        #[test]
+        fn any_bytes_are_read(body: Vec<u8>) {
+            let mut end = 0;
+            for field in Fields::new(&body) {
+                let Ok(field) = field else { return Ok(()) };
+                prop_assert_eq!(field.range.start, end);
+                end = field.range.end;
+                prop_assert!((1..=MAX_NUMBER).contains(&field.number));
+                let alone = all(&body[field.range.clone()]).unwrap();
+                prop_assert_eq!(alone, vec![(field.number, field.value)]);
+            }
+            prop_assert_eq!(end, body.len());
+        }
+
+        /// A varint has one spelling.
+        #[test]
+        fn a_varint_is_read_only_as_it_is_written(value: u64, junk: Vec<u8>) {
+            let mut written = BytesMut::new();
+            append_varint(&mut written, value);
+            prop_assert_eq!(varint(&written), Ok((value, written.len())));
+            if let Ok((value, length)) = varint(&junk) {
+                let mut again = BytesMut::new();
+                append_varint(&mut again, value);
+                prop_assert_eq!(&again[..], &junk[..length]);
+            }
+        }
+    }
+}

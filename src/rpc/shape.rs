@@ -1,0 +1,293 @@
+//! What routing reads from a request's body.
+//!
+//! Owns: the few questions that a row of the method table leaves open. Must not know: members, policy.
+//! Invariants: bodies that nobody has checked may come here, so every answer for a body that cannot be read, or
+//! that decoders read differently, is the careful one: it writes, it is not sent again.
+
+use super::method::{Effect, Lane, Method};
+use super::scan::{Fields, Value};
+use super::schema::MessageId;
+
+/// A Range of more keys than this is bulk.
+const BULK_LIMIT: i64 = 1000;
+
+/// What routing wants to know of a Range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RangeShape {
+    /// May be answered from a member's own state.
+    pub serializable: bool,
+    /// May be large enough to hold up short calls on its connection.
+    pub bulk: bool,
+}
+
+/// The shape of a RangeRequest; one that cannot be read is linearizable and not bulk.
+#[must_use]
+pub fn range(body: &[u8]) -> RangeShape {
+    let (mut serializable, mut has_end, mut limit, mut lean) = (false, false, 0, [false; 2]);
+    for field in Fields::new(body) {
+        let Ok(field) = field else { return RangeShape::default() };
+        match (field.number, field.value) {
+            (2, Value::Bytes(end)) => has_end = !end.is_empty(),
+            (3, value) => limit = value.signed().unwrap_or_default(),
+            (7, value) => serializable = value != Value::Varint(0),
+            (8, value) => lean[0] = value != Value::Varint(0),
+            (9, value) => lean[1] = value != Value::Varint(0),
+            _ => {}
+        }
+    }
+    // etcd takes a limit below 1 for none.
+    let many = limit <= 0 || limit > BULK_LIMIT;
+    RangeShape { serializable, bulk: has_end && many && lean == [false; 2] }
+}
+
+/// The lane of this very call.
+#[must_use]
+pub fn lane(method: &Method, body: &[u8]) -> Lane {
+    let bulk = method.lane == Lane::Unary && method.body == MessageId::RangeRequest && range(body).bulk;
+    if bulk { Lane::Bulk } else { method.lane }
+}
+
+/// The effect of this very call: a Txn without writes, a question about alarms and a check of a downgrade read.
+#[must_use]
+pub fn effect(method: &Method, body: &[u8]) -> Effect {
+    let reads = match method.body {
+        MessageId::TxnRequest => txn_is_read_only(body),
+        MessageId::AlarmRequest | MessageId::DowngradeRequest => asks_only(body),
+        _ => false,
+    };
+    if reads { Effect::ReadOnly } else { method.effect }
+}
+
+/// Whether no branch of a TxnRequest, however deep, puts or deletes.
+#[must_use]
+pub fn txn_is_read_only(body: &[u8]) -> bool {
+    txn_reads(body, super::canonical::MAX_TXN_DEPTH)
+}
+
+fn txn_reads(body: &[u8], depth: u32) -> bool {
+    depth > 0
+        && Fields::new(body).all(|field| match field.map(|field| (field.number, field.value)) {
+            Ok((1, _)) => true,
+            Ok((2 | 3, Value::Bytes(op))) => op_reads(op, depth),
+            _ => false,
+        })
+}
+
+/// A RequestOp. An op that we do not know may write.
+fn op_reads(op: &[u8], depth: u32) -> bool {
+    Fields::new(op).all(|field| match field.map(|field| (field.number, field.value)) {
+        Ok((1, Value::Bytes(_))) => true,
+        Ok((4, Value::Bytes(txn))) => txn_reads(txn, depth - 1),
+        _ => false,
+    })
+}
+
+/// Whether the action of an AlarmRequest or a DowngradeRequest is its first, which only asks.
+fn asks_only(body: &[u8]) -> bool {
+    Fields::new(body)
+        .all(|field| field.is_ok_and(|field| field.number != 1 || field.value == Value::Varint(0)))
+}
+
+/// Whether this call may be sent again after a refusal that proves it was not applied.
+///
+/// A Lock or Campaign without a lease may not: the server has granted one by then, and the key of the first try
+/// may wait in line on it. With a lease the key is the same, and a second try finds the place of the first.
+#[must_use]
+pub fn may_reissue(method: &Method, body: &[u8]) -> bool {
+    match method.body {
+        MessageId::LockRequest | MessageId::CampaignRequest => lock_lease(body) != 0,
+        _ => true,
+    }
+}
+
+/// The lease of a LockRequest or a CampaignRequest; 0 where there is none or the body cannot be read.
+#[must_use]
+pub fn lock_lease(body: &[u8]) -> i64 {
+    last_number(body, 2).unwrap_or_default()
+}
+
+/// The lease of a LeaseKeepAliveRequest (or any request whose `ID` is field 1); `None` where it cannot be read.
+#[must_use]
+pub fn keep_alive_id(body: &[u8]) -> Option<i64> {
+    last_number(body, 1)
+}
+
+/// The number in a singular field: its last mention, or 0.
+fn last_number(body: &[u8], number: u32) -> Option<i64> {
+    let mut found = 0;
+    for field in Fields::new(body) {
+        let field = field.ok()?;
+        if field.number == number {
+            found = field.value.signed()?;
+        }
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::pb::etcdserverpb::{
+        AlarmRequest, Compare, DeleteRangeRequest, DowngradeRequest, LeaseKeepAliveRequest, PutRequest,
+        RangeRequest, RequestOp, TxnRequest, request_op::Request,
+    };
+    use crate::pb::{v3electionpb::CampaignRequest, v3lockpb::LockRequest};
+    use crate::rpc::method::lookup;
+
+    fn txn(success: Vec<Request>, failure: Vec<Request>) -> TxnRequest {
+        let ops = |requests: Vec<_>| requests.into_iter().map(|r| RequestOp { request: Some(r) }).collect();
+        TxnRequest { compare: vec![Compare::default()], success: ops(success), failure: ops(failure) }
+    }
+
+    fn a_range() -> Request {
+        Request::RequestRange(RangeRequest { key: "a".into(), ..Default::default() })
+    }
+
+    #[test]
+    fn bulk_is_a_large_range_with_values() {
+        let request = |range_end: &'static str, limit, keys_only, count_only| {
+            let range_end = range_end.into();
+            let request = RangeRequest {
+                key: "a".into(),
+                range_end,
+                limit,
+                keys_only,
+                count_only,
+                ..Default::default()
+            };
+            range(&request.encode_to_vec()).bulk
+        };
+        assert!(request("z", 0, false, false));
+        assert!(request("\0", 0, false, false));
+        assert!(request("z", 1001, false, false));
+        assert!(request("z", -1, false, false));
+        assert!(!request("z", 1000, false, false));
+        assert!(!request("", 0, false, false));
+        assert!(!request("z", 0, true, false));
+        assert!(!request("z", 0, false, true));
+    }
+
+    #[test]
+    fn a_large_range_moves_to_the_bulk_lane_and_nothing_else_does() {
+        let large =
+            RangeRequest { key: "a".into(), range_end: "b".into(), ..Default::default() }.encode_to_vec();
+        let of = |path| lane(lookup(path).unwrap(), &large);
+        assert_eq!(of("/etcdserverpb.KV/Range"), Lane::Bulk);
+        assert_eq!(of("/etcdserverpb.KV/RangeStream"), Lane::Bulk);
+        assert_eq!(of("/etcdserverpb.KV/DeleteRange"), Lane::Unary);
+        assert_eq!(of("/v3lockpb.Lock/Lock"), Lane::Stream);
+    }
+
+    #[test]
+    fn serializable_is_read_and_a_broken_range_is_linearizable() {
+        let mut body = RangeRequest { serializable: true, ..Default::default() }.encode_to_vec();
+        assert!(range(&body).serializable);
+        body.push(7);
+        assert_eq!(range(&body), RangeShape::default());
+    }
+
+    #[test]
+    fn a_txn_writes_wherever_the_write_lies() {
+        let put = || Request::RequestPut(PutRequest::default());
+        let delete = || Request::RequestDeleteRange(DeleteRangeRequest::default());
+        let reads = |txn: &TxnRequest| txn_is_read_only(&txn.encode_to_vec());
+        assert!(reads(&TxnRequest::default()));
+        assert!(reads(&txn(vec![a_range()], vec![a_range()])));
+        assert!(reads(&txn(vec![], vec![Request::RequestTxn(txn(vec![a_range()], vec![]))])));
+        assert!(!reads(&txn(vec![a_range(), put()], vec![])));
+        assert!(!reads(&txn(vec![a_range()], vec![delete()])));
+        assert!(!reads(&txn(vec![Request::RequestTxn(txn(vec![], vec![put()]))], vec![])));
+    }
+
+    /// Decoders differ on these; one of them may see a write.
+    #[test]
+    fn a_txn_that_can_be_read_in_two_ways_writes() {
+        // One op that names a range and a put, in either order.
+        assert!(!txn_is_read_only(b"\x12\x04\x0a\x00\x12\x00"));
+        assert!(!txn_is_read_only(b"\x12\x04\x12\x00\x0a\x00"));
+        // An op of a kind that we do not know, and a field of Txn that we do not know.
+        assert!(!txn_is_read_only(b"\x12\x02\x2a\x00"));
+        assert!(!txn_is_read_only(b"\x22\x00"));
+        // Bytes that are no fields.
+        assert!(!txn_is_read_only(b"\x12\x01\x07"));
+        assert!(!txn_is_read_only(b"\x12"));
+        // request_put as field 2^32 + 2, which gogo/protobuf takes for 2.
+        assert!(!txn_is_read_only(b"\x12\x07\x92\x80\x80\x80\x80\x01\x00"));
+        assert!(txn_is_read_only(b"\x12\x02\x0a\x00"));
+    }
+
+    #[test]
+    fn the_effect_follows_the_body() {
+        let of = |path, body: Vec<u8>| effect(lookup(path).unwrap(), &body);
+        let alarm = |action| AlarmRequest { action, member_id: 7, alarm: 1 }.encode_to_vec();
+        assert_eq!(of("/etcdserverpb.Maintenance/Alarm", alarm(0)), Effect::ReadOnly);
+        assert_eq!(of("/etcdserverpb.Maintenance/Alarm", alarm(1)), Effect::Mutates);
+        assert_eq!(of("/etcdserverpb.Maintenance/Alarm", alarm(2)), Effect::Mutates);
+        assert_eq!(of("/etcdserverpb.Maintenance/Alarm", vec![7]), Effect::Mutates);
+        let downgrade = |action| DowngradeRequest { action, version: "3.5".into() }.encode_to_vec();
+        assert_eq!(of("/etcdserverpb.Maintenance/Downgrade", downgrade(0)), Effect::ReadOnly);
+        assert_eq!(of("/etcdserverpb.Maintenance/Downgrade", downgrade(1)), Effect::Mutates);
+        let reads = txn(vec![a_range()], vec![]).encode_to_vec();
+        assert_eq!(of("/etcdserverpb.KV/Txn", reads), Effect::ReadOnly);
+        assert_eq!(of("/etcdserverpb.KV/Txn", b"\x12\x02\x12\x00".to_vec()), Effect::Mutates);
+        assert_eq!(of("/etcdserverpb.KV/Put", vec![]), Effect::Mutates);
+        assert_eq!(of("/etcdserverpb.KV/Range", vec![]), Effect::ReadOnly);
+    }
+
+    #[test]
+    fn a_lock_without_a_lease_is_never_sent_again() {
+        let lock = lookup("/v3lockpb.Lock/Lock").unwrap();
+        let campaign = lookup("/v3electionpb.Election/Campaign").unwrap();
+        for lease in [0, 5, -5] {
+            let asked = LockRequest { name: "n".into(), lease }.encode_to_vec();
+            assert_eq!(lock_lease(&asked), lease);
+            assert_eq!(may_reissue(lock, &asked), lease != 0);
+            let asked = CampaignRequest { name: "n".into(), lease, value: "v".into() }.encode_to_vec();
+            assert_eq!(may_reissue(campaign, &asked), lease != 0);
+        }
+        assert!(!may_reissue(lock, b"\x10\x05\x07"));
+        assert!(may_reissue(lookup("/v3lockpb.Lock/Unlock").unwrap(), b""));
+    }
+
+    proptest! {
+        #[test]
+        fn a_keepalive_names_its_lease(id: i64) {
+            prop_assert_eq!(keep_alive_id(&LeaseKeepAliveRequest { id }.encode_to_vec()), Some(id));
+        }
+
+        /// Whatever prost would decode to a Txn with a write is never called read-only.
+        #[test]
+        fn no_write_is_overlooked(body: Vec<u8>) {
+            if txn_is_read_only(&body) && let Ok(txn) = TxnRequest::decode(&body[..]) {
+                prop_assert!(!writes(&txn), "{:?}", txn);
+            }
+            let _shape = range(&body);
+        }
+
+        /// The same on bytes that look like ops.
+        #[test]
+        fn no_write_is_overlooked_among_ops(ops in prop::collection::vec((2u8..4, 0u8..6, any::<bool>()), 0..6)) {
+            let mut body = Vec::new();
+            for (branch, kind, wide) in ops {
+                let op = if wide { vec![kind << 3 | 2, 2, 0x0a, 0] } else { vec![kind << 3 | 2, 0] };
+                body.push(branch << 3 | 2);
+                body.push(u8::try_from(op.len()).unwrap());
+                body.extend(op);
+            }
+            if let Ok(txn) = TxnRequest::decode(&body[..]) {
+                prop_assert!(!(txn_is_read_only(&body) && writes(&txn)), "{:?}", txn);
+            }
+        }
+    }
+
+    fn writes(txn: &TxnRequest) -> bool {
+        txn.success.iter().chain(&txn.failure).any(|op| match &op.request {
+            Some(Request::RequestPut(_) | Request::RequestDeleteRange(_)) => true,
+            Some(Request::RequestTxn(nested)) => writes(nested),
+            Some(Request::RequestRange(_)) | None => false,
+        })
+    }
+}

@@ -1,0 +1,172 @@
+//! One bidirectional stream to a member: messages in both directions, and its honest end.
+//!
+//! Owns: that opening, sending and receiving go on together (a member answers the header of a stream only with its
+//! first message, which needs our first message), and framing. Must not know what the messages mean.
+//! Invariants: messages go out in the order they were given; [`Bidi::next`] is cancel-safe; after an end nothing more
+//! comes; dropping it resets the stream.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
+
+use crate::refusal::Status;
+use crate::rpc::frame::{FrameReader, encode};
+use crate::rpc::method::Lane;
+use crate::upstream::connection::{InFlight, Outgoing};
+use crate::upstream::membership::Member;
+use crate::upstream::send::{Door, NoAnswer};
+
+/// Messages on their way into HTTP/2's own buffers: enough to batch, few enough to notice a slow member.
+const OUTBOX: usize = 64;
+/// A watch response may hold one revision of any size that etcd took: bounded by what a gRPC length can say.
+const LARGEST: usize = 0x7fff_ffff;
+
+type Opening = LocalBoxFuture<'static, Result<(Response<Incoming>, InFlight), NoAnswer>>;
+
+enum State {
+    Opening(Opening),
+    Open(Incoming, HeaderMap, #[expect(dead_code, reason = "counts until dropped")] InFlight),
+    Ended,
+}
+
+/// What comes from a stream.
+pub enum Next {
+    /// A message.
+    Message(Bytes),
+    /// The member ended it with this status.
+    Ended(Status),
+    /// It broke, or never came to be: the member is out of reach.
+    Broken(Arc<str>),
+}
+
+/// A stream to a member.
+pub struct Bidi {
+    outbox: VecDeque<Bytes>,
+    requests: mpsc::Sender<Bytes>,
+    state: State,
+    reader: FrameReader,
+}
+
+impl Bidi {
+    /// Begins to open a stream; driven by [`Bidi::next`].
+    #[must_use]
+    pub fn open(door: &Rc<Door>, member: &Arc<Member>, path: PathAndQuery, headers: HeaderMap) -> Self {
+        let (requests, frames) = mpsc::channel(OUTBOX);
+        let (door, member) = (Rc::clone(door), Arc::clone(member));
+        let opening = async move {
+            door.send(&member, Lane::Stream, path, headers, Outgoing::Frames(frames)).await
+        };
+        Self {
+            outbox: VecDeque::new(),
+            requests,
+            state: State::Opening(opening.boxed_local()),
+            reader: FrameReader::new(LARGEST),
+        }
+    }
+
+    /// Puts a message in line. It goes out while [`Bidi::next`] is polled.
+    pub fn send(&mut self, message: &[u8]) {
+        self.outbox.push_back(encode(message));
+    }
+
+    /// Messages that did not go out yet.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// The next message, or the end. Cancel-safe.
+    pub async fn next(&mut self) -> Next {
+        loop {
+            if let Some(read) = self.reader.next() {
+                return match read {
+                    Ok(message) => Next::Message(message),
+                    Err(fault) => self.broken(fault.to_string().into()),
+                };
+            }
+            self.pass_on();
+            let more = async {
+                // A closed channel is told by the stream's end.
+                if self.outbox.is_empty() || self.requests.reserve().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                biased; // room first, so that a chatty member cannot starve what we have to say
+                () = more => {}
+                came = receive(&mut self.state) => match came {
+                    Came::Opened(state) => self.state = state,
+                    Came::Data(data) => self.reader.push(data),
+                    Came::End(status) => {
+                        self.state = State::Ended;
+                        return Next::Ended(status);
+                    }
+                    Came::Broken(reason) => return self.broken(reason),
+                },
+            }
+        }
+    }
+
+    fn broken(&mut self, reason: Arc<str>) -> Next {
+        self.state = State::Ended;
+        Next::Broken(reason)
+    }
+
+    fn pass_on(&mut self) {
+        while let Some(message) = self.outbox.pop_front() {
+            if let Err(mpsc::error::TrySendError::Full(message)) = self.requests.try_send(message) {
+                self.outbox.push_front(message);
+                return;
+            }
+        }
+    }
+}
+
+enum Came {
+    Opened(State),
+    Data(Bytes),
+    End(Status),
+    Broken(Arc<str>),
+}
+
+async fn receive(state: &mut State) -> Came {
+    match state {
+        State::Opening(opening) => match opening.await {
+            Ok((response, in_flight)) => {
+                let (head, body) = response.into_parts();
+                if !head.status.is_success() {
+                    return Came::Broken(format!("HTTP status {}", head.status.as_u16()).into());
+                }
+                Came::Opened(State::Open(body, head.headers, in_flight))
+            }
+            Err(NoAnswer::NeverSent(reason) | NoAnswer::Lost(reason)) => Came::Broken(reason),
+        },
+        State::Open(body, headers, _) => match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => Came::Data(data),
+                Err(frame) => end(frame.trailers_ref().and_then(Status::from_headers)),
+            },
+            Some(Err(error)) => Came::Broken(error.to_string().into()),
+            None => end(Status::from_headers(headers)),
+        },
+        State::Ended => std::future::pending().await,
+    }
+}
+
+fn end(status: Option<Status>) -> Came {
+    match status {
+        Some(status) => Came::End(status),
+        None => Came::Broken("the member ended the stream without a status".into()),
+    }
+}

@@ -1,0 +1,136 @@
+//! Small reads of our own, with a client's identity: what revision is a member, or the cluster, at?
+//!
+//! Owns: those requests and the reading of their header. Must not know what the revision is for. Invariants: a read
+//! never returns a value of a key (count only); it has a time limit, since a member may be stuck.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::uri::PathAndQuery;
+use prost::Message as _;
+
+use crate::pb::etcdserverpb::RangeRequest;
+use crate::refusal::Status;
+use crate::rpc::frame::{PREFIX, encode};
+use crate::rpc::method::{Lane, lookup};
+use crate::rpc::outcome::{Asked, Proof, Verdict, verdict};
+use crate::rpc::scan::{Fields, Value};
+use crate::upstream::answer::{Answer, HELD};
+use crate::upstream::connection::Outgoing;
+use crate::upstream::credential::LoginFailure;
+use crate::upstream::membership::Member;
+use crate::upstream::send::{As, Door, NoAnswer, upstream_headers};
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a read gave no revision.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The member answered with a status.
+    Refused(Status),
+    /// No credential.
+    Login(LoginFailure),
+    /// No answer.
+    Lost,
+}
+
+/// A header that a member sent, and its revision.
+#[derive(Debug)]
+pub struct Revealed {
+    /// The raw ResponseHeader.
+    pub header: Bytes,
+    /// Its revision.
+    pub revision: i64,
+}
+
+/// Reads the revision that `member` has applied, by a serializable count of `key`. Begun after the call, on that
+/// member. Cancel-safe.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn local_revision(
+    door: &Rc<Door>,
+    whom: &As,
+    member: &Arc<Member>,
+    key: &[u8],
+) -> Result<Revealed, ReadError> {
+    revision(door, whom, member, key, true).await
+}
+
+/// Reads the cluster's revision by a linearizable count of `key`: the member has applied all that was acknowledged
+/// before the call. Cancel-safe.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn linearizable_revision(
+    door: &Rc<Door>,
+    whom: &As,
+    member: &Arc<Member>,
+    key: &[u8],
+) -> Result<Revealed, ReadError> {
+    revision(door, whom, member, key, false).await
+}
+
+async fn revision(
+    door: &Rc<Door>,
+    whom: &As,
+    member: &Arc<Member>,
+    key: &[u8],
+    serializable: bool,
+) -> Result<Revealed, ReadError> {
+    let reading = async {
+        let method = lookup(RANGE).ok_or(ReadError::Lost)?;
+        let mut healed = false;
+        loop {
+            let token = door.token(whom, member).await.map_err(ReadError::Login)?;
+            let request = RangeRequest {
+                key: Bytes::copy_from_slice(key),
+                serializable,
+                count_only: true,
+                limit: 1,
+                ..RangeRequest::default()
+            };
+            let body = Outgoing::Once(Some(encode(&request.encode_to_vec())));
+            let headers = upstream_headers(&HeaderMap::new(), token.as_ref());
+            let sent = door.send(member, Lane::Unary, PathAndQuery::from_static(RANGE), headers, body).await;
+            let (response, in_flight) = sent.map_err(lost)?;
+            let answer = Answer::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
+            let status = answer.status().ok_or(ReadError::Lost)?;
+            if status.is_ok() {
+                return answer.message().and_then(revealed).ok_or(ReadError::Lost);
+            }
+            let proof = if token.is_some() { Proof::Token } else { Proof::NoToken };
+            let asked = Asked { method, effect: method.effect, proof };
+            let refused = verdict(&asked, &status) == Verdict::Heal;
+            match (whom, token) {
+                (As::User(identity), Some(token)) if refused && !healed => {
+                    identity.invalidate(member.id, &token);
+                    healed = true;
+                }
+                _ => return Err(ReadError::Refused(status)),
+            }
+        }
+    };
+    tokio::time::timeout(LIMIT, reading).await.unwrap_or(Err(ReadError::Lost))
+}
+
+fn lost(_: NoAnswer) -> ReadError {
+    ReadError::Lost
+}
+
+fn revealed(framed: Bytes) -> Option<Revealed> {
+    let message = framed.slice_ref(framed.get(PREFIX..)?);
+    let header = Fields::new(&message).flatten().find_map(|field| match (field.number, field.value) {
+        (1, Value::Bytes(header)) => Some(message.slice_ref(header)),
+        _ => None,
+    })?;
+    let revision = Fields::new(&header).flatten().find_map(|field| match (field.number, field.value) {
+        (3, Value::Varint(revision)) => Some(revision.cast_signed()),
+        _ => None,
+    });
+    Some(Revealed { revision: revision.unwrap_or(0), header })
+}

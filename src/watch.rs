@@ -1,0 +1,8 @@
+//! Watches that outlive the members and tokens that carry them.
+//!
+//! Owns: everything between one client's Watch stream and the upstream streams that serve it. [`hub`] decides; drivers
+//! move its bytes. Must not know: TLS, configuration files.
+
+mod cursor;
+pub mod hub;
+mod wire;

@@ -1,0 +1,492 @@
+//! One client's Watch stream, as a machine without I/O: what arrived in, what to do out.
+//!
+//! Owns: the client's watches and their ids, the order of answers, and which upstream stream carries which watch.
+//! Must not know: sockets, tokens, members, clocks (`now` is an argument).
+//! Invariants, whatever happens upstream:
+//! - every watch delivers whole revisions, in order, without gap or double; none before its Created;
+//! - one Created per create, in request order; ids that we assign are never used twice, upstream or downstream;
+//! - a progress is sent only when everything up to it was sent before, for every watch that it speaks of;
+//! - an event's header is never ahead of what was delivered, and no answer lacks a header.
+//!
+//! A client's half-close is no input: as in etcd, its watches go on.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::identity::Revision;
+
+use super::cursor::Cursor;
+use super::wire::{self, Create, Header, NO_WATCH, Request, Response};
+
+mod client;
+mod place;
+mod progress;
+mod upstream;
+
+/// The most upstream streams that one client stream holds. One more is opened for each credential that went stale under
+/// live watches; past this, the watches of the oldest move to the newest.
+const MAX_STREAMS: usize = 4;
+
+/// After so long without a lost stream, the next loss counts as the first. Longer than any back-off of a driver.
+const SETTLED: Duration = Duration::from_secs(30);
+
+/// How many of the client's requests may wait for their turn before the driver should stop reading more.
+const MAX_PENDING: usize = 1024;
+
+/// An upstream Watch stream; ours, never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamId(u64);
+
+/// A watch inside a hub; ours, never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WatchKey(u64);
+
+/// What the version of a member says about its Watch service. The numbers are rows of `watch-and-lease.md` §0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traits {
+    /// V2 and V3: manual progress never runs ahead of events, and is answered to caught-up watches.
+    pub progress_trusted: bool,
+    /// V6 and V7: "permission denied" means just that.
+    pub exact_refusals: bool,
+    /// V5 and V4 (one commit): Created of a watch "from now" may be later than its start, and a watch from the future
+    /// gets no progress.
+    pub late_created: bool,
+}
+
+impl Traits {
+    /// A member of unknown version: nothing is taken on trust.
+    pub const UNKNOWN: Self = Self { progress_trusted: false, exact_refusals: false, late_created: true };
+}
+
+/// Times that a driver chooses.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// How often idle watches are refreshed by a progress of our own: 30-60 s, drawn per hub so that hubs do not march
+    /// in step.
+    pub idle_progress: Duration,
+    /// How long a client's progress request waits for upstream before what is known already may answer it.
+    pub progress_grace: Duration,
+}
+
+/// What reached the hub.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// One WatchRequest message of the client.
+    Client(Bytes),
+    /// The stream's member is chosen and its request is on the way: messages may be sent. (etcd answers a Watch with
+    /// headers only together with its first message: do not wait for them.)
+    Opened {
+        /// As in [`Output::Open`].
+        stream: StreamId,
+        /// Of the member chosen.
+        traits: Traits,
+    },
+    /// The answer to [`Output::Anchor`].
+    Anchored {
+        /// As in the output.
+        watch: WatchKey,
+        /// As in the output.
+        stream: StreamId,
+        /// The raw ResponseHeader of the read.
+        header: Bytes,
+        /// For [`Read::Local`] the higher of the revision read and the connection's floor; for
+        /// [`Read::Linearizable`] the revision read.
+        revision: Revision,
+    },
+    /// The read of [`Output::Anchor`] failed.
+    AnchorFailed {
+        /// As in the output.
+        watch: WatchKey,
+        /// As in the output.
+        stream: StreamId,
+        /// Why.
+        why: Loss,
+    },
+    /// One WatchResponse message.
+    Upstream {
+        /// Where it came from.
+        stream: StreamId,
+        /// The message, without its gRPC frame.
+        message: Bytes,
+    },
+    /// The stream ended, or could not be opened.
+    Lost {
+        /// Which.
+        stream: StreamId,
+        /// Why.
+        why: Loss,
+    },
+    /// [`Hub::next_deadline`] has come.
+    Tick,
+}
+
+/// Why a stream or a read is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Transport, no leader, shutdown, or any status that another attempt may cure.
+    Upstream,
+    /// The member refused the credential.
+    Credential,
+    /// No credential can be had for this client's user; the text is etcd's own, in the form of a cancel_reason.
+    Denied(String),
+}
+
+/// The credential that a new stream needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// The one at hand.
+    Current,
+    /// One that was proven or obtained after this output.
+    Fresh,
+}
+
+/// The kind of read that an anchor needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// On the stream's own member, begun after this output.
+    Local,
+    /// Linearizable: has the cluster's history gone back, or is the member only behind?
+    Linearizable,
+}
+
+/// What the driver is to do, in order.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// Open an upstream stream with the client's identity.
+    Open {
+        /// Its name from now on.
+        stream: StreamId,
+        /// The credential that it needs.
+        credential: Credential,
+        /// How many losses came before it without a quiet time: back off by it (none for 0 and 1).
+        attempt: u32,
+    },
+    /// End the stream; inputs that name it are ignored from now on.
+    Close {
+        /// Which.
+        stream: StreamId,
+    },
+    /// Send one WatchRequest message on an open stream.
+    Send {
+        /// Which.
+        stream: StreamId,
+        /// The message, without its gRPC frame.
+        message: Bytes,
+    },
+    /// Read the cluster's revision with the client's identity.
+    Anchor {
+        /// For the answer.
+        watch: WatchKey,
+        /// The stream on whose member to read; for the answer too.
+        stream: StreamId,
+        /// The watch's key, which the client may read if it may watch.
+        key: Bytes,
+        /// How to read.
+        read: Read,
+    },
+    /// One WatchResponse message for the client.
+    Emit(Bytes),
+    /// End the client's stream, and every upstream stream. Nothing follows.
+    End(End),
+}
+
+/// Why a client's stream is ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The client's bytes are no WatchRequest, or could be read in two ways.
+    InvalidRequest,
+    /// A single revision is larger than what is held back for one watch.
+    RevisionTooLarge,
+    /// No credential can be had; etcd's text.
+    Denied(String),
+}
+
+/// The machine. See the module's invariants.
+#[derive(Debug)]
+pub struct Hub {
+    timing: Timing,
+    watches: BTreeMap<WatchKey, Watch>,
+    streams: BTreeMap<StreamId, Stream>,
+    /// Watches that need a stream, an anchor, or to be sent; key order is request order.
+    moving: BTreeSet<WatchKey>,
+    /// Ids that the client may name.
+    told: HashMap<i64, Told>,
+    /// The client's requests whose turn has not come, in request order.
+    pending: VecDeque<Pending>,
+    last_key: u64,
+    last_stream: u64,
+    last_upstream_id: i64,
+    next_client_id: i64,
+    attempts: u32,
+    last_trouble: Option<Instant>,
+    known: Known,
+    round: Option<progress::Round>,
+    refresh_at: Instant,
+    ended: bool,
+    out: Vec<Output>,
+}
+
+/// What was learnt about the cluster, and what the client was told of it.
+#[derive(Debug, Default)]
+struct Known {
+    cluster: Option<u64>,
+    /// The newest upstream header, for answers that are ours.
+    header: Option<Header>,
+    /// The highest revision that the cluster is known to have reached.
+    reached: i64,
+    /// The highest header.revision that the client was shown.
+    shown: i64,
+    /// The highest revision that an event or a progress told the client.
+    delivered: i64,
+}
+
+#[derive(Debug)]
+struct Watch {
+    create: Create,
+    /// Its id downstream, once its Created was told.
+    id: Option<i64>,
+    /// Upstream's answer to its create, until its turn comes.
+    answer: Option<Answer>,
+    cursor: Cursor,
+    place: Place,
+    want: Want,
+    /// Where "from now" is, once read.
+    anchor: Option<i64>,
+    /// The anchor cannot be read with this credential: let etcd itself refuse the create.
+    bare: bool,
+    /// Resume exactly at the next revision, do not reach back.
+    exact: bool,
+    /// What the client had been shown when it asked.
+    shown_before: i64,
+    /// The first refusal of a create that is being tried once more.
+    refusal: Option<Response>,
+    /// Asked for a revision of another cluster's history, which ended since: compacted at this revision.
+    stale: Option<i64>,
+    /// Has spoken in the current round of progress.
+    confirmed: bool,
+}
+
+/// What a watch needs of the stream that it goes to.
+#[derive(Clone, Copy, Debug)]
+struct Want {
+    newer_than: StreamId,
+    credential: Credential,
+}
+
+const ANY_STREAM: Want = Want { newer_than: StreamId(0), credential: Credential::Current };
+
+#[derive(Debug)]
+enum Answer {
+    Created(Response),
+    Refused(Response),
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Needs a stream.
+    Nowhere,
+    /// Will be sent on this stream.
+    Assigned(StreamId),
+    /// Its anchor is being read on this stream's member.
+    Anchoring(StreamId),
+    /// Sent.
+    Upstream(StreamId, Incarnation),
+    /// Answered, and not upstream until its turn to be told comes.
+    Parked,
+    /// This stream's member knew less than it had delivered: is it behind, or has history gone back?
+    Doubtful(StreamId),
+}
+
+/// A watch as one upstream stream knows it.
+#[derive(Debug)]
+struct Incarnation {
+    id: i64,
+    start: i64,
+    /// Created's header.revision, once it came.
+    created: Option<i64>,
+    /// How many progress requests were sent on the stream before this create.
+    asked_before: u64,
+    /// Whether it told anything of its own.
+    heard: bool,
+}
+
+#[derive(Debug)]
+struct Stream {
+    credential: Credential,
+    /// Known once open.
+    traits: Option<Traits>,
+    ids: HashMap<i64, WatchKey>,
+    /// Creates without an answer, in the order sent: etcd answers in that order.
+    creating: VecDeque<i64>,
+    /// Progress requests sent.
+    asked: u64,
+    /// Of those, how many are certainly answered or dropped.
+    answered: u64,
+    /// The highest header.revision that came with events or progress.
+    highest: i64,
+    /// The highest revision of a linearizable read made for this stream.
+    verified: i64,
+    /// The watch in whose name that read is under way.
+    checking: Option<WatchKey>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Watch(WatchKey),
+    /// Ended by compaction: the id stays taken until the client cancels it, as in etcd.
+    Compacted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pending {
+    Create(WatchKey),
+    Cancel(i64),
+    Progress,
+}
+
+impl Hub {
+    /// A hub for a client stream that begins now.
+    #[must_use]
+    pub fn new(now: Instant, timing: Timing) -> Self {
+        Self {
+            timing,
+            watches: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            moving: BTreeSet::new(),
+            told: HashMap::new(),
+            pending: VecDeque::new(),
+            last_key: 0,
+            last_stream: 0,
+            last_upstream_id: 0,
+            next_client_id: 0,
+            attempts: 0,
+            last_trouble: None,
+            known: Known::default(),
+            round: None,
+            refresh_at: now + timing.idle_progress,
+            ended: false,
+            out: Vec::new(),
+        }
+    }
+
+    /// Takes one input and appends what is to be done. Outputs must be carried out in order.
+    pub fn handle(&mut self, now: Instant, input: Input, out: &mut Vec<Output>) {
+        if self.ended {
+            return;
+        }
+        let result = match input {
+            Input::Client(message) => self.client(&message),
+            Input::Opened { stream, traits } => {
+                self.opened(stream, traits);
+                Ok(())
+            }
+            Input::Anchored { watch, stream, header, revision } => {
+                self.anchored(now, watch, stream, &header, revision);
+                Ok(())
+            }
+            Input::AnchorFailed { watch, stream, why } => self.anchor_failed(now, watch, stream, why),
+            Input::Upstream { stream, message } => self.upstream(now, stream, &message),
+            Input::Lost { stream, why } => self.lost(now, stream, why),
+            Input::Tick => {
+                self.tick(now);
+                Ok(())
+            }
+        };
+        match result {
+            Ok(()) => self.settle(now),
+            Err(end) => {
+                self.ended = true;
+                self.out.push(Output::End(end));
+            }
+        }
+        out.append(&mut self.out);
+    }
+
+    /// When to call with [`Input::Tick`] at the latest.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.ended || self.watches.is_empty() {
+            return None;
+        }
+        let round = self.round.as_ref().and_then(progress::Round::deadline);
+        Some(round.map_or(self.refresh_at, |at| at.min(self.refresh_at)))
+    }
+
+    /// Whether the client's next request should be read now. While not, its stream is left unread, as etcd leaves it
+    /// while a request is being worked on.
+    #[must_use]
+    pub fn accepts_client(&self) -> bool {
+        self.pending.len() < MAX_PENDING
+    }
+
+    /// Brings everything as far as it can go.
+    fn settle(&mut self, now: Instant) {
+        self.answer_in_turn();
+        self.find_places(now);
+        self.send_creates();
+        self.close_unused();
+        self.go_round(now);
+    }
+
+    fn emit(&mut self, response: &Response) {
+        if let Some(header) = &response.header {
+            self.known.shown = self.known.shown.max(header.revision);
+        }
+        self.out.push(Output::Emit(response.write()));
+    }
+
+    fn send(&mut self, stream: StreamId, message: Bytes) {
+        self.out.push(Output::Send { stream, message });
+    }
+
+    /// The newest header known, at no lower a revision than the client was shown.
+    fn header_at_least(&self, revision: i64) -> Header {
+        self.header_at(revision.max(self.known.shown))
+    }
+
+    fn header_at(&self, revision: i64) -> Header {
+        self.known.header.clone().unwrap_or_default().with_revision(revision)
+    }
+}
+
+impl Place {
+    fn stream(&self) -> Option<StreamId> {
+        match self {
+            Self::Nowhere | Self::Parked => None,
+            Self::Assigned(stream)
+            | Self::Anchoring(stream)
+            | Self::Upstream(stream, _)
+            | Self::Doubtful(stream) => Some(*stream),
+        }
+    }
+}
+
+impl Watch {
+    /// Whether upstream has answered the create of its present incarnation.
+    fn is_live(&self) -> bool {
+        matches!(&self.place, Place::Upstream(_, incarnation) if incarnation.created.is_some())
+    }
+}
+
+impl Stream {
+    fn new(credential: Credential) -> Self {
+        Self {
+            credential,
+            traits: None,
+            ids: HashMap::new(),
+            creating: VecDeque::new(),
+            asked: 0,
+            answered: 0,
+            highest: 0,
+            verified: 0,
+            checking: None,
+        }
+    }
+
+    fn trusts_progress(&self) -> bool {
+        self.traits.is_some_and(|traits| traits.progress_trusted)
+    }
+}

@@ -1,0 +1,359 @@
+//! Which upstream stream carries which watch: opening, moving, losing, closing.
+//!
+//! Owns: streams and the way of a watch onto one. Must not know: what is delivered.
+//! Invariants: creates of a client are sent in request order; a watch that moves begins anew at its cursor; a stream is
+//! opened with a fresh credential only for a refusal that one may cure.
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::{
+    Answer, Credential, End, Header, Hub, Incarnation, Loss, MAX_STREAMS, NO_WATCH, Output, Place, Read,
+    Response, Revision, SETTLED, Stream, StreamId, Traits, Want, Watch, WatchKey, wire,
+};
+
+impl Hub {
+    pub(super) fn opened(&mut self, stream: StreamId, traits: Traits) {
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.traits = Some(traits);
+        }
+    }
+
+    pub(super) fn lost(&mut self, now: Instant, stream: StreamId, why: Loss) -> Result<(), End> {
+        if !self.streams.contains_key(&stream) {
+            return Ok(());
+        }
+        match why {
+            Loss::Denied(reason) => self.denied(stream, &reason),
+            Loss::Upstream => {
+                self.trouble(now);
+                self.vacate(stream, Credential::Current);
+                Ok(())
+            }
+            Loss::Credential => {
+                self.trouble(now);
+                self.vacate(stream, Credential::Fresh);
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives up a stream that spoke nonsense or proved useless.
+    pub(super) fn abandon(&mut self, now: Instant, stream: StreamId) {
+        self.trouble(now);
+        self.vacate(stream, Credential::Current);
+        self.out.push(Output::Close { stream });
+    }
+
+    /// One more loss; counted from one again after a quiet time.
+    pub(super) fn trouble(&mut self, now: Instant) {
+        self.attempts = self.attempt(now).saturating_add(1);
+        self.last_trouble = Some(now);
+    }
+
+    fn attempt(&self, now: Instant) -> u32 {
+        let quiet = self.last_trouble.is_none_or(|last| now.saturating_duration_since(last) >= SETTLED);
+        if quiet { 0 } else { self.attempts }
+    }
+
+    /// Moves every watch off a stream that is gone.
+    fn vacate(&mut self, stream: StreamId, credential: Credential) {
+        self.streams.remove(&stream);
+        for key in self.on_stream(stream) {
+            self.displace(key, Want { newer_than: stream, credential });
+        }
+    }
+
+    fn on_stream(&self, stream: StreamId) -> Vec<WatchKey> {
+        let here = |watch: &Watch| watch.place.stream() == Some(stream);
+        self.watches.iter().filter(|(_, watch)| here(watch)).map(|(key, _)| *key).collect()
+    }
+
+    /// anywhere → nowhere. A watch that the client was not told of begins from scratch, with a new anchor.
+    pub(super) fn displace(&mut self, key: WatchKey, want: Want) {
+        let Some(watch) = self.watches.get_mut(&key) else { return };
+        if let Place::Upstream(stream, incarnation) = &watch.place
+            && let Some(stream) = self.streams.get_mut(stream)
+        {
+            stream.ids.remove(&incarnation.id);
+        }
+        watch.cursor.drop_held();
+        if watch.id.is_none() {
+            watch.anchor = None;
+            watch.bare = false;
+            watch.answer = None;
+        }
+        watch.exact = false;
+        watch.place = Place::Nowhere;
+        let credential = if watch.refusal.is_some() { Credential::Fresh } else { want.credential };
+        watch.want = Want { credential, ..want };
+        self.moving.insert(key);
+        self.interrupt_round();
+    }
+
+    /// Takes a watch out for good, upstream too.
+    pub(super) fn withdraw(&mut self, key: WatchKey) -> Option<Watch> {
+        let watch = self.watches.remove(&key)?;
+        self.moving.remove(&key);
+        self.forget_upstream(&watch.place);
+        Some(watch)
+    }
+
+    /// Cancels an incarnation; what upstream still says of it is ignored.
+    pub(super) fn forget_upstream(&mut self, place: &Place) {
+        if let Place::Upstream(id, incarnation) = place
+            && let Some(stream) = self.streams.get_mut(id)
+            && stream.ids.remove(&incarnation.id).is_some()
+        {
+            self.send(*id, wire::cancel_message(incarnation.id));
+        }
+    }
+
+    /// nowhere → assigned, to the newest stream that will do, or to a new one.
+    pub(super) fn find_places(&mut self, now: Instant) {
+        for credential in [Credential::Fresh, Credential::Current] {
+            for key in self.moving.iter().copied().collect::<Vec<_>>() {
+                let Some(watch) = self.watches.get(&key) else { continue };
+                let want = watch.want;
+                if !matches!(watch.place, Place::Nowhere) || want.credential != credential {
+                    continue;
+                }
+                let stream = self.fitting(want).unwrap_or_else(|| self.open(now, want.credential));
+                if let Some(watch) = self.watches.get_mut(&key) {
+                    watch.place = Place::Assigned(stream);
+                }
+            }
+        }
+    }
+
+    fn fitting(&self, want: Want) -> Option<StreamId> {
+        let fits = |id: StreamId, stream: &Stream| {
+            id > want.newer_than
+                && (want.credential == Credential::Current || stream.credential == Credential::Fresh)
+        };
+        self.streams.iter().rev().find(|(id, stream)| fits(**id, stream)).map(|(id, _)| *id)
+    }
+
+    fn open(&mut self, now: Instant, credential: Credential) -> StreamId {
+        self.last_stream += 1;
+        let stream = StreamId(self.last_stream);
+        self.streams.insert(stream, Stream::new(credential));
+        self.out.push(Output::Open { stream, credential, attempt: self.attempt(now) });
+        if self.streams.len() > MAX_STREAMS {
+            self.retire_oldest();
+        }
+        stream
+    }
+
+    /// Moves the watches of the oldest stream to the newest, as if it had been lost.
+    pub(super) fn retire_oldest(&mut self) {
+        let Some((&oldest, _)) = self.streams.first_key_value() else { return };
+        let Some((&newest, _)) = self.streams.last_key_value().filter(|(newest, _)| **newest != oldest)
+        else {
+            return;
+        };
+        self.vacate(oldest, Credential::Current);
+        for key in self.moving.iter().copied().collect::<Vec<_>>() {
+            if let Some(watch) = self.watches.get_mut(&key)
+                && watch.want.newer_than == oldest
+                && matches!(watch.place, Place::Nowhere)
+            {
+                watch.place = Place::Assigned(newest);
+            }
+        }
+        self.out.push(Output::Close { stream: oldest });
+    }
+
+    /// assigned → anchoring, upstream.
+    pub(super) fn send_creates(&mut self) {
+        // An earlier create that is not on its way yet holds back the later ones: etcd answers in the order sent.
+        let mut held_up = false;
+        for key in self.moving.iter().copied().collect::<Vec<_>>() {
+            let Some(watch) = self.watches.get_mut(&key) else { continue };
+            let untold = watch.id.is_none();
+            let Place::Assigned(id) = watch.place else {
+                held_up |= untold;
+                continue;
+            };
+            let Some(traits) = self.streams.get(&id).and_then(|stream| stream.traits) else {
+                held_up |= untold;
+                continue;
+            };
+            if watch.needs_anchor(traits) {
+                watch.place = Place::Anchoring(id);
+                let key_bytes = watch.key();
+                self.out.push(Output::Anchor { watch: key, stream: id, key: key_bytes, read: Read::Local });
+                held_up = true;
+            } else if !(untold && held_up) {
+                self.send_create(key, id, traits);
+            }
+        }
+    }
+
+    fn send_create(&mut self, key: WatchKey, id: StreamId, traits: Traits) {
+        let (Some(watch), Some(stream)) = (self.watches.get_mut(&key), self.streams.get_mut(&id)) else {
+            return;
+        };
+        let start = watch.start(traits);
+        self.last_upstream_id += 1;
+        let upstream_id = self.last_upstream_id;
+        stream.ids.insert(upstream_id, key);
+        stream.creating.push_back(upstream_id);
+        let asked_before = stream.asked;
+        watch.place = Place::Upstream(
+            id,
+            Incarnation { id: upstream_id, start, created: None, asked_before, heard: false },
+        );
+        let message = watch.create.message(upstream_id, start);
+        self.moving.remove(&key);
+        self.send(id, message);
+    }
+
+    pub(super) fn anchored(
+        &mut self,
+        now: Instant,
+        key: WatchKey,
+        id: StreamId,
+        header: &Bytes,
+        revision: Revision,
+    ) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let checking = stream.checking == Some(key);
+        let Ok(header) = Header::read(header) else { return self.abandon(now, id) };
+        if checking {
+            stream.checking = None;
+            stream.verified = stream.verified.max(revision.0);
+        }
+        self.learn(id, &header);
+        if checking {
+            return self.checked(id, revision.0);
+        }
+        if let Some(watch) = self.watches.get_mut(&key)
+            && matches!(watch.place, Place::Anchoring(stream) if stream == id)
+        {
+            watch.anchor = Some(revision.0.max(watch.shown_before).max(1));
+            watch.place = Place::Assigned(id);
+        }
+    }
+
+    pub(super) fn anchor_failed(
+        &mut self,
+        now: Instant,
+        key: WatchKey,
+        id: StreamId,
+        why: Loss,
+    ) -> Result<(), End> {
+        let Some(stream) = self.streams.get(&id) else { return Ok(()) };
+        if let Loss::Denied(reason) = &why {
+            let result = self.denied(id, reason);
+            self.out.push(Output::Close { stream: id });
+            return result;
+        }
+        if stream.checking == Some(key) {
+            self.abandon(now, id);
+            return Ok(());
+        }
+        let Some(watch) = self.watches.get_mut(&key) else { return Ok(()) };
+        if !matches!(watch.place, Place::Anchoring(stream) if stream == id) {
+            return Ok(());
+        }
+        if why == Loss::Credential {
+            // etcd's own refusal of the create says why, in etcd's words.
+            watch.bare = true;
+            watch.place = Place::Assigned(id);
+        } else {
+            self.abandon(now, id);
+        }
+        Ok(())
+    }
+
+    /// doubtful → assigned, or ended: the history that a watch followed does not reach that far any more.
+    fn checked(&mut self, id: StreamId, revision: i64) {
+        for key in self.on_stream(id) {
+            let Some(watch) = self.watches.get_mut(&key) else { continue };
+            if !matches!(watch.place, Place::Doubtful(_)) {
+                continue;
+            }
+            if watch.cursor.seen() > revision {
+                self.end_as_compacted(key, revision);
+                self.known.step_back(revision);
+            } else {
+                watch.place = Place::Assigned(id);
+                self.moving.insert(key);
+            }
+        }
+    }
+
+    /// No credential can be had: what waits for one on this stream is refused.
+    fn denied(&mut self, stream: StreamId, reason: &str) -> Result<(), End> {
+        self.streams.remove(&stream);
+        for key in self.on_stream(stream) {
+            let known = self.known.header.clone();
+            let Some(watch) = self.watches.get_mut(&key) else { continue };
+            let refusal = match (watch.refusal.take(), known) {
+                (Some(refusal), _) => refusal,
+                (None, Some(header)) => Response {
+                    header: Some(header),
+                    watch_id: NO_WATCH,
+                    created: true,
+                    canceled: true,
+                    cancel_reason: Bytes::copy_from_slice(reason.as_bytes()),
+                    ..Response::default()
+                },
+                (None, None) => return Err(End::Denied(reason.to_owned())),
+            };
+            self.refuse(key, refusal);
+        }
+        Ok(())
+    }
+
+    /// The last word on a watch: told in its turn, or at once when it lived.
+    pub(super) fn refuse(&mut self, key: WatchKey, refusal: Response) {
+        let Some(watch) = self.watches.get_mut(&key) else { return };
+        if watch.id.is_some() {
+            return self.tell_denied(key, refusal);
+        }
+        watch.answer = Some(Answer::Refused(refusal));
+        watch.place = Place::Parked;
+        self.moving.remove(&key);
+    }
+
+    /// A stream without watches is ended, once the client waits for no create that might use it.
+    pub(super) fn close_unused(&mut self) {
+        if !self.pending.is_empty() {
+            return;
+        }
+        let assigned: Vec<StreamId> =
+            self.moving.iter().filter_map(|key| self.watches.get(key)?.place.stream()).collect();
+        let unused = |id: &StreamId, stream: &Stream| {
+            stream.ids.is_empty() && stream.checking.is_none() && !assigned.contains(id)
+        };
+        let unused: Vec<StreamId> =
+            self.streams.iter().filter(|(id, stream)| unused(id, stream)).map(|(id, _)| *id).collect();
+        for stream in unused {
+            self.streams.remove(&stream);
+            self.out.push(Output::Close { stream });
+        }
+    }
+}
+
+impl Watch {
+    fn key(&self) -> Bytes {
+        if self.create.key.is_empty() { Bytes::from_static(b"\0") } else { self.create.key.clone() }
+    }
+
+    fn needs_anchor(&self, traits: Traits) -> bool {
+        let from_now = self.id.is_none() && self.create.start_revision == 0;
+        from_now && traits.late_created && self.anchor.is_none() && !self.bare
+    }
+
+    /// Where to begin upstream. An odd start that the client chose is passed on, so that etcd answers it.
+    fn start(&self, traits: Traits) -> i64 {
+        match (self.id, self.anchor) {
+            (Some(_), _) => self.cursor.resume_at(traits.late_created && !self.exact),
+            // Reaches back by one, see `Cursor::resume_at`.
+            (None, Some(anchor)) => anchor,
+            (None, None) => self.create.start_revision,
+        }
+    }
+}

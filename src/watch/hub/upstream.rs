@@ -1,0 +1,279 @@
+//! What the members say, and what of it the client hears.
+//!
+//! Owns: reading upstream's answers: created, refused, events, cancelled, compacted, and whose history it is.
+//! Must not know: request order downstream.
+//! Invariant: nothing that is said of an incarnation which we gave up reaches the client.
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::super::cursor::{Fault, Ready};
+use super::super::wire::Event;
+use super::{
+    ANY_STREAM, Answer, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place, Read, Response,
+    StreamId, Traits, Want, WatchKey,
+};
+
+/// A client that asked for fragments gets pieces of at most this many bytes of events: etcd's default request limit with
+/// its overhead.
+const FRAGMENT_LIMIT: usize = 2 << 20;
+
+impl Hub {
+    pub(super) fn upstream(&mut self, now: Instant, id: StreamId, message: &Bytes) -> Result<(), End> {
+        if !self.streams.contains_key(&id) {
+            return Ok(());
+        }
+        let Ok(response) = Response::read(message) else {
+            self.abandon(now, id);
+            return Ok(());
+        };
+        if let Some(header) = &response.header {
+            self.learn(id, header);
+        }
+        if response.created {
+            self.created(now, id, response);
+        } else if response.canceled {
+            self.canceled(now, id, response);
+        } else {
+            let revision = response.header.as_ref().map_or(0, |header| header.revision);
+            if let Some(stream) = self.streams.get_mut(&id) {
+                stream.highest = stream.highest.max(revision);
+            }
+            if !response.events.is_empty() {
+                return self.events(now, id, response);
+            } else if !response.fragment && revision > 0 {
+                self.progressed(id, revision, response);
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps what a header says. Another cluster's header ends what followed the old one.
+    pub(super) fn learn(&mut self, id: StreamId, header: &Header) {
+        if header.cluster != 0 {
+            let pinned = *self.known.cluster.get_or_insert(header.cluster);
+            if pinned != header.cluster {
+                self.change_cluster(id, header);
+            }
+        }
+        self.known.reached = self.known.reached.max(header.revision);
+        self.known.header = Some(header.clone());
+    }
+
+    fn change_cluster(&mut self, id: StreamId, header: &Header) {
+        self.known =
+            Known { cluster: Some(header.cluster), header: Some(header.clone()), ..Known::default() };
+        for key in self.watches.keys().copied().collect::<Vec<_>>() {
+            let Some(watch) = self.watches.get_mut(&key) else { continue };
+            if watch.id.is_some() {
+                self.end_as_compacted(key, header.revision);
+            } else if watch.create.start_revision > 0 {
+                watch.stale = Some(header.revision);
+            }
+        }
+        // What is left waits to be created; it goes where the new cluster is.
+        for other in self.streams.keys().copied().filter(|other| *other != id).collect::<Vec<_>>() {
+            self.streams.remove(&other);
+            self.out.push(Output::Close { stream: other });
+            let stranded = |place: &Place| place.stream() == Some(other);
+            let keys = self.watches.iter().filter(|(_, watch)| stranded(&watch.place));
+            for key in keys.map(|(key, _)| *key).collect::<Vec<_>>() {
+                self.displace(key, ANY_STREAM);
+            }
+        }
+    }
+
+    fn created(&mut self, now: Instant, id: StreamId, response: Response) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let answers = |expected: i64| {
+            response.watch_id == expected || (response.canceled && response.watch_id == NO_WATCH)
+        };
+        let Some(expected) = stream.creating.pop_front().filter(|expected| answers(*expected)) else {
+            return self.abandon(now, id);
+        };
+        // Not there: given up in the meantime.
+        let Some(key) = stream.ids.get(&expected).copied() else { return };
+        if response.canceled {
+            stream.ids.remove(&expected);
+            self.refused(key, id, response);
+        } else {
+            self.accepted(now, key, id, response);
+        }
+    }
+
+    /// One more try, with a fresh credential, where that may help; the second refusal is the truth.
+    fn refused(&mut self, key: WatchKey, id: StreamId, refusal: Response) {
+        let traits = self.streams.get(&id).and_then(|stream| stream.traits).unwrap_or(Traits::UNKNOWN);
+        let Some(watch) = self.watches.get_mut(&key) else { return };
+        if watch.refusal.is_none() && curable(&refusal.cancel_reason, traits) {
+            watch.refusal = Some(refusal);
+            self.displace(key, Want { newer_than: id, credential: Credential::Fresh });
+        } else {
+            self.refuse(key, refusal);
+        }
+    }
+
+    /// sent → live.
+    fn accepted(&mut self, now: Instant, key: WatchKey, id: StreamId, mut response: Response) {
+        let (Some(watch), Some(stream)) = (self.watches.get_mut(&key), self.streams.get_mut(&id)) else {
+            return;
+        };
+        let Place::Upstream(_, incarnation) = &mut watch.place else { return };
+        let header = response.header.take().unwrap_or_default();
+        incarnation.created = Some(header.revision);
+        watch.refusal = None;
+        if watch.id.is_some() {
+            let seen = watch.cursor.seen();
+            if header.revision < seen && stream.verified < seen {
+                self.doubt(key, id);
+            }
+            return;
+        }
+        let mut told = header.revision;
+        if watch.create.start_revision == 0 {
+            told = match (watch.anchor, stream.traits) {
+                (Some(anchor), _) => anchor,
+                // Exact on these members: the watch begins right after it.
+                (None, Some(Traits { late_created: false, .. })) => header.revision.max(watch.shown_before),
+                // Let in where the anchor was not: there is no telling where it begins.
+                (None, _) => return self.abandon(now, id),
+            };
+            watch.cursor = Cursor::after(told);
+        }
+        response.header = Some(header.with_revision(told));
+        watch.answer = Some(Answer::Created(response));
+    }
+
+    /// live → doubtful: nothing is delivered before it is known whose history this member tells.
+    fn doubt(&mut self, key: WatchKey, id: StreamId) {
+        let Some(watch) = self.watches.get_mut(&key) else { return };
+        let place = std::mem::replace(&mut watch.place, Place::Doubtful(id));
+        let key_bytes = watch.create.key.clone();
+        self.forget_upstream(&place);
+        self.interrupt_round();
+        if let Some(stream) = self.streams.get_mut(&id)
+            && stream.checking.is_none()
+        {
+            stream.checking = Some(key);
+            let read = Read::Linearizable;
+            self.out.push(Output::Anchor { watch: key, stream: id, key: key_bytes, read });
+        }
+    }
+
+    fn events(&mut self, now: Instant, id: StreamId, mut response: Response) -> Result<(), End> {
+        let Some(&key) = self.streams.get(&id).and_then(|stream| stream.ids.get(&response.watch_id)) else {
+            return Ok(());
+        };
+        let Some(watch) = self.watches.get_mut(&key) else { return Ok(()) };
+        let Place::Upstream(_, incarnation) = &mut watch.place else { return Ok(()) };
+        if incarnation.created.is_none() {
+            self.abandon(now, id);
+            return Ok(());
+        }
+        incarnation.heard = true;
+        if watch.id.is_none() {
+            self.park(key);
+            return Ok(());
+        }
+        match watch.cursor.absorb(std::mem::take(&mut response.events), response.fragment) {
+            Ok(Some(ready)) => self.deliver(key, response, ready),
+            Ok(None) => {}
+            Err(Fault::Disorder) => self.abandon(now, id),
+            Err(Fault::TooLarge) => return Err(End::RevisionTooLarge),
+        }
+        Ok(())
+    }
+
+    /// live → parked: its events come before its Created could be told. They are not kept; it begins anew in its turn.
+    fn park(&mut self, key: WatchKey) {
+        let Some(watch) = self.watches.get_mut(&key) else { return };
+        let place = std::mem::replace(&mut watch.place, Place::Parked);
+        self.forget_upstream(&place);
+    }
+
+    fn deliver(&mut self, key: WatchKey, mut response: Response, ready: Ready) {
+        let Some(watch) = self.watches.get(&key) else { return };
+        let Some(watch_id) = watch.id else { return };
+        let fragment = watch.create.fragment;
+        let header = response.header.take().unwrap_or_else(|| self.header_at(ready.last));
+        response.header = Some(header.with_revision(ready.last));
+        response.watch_id = watch_id;
+        response.fragment = false;
+        self.known.delivered = self.known.delivered.max(ready.last);
+        if !fragment {
+            response.events = ready.events;
+            return self.emit(&response);
+        }
+        let mut pieces = pieces(ready.events).into_iter().peekable();
+        while let Some(events) = pieces.next() {
+            response.events = events;
+            response.fragment = pieces.peek().is_some();
+            self.emit(&response);
+        }
+    }
+
+    fn canceled(&mut self, now: Instant, id: StreamId, response: Response) {
+        let Some(&key) = self.streams.get(&id).and_then(|stream| stream.ids.get(&response.watch_id)) else {
+            return;
+        };
+        let Some(watch) = self.watches.get_mut(&key) else { return };
+        let Place::Upstream(_, incarnation) = &watch.place else { return };
+        let compacted = response.compact_revision;
+        if compacted > 0 && watch.id.is_none() {
+            // Told in its turn, when it begins anew.
+            self.park(key);
+        } else if compacted > watch.cursor.next() {
+            self.tell_compacted(key, response);
+        } else if compacted > incarnation.start {
+            // Only what it had delivered already is gone: begin where it really stands.
+            let place = std::mem::replace(&mut watch.place, Place::Assigned(id));
+            watch.exact = true;
+            watch.cursor.drop_held();
+            self.moving.insert(key);
+            self.forget_upstream(&place);
+            self.interrupt_round();
+        } else {
+            // Not the client's wish, and not compaction: it goes on elsewhere.
+            self.trouble(now);
+            self.displace(key, Want { newer_than: id, credential: Credential::Current });
+        }
+    }
+}
+
+impl Known {
+    /// The history now ends at `revision`.
+    pub(super) fn step_back(&mut self, revision: i64) {
+        self.reached = self.reached.min(revision);
+        self.shown = self.shown.min(revision);
+        self.delivered = self.delivered.min(revision);
+    }
+}
+
+/// Whether a fresh credential may turn this refusal of etcd's. Old members (before V6) say "permission denied" to
+/// everything.
+fn curable(reason: &[u8], traits: Traits) -> bool {
+    let reason = String::from_utf8_lossy(reason);
+    let says = |text: &str| reason.contains(text);
+    says("invalid auth token")
+        || says("revision of auth store is old")
+        || says("revision in header is old")
+        || says("user name is empty")
+        || (!traits.exact_refusals && says("permission denied"))
+}
+
+/// Cuts events into runs of at most [`FRAGMENT_LIMIT`] bytes, each with one event at least.
+fn pieces(events: Vec<Event>) -> Vec<Vec<Event>> {
+    let mut pieces: Vec<Vec<Event>> = Vec::new();
+    let mut bytes = 0;
+    for event in events {
+        bytes += event.raw.len();
+        match pieces.last_mut() {
+            Some(piece) if bytes < FRAGMENT_LIMIT => piece.push(event),
+            _ => {
+                bytes = event.raw.len();
+                pieces.push(vec![event]);
+            }
+        }
+    }
+    pieces
+}

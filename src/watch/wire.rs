@@ -1,0 +1,454 @@
+//! Reads and writes the messages of a Watch stream without re-encoding what it does not change.
+//!
+//! Owns: which fields of WatchRequest and WatchResponse we read, and the splice that replaces the few that are ours
+//! (watch_id, start_revision, progress_notify, fragment upstream; watch_id, header.revision and flags downstream).
+//! Must not know: what a watch is waiting for, or when an answer is due.
+//! Invariants: events, key-values, headers and every field that we do not know cross as the bytes in which they came;
+//! bytes that two readers could understand differently are [`Malformed`], never guessed at.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+/// The watch id that belongs to no watch: refused creates and stream-wide progress.
+pub(super) const NO_WATCH: i64 = -1;
+
+/// Bytes that are no message of the Watch service, or that could be read in two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed watch message")]
+pub(super) struct Malformed;
+
+/// What a client's WatchRequest asks.
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    Create(Create),
+    Cancel(i64),
+    Progress,
+    /// No member of the union that we know: etcd reads on without an answer, and so do we.
+    Unknown,
+}
+
+/// A client's WatchCreateRequest: what decides about it, and the rest of its bytes as they came.
+#[derive(Clone, Debug)]
+pub(super) struct Create {
+    /// Empty means `\0`, as etcd reads it.
+    pub(super) key: Bytes,
+    pub(super) watch_id: i64,
+    pub(super) start_revision: i64,
+    pub(super) progress_notify: bool,
+    pub(super) fragment: bool,
+    /// Every field but the four that we replace.
+    kept: Bytes,
+    /// Fields beside the union.
+    beside: Bytes,
+}
+
+/// A ResponseHeader as it came, and what we need of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Header {
+    raw: Bytes,
+    pub(super) cluster: u64,
+    pub(super) revision: i64,
+}
+
+/// One event: its whole field, tag and length included.
+#[derive(Clone, Debug)]
+pub(super) struct Event {
+    pub(super) raw: Bytes,
+    /// `kv.mod_revision`.
+    pub(super) revision: i64,
+}
+
+/// A WatchResponse, taken apart into slices of the message.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Response {
+    pub(super) header: Option<Header>,
+    pub(super) watch_id: i64,
+    pub(super) created: bool,
+    pub(super) canceled: bool,
+    pub(super) compact_revision: i64,
+    pub(super) cancel_reason: Bytes,
+    pub(super) fragment: bool,
+    pub(super) events: Vec<Event>,
+    /// Fields that we do not know, as they came.
+    pub(super) unknown: Bytes,
+}
+
+impl Request {
+    pub(super) fn read(message: &Bytes) -> Result<Self, Malformed> {
+        let mut found = None;
+        let mut beside = BytesMut::new();
+        for field in Fields::of(message) {
+            let field = field?;
+            let member = match field.number {
+                1 => Self::Create(Create::read(&field.bytes()?)?),
+                2 => Self::Cancel(read_cancel(&field.bytes()?)?),
+                3 => {
+                    field.bytes()?;
+                    Self::Progress
+                }
+                _ => {
+                    beside.put(field.raw);
+                    continue;
+                }
+            };
+            if found.replace(member).is_some() {
+                return Err(Malformed);
+            }
+        }
+        Ok(match found {
+            Some(Self::Create(create)) => Self::Create(Create { beside: beside.freeze(), ..create }),
+            Some(other) => other,
+            None => Self::Unknown,
+        })
+    }
+}
+
+fn read_cancel(message: &Bytes) -> Result<i64, Malformed> {
+    let mut once = Once::default();
+    let mut id = 0;
+    for field in Fields::of(message) {
+        let field = field?;
+        if field.number == 1 {
+            once.check(1)?;
+            id = field.int64()?;
+        }
+    }
+    Ok(id)
+}
+
+impl Create {
+    fn read(message: &Bytes) -> Result<Self, Malformed> {
+        let mut once = Once::default();
+        let mut kept = BytesMut::new();
+        let mut create = Self {
+            key: Bytes::new(),
+            watch_id: 0,
+            start_revision: 0,
+            progress_notify: false,
+            fragment: false,
+            kept: Bytes::new(),
+            beside: Bytes::new(),
+        };
+        for field in Fields::of(message) {
+            let field = field?;
+            if matches!(field.number, 1..=4 | 6..=8) {
+                once.check(field.number)?;
+            }
+            match field.number {
+                1 => create.key = field.bytes()?,
+                2 => drop(field.bytes()?),
+                3 => create.start_revision = field.int64()?,
+                4 => create.progress_notify = field.bool()?,
+                6 => drop(field.bool()?),
+                7 => create.watch_id = field.int64()?,
+                8 => create.fragment = field.bool()?,
+                _ => {}
+            }
+            if !matches!(field.number, 3 | 4 | 7 | 8) {
+                kept.put(field.raw);
+            }
+        }
+        create.kept = kept.freeze();
+        Ok(create)
+    }
+
+    /// The WatchRequest to send upstream: the client's own bytes, under our id, from `start`, always with progress and
+    /// fragments.
+    pub(super) fn message(&self, watch_id: i64, start: i64) -> Bytes {
+        let mut create = BytesMut::with_capacity(self.kept.len() + 32);
+        create.put_slice(&self.kept);
+        put_int64(&mut create, 3, start);
+        put_bool(&mut create, 4, true);
+        put_int64(&mut create, 7, watch_id);
+        put_bool(&mut create, 8, true);
+        let mut message = BytesMut::with_capacity(create.len() + self.beside.len() + 8);
+        put_bytes(&mut message, 1, &create);
+        message.put_slice(&self.beside);
+        message.freeze()
+    }
+}
+
+/// The WatchRequest that cancels `watch_id`.
+pub(super) fn cancel_message(watch_id: i64) -> Bytes {
+    let mut cancel = BytesMut::new();
+    put_int64(&mut cancel, 1, watch_id);
+    let mut message = BytesMut::new();
+    put_bytes(&mut message, 2, &cancel);
+    message.freeze()
+}
+
+/// The WatchRequest that asks for the stream's progress.
+pub(super) fn progress_message() -> Bytes {
+    Bytes::from_static(&[0x1a, 0x00])
+}
+
+impl Header {
+    pub(super) fn read(raw: &Bytes) -> Result<Self, Malformed> {
+        let mut once = Once::default();
+        let mut header = Self { raw: raw.clone(), cluster: 0, revision: 0 };
+        for field in Fields::of(raw) {
+            let field = field?;
+            match field.number {
+                1 => {
+                    once.check(1)?;
+                    header.cluster = field.varint()?;
+                }
+                3 => {
+                    once.check(3)?;
+                    header.revision = field.int64()?;
+                }
+                _ => {}
+            }
+        }
+        Ok(header)
+    }
+
+    /// The same header with another revision; every other byte stays.
+    pub(super) fn with_revision(&self, revision: i64) -> Self {
+        if revision == self.revision {
+            return self.clone();
+        }
+        let mut raw = BytesMut::with_capacity(self.raw.len() + 10);
+        let mut written = false;
+        // Read once already: a field that does not parse cannot occur.
+        for field in Fields::of(&self.raw).flatten() {
+            if field.number >= 3 && !written {
+                put_int64(&mut raw, 3, revision);
+                written = true;
+            }
+            if field.number != 3 {
+                raw.put(field.raw);
+            }
+        }
+        if !written {
+            put_int64(&mut raw, 3, revision);
+        }
+        Self { raw: raw.freeze(), cluster: self.cluster, revision }
+    }
+}
+
+impl Event {
+    fn read(field: Field) -> Result<Self, Malformed> {
+        let mut once = Once::default();
+        let mut revision = None;
+        for part in Fields::of(&field.bytes()?) {
+            let part = part?;
+            if part.number == 2 {
+                once.check(2)?;
+                revision = Some(mod_revision(&part.bytes()?)?);
+            }
+        }
+        Ok(Self { raw: field.raw, revision: revision.ok_or(Malformed)? })
+    }
+}
+
+fn mod_revision(kv: &Bytes) -> Result<i64, Malformed> {
+    let mut once = Once::default();
+    let mut revision = 0;
+    for field in Fields::of(kv) {
+        let field = field?;
+        if field.number == 3 {
+            once.check(3)?;
+            revision = field.int64()?;
+        }
+    }
+    Ok(revision)
+}
+
+impl Response {
+    pub(super) fn read(message: &Bytes) -> Result<Self, Malformed> {
+        let mut once = Once::default();
+        let mut unknown = BytesMut::new();
+        let mut response = Self::default();
+        for field in Fields::of(message) {
+            let field = field?;
+            if matches!(field.number, 1..=7) {
+                once.check(field.number)?;
+            }
+            match field.number {
+                1 => response.header = Some(Header::read(&field.bytes()?)?),
+                2 => response.watch_id = field.int64()?,
+                3 => response.created = field.bool()?,
+                4 => response.canceled = field.bool()?,
+                5 => response.compact_revision = field.int64()?,
+                6 => response.cancel_reason = field.bytes()?,
+                7 => response.fragment = field.bool()?,
+                11 => response.events.push(Event::read(field)?),
+                _ => unknown.put(field.raw),
+            }
+        }
+        response.unknown = unknown.freeze();
+        Ok(response)
+    }
+
+    /// The message, field by field as etcd orders them.
+    pub(super) fn write(&self) -> Bytes {
+        let events: usize = self.events.iter().map(|event| event.raw.len()).sum();
+        let header = self.header.as_ref().map_or(0, |header| header.raw.len());
+        let mut message =
+            BytesMut::with_capacity(events + header + self.cancel_reason.len() + self.unknown.len() + 48);
+        if let Some(header) = &self.header {
+            put_bytes(&mut message, 1, &header.raw);
+        }
+        put_int64(&mut message, 2, self.watch_id);
+        put_bool(&mut message, 3, self.created);
+        put_bool(&mut message, 4, self.canceled);
+        put_int64(&mut message, 5, self.compact_revision);
+        if !self.cancel_reason.is_empty() {
+            put_bytes(&mut message, 6, &self.cancel_reason);
+        }
+        put_bool(&mut message, 7, self.fragment);
+        for event in &self.events {
+            message.put_slice(&event.raw);
+        }
+        message.put_slice(&self.unknown);
+        message.freeze()
+    }
+}
+
+/// One field: its number, its value, and the bytes of both with the tag.
+struct Field {
+    number: u32,
+    value: Value,
+    raw: Bytes,
+}
+
+enum Value {
+    Varint(u64),
+    Bytes(Bytes),
+    Fixed,
+}
+
+impl Field {
+    fn varint(&self) -> Result<u64, Malformed> {
+        if let Value::Varint(value) = self.value { Ok(value) } else { Err(Malformed) }
+    }
+
+    fn int64(&self) -> Result<i64, Malformed> {
+        Ok(self.varint()?.cast_signed())
+    }
+
+    fn bool(&self) -> Result<bool, Malformed> {
+        Ok(self.varint()? != 0)
+    }
+
+    fn bytes(&self) -> Result<Bytes, Malformed> {
+        if let Value::Bytes(value) = &self.value { Ok(value.clone()) } else { Err(Malformed) }
+    }
+}
+
+/// The fields of a message, strictly read; after an error nothing follows.
+struct Fields {
+    rest: Bytes,
+}
+
+impl Fields {
+    fn of(message: &Bytes) -> Self {
+        Self { rest: message.clone() }
+    }
+
+    fn field(&mut self) -> Result<Field, Malformed> {
+        let whole = self.rest.clone();
+        let tag = u32::try_from(varint(&mut self.rest)?).map_err(|_| Malformed)?;
+        let number = tag >> 3;
+        if number == 0 {
+            return Err(Malformed);
+        }
+        let value = match tag & 7 {
+            0 => Value::Varint(varint(&mut self.rest)?),
+            1 => self.fixed(8)?,
+            2 => {
+                let len = usize::try_from(varint(&mut self.rest)?).map_err(|_| Malformed)?;
+                if len > self.rest.len() {
+                    return Err(Malformed);
+                }
+                Value::Bytes(self.rest.split_to(len))
+            }
+            5 => self.fixed(4)?,
+            _ => return Err(Malformed),
+        };
+        let raw = whole.slice(..whole.len() - self.rest.len());
+        Ok(Field { number, value, raw })
+    }
+
+    fn fixed(&mut self, len: usize) -> Result<Value, Malformed> {
+        if len > self.rest.len() {
+            return Err(Malformed);
+        }
+        self.rest.advance(len);
+        Ok(Value::Fixed)
+    }
+}
+
+impl Iterator for Fields {
+    type Item = Result<Field, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.rest = Bytes::new();
+        }
+        Some(field)
+    }
+}
+
+/// A minimal varint of at most 64 bits.
+fn varint(rest: &mut Bytes) -> Result<u64, Malformed> {
+    let mut value = 0_u64;
+    for index in 0..10_u32 {
+        if rest.is_empty() {
+            return Err(Malformed);
+        }
+        let byte = rest.get_u8();
+        if (index == 9 && byte > 1) || (index > 0 && byte == 0) {
+            return Err(Malformed);
+        }
+        value |= u64::from(byte & 0x7f) << (7 * index);
+        if byte < 0x80 {
+            return Ok(value);
+        }
+    }
+    Err(Malformed)
+}
+
+/// Refuses a singular field that comes twice: readers differ on which one counts.
+#[derive(Default)]
+struct Once(u32);
+
+impl Once {
+    fn check(&mut self, number: u32) -> Result<(), Malformed> {
+        let bit = 1 << number;
+        if self.0 & bit != 0 {
+            return Err(Malformed);
+        }
+        self.0 |= bit;
+        Ok(())
+    }
+}
+
+fn put_varint(to: &mut BytesMut, mut value: u64) {
+    while value >= 0x80 {
+        to.put_u8(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    to.put_u8(value.to_le_bytes()[0]);
+}
+
+fn put_int64(to: &mut BytesMut, number: u64, value: i64) {
+    if value != 0 {
+        put_varint(to, number << 3);
+        put_varint(to, value.cast_unsigned());
+    }
+}
+
+fn put_bool(to: &mut BytesMut, number: u64, value: bool) {
+    put_int64(to, number, i64::from(value));
+}
+
+fn put_bytes(to: &mut BytesMut, number: u64, value: &[u8]) {
+    put_varint(to, number << 3 | 2);
+    put_varint(to, value.len() as u64);
+    to.put_slice(value);
+}
