@@ -74,7 +74,9 @@ impl State {
 
     fn answer(&self, verb: &Method, path: &str) -> (StatusCode, String) {
         match (verb, path) {
-            (&Method::GET, "/livez") if self.shards_turn.load(Ordering::Relaxed) => (StatusCode::OK, "ok\n".into()),
+            (&Method::GET, "/livez") if self.shards_turn.load(Ordering::Relaxed) => {
+                (StatusCode::OK, "ok\n".into())
+            }
             (&Method::GET, "/livez") => (StatusCode::SERVICE_UNAVAILABLE, "a shard is stuck\n".into()),
             (&Method::GET, "/readyz") => match self.unready() {
                 None => (StatusCode::OK, "ok\n".into()),
@@ -101,16 +103,26 @@ impl State {
                 writeln!(text, "keyward_{name}_total{{{label}=\"{value}\"}} {count}")
             })
         };
-        family("upstream_logins", "Logins at members, by result", "result", &[
-            ("accepted".into(), count(&counters.logins_accepted)),
-            ("refused".into(), count(&counters.logins_refused)),
-            ("failed".into(), count(&counters.logins_failed)),
-        ])?;
-        family("upstream_touches", "Idle tokens kept alive by a read, by result", "result", &[
-            ("alive".into(), count(&counters.touches_alive)),
-            ("dead".into(), count(&counters.touches_dead)),
-            ("unknown".into(), count(&counters.touches_unknown)),
-        ])?;
+        family(
+            "upstream_logins",
+            "Logins at members, by result",
+            "result",
+            &[
+                ("accepted".into(), count(&counters.logins_accepted)),
+                ("refused".into(), count(&counters.logins_refused)),
+                ("failed".into(), count(&counters.logins_failed)),
+            ],
+        )?;
+        family(
+            "upstream_touches",
+            "Idle tokens kept alive by a read, by result",
+            "result",
+            &[
+                ("alive".into(), count(&counters.touches_alive)),
+                ("dead".into(), count(&counters.touches_dead)),
+                ("unknown".into(), count(&counters.touches_unknown)),
+            ],
+        )?;
         let keys: Vec<_> =
             self.sealer.opened_by_key().into_iter().map(|(key, opened)| (key.to_string(), opened)).collect();
         family("sessions_opened", "Session tokens opened, by key id; the sealing key first", "key", &keys)?;

@@ -19,12 +19,13 @@ use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::connection::{self, Bounds};
 use crate::downstream::listener::{Accepted, Intake, Listening, Socket, accept};
-use crate::downstream::session::{Realm, Sealer, SessionKeys};
+use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{self as downstream_tls, TlsError};
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Caller;
 use crate::gateway::{Client, Gateway, Settings, pipeline};
 use crate::io::Stream;
+use crate::reload;
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
@@ -69,6 +70,9 @@ pub enum Error {
     /// No random bytes.
     #[error("cannot start: {0}")]
     Randomness(#[from] crate::upstream::credential::NoRandomness),
+    /// No session key.
+    #[error("cannot start: {0}")]
+    Keys(#[from] NoSessionKey),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
@@ -108,8 +112,13 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
     let (members, credentials) = start_control(&config, &connector, &tasks)?;
-    let sealer = Arc::new(Sealer::new(SessionKeys::new(&config.session.keys)));
-    tasks.spawn("follow members", follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics))).detach();
+    let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
+    tasks
+        .spawn(
+            "follow members",
+            follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics)),
+        )
+        .detach();
     let (drain, draining) = watch::channel(None);
     let parts = Parts {
         tls: downstream_configs(&config)?,
@@ -123,8 +132,11 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));
-    tasks.spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy))).detach();
-    let state = Arc::new(State::new(members, credentials, Arc::clone(&sealer), Arc::clone(&metrics), healthy));
+    tasks
+        .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
+        .detach();
+    let state =
+        Arc::new(State::new(members, credentials, Arc::clone(&sealer), Arc::clone(&metrics), healthy));
     let admin = admin::bind(config.admin.address)
         .await
         .map_err(|source| Error::Bind { address: config.admin.address.to_string(), source })?;
@@ -138,7 +150,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         accepting.spawn("acceptor", accept).detach();
     }
     drop(intakes);
-    tasks.spawn("reload", crate::reload::on_hangup(path, Arc::clone(&config), sealer)).detach();
+    tasks.spawn("reload", reload::on_hangup(path, Arc::clone(&config), sealer)).detach();
 
     tokio::select! {
         _ = terminate.recv() => {}
@@ -212,25 +224,39 @@ async fn shard(parts: Parts, mut intake: mpsc::Receiver<Accepted>) {
         request_budget: parts.config.limits.replay_buffer,
         access_log: parts.config.log.access,
     };
-    let gateway = Rc::new(Gateway::new(door, parts.sealer, Arc::clone(&parts.metrics), settings, tasks.clone(), parts.drain.clone()));
+    let gateway = Rc::new(Gateway::new(
+        door,
+        parts.sealer,
+        Arc::clone(&parts.metrics),
+        settings,
+        tasks.clone(),
+        parts.drain.clone(),
+    ));
     let bounds = Bounds {
         streams: parts.config.limits.streams_per_connection,
         header_size: parts.config.limits.header_size,
         handshake: parts.config.limits.handshake_timeout,
     };
-    let defaults: Vec<Rc<Caller>> = parts.config.listeners.iter().map(|listener| {
-        Rc::new(Caller::new(match &listener.default_user {
-            None => As::Nobody,
-            Some(login) => As::User(parts.credentials.identity(&login.user, &login.password)),
-        }))
-    }).collect();
+    let defaults: Vec<Rc<Caller>> = parts
+        .config
+        .listeners
+        .iter()
+        .map(|listener| {
+            Rc::new(Caller::new(match &listener.default_user {
+                None => As::Nobody,
+                Some(login) => As::User(parts.credentials.identity(&login.user, &login.password)),
+            }))
+        })
+        .collect();
     let connections = Tasks::default();
     while let Some(accepted) = intake.recv().await {
         let (Some(listener), Some(default), Some(tls)) = (
             parts.config.listeners.get(accepted.listener),
             defaults.get(accepted.listener),
             parts.tls.get(accepted.listener),
-        ) else { continue };
+        ) else {
+            continue;
+        };
         let origin = Rc::new(Origin { listener: Arc::clone(&listener.name), remote: accepted.remote });
         let client = Rc::new(Client::new(origin, Rc::clone(default)));
         let (gateway, tls, drain, metrics, owned) = (
@@ -240,18 +266,20 @@ async fn shard(parts: Parts, mut intake: mpsc::Receiver<Accepted>) {
             Arc::clone(&parts.metrics),
             tasks.clone(),
         );
-        connections.spawn("client connection", async move {
-            let _slot = accepted.slot;
-            let stream = match adopt(accepted.socket) {
-                Ok(stream) => stream,
-                Err(error) => return tracing::debug!(%error, "a socket could not be taken over"),
-            };
-            let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
-            if let Err(error) = connection::serve(stream, tls, bounds, &owned, drain, answer).await {
-                metrics.handshakes_failed.inc();
-                tracing::debug!(%error, remote = ?accepted.remote, "no connection");
-            }
-        }).detach();
+        connections
+            .spawn("client connection", async move {
+                let _slot = accepted.slot;
+                let stream = match adopt(accepted.socket) {
+                    Ok(stream) => stream,
+                    Err(error) => return tracing::debug!(%error, "a socket could not be taken over"),
+                };
+                let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
+                if let Err(error) = connection::serve(stream, tls, bounds, &owned, drain, answer).await {
+                    metrics.handshakes_failed.inc();
+                    tracing::debug!(%error, remote = ?accepted.remote, "no connection");
+                }
+            })
+            .detach();
     }
     connections.joined().await;
     // What is left are streams upstream and flushers: nobody downstream waits for them any more.
@@ -286,7 +314,10 @@ async fn follow(config: Arc<Config>, members: MembersHandle, sealer: Arc<Sealer>
             for member in &snapshot.members {
                 let label = || one("member", member.id.to_string());
                 metrics.member_ready.get_or_create(&label()).set(member.is_ready().into());
-                metrics.member_leader.get_or_create(&label()).set((snapshot.leader == Some(member.id)).into());
+                metrics
+                    .member_leader
+                    .get_or_create(&label())
+                    .set((snapshot.leader == Some(member.id)).into());
             }
         }
         if changes.changed().await.is_err() {

@@ -171,8 +171,19 @@ pub struct Advertise {
 pub struct Session {
     /// The first seals, all open. At least one.
     pub keys: Vec<SessionKey>,
+    /// Where they come from. A reload must keep a random key: the one that was just made opens no session.
+    pub key_source: KeySource,
     /// Replicas of one realm accept each other's sessions.
     pub realm: Realm,
+}
+
+/// Where session keys come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// From `session.key_files`: the same after a restart and on other replicas.
+    Files,
+    /// Made up when the configuration was read, and another one each time.
+    Random,
 }
 
 /// 32 bytes that seal sessions.

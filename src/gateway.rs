@@ -6,6 +6,7 @@
 pub mod access_log;
 pub mod caller;
 pub mod exchange;
+pub mod health;
 pub mod login;
 pub mod member_answers;
 pub mod pipeline;
@@ -13,8 +14,12 @@ pub mod reply;
 pub mod streams;
 
 use std::cell::{Cell, RefCell};
+use std::hash::BuildHasher;
 use std::rc::Rc;
 use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::downstream::session::{Sealer, Session};
 use crate::gateway::caller::{Caller, Callers};
@@ -51,6 +56,9 @@ pub struct Gateway {
     pub settings: Settings,
     /// The tasks of this shard's streams.
     pub tasks: Tasks,
+    /// Tells when the process drains, and until when.
+    pub drain: watch::Receiver<Option<Instant>>,
+    dice: Cell<u64>,
     held: Cell<usize>,
 }
 
@@ -89,6 +97,7 @@ impl Gateway {
         metrics: Arc<Metrics>,
         settings: Settings,
         tasks: Tasks,
+        drain: watch::Receiver<Option<Instant>>,
     ) -> Self {
         Self {
             door,
@@ -97,6 +106,8 @@ impl Gateway {
             metrics,
             settings,
             tasks,
+            drain,
+            dice: Cell::new(std::hash::RandomState::new().hash_one(0)),
             held: Cell::default(),
         }
     }
@@ -107,6 +118,18 @@ impl Gateway {
         let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen
+    }
+
+    /// A number below `limit`, for spreading things in time only.
+    #[must_use]
+    pub fn draw(&self, limit: u64) -> u64 {
+        // xorshift64: never zero once it is not.
+        let mut dice = self.dice.get() | 1;
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        self.dice.set(dice);
+        dice % limit.max(1)
     }
 
     /// Takes `bytes` of the shard's budget for held requests; None when it is used up. Given back on drop.

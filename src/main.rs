@@ -1,4 +1,4 @@
-//! The command line: `keyward check`, `keyward --version`.
+//! The command line: `keyward serve`, `keyward check`, `keyward --version`.
 //!
 //! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running), 64 (the command line or the
 //! configuration cannot be used). Must not know: how anything is done.
@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use keyward::config::{self, Warning};
+use keyward::config::{self, Config, Faults, Warning};
+use keyward::{app, telemetry};
 
 /// `EX_USAGE` of sysexits.h.
 const UNUSABLE: u8 = 64;
@@ -24,6 +25,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Serves until SIGTERM or SIGINT, which drain; SIGHUP reads the configuration again.
+    Serve(ConfigFile),
     /// Reads the configuration and every file that it names, and tells all faults at once.
     Check(ConfigFile),
 }
@@ -45,15 +48,42 @@ fn main() -> ExitCode {
         }
     };
     match arguments.command {
+        Command::Serve(file) => serve(file.config),
         Command::Check(file) => check(&file.config),
+    }
+}
+
+fn serve(file: PathBuf) -> ExitCode {
+    match config::load(&file) {
+        Ok((config, warnings)) => serve_with(config, &warnings, file),
+        Err(faults) => refuse(&faults),
+    }
+}
+
+fn serve_with(config: Config, warnings: &[Warning], file: PathBuf) -> ExitCode {
+    telemetry::init(&config.log);
+    for warning in warnings {
+        tracing::warn!(%warning, "configuration");
+    }
+    match app::serve(config, file) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "ended by a failure");
+            ExitCode::FAILURE
+        }
     }
 }
 
 fn check(file: &Path) -> ExitCode {
     match config::load(file) {
         Ok((_, warnings)) => finish(print_valid(&warnings), ExitCode::SUCCESS),
-        Err(faults) => finish(writeln!(io::stderr(), "{faults}"), ExitCode::from(UNUSABLE)),
+        Err(faults) => refuse(&faults),
     }
+}
+
+/// The log is not set up yet, and where it should go may be among the faults.
+fn refuse(faults: &Faults) -> ExitCode {
+    finish(writeln!(io::stderr(), "{faults}"), ExitCode::from(UNUSABLE))
 }
 
 fn print_valid(warnings: &[Warning]) -> io::Result<()> {

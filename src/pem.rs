@@ -270,7 +270,8 @@ mod tests {
         assert!(matches!(private(&certificate), Reason::NoKey));
         let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
         assert!(matches!(private(encrypted), Reason::EncryptedKey));
-        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nAAAA\n-----END RSA PRIVATE KEY-----\n";
+        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nAAAA\n\
+                   -----END RSA PRIVATE KEY-----\n";
         assert!(matches!(private(old), Reason::EncryptedKey));
         let damaged = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
         assert!(matches!(private(damaged), Reason::BadKey));

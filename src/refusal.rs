@@ -103,6 +103,22 @@ impl Refusal {
     /// write again.
     pub const DEADLINE_EXCEEDED: Self =
         unclear(Code::DeadlineExceeded, "context deadline exceeded", Fault::Downstream);
+    /// The client went away; nobody reads it but the access log.
+    pub const CANCELED: Self = unclear(Code::Canceled, "context canceled", Fault::Downstream);
+    /// A login as a user that can be proven by a certificate only. etcd leaves it unmapped in every version.
+    pub const NO_PASSWORD_USER: Self = safe(
+        Code::Unknown,
+        "auth: authentication failed, password was given for no password user",
+        Fault::Downstream,
+    );
+    /// A health check of anything but the server as a whole.
+    pub const UNKNOWN_HEALTH_SERVICE: Self = safe(Code::NotFound, "unknown service", Fault::Downstream);
+    /// A member's answer that must be rewritten and cannot be read. Not Unavailable: the call was applied.
+    pub const UNREADABLE_ANSWER: Self =
+        unclear(Code::Internal, "keyward: the member's answer could not be read", Fault::Upstream);
+    /// One revision of a watch is larger than what is held back for one watch.
+    pub const REVISION_TOO_LARGE: Self =
+        unclear(Code::ResourceExhausted, "keyward: a revision is too large to deliver", Fault::Gateway);
     /// Keyward is being drained.
     pub const SHUTTING_DOWN: Self = unclear(Code::Unavailable, "etcdserver: server stopped", Fault::Gateway);
     /// Our own code panicked; the call may have been sent.
@@ -150,6 +166,22 @@ impl Refusal {
     #[must_use]
     pub fn unknown_frame_flag(flag: u8) -> Self {
         safe_owned(Code::Internal, format!("grpc: received unexpected payload format {flag}"))
+    }
+
+    /// A `grpc-timeout` that is no time.
+    #[must_use]
+    pub fn malformed_timeout(value: &HeaderValue) -> Self {
+        let text = String::from_utf8_lossy(value.as_bytes());
+        let (digits, unit) = text.split_at(text.char_indices().next_back().map_or(0, |(at, _)| at));
+        let why = match text.len() {
+            0..2 => format!("transport: timeout string is too short: {text:?}"),
+            10.. => format!("transport: timeout string is too long: {text:?}"),
+            _ if !["H", "M", "S", "m", "u", "n"].contains(&unit) => {
+                format!("transport: timeout unit is not recognized: {text:?}")
+            }
+            _ => format!("strconv.ParseUint: parsing {digits:?}: invalid syntax"),
+        };
+        safe_owned(Code::Internal, format!("malformed grpc-timeout: {why}"))
     }
 
     /// A body that different readers could read differently.
@@ -226,6 +258,15 @@ pub struct Status {
 }
 
 impl Status {
+    /// Success.
+    pub const OK: Self = Self { code: Code::Ok, message: Cow::Borrowed("") };
+
+    /// Whether it is a success.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.code == Code::Ok
+    }
+
     /// Reads a status from headers or trailers; `None` where there is none. Whatever a peer writes, this has an
     /// answer: a code that gRPC does not have is [`Code::Unknown`], bytes that are not UTF-8 are replaced.
     #[must_use]
@@ -421,6 +462,14 @@ mod tests {
                 Unsafe,
             ),
             (Refusal::DEADLINE_EXCEEDED, 4, "context deadline exceeded", Unsafe),
+            (Refusal::CANCELED, 1, "context canceled", Unsafe),
+            (
+                Refusal::NO_PASSWORD_USER,
+                2,
+                "auth: authentication failed, password was given for no password user",
+                Safe,
+            ),
+            (Refusal::UNKNOWN_HEALTH_SERVICE, 5, "unknown service", Safe),
             (Refusal::SHUTTING_DOWN, 14, "etcdserver: server stopped", Unsafe),
             (Refusal::too_large(3, 2), 8, "grpc: received message larger than max (3 vs. 2)", Safe),
             (Refusal::unknown_service("a.B"), 12, "unknown service a.B", Safe),
@@ -443,6 +492,32 @@ mod tests {
         for (refusal, code, message, retry) in rows {
             assert_eq!((refusal.code() as u8, refusal.message(), refusal.retry()), (code, message, retry));
         }
+    }
+
+    #[test]
+    fn a_malformed_timeout_is_told_as_grpc_go_tells_it() {
+        for (value, why) in [
+            ("", "transport: timeout string is too short: \"\""),
+            ("S", "transport: timeout string is too short: \"S\""),
+            ("123456789S", "transport: timeout string is too long: \"123456789S\""),
+            ("5s", "transport: timeout unit is not recognized: \"5s\""),
+            ("1.5S", "strconv.ParseUint: parsing \"1.5\": invalid syntax"),
+        ] {
+            let refusal = Refusal::malformed_timeout(&HeaderValue::from_static(value));
+            assert_eq!(refusal.message(), format!("malformed grpc-timeout: {why}"));
+            assert_eq!(refusal.code(), Code::Internal);
+        }
+        // Bytes that are no text at all.
+        let odd = HeaderValue::from_bytes(b"\xff\xfe").unwrap();
+        assert!(Refusal::malformed_timeout(&odd).message().contains("not recognized"));
+    }
+
+    #[test]
+    fn success_is_written_without_a_text() {
+        let trailers = Status::OK.trailers();
+        assert_eq!((trailers.len(), &trailers[GRPC_STATUS]), (1, &HeaderValue::from_static("0")));
+        assert!(Status::from_headers(&trailers).unwrap().is_ok());
+        assert!(!Refusal::CANCELED.status().is_ok());
     }
 
     /// clientv3 sends a write again on these two codes, whatever the text, unless its own context ended.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{self, Config};
-use crate::downstream::session::{Sealer, SessionKeys};
+use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 
 /// Reads `path` again at every SIGHUP. `running` is what the process was started with.
 pub async fn on_hangup(path: PathBuf, running: Arc<Config>, sealer: Arc<Sealer>) {
@@ -36,8 +36,16 @@ pub async fn on_hangup(path: PathBuf, running: Arc<Config>, sealer: Arc<Sealer>)
     }
 }
 
+/// The keys of the configuration, sealing key first.
+///
+/// # Errors
+/// There is none.
+pub fn session_keys(config: &Config) -> Result<SessionKeys, NoSessionKey> {
+    SessionKeys::new(config.session.keys.iter().map(|key| &**key))
+}
+
 fn publish(running: &Config, config: &Config, sealer: &Sealer) {
-    match SessionKeys::new(&config.session.keys) {
+    match session_keys(config) {
         Ok(keys) => sealer.replace_keys(&keys),
         Err(error) => return tracing::error!(%error, "configuration not reloaded"),
     }

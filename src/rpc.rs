@@ -4,6 +4,11 @@
 //! a body, and the meaning of a member's status. Must not know: who is calling, configuration, sockets.
 
 pub mod call;
+pub mod canonical;
 pub mod frame;
+pub mod header;
 pub mod method;
+pub mod outcome;
+pub mod scan;
 pub mod schema;
+pub mod shape;

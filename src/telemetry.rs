@@ -1,8 +1,8 @@
 //! Where log lines go, and which.
 //!
 //! Owns: the one subscriber of the process. Must not know: what is logged.
-//! Invariants: lines go to stderr, so that stdout stays a command's answer; the libraries below us (HTTP/2, TLS) never log below
-//! `warn`, whatever the level, since their frames and headers carry tokens and passwords.
+//! Invariants: lines go to stderr, so that stdout stays a command's answer; the libraries below us (HTTP/2, TLS) log
+//! warnings and errors at most, whatever the level, since their frames and headers carry tokens and passwords.
 
 pub mod metrics;
 

@@ -5,4 +5,6 @@
 
 mod cursor;
 pub mod hub;
+pub mod session;
+pub mod source;
 mod wire;

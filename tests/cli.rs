@@ -1,10 +1,14 @@
 //! What an operator sees of `keyward` on the command line: answers, faults, exit codes, and never a secret.
 
-use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fs, thread};
 
+const LIMIT: Duration = Duration::from_secs(30);
 const SECRET: &str = "hunter2-c0rrect-h0rse";
 
 fn keyward(arguments: &[&str]) -> Command {
@@ -13,18 +17,31 @@ fn keyward(arguments: &[&str]) -> Command {
     command
 }
 
+/// Its exit code, stdout and stderr. It is killed where it does not end by itself.
 fn run(command: &mut Command) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("keyward starts");
+    let (mut out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+    let (ended, end) = mpsc::channel();
+    thread::spawn(move || {
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        let read = out.read_to_string(&mut stdout).and(err.read_to_string(&mut stderr));
+        drop(ended.send(read.map(|_| (stdout, stderr))));
+    });
+    let read = end.recv_timeout(LIMIT);
+    if read.is_err() {
+        child.kill().expect("it is ours");
+    }
+    let (stdout, stderr) = read.expect("keyward ends by itself").expect("UTF-8");
     assert!(!stdout.contains(SECRET) && !stderr.contains(SECRET), "a secret was printed:\n{stdout}{stderr}");
-    (status.code().expect("ended by itself"), stdout, stderr)
+    (child.wait().expect("it is ours").code().expect("no signal ended it"), stdout, stderr)
 }
 
 fn write(folder: &Path, name: &str, content: &str) -> String {
     let path = folder.join(name);
-    fs::write(&path, content).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    path.to_str().unwrap().to_owned()
+    fs::write(&path, content).expect("a temporary folder is writable");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    path.to_str().expect("temporary folders have UTF-8 names").to_owned()
 }
 
 fn check(config: &str) -> (i32, String, String) {
@@ -33,7 +50,7 @@ fn check(config: &str) -> (i32, String, String) {
 
 /// The key path that each line begins with.
 fn paths(stderr: &str) -> Vec<&str> {
-    stderr.lines().map(|line| line.split(": ").next().unwrap()).collect()
+    stderr.lines().map(|line| line.split_once(": ").map_or(line, |(path, _)| path)).collect()
 }
 
 #[test]
@@ -66,6 +83,9 @@ fn three_faults_are_told_at_once() {
     for (line, number) in stderr.lines().zip([3, 6, 8]) {
         assert!(line.ends_with(&format!("(line {number})")), "{line}");
     }
+    let config = folder.path().join("keyward.toml");
+    let served = run(&mut keyward(&["serve", "--config", config.to_str().unwrap()]));
+    assert_eq!(served, (code, stdout, stderr));
 }
 
 #[test]
@@ -136,6 +156,26 @@ fn a_missing_file_and_a_wrong_command_line_end_with_64() {
         assert_eq!((code, stdout.as_str()), (64, ""), "{wrong:?}");
         assert!(!stderr.is_empty(), "{wrong:?}");
     }
+}
+
+#[test]
+fn an_address_that_is_taken_ends_serving_with_1() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let text = format!(
+        "listener = [{{ name = 'a', address = '{address}' }}]\n\
+         admin.address = '127.0.0.1:0'\n\
+         cluster.endpoints = ['http://{address}']\n\
+         log.format = 'json'\n"
+    );
+    let config = write(folder.path(), "keyward.toml", &text);
+    let (code, stdout, stderr) = run(&mut keyward(&["serve", "--config", &config]));
+    assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+    let records = stderr.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let levels: Vec<String> = records.map(|record| record["level"].as_str().unwrap().to_owned()).collect();
+    assert!(levels.iter().any(|level| level == "WARN"), "{stderr}");
+    assert_eq!(levels.last().unwrap(), "ERROR", "{stderr}");
 }
 
 #[test]

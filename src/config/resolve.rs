@@ -19,7 +19,9 @@ use zeroize::Zeroize;
 
 use super::file::{self, File};
 use super::findings::{Faults, Findings, Warning};
-use super::{Config, Drain, Limits, Login, Realm, Runtime, Session, SessionKey, secrets, shape, values};
+use super::{
+    Config, Drain, KeySource, Limits, Login, Realm, Runtime, Session, SessionKey, secrets, shape, values,
+};
 use crate::identity::UserName;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
@@ -107,8 +109,8 @@ impl Resolver<'_> {
             }
         }
         if names.is_empty() {
-            let reason = "no key file: sessions are sealed with a random key, so every client must log in again after \
-                          a restart, and no other replica accepts its session";
+            let reason = "no key file: sessions are sealed with a random key, so every client must log in again \
+                          after a restart, and no other replica accepts its session";
             self.findings.warn(path, reason);
             let mut key = zeroize::Zeroizing::new([0; 32]);
             match getrandom::fill(key.as_mut()) {
@@ -121,7 +123,8 @@ impl Resolver<'_> {
                 .fault("session.realm", "a realm is 1 to 128 bytes; leave it out for the cluster's id");
         }
         let realm = session.realm.map_or(Realm::ClusterId, |realm| Realm::Named(realm.into()));
-        Session { keys, realm }
+        let key_source = if names.is_empty() { KeySource::Random } else { KeySource::Files };
+        Session { keys, key_source, realm }
     }
 
     fn limits(&mut self, limits: file::Limits) -> Limits {
@@ -505,6 +508,10 @@ mod tests {
         let (one, _) = valid(&format!("{CLUSTER}{LISTENER}"));
         let (other, _) = valid(&format!("{CLUSTER}{LISTENER}"));
         assert_ne!(one.session.keys[0].expose(), other.session.keys[0].expose());
+        assert_eq!(
+            (config.session.key_source, one.session.key_source),
+            (KeySource::Files, KeySource::Random)
+        );
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! Invariants: one fault hides no other, except that a file which is no TOML is looked at no further; a fault
 //! never repeats a value, which may be a secret in the wrong place.
 //!
-//! How: serde stops at the first fault. So the entry at fault is told, cut out, and the rest is read again, until it reads.
+//! How: serde stops at the first fault. So the entry at fault is told and cut out, and the rest is read again, until it
+//! reads.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -201,6 +202,20 @@ mod tests {
     }
 
     #[test]
+    fn dotted_keys_and_inline_tables_have_their_places_too() {
+        let text = "cluster.probe.usr = 'x'\ncluster.probe.user = 1\ncluster.tls.ca = 2\n\
+                    listener = [{ name = 'a' }, { tls.cert = 3, tls.nothing.at = 4 }]\n";
+        let expected = [
+            at("cluster.probe.usr", 1),
+            at("cluster.probe.user", 2),
+            at("cluster.tls.ca", 3),
+            at("listener[1].tls.cert", 4),
+            at("listener[1].tls.nothing", 4),
+        ];
+        assert_eq!(places(text), expected);
+    }
+
+    #[test]
     fn every_syntax_error_has_its_line() {
         assert_eq!(places("a = \n[cluster]\nb = 1 2\n"), [at("", 1), at("", 3)]);
         assert_eq!(places("[log]\nlevel = 'a'\nlevel = 'b'\n"), [at("", 3)]);
@@ -208,10 +223,10 @@ mod tests {
 
     #[test]
     fn a_secret_in_the_wrong_place_is_not_repeated() {
-        let text = "[session]\nkey_files = 'hunter2'\n[[user]]\nname = 'a'\npassword = 'hunter2'\n\
+        let text = "listener = ['hunter2']\n[session]\nkey_files = 'hunter2'\n[[user]]\nname = 'a'\npassword = 'hunter2'\n\
                     [limits]\nconnections = 'hunter2\"quoted'\n[log]\nformat = 'hunter2'\naccess = ['hunter2']\n";
         let faults = faults(text);
-        assert_eq!(faults.len(), 5, "{faults:?}");
+        assert_eq!(faults.len(), 6, "{faults:?}");
         for fault in faults {
             assert!(!fault.to_string().contains("hunter2"), "{fault}");
         }
@@ -219,7 +234,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_to_an_end(text in "([a-z]{1,8}|listener|cluster|log|[\\[\\]{}=.,'\"\n 0-9]|level|tls|endpoints){0,40}") {
+        fn any_text_is_read_to_an_end(
+            text in "([a-z]{1,8}|listener|cluster|log|level|tls|endpoints|[\\[\\]{}=.,'\"\n 0-9]){0,40}",
+        ) {
             let (file, findings) = read(&text);
             proptest::prop_assert!(file.is_some() || findings.conclude(None::<()>).unwrap_err().iter().count() > 0);
         }

@@ -29,7 +29,8 @@ pub enum TlsError {
 /// [`TlsError`].
 pub fn server_config(tls: &ServerTls) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let builder =
+        ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
     let verifier = |roots: &Roots| -> Result<_, TlsError> {
         let mut store = RootCertStore::empty();
         for certificate in roots.certificates() {

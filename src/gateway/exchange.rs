@@ -151,7 +151,9 @@ impl Exchange<'_> {
         let sent = door.send(member, self.lane, self.path.clone(), headers, body).await;
         let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
         let read = match sent {
-            Ok((response, in_flight)) => Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost),
+            Ok((response, in_flight)) => {
+                Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost)
+            }
             Err(no_answer) => Err(no_answer),
         };
         match read {

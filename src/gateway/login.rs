@@ -8,25 +8,22 @@
 use std::rc::Rc;
 use std::time::SystemTime;
 
-use bytes::Bytes;
-use http::HeaderMap;
 use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 
 use crate::downstream::session::{Proof, SealFailure, Session, SessionPeer};
-use crate::gateway::exchange::PATIENCE;
 use crate::gateway::access_log::Record;
+use crate::gateway::exchange::PATIENCE;
 use crate::gateway::pipeline::{Served, collect};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
 use crate::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, ResponseHeader};
-use crate::pb::health::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus};
 use crate::refusal::Refusal;
 use crate::rpc::{canonical, frame, method::Method};
 use crate::secret::Secret;
 use crate::upstream::credential::LoginFailure;
-use crate::upstream::membership::{Auth, Serving};
+use crate::upstream::membership::Auth;
 
 /// Proves a password and seals a session for it.
 pub async fn authenticate(
@@ -60,7 +57,8 @@ pub async fn authenticate(
     })?;
     gateway.metrics.sessions_issued.inc();
     tracing::info!(session = %id, user = record.user.as_ref().map(UserName::as_str), "session issued");
-    let answer = AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
+    let answer =
+        AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
     Ok(Served::Ours(frame::encode(&answer.encode_to_vec())))
 }
 
@@ -70,7 +68,8 @@ async fn prove(gateway: &Gateway, user: &UserName, password: &Secret<String>) ->
         if gateway.door.members.auth.now() == Auth::Off {
             return Ok(Proof::None);
         }
-        let members = gateway.door.members.snapshot.load().ready_voters().map(|member| member.id).collect::<Vec<_>>();
+        let members =
+            gateway.door.members.snapshot.load().ready_voters().map(|member| member.id).collect::<Vec<_>>();
         match gateway.door.credentials.verify(user, password, &members).await {
             Ok(_) => return Ok(Proof::Etcd),
             Err(LoginFailure::AuthDisabled) => gateway.door.auth_is(Auth::Off),
@@ -90,18 +89,4 @@ fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
         revision: client.floor.get().0,
         raft_term: members.term,
     }
-}
-
-/// grpc.health.v1 Check: the whole server only, as etcd.
-pub async fn health(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refusal> {
-    let (framed, _held) = collect(gateway, body).await?;
-    let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
-    let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
-    if !asked.service.is_empty() {
-        return Err(Refusal::UNKNOWN_HEALTH_SERVICE);
-    }
-    let ready = gateway.door.members.snapshot.load().serving() == Serving::Ready;
-    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-    let answer = HealthCheckResponse { status: status.into() };
-    Ok(Served::Ours(frame::encode(&Bytes::from(answer.encode_to_vec()))))
 }

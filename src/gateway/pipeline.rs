@@ -23,13 +23,13 @@ use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::reply::{self, Downstream};
-use crate::gateway::{Client, Gateway, Held, login, member_answers, streams};
+use crate::gateway::{Client, Gateway, Held, health, login, member_answers, streams};
 use crate::identity::Revision;
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
 use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
 use crate::rpc::schema::MessageId;
-use crate::rpc::{canonical, frame, shape};
+use crate::rpc::{canonical, frame, header, shape};
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
@@ -96,7 +96,9 @@ pub enum Served {
 impl Served {
     fn reply(self, record: Record) -> Downstream {
         match self {
-            Self::Member(answer, in_use) => reply::deliver(*answer, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, in_use, record),
+            Self::Member(answer, in_use) => {
+                reply::deliver(*answer, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, in_use, record)
+            }
             Self::Ours(message) => reply::message(message, record),
             Self::Stream(said) => reply::stream(said, Refusal::SHUTTING_DOWN, record),
         }
@@ -114,8 +116,8 @@ async fn known(
     call::refuse_compression(headers)?;
     let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
     match method.path {
-        "/grpc.health.v1.Health/Check" => return login::health(gateway, body).await,
-        "/grpc.health.v1.Health/Watch" => return login::watch_health(gateway, body).await,
+        "/grpc.health.v1.Health/Check" => return health::check(gateway, body).await,
+        "/grpc.health.v1.Health/Watch" => return health::watch(gateway, body).await,
         "/etcdserverpb.Auth/Authenticate" => {
             return login::authenticate(gateway, client, method, body, deadline, record).await;
         }
@@ -124,9 +126,11 @@ async fn known(
     let caller = gateway.callers.identify(gateway, client, headers)?;
     record.user = caller.user.clone();
     match method.path {
-        "/etcdserverpb.Watch/Watch" => Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, body))),
+        "/etcdserverpb.Watch/Watch" => {
+            Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, body)))
+        }
         "/etcdserverpb.Lease/LeaseKeepAlive" => {
-            Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, body)))
+            Ok(Served::Stream(streams::keep_alive(gateway, &caller, headers, body)))
         }
         _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
     }
@@ -146,7 +150,7 @@ async fn through(
 ) -> Result<Served, Refusal> {
     let (framed, _held) = collect(gateway, body).await?;
     let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
-    canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.refusal()))?;
+    canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
     let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
@@ -190,7 +194,7 @@ fn finish(
         let rewritten = member_answers::rewrite(message, fields, &gateway.settings.client_urls);
         let rewritten = rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?;
         answer.data = [rewritten].into();
-    } else if let Some(revision) = shape::header_revision(message) {
+    } else if let Some(revision) = header::revision_of(message) {
         client.shown(Revision(revision));
     }
     Ok(())

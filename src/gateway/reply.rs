@@ -51,7 +51,10 @@ pub type Downstream = Response<Reply>;
 #[must_use]
 pub fn refuse(refusal: &Refusal, mut record: Record) -> Downstream {
     record.ended(refusal.code());
-    respond(refusal.trailers_only(), Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None })
+    respond(
+        refusal.trailers_only(),
+        Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None },
+    )
 }
 
 /// What is not gRPC at all, as grpc-go answers it.
@@ -70,7 +73,10 @@ pub fn message(framed: Bytes, mut record: Record) -> Downstream {
     record.ended(Code::Ok);
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
-    respond(ours(), Reply { held: [framed].into(), rest: Rests::Trailers(trailers), record: Some(record), keep: None })
+    respond(
+        ours(),
+        Reply { held: [framed].into(), rest: Rests::Trailers(trailers), record: Some(record), keep: None },
+    )
 }
 
 /// A member's answer. `broken` is what the client is told if the rest of it does not come; `in_use` is held until

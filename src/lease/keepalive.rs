@@ -52,6 +52,8 @@ pub struct KeepAlive {
     pub whom: As,
     /// The client's header.
     pub headers: HeaderMap,
+    /// Tells when the process drains.
+    pub drain: tokio::sync::watch::Receiver<Option<Instant>>,
     /// Counts streams that were opened to go on.
     pub resumed: prometheus_client::metrics::counter::Counter,
 }
@@ -77,6 +79,7 @@ impl KeepAlive {
     /// Serves the client's stream to its end.
     pub async fn run(self, mut body: Incoming, client: Speaker) {
         let Some(method) = lookup(PATH) else { return };
+        let mut drain = self.drain.clone();
         let mut requests = FrameReader::new(LARGEST_REQUEST);
         let mut pending = Pending::default();
         let mut open = true;
@@ -120,6 +123,7 @@ impl KeepAlive {
             tokio::select! {
                 biased; // the client's end first: nobody is left to tell
                 () = client.gone() => return,
+                _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
                 asked = next_request(&mut body, &mut requests), if open && pending.len() < MOST_PENDING => match asked {
                     Asked::Message(message) => pending.push(message),
                     Asked::End => open = false,
@@ -267,7 +271,9 @@ async fn next_request(body: &mut Incoming, reader: &mut FrameReader) -> Asked {
                 }
             }
             Some(Err(_)) => return Asked::Gone,
-            None => return reader.finish().map_or_else(|fault| Asked::Bad(fault.refusal(None)), |()| Asked::End),
+            None => {
+                return reader.finish().map_or_else(|fault| Asked::Bad(fault.refusal(None)), |()| Asked::End);
+            }
         }
     }
 }

@@ -15,7 +15,8 @@ use crate::refusal::Refusal;
 pub fn is_grpc(verb: &Method, headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let rest = content_type.and_then(|value| value.strip_prefix("application/grpc"));
-    *verb == Method::POST && rest.is_some_and(|rest| matches!(rest.as_bytes().first(), None | Some(b'+' | b';')))
+    *verb == Method::POST
+        && rest.is_some_and(|rest| matches!(rest.as_bytes().first(), None | Some(b'+' | b';')))
 }
 
 /// Refuses a call that announces compressed messages, as etcd does, which registers no compressor.
@@ -78,7 +79,8 @@ mod tests {
 
     #[test]
     fn only_grpc_posts_are_calls() {
-        let with = |value: &'static str| HeaderMap::from_iter([(CONTENT_TYPE, value.parse().expect("valid"))]);
+        let with =
+            |value: &'static str| HeaderMap::from_iter([(CONTENT_TYPE, value.parse().expect("valid"))]);
         assert!(is_grpc(&Method::POST, &with("application/grpc")));
         assert!(is_grpc(&Method::POST, &with("application/grpc+proto")));
         assert!(!is_grpc(&Method::POST, &with("application/grpc-web")));

@@ -24,9 +24,17 @@ pub struct NotCanonical {
     pub reason: &'static str,
 }
 
+impl NotCanonical {
+    /// What the client is told.
+    #[must_use]
+    pub fn refusal(self) -> Refusal {
+        Refusal::not_canonical(&self.to_string())
+    }
+}
+
 impl From<NotCanonical> for Refusal {
     fn from(fault: NotCanonical) -> Self {
-        Self::not_canonical(&fault.to_string())
+        fault.refusal()
     }
 }
 

@@ -154,17 +154,21 @@ fn is_method(name: &str) -> bool {
 }
 
 impl PathKind<'_> {
-    /// The refusal of a `path` without a row, in grpc-go's words; `None` for a known one.
+    /// The refusal of a `path` without a row; `None` for a known one. The words are those of etcd's plaintext port,
+    /// where grpc-go takes the path apart at its last slash and looks no closer.
     #[must_use]
     pub fn refusal(&self, path: &str) -> Option<Refusal> {
-        match *self {
-            Self::Known(_) => None,
-            Self::WellFormed { service, method } if METHODS.iter().any(|row| row.service == service) => {
-                Some(Refusal::unknown_method(service, method))
-            }
-            Self::WellFormed { service, .. } => Some(Refusal::unknown_service(service)),
-            Self::Malformed => Some(Refusal::malformed_path(path)),
+        if let Self::Known(_) = self {
+            return None;
         }
+        let named = path.strip_prefix('/').and_then(|rest| rest.rsplit_once('/'));
+        Some(match named {
+            Some((service, method)) if METHODS.iter().any(|row| row.service == service) => {
+                Refusal::unknown_method(service, method)
+            }
+            Some((service, _)) => Refusal::unknown_service(service),
+            None => Refusal::malformed_path(path),
+        })
     }
 }
 
@@ -382,7 +386,10 @@ mod tests {
         assert_eq!(text("/etcdserverpb.KV/Range"), None);
         assert_eq!(text("/etcdserverpb.KV/X").unwrap(), "unknown method X for service etcdserverpb.KV");
         assert_eq!(text("/a.B/X").unwrap(), "unknown service a.B");
-        assert_eq!(text("/a.B/X?").unwrap(), "malformed method name: \"/a.B/X?\"");
+        let ranged = "unknown method Range?x=1 for service etcdserverpb.KV";
+        assert_eq!(text("/etcdserverpb.KV/Range?x=1").unwrap(), ranged);
+        assert_eq!(text("/a/b/c").unwrap(), "unknown service a/b");
+        assert_eq!(text("/etcdserverpb.KV").unwrap(), "malformed method name: \"/etcdserverpb.KV\"");
     }
 
     /// What may never be sent twice, although clientv3 does so with some of them.

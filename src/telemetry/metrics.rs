@@ -92,12 +92,7 @@ impl Metrics {
         let calls = Family::default();
         registry.register("calls", "Calls that ended, by method and gRPC code", calls.clone());
         let latency = Family::new_with_constructor((|| Histogram::new(LATENCY)) as fn() -> Histogram);
-        registry.register_with_unit(
-            "call_duration",
-            "Time of unary calls",
-            Unit::Seconds,
-            latency.clone(),
-        );
+        registry.register_with_unit("call_duration", "Time of unary calls", Unit::Seconds, latency.clone());
         let rows = methods.iter().map(|_| Row { codes: Default::default(), latency: OnceLock::new() });
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();

@@ -54,8 +54,12 @@ impl Answer {
         hold: usize,
     ) -> Result<Self, Arc<str>> {
         let (head, mut body) = response.into_parts();
-        let mut answer =
-            Self { headers: head.headers, data: VecDeque::new(), rest: Rest::Whole(HeaderMap::new()), in_flight };
+        let mut answer = Self {
+            headers: head.headers,
+            data: VecDeque::new(),
+            rest: Rest::Whole(HeaderMap::new()),
+            in_flight,
+        };
         if !head.status.is_success() {
             return Err(format!("the member answered with HTTP status {}", head.status.as_u16()).into());
         }

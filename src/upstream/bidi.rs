@@ -64,9 +64,8 @@ impl Bidi {
     pub fn open(door: &Rc<Door>, member: &Arc<Member>, path: PathAndQuery, headers: HeaderMap) -> Self {
         let (requests, frames) = mpsc::channel(OUTBOX);
         let (door, member) = (Rc::clone(door), Arc::clone(member));
-        let opening = async move {
-            door.send(&member, Lane::Stream, path, headers, Outgoing::Frames(frames)).await
-        };
+        let opening =
+            async move { door.send(&member, Lane::Stream, path, headers, Outgoing::Frames(frames)).await };
         Self {
             outbox: VecDeque::new(),
             requests,

@@ -15,9 +15,9 @@ use prost::Message as _;
 use crate::pb::etcdserverpb::RangeRequest;
 use crate::refusal::Status;
 use crate::rpc::frame::{PREFIX, encode};
+use crate::rpc::header;
 use crate::rpc::method::{Lane, lookup};
 use crate::rpc::outcome::{Asked, Proof, Verdict, verdict};
-use crate::rpc::scan::{Fields, Value};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::LoginFailure;
@@ -25,6 +25,7 @@ use crate::upstream::membership::Member;
 use crate::upstream::send::{As, Door, NoAnswer, upstream_headers};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
+const TXN: &str = "/etcdserverpb.KV/Txn";
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a read gave no revision.
@@ -47,18 +48,13 @@ pub struct Revealed {
     pub revision: i64,
 }
 
-/// Reads the revision that `member` has applied, by a serializable count of `key`. Begun after the call, on that
-/// member. Cancel-safe.
+/// Reads the revision that `member` has applied, by an empty transaction: it needs a valid credential and no right
+/// to any key. Begun after the call, on that member. Cancel-safe.
 ///
 /// # Errors
 /// [`ReadError`].
-pub async fn local_revision(
-    door: &Rc<Door>,
-    whom: &As,
-    member: &Arc<Member>,
-    key: &[u8],
-) -> Result<Revealed, ReadError> {
-    revision(door, whom, member, key, true).await
+pub async fn local_revision(door: &Rc<Door>, whom: &As, member: &Arc<Member>) -> Result<Revealed, ReadError> {
+    ask(door, whom, member, TXN, Bytes::new()).await
 }
 
 /// Reads the cluster's revision by a linearizable count of `key`: the member has applied all that was acknowledged
@@ -72,31 +68,31 @@ pub async fn linearizable_revision(
     member: &Arc<Member>,
     key: &[u8],
 ) -> Result<Revealed, ReadError> {
-    revision(door, whom, member, key, false).await
+    let request = RangeRequest {
+        key: Bytes::copy_from_slice(key),
+        count_only: true,
+        limit: 1,
+        ..RangeRequest::default()
+    };
+    ask(door, whom, member, RANGE, request.encode_to_vec().into()).await
 }
 
-async fn revision(
+async fn ask(
     door: &Rc<Door>,
     whom: &As,
     member: &Arc<Member>,
-    key: &[u8],
-    serializable: bool,
+    path: &'static str,
+    message: Bytes,
 ) -> Result<Revealed, ReadError> {
+    let framed = encode(&message);
     let reading = async {
-        let method = lookup(RANGE).ok_or(ReadError::Lost)?;
+        let method = lookup(path).ok_or(ReadError::Lost)?;
         let mut healed = false;
         loop {
             let token = door.token(whom, member).await.map_err(ReadError::Login)?;
-            let request = RangeRequest {
-                key: Bytes::copy_from_slice(key),
-                serializable,
-                count_only: true,
-                limit: 1,
-                ..RangeRequest::default()
-            };
-            let body = Outgoing::Once(Some(encode(&request.encode_to_vec())));
+            let body = Outgoing::Once(Some(framed.clone()));
             let headers = upstream_headers(&HeaderMap::new(), token.as_ref());
-            let sent = door.send(member, Lane::Unary, PathAndQuery::from_static(RANGE), headers, body).await;
+            let sent = door.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
             let (response, in_flight) = sent.map_err(lost)?;
             let answer = Answer::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
             let status = answer.status().ok_or(ReadError::Lost)?;
@@ -124,13 +120,6 @@ fn lost(_: NoAnswer) -> ReadError {
 
 fn revealed(framed: Bytes) -> Option<Revealed> {
     let message = framed.slice_ref(framed.get(PREFIX..)?);
-    let header = Fields::new(&message).flatten().find_map(|field| match (field.number, field.value) {
-        (1, Value::Bytes(header)) => Some(message.slice_ref(header)),
-        _ => None,
-    })?;
-    let revision = Fields::new(&header).flatten().find_map(|field| match (field.number, field.value) {
-        (3, Value::Varint(revision)) => Some(revision.cast_signed()),
-        _ => None,
-    });
-    Some(Revealed { revision: revision.unwrap_or(0), header })
+    let header = header::of(&message)?;
+    Some(Revealed { revision: header::revision(&header)?, header })
 }

@@ -19,7 +19,8 @@ impl Resolver<'_> {
         let tls = match cluster.tls {
             Some(tls) => {
                 if http && !https {
-                    let reason = "is set, but the endpoints are http; write https:// for TLS, or leave cluster.tls out";
+                    let reason =
+                        "is set, but the endpoints are http; write https://, or leave cluster.tls out";
                     self.findings.fault("cluster.tls", reason);
                 }
                 self.client_tls(tls)

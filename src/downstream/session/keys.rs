@@ -40,8 +40,8 @@ impl SessionKeys {
     ///
     /// # Errors
     /// [`NoSessionKey`] when there is none.
-    pub fn new(secrets: &[Secret<[u8; 32]>]) -> Result<Self, NoSessionKey> {
-        let mut keys: Vec<Arc<Key>> = Vec::with_capacity(secrets.len());
+    pub fn new<'a>(secrets: impl IntoIterator<Item = &'a Secret<[u8; 32]>>) -> Result<Self, NoSessionKey> {
+        let mut keys: Vec<Arc<Key>> = Vec::new();
         for secret in secrets {
             let key = Key::derive(secret.expose());
             if keys.iter().all(|known| known.id != key.id) {

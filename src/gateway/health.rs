@@ -1,0 +1,75 @@
+//! gRPC's health service, answered by Keyward: whether calls can be served here.
+//!
+//! Owns: Check and Watch of the whole server. Must not know how readiness is found. Invariant: no member is asked, so
+//! that a health check never costs etcd anything; NOT_SERVING while no member is ready or the process drains.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use prost::Message as _;
+
+use crate::downstream::said::Speaker;
+use crate::gateway::Gateway;
+use crate::gateway::pipeline::{Served, collect};
+use crate::pb::health::health_check_response::ServingStatus;
+use crate::pb::health::{HealthCheckRequest, HealthCheckResponse};
+use crate::refusal::Refusal;
+use crate::rpc::frame;
+use crate::upstream::membership::Serving;
+
+/// Check: once.
+///
+/// # Errors
+/// Another service than the whole server was asked for, or the request cannot be read.
+pub async fn check(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refusal> {
+    asked(gateway, body).await?;
+    Ok(Served::Ours(answer(now(gateway))))
+}
+
+/// Watch: at once, and whenever it changes.
+///
+/// # Errors
+/// As [`check`].
+pub async fn watch(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refusal> {
+    asked(gateway, body).await?;
+    let (speaker, said) = Speaker::channel();
+    let watched = Rc::clone(gateway);
+    let run = async move {
+        let mut changes = watched.door.members.changes.clone();
+        let mut drain = watched.drain.clone();
+        let mut told = None;
+        loop {
+            let status = now(&watched);
+            if told != Some(status) {
+                told = Some(status);
+                if speaker.say(answer(status)).await.is_err() {
+                    return;
+                }
+            }
+            tokio::select! {
+                () = speaker.gone() => return,
+                _ = drain.wait_for(Option::is_some) => return speaker.end(Refusal::SHUTTING_DOWN.status()).await,
+                changed = changes.changed() => if changed.is_err() { return },
+            }
+        }
+    };
+    gateway.tasks.spawn("health watch", run).detach();
+    Ok(Served::Stream(said))
+}
+
+async fn asked(gateway: &Rc<Gateway>, body: Incoming) -> Result<(), Refusal> {
+    let (framed, _held) = collect(gateway, body).await?;
+    let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
+    let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
+    if asked.service.is_empty() { Ok(()) } else { Err(Refusal::UNKNOWN_HEALTH_SERVICE) }
+}
+
+fn now(gateway: &Gateway) -> ServingStatus {
+    let ready = gateway.door.members.snapshot.load().serving() == Serving::Ready;
+    if ready && gateway.drain.borrow().is_none() { ServingStatus::Serving } else { ServingStatus::NotServing }
+}
+
+fn answer(status: ServingStatus) -> Bytes {
+    frame::encode(&HealthCheckResponse { status: status.into() }.encode_to_vec())
+}

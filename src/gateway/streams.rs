@@ -1,0 +1,84 @@
+//! Watch and LeaseKeepAlive: streams that we end on both sides, each in a task of its own on its shard.
+//!
+//! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariant: the
+//! credential is in use for exactly as long as the stream lives.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
+
+use crate::downstream::said::{Said, Speaker};
+use crate::gateway::caller::Caller;
+use crate::gateway::{Client, Gateway};
+use crate::lease::keepalive::KeepAlive;
+use crate::watch::hub::Timing;
+use crate::watch::session::Session;
+use crate::watch::source::Route;
+
+/// How long a client's progress request waits for upstream before what is known already may answer it.
+const PROGRESS_GRACE: Duration = Duration::from_millis(500);
+/// Idle watches are refreshed every 30 to 60 s: often enough beside a compaction every 5 minutes.
+const IDLE_PROGRESS: (u64, u64) = (30_000, 60_000);
+
+/// A client's Watch stream.
+pub fn watch(
+    gateway: &Rc<Gateway>,
+    client: &Client,
+    caller: &Rc<Caller>,
+    headers: &HeaderMap,
+    body: Incoming,
+) -> mpsc::Receiver<Said> {
+    let (speaker, said) = Speaker::channel();
+    let (least, most) = IDLE_PROGRESS;
+    let session = Session {
+        route: Route {
+            door: Rc::clone(&gateway.door),
+            whom: caller.whom.clone(),
+            headers: headers.clone(),
+            home: gateway.home(client),
+        },
+        floor: Rc::clone(&client.floor),
+        wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),
+        timing: Timing {
+            idle_progress: Duration::from_millis(least + gateway.draw(most - least)),
+            progress_grace: PROGRESS_GRACE,
+        },
+        largest_request: gateway.settings.request_size,
+        drain: gateway.drain.clone(),
+        resumed: gateway.metrics.watch_resumes.clone(),
+    };
+    let in_use = caller.in_use();
+    let run = async move {
+        session.run(body, speaker).await;
+        drop(in_use);
+    };
+    gateway.tasks.spawn("watch", run).detach();
+    said
+}
+
+/// A client's LeaseKeepAlive stream.
+pub fn keep_alive(
+    gateway: &Rc<Gateway>,
+    caller: &Rc<Caller>,
+    headers: &HeaderMap,
+    body: Incoming,
+) -> mpsc::Receiver<Said> {
+    let (speaker, said) = Speaker::channel();
+    let keep_alive = KeepAlive {
+        door: Rc::clone(&gateway.door),
+        whom: caller.whom.clone(),
+        headers: headers.clone(),
+        drain: gateway.drain.clone(),
+        resumed: gateway.metrics.keepalive_resumes.clone(),
+    };
+    let in_use = caller.in_use();
+    let run = async move {
+        keep_alive.run(body, speaker).await;
+        drop(in_use);
+    };
+    gateway.tasks.spawn("keepalive", run).detach();
+    said
+}

@@ -1,0 +1,318 @@
+//! What proves an etcd user to a member: a password turned into one token per identity and member.
+//!
+//! Owns: who is known by which password, the tokens they have, when a login may happen, when a token is kept alive.
+//! Must not know: sessions, who the client is, which member a call goes to, how a member is reached.
+//! Invariants: two passwords of one user never share a token; a password that etcd refused admits nobody and harms no
+//! other; at most one login per identity and member is under way, and it goes on when those who wait for it leave; a
+//! token is dropped by naming it, so that ten callers who found the same one dead cause one login.
+
+mod control;
+mod identity;
+mod keep_alive;
+#[cfg(test)]
+mod scripted;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::Status;
+
+use crate::identity::{MemberId, UserName};
+use crate::secret::Secret;
+use crate::upstream::membership::ControlChannels;
+
+pub use control::CredentialControl;
+pub use identity::{InUse, PasswordIdentity, Token};
+
+use identity::LoginRequest;
+use keep_alive::Lifetimes;
+
+/// Requests that the control runtime has not taken up yet. It takes them up at once and queues per member, so this
+/// fills only when that runtime is stuck; callers are then told [`LoginFailure::Busy`].
+const REQUESTS: usize = 1024;
+
+/// Limits and times of password credentials.
+#[derive(Clone, Debug)]
+pub struct CredentialSettings {
+    /// etcd's `--auth-token-ttl`: it is not on the wire. Where it is shorter than told here, it is learned.
+    pub token_ttl: Duration,
+    /// How long after its last call an identity's tokens are kept alive.
+    pub idle: Duration,
+    /// Logins under way per member: each costs it some 50 ms of bcrypt.
+    pub logins_per_member: usize,
+    /// Logins waiting per member, past which callers are told [`LoginFailure::Busy`].
+    pub logins_waiting: usize,
+    /// How long one login may take. etcd's own limit is 7 s.
+    pub login_timeout: Duration,
+    /// Identities whose password etcd accepted.
+    pub proved: u64,
+    /// Identities whose password etcd refused or was not asked about yet.
+    pub unproved: u64,
+}
+
+/// Why there is no token.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LoginFailure {
+    /// etcd refused the name and password. For a while the same pair is refused here, without asking etcd again.
+    #[error("etcd refused the user name and password")]
+    WrongPassword,
+    /// The user exists but has no password: it proves itself by a certificate only.
+    #[error("the user has no password")]
+    NoPassword,
+    /// Auth is off, so there are no tokens.
+    #[error("auth is off")]
+    AuthDisabled,
+    /// The member's own answer, untouched: nothing is known of the password.
+    #[error("the member could not say")]
+    Unavailable(Status),
+    /// No member to ask, or no answer in time.
+    #[error("no member answered")]
+    NoAnswer,
+    /// Too many logins are waiting for this member.
+    #[error("too many logins are waiting")]
+    Busy,
+}
+
+/// What happened, for the metrics.
+#[derive(Debug, Default)]
+pub struct CredentialCounters {
+    /// Logins that gave a token.
+    pub logins_accepted: AtomicU64,
+    /// Logins that etcd refused for their name or password.
+    pub logins_refused: AtomicU64,
+    /// Logins that ended otherwise.
+    pub logins_failed: AtomicU64,
+    /// Touches that found their token alive.
+    pub touches_alive: AtomicU64,
+    /// Touches that found their token dead.
+    pub touches_dead: AtomicU64,
+    /// Touches that told nothing: the member did not answer.
+    pub touches_unknown: AtomicU64,
+    /// Tokens that a call found dead.
+    pub invalidations: AtomicU64,
+}
+
+/// The password identities of this process. One for all shards.
+pub struct Credentials {
+    /// What keeps identities in memory. `known` finds those too that only a live stream still holds, so that one
+    /// user and password is never two identities.
+    proved: Cache<Fingerprint, Arc<PasswordIdentity>>,
+    unproved: Cache<Fingerprint, Arc<PasswordIdentity>>,
+    known: Mutex<Known>,
+    fingerprint_key: Secret<[u8; 32]>,
+    shared: Arc<Shared>,
+}
+
+/// What every identity needs of the whole.
+struct Shared {
+    settings: CredentialSettings,
+    requests: mpsc::Sender<LoginRequest>,
+    counters: CredentialCounters,
+    lifetimes: Lifetimes,
+    epoch: Instant,
+}
+
+/// User name and password under a key of this process: the password cannot be guessed from it elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Fingerprint([u8; 32]);
+
+#[derive(Default)]
+struct Known {
+    identities: HashMap<Fingerprint, Weak<PasswordIdentity>>,
+    prune_at: usize,
+}
+
+/// The system gave no random bytes.
+#[derive(Debug, thiserror::Error)]
+#[error("no random bytes from the system")]
+pub struct NoRandomness;
+
+impl Default for CredentialSettings {
+    fn default() -> Self {
+        Self {
+            token_ttl: Duration::from_secs(300),
+            idle: Duration::from_secs(600),
+            logins_per_member: 2,
+            logins_waiting: 256,
+            login_timeout: Duration::from_secs(10),
+            proved: 10_000,
+            unproved: 1_000,
+        }
+    }
+}
+
+impl LoginFailure {
+    /// Whether etcd said no to this user and password, whatever the member.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::WrongPassword | Self::NoPassword)
+    }
+}
+
+impl Credentials {
+    /// Credentials, and the future that the control runtime has to run for them.
+    ///
+    /// # Errors
+    /// [`NoRandomness`]: passwords are remembered under a random key only.
+    pub fn new(
+        settings: CredentialSettings,
+        channels: ControlChannels,
+    ) -> Result<(Arc<Self>, CredentialControl), NoRandomness> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(|_none| NoRandomness)?;
+        let (requests, queue) = mpsc::channel(REQUESTS);
+        let cache = |limit| {
+            Cache::builder()
+                .max_capacity(limit)
+                .eviction_policy(EvictionPolicy::lru())
+                .time_to_idle(settings.idle)
+                .build()
+        };
+        let credentials = Arc::new(Self {
+            proved: cache(settings.proved),
+            unproved: cache(settings.unproved),
+            known: Mutex::default(),
+            fingerprint_key: Secret::new(key),
+            shared: Arc::new(Shared {
+                lifetimes: Lifetimes::new(settings.token_ttl),
+                settings,
+                requests,
+                counters: CredentialCounters::default(),
+                epoch: Instant::now(),
+            }),
+        });
+        let control = CredentialControl::new(Arc::clone(&credentials), queue, channels);
+        Ok((credentials, control))
+    }
+
+    /// The identity of this user with this password, proved or not. No call goes upstream. Callers on the hot path
+    /// keep it: it costs a hash and a look-up.
+    #[must_use]
+    pub fn identity(&self, user: &UserName, password: &Secret<String>) -> Arc<PasswordIdentity> {
+        let fingerprint = self.fingerprint(user, password);
+        if let Some(identity) = self.proved.get(&fingerprint).or_else(|| self.unproved.get(&fingerprint)) {
+            return identity;
+        }
+        let identity = {
+            let mut known = lock(&self.known);
+            known.find(fingerprint).unwrap_or_else(|| {
+                let identity = PasswordIdentity::new(fingerprint, user, password, Arc::clone(&self.shared));
+                known.add(fingerprint, &identity);
+                identity
+            })
+        };
+        self.keep(&identity);
+        identity
+    }
+
+    /// Whether this is the user's password, for the Authenticate RPC. Proved already, by a token that is being kept
+    /// alive: no call goes upstream. Else one login on the first of `members` that can say, shared by all who ask at
+    /// the same time; its token is that member's credential.
+    ///
+    /// Cancel-safe: a login that was begun goes on.
+    ///
+    /// # Errors
+    /// See [`LoginFailure`]; of several members that could not say, the last one's.
+    pub async fn verify(
+        &self,
+        user: &UserName,
+        password: &Secret<String>,
+        members: &[MemberId],
+    ) -> Result<Arc<PasswordIdentity>, LoginFailure> {
+        let identity = self.identity(user, password);
+        if identity.is_proved() {
+            identity.note_use();
+            return Ok(identity);
+        }
+        let mut failure = LoginFailure::NoAnswer;
+        for &member in members {
+            match identity.prove(member).await {
+                Ok(_token) => return Ok(identity),
+                Err(
+                    unknown @ (LoginFailure::Unavailable(_) | LoginFailure::NoAnswer | LoginFailure::Busy),
+                ) => {
+                    failure = unknown;
+                }
+                Err(answer) => return Err(answer),
+            }
+        }
+        Err(failure)
+    }
+
+    /// Forgets what etcd ever said of this user's passwords. To be called when the user's password was changed, or
+    /// the user was added or deleted, through us: etcd has dropped the user's tokens.
+    pub fn forget_user(&self, user: &UserName) {
+        for identity in self.known().iter().filter(|identity| identity.user() == user) {
+            identity.forget();
+        }
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn counters(&self) -> &CredentialCounters {
+        &self.shared.counters
+    }
+
+    /// Every identity that is in memory.
+    fn known(&self) -> Vec<Arc<PasswordIdentity>> {
+        lock(&self.known).identities.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Puts an identity where it belongs: refused and new ones must not push out those that etcd accepted.
+    fn keep(&self, identity: &Arc<PasswordIdentity>) {
+        let fingerprint = identity.fingerprint();
+        let (to, from) = if identity.is_proved() {
+            (&self.proved, &self.unproved)
+        } else {
+            (&self.unproved, &self.proved)
+        };
+        to.insert(fingerprint, Arc::clone(identity));
+        from.invalidate(&fingerprint);
+    }
+
+    fn fingerprint(&self, user: &UserName, password: &Secret<String>) -> Fingerprint {
+        let name = user.as_str().as_bytes();
+        let mut hash = Sha256::new_with_prefix(self.fingerprint_key.expose());
+        hash.update(name.len().to_be_bytes());
+        hash.update(name);
+        hash.update(password.expose());
+        Fingerprint(hash.finalize().into())
+    }
+}
+
+impl Known {
+    fn find(&self, fingerprint: Fingerprint) -> Option<Arc<PasswordIdentity>> {
+        self.identities.get(&fingerprint).and_then(Weak::upgrade)
+    }
+
+    /// Entries of identities that are gone are removed whenever their number may have doubled.
+    fn add(&mut self, fingerprint: Fingerprint, identity: &Arc<PasswordIdentity>) {
+        if self.identities.len() >= self.prune_at {
+            self.identities.retain(|_, identity| identity.strong_count() > 0);
+            self.prune_at = (self.identities.len() * 2).max(64);
+        }
+        self.identities.insert(fingerprint, Arc::downgrade(identity));
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("identities", &self.known()).finish_non_exhaustive()
+    }
+}
+
+/// Nothing under these locks can panic half-way, so that a poisoned one is still whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,123 @@
+//! The control side of credentials: makes the logins, and keeps tokens alive.
+//!
+//! Owns: how many logins a member is given at a time. Must not know: who waits for them.
+//! Invariants: a login runs to its end whoever leaves; a member has at most `logins_per_member` of ours under way.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use http::HeaderValue;
+use tokio::sync::{Semaphore, mpsc};
+
+use super::identity::LoginRequest;
+use super::keep_alive::KeepAlive;
+use super::{Credentials, LoginFailure, wire};
+use crate::identity::MemberId;
+use crate::tasks::Tasks;
+use crate::upstream::membership::ControlChannels;
+
+/// What the control runtime runs for [`Credentials`]. Without it, nobody logs in.
+pub struct CredentialControl {
+    credentials: Arc<Credentials>,
+    requests: mpsc::Receiver<LoginRequest>,
+    channels: ControlChannels,
+}
+
+/// One member's turnstile. It holds its own queue: first come, first served.
+type Gates = HashMap<MemberId, Rc<Semaphore>>;
+
+impl CredentialControl {
+    pub(super) fn new(
+        credentials: Arc<Credentials>,
+        requests: mpsc::Receiver<LoginRequest>,
+        channels: ControlChannels,
+    ) -> Self {
+        Self { credentials, requests, channels }
+    }
+
+    /// Serves logins and keeps tokens alive until dropped, by tasks among `tasks`.
+    ///
+    /// Must run on a [`LocalSet`](tokio::task::LocalSet) with time enabled.
+    pub async fn run(mut self, tasks: Tasks) {
+        let keep_alive = KeepAlive::new(Arc::clone(&self.credentials), self.channels.clone(), tasks.clone());
+        let _keeper = tasks.spawn("credential keep-alive", keep_alive.run());
+        let mut gates = Gates::new();
+        while let Some(request) = self.requests.recv().await {
+            self.begin(&mut gates, request, &tasks);
+        }
+    }
+
+    fn begin(&self, gates: &mut Gates, request: LoginRequest, tasks: &Tasks) {
+        let settings = &self.credentials.shared.settings;
+        gates.retain(|_, gate| Rc::strong_count(gate) > 1);
+        let gate = gates
+            .entry(request.member())
+            .or_insert_with(|| Rc::new(Semaphore::new(settings.logins_per_member)));
+        // One for the map; the others are the logins that wait or are under way.
+        let before = Rc::strong_count(gate) - 1;
+        if before >= settings.logins_per_member + settings.logins_waiting {
+            request.land(Err(LoginFailure::Busy));
+            return;
+        }
+        let (gate, channels) = (Rc::clone(gate), self.channels.clone());
+        let credentials = Arc::clone(&self.credentials);
+        let login = async move {
+            let _permit = gate.acquire().await;
+            let outcome = log_in(&credentials, &channels, &request).await;
+            let identity = Arc::clone(request.identity());
+            credentials.note(&request, &outcome);
+            request.land(outcome);
+            credentials.keep(&identity);
+        };
+        tasks.spawn("login", login).detach();
+    }
+}
+
+/// One login on one member, within the time that it may take.
+async fn log_in(
+    credentials: &Credentials,
+    channels: &ControlChannels,
+    request: &LoginRequest,
+) -> Result<HeaderValue, LoginFailure> {
+    let identity = request.identity();
+    // Refused on another member while it waited for its turn.
+    if let Some(refused) = identity.refused() {
+        return Err(refused);
+    }
+    let channel = channels.load().get(&request.member()).cloned().ok_or(LoginFailure::NoAnswer)?;
+    let login = wire::authenticate(channel, identity.user(), identity.password());
+    tokio::time::timeout(credentials.shared.settings.login_timeout, login)
+        .await
+        .unwrap_or(Err(LoginFailure::NoAnswer))
+}
+
+impl Credentials {
+    fn note(&self, request: &LoginRequest, outcome: &Result<HeaderValue, LoginFailure>) {
+        let (user, member) = (request.identity().user(), request.member());
+        let counters = &self.shared.counters;
+        let counter = match outcome {
+            Ok(_) => {
+                tracing::debug!(%user, %member, "logged in");
+                &counters.logins_accepted
+            }
+            Err(why) if why.is_refusal() => {
+                tracing::info!(%user, %member, %why, "login refused");
+                &counters.logins_refused
+            }
+            Err(why) => {
+                tracing::warn!(%user, %member, %why, "login failed");
+                &counters.logins_failed
+            }
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for CredentialControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CredentialControl").finish_non_exhaustive()
+    }
+}

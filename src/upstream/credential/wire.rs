@@ -1,0 +1,86 @@
+//! The two calls that credentials make: log in, and touch a token.
+//!
+//! Owns: their requests, and what etcd's answers to them mean (code and text). Must not know: when they are made.
+//! Invariant: a login never carries a token: 3.4.23 fails, or hangs, on a stale one.
+
+use http::HeaderValue;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use super::{LoginFailure, Token};
+use crate::identity::UserName;
+use crate::pb::etcdserverpb::auth_client::AuthClient;
+use crate::pb::etcdserverpb::kv_client::KvClient;
+use crate::pb::etcdserverpb::{AuthenticateRequest, RangeRequest};
+use crate::refusal::Refusal;
+use crate::secret::Secret;
+
+/// What a touch found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Touched {
+    /// etcd knows the token, and has extended its life by asking.
+    Alive,
+    /// etcd does not know the token.
+    Dead,
+    /// The member did not get as far as to look.
+    Unknown,
+}
+
+/// Logs in. 50 ms of bcrypt on that member, and a raft entry.
+pub(super) async fn authenticate(
+    channel: Channel,
+    user: &UserName,
+    password: &Secret<String>,
+) -> Result<HeaderValue, LoginFailure> {
+    let request = AuthenticateRequest { name: user.as_str().to_owned(), password: password.expose().clone() };
+    let token = AuthClient::new(channel).authenticate(request).await.map_err(failure)?.into_inner().token;
+    // An empty token would be refused on every call; etcd gives none.
+    HeaderValue::try_from(token).ok().filter(|token| !token.is_empty()).ok_or(LoginFailure::NoAnswer)
+}
+
+/// Uses `token` on the member, as cheaply as etcd can: a count of one key of its own store. It needs no rights, as
+/// a read that etcd denies extends the token too.
+pub(super) async fn touch(channel: Channel, token: &Token) -> Touched {
+    let Ok(header) = AsciiMetadataValue::try_from(token.header().as_bytes()) else { return Touched::Dead };
+    let mut request = Request::new(RangeRequest {
+        key: b"\0".as_slice().into(),
+        limit: 1,
+        serializable: true,
+        count_only: true,
+        ..RangeRequest::default()
+    });
+    request.metadata_mut().insert("token", header);
+    match KvClient::new(channel).range(request).await {
+        Ok(_) => Touched::Alive,
+        Err(status) => touched(&status),
+    }
+}
+
+fn failure(status: Status) -> LoginFailure {
+    match (status.code(), status.message()) {
+        _ if says(&status, &Refusal::AUTH_FAILED) => LoginFailure::WrongPassword,
+        _ if says(&status, &Refusal::AUTH_NOT_ENABLED) => LoginFailure::AuthDisabled,
+        // etcd maps this one to no error of its API, in any version.
+        (Code::Unknown, "auth: authentication failed, password was given for no password user") => {
+            LoginFailure::NoPassword
+        }
+        _ => LoginFailure::Unavailable(status),
+    }
+}
+
+fn touched(status: &Status) -> Touched {
+    match (status.code(), status.message()) {
+        _ if says(status, &Refusal::PERMISSION_DENIED) => Touched::Alive,
+        _ if says(status, &Refusal::INVALID_AUTH_TOKEN) => Touched::Dead,
+        _ if says(status, &Refusal::USER_EMPTY) => Touched::Dead,
+        // Where etcd's tokens are JWTs: every change of users or roles ends them all. 3.5.0 and 3.5.1 tell it raw.
+        _ if says(status, &Refusal::AUTH_OLD_REVISION) => Touched::Dead,
+        (Code::Unknown, "auth: revision in header is old") => Touched::Dead,
+        _ => Touched::Unknown,
+    }
+}
+
+fn says(status: &Status, refusal: &Refusal) -> bool {
+    status.code() as u8 == refusal.code() as u8 && status.message() == refusal.message()
+}

@@ -1,0 +1,302 @@
+//! One client's Watch stream: moves bytes between the client, the hub and the upstream streams. Holds no rules.
+//!
+//! Owns: the order in which things are looked at. Must not know what a message means. Invariants: while the client
+//! does not take what is said, nothing more is read from upstream, so that flow control reaches etcd and nobody else
+//! waits; the client's going away ends everything; a client that asked for a leader is told when there is none.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::StreamExt;
+use futures_util::future::{LocalBoxFuture, select_all};
+use futures_util::stream::FuturesUnordered;
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::downstream::said::Speaker;
+use crate::identity::{MemberId, Revision};
+use crate::refusal::{Refusal, Status};
+use crate::rpc::frame::{FrameReader, encode};
+use crate::upstream::bidi::Next;
+use crate::upstream::read::{ReadError, Revealed, linearizable_revision, local_revision};
+use crate::watch::hub::{End, Hub, Input, Loss, Output, Read, StreamId, Timing, WatchKey};
+use crate::watch::source::{Failed, Opening, Route, Source, login_loss};
+
+/// A client that asked for a leader waits this long without one: three election time-outs, as etcd.
+const LEADERLESS: Duration = Duration::from_secs(3);
+
+/// What a Watch stream needs of its surroundings.
+pub struct Session {
+    /// The way upstream, and as whom.
+    pub route: Route,
+    /// The highest revision that the client's connection was shown.
+    pub floor: Rc<Cell<Revision>>,
+    /// Whether the client asked for a leader.
+    pub wants_leader: bool,
+    /// The hub's times.
+    pub timing: Timing,
+    /// The largest request message.
+    pub largest_request: usize,
+    /// Tells when the process drains.
+    pub drain: watch::Receiver<Option<Instant>>,
+    /// Counts streams that were opened to go on.
+    pub resumed: prometheus_client::metrics::counter::Counter,
+}
+
+/// An upstream stream's present state.
+enum Upstream {
+    Opening(Opening),
+    Open(Box<Source>),
+}
+
+/// What one upstream stream did.
+enum Event {
+    Opened(Box<Source>),
+    Failed(Failed),
+    Came(Next),
+}
+
+/// Everything that moves while a session runs.
+struct Running {
+    session: Session,
+    hub: Hub,
+    upstream: BTreeMap<StreamId, Upstream>,
+    reads: FuturesUnordered<LocalBoxFuture<'static, Input>>,
+    outputs: Vec<Output>,
+    said: VecDeque<Bytes>,
+    tried: Vec<MemberId>,
+    leaderless_since: Option<Instant>,
+    ended: Option<Status>,
+}
+
+impl Session {
+    /// Serves the client's stream to its end.
+    pub async fn run(self, mut body: Incoming, client: Speaker) {
+        let mut requests = FrameReader::new(self.largest_request);
+        let mut drain = self.drain.clone();
+        let mut reading = true;
+        let mut running = Running {
+            hub: Hub::new(Instant::now(), self.timing),
+            session: self,
+            upstream: BTreeMap::new(),
+            reads: FuturesUnordered::new(),
+            outputs: Vec::new(),
+            said: VecDeque::new(),
+            tried: Vec::new(),
+            leaderless_since: None,
+            ended: None,
+        };
+        loop {
+            if running.said.is_empty()
+                && let Some(status) = running.ended.take()
+            {
+                return client.end(status).await;
+            }
+            let front = running.said.front().cloned();
+            let quiet = front.is_none() && running.ended.is_none();
+            let deadline = running.hub.next_deadline();
+            let leaderless = running.leaderless_deadline();
+            tokio::select! {
+                biased; // the client's end first, then what it is owed, then what it asks, then what comes
+                () = client.gone() => return,
+                said = client.say(front.unwrap_or_default()), if !running.said.is_empty() => {
+                    if said.is_err() {
+                        return;
+                    }
+                    running.said.pop_front();
+                }
+                _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
+                asked = next_message(&mut body, &mut requests), if reading && quiet && running.hub.accepts_client() => {
+                    match asked {
+                        Asked::Message(message) => running.input(Input::Client(message)),
+                        Asked::End => reading = false,
+                        Asked::Bad(refusal) => return client.end(refusal.status()).await,
+                        Asked::Gone => return,
+                    }
+                }
+                Some(input) = running.reads.next(), if quiet => running.input(input),
+                (stream, event) = next_event(&mut running.upstream), if quiet => running.event(stream, event),
+                () = at(deadline), if quiet => running.input(Input::Tick),
+                () = at(leaderless) => return client.end(Refusal::NO_LEADER.status()).await,
+            }
+        }
+    }
+}
+
+impl Running {
+    fn input(&mut self, input: Input) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.hub.handle(Instant::now(), input, &mut outputs);
+        for output in outputs.drain(..) {
+            self.carry_out(output);
+        }
+        self.outputs = outputs;
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Open { stream, credential, attempt } => {
+                if attempt > 0 {
+                    self.session.resumed.inc();
+                }
+                let opening = self.session.route.open(credential, attempt, self.tried.clone());
+                self.upstream.insert(stream, Upstream::Opening(opening));
+            }
+            Output::Close { stream } => drop(self.upstream.remove(&stream)),
+            Output::Send { stream, message } => {
+                if let Some(Upstream::Open(source)) = self.upstream.get_mut(&stream) {
+                    source.send(&message);
+                }
+            }
+            Output::Anchor { watch, stream, key, read } => self.anchor(watch, stream, key, read),
+            Output::Emit(message) => self.said.push_back(encode(&message)),
+            Output::End(end) => {
+                self.upstream.clear();
+                self.ended = Some(status(end));
+            }
+        }
+    }
+
+    fn anchor(&mut self, watch: WatchKey, stream: StreamId, key: Bytes, read: Read) {
+        let Some(Upstream::Open(source)) = self.upstream.get(&stream) else { return };
+        let (door, whom, member) = self.session.route.reader(source);
+        let floor = self.session.floor.get();
+        let reading = async move {
+            let revealed = match read {
+                Read::Local => local_revision(&door, &whom, &member).await,
+                Read::Linearizable => linearizable_revision(&door, &whom, &member, &key).await,
+            };
+            match revealed {
+                Ok(Revealed { header, revision }) => {
+                    let revision = Revision(revision);
+                    let revision = if read == Read::Local { revision.max(floor) } else { revision };
+                    Input::Anchored { watch, stream, header, revision }
+                }
+                Err(ReadError::Login(failure)) => {
+                    Input::AnchorFailed { watch, stream, why: login_loss(&failure) }
+                }
+                Err(ReadError::Refused(status)) => {
+                    Input::AnchorFailed { watch, stream, why: Loss::Denied(reason(&status)) }
+                }
+                Err(ReadError::Lost) => Input::AnchorFailed { watch, stream, why: Loss::Upstream },
+            }
+        };
+        self.reads.push(reading.boxed_local());
+    }
+
+    fn event(&mut self, stream: StreamId, event: Event) {
+        match event {
+            Event::Opened(source) => {
+                let traits = source.traits;
+                self.upstream.insert(stream, Upstream::Open(source));
+                self.input(Input::Opened { stream, traits });
+            }
+            Event::Failed(Failed { why, member }) => {
+                self.tried.extend(member);
+                self.upstream.remove(&stream);
+                if member.is_none() {
+                    // Every member was tried, or none is ready: begin again.
+                    self.tried.clear();
+                }
+                self.leaderless_since.get_or_insert_with(Instant::now);
+                self.input(Input::Lost { stream, why });
+            }
+            Event::Came(Next::Message(message)) => {
+                self.tried.clear();
+                self.leaderless_since = None;
+                self.input(Input::Upstream { stream, message });
+            }
+            Event::Came(end) => {
+                let Some(Upstream::Open(source)) = self.upstream.remove(&stream) else { return };
+                let why = source.ended(&self.session.route.door, &self.session.route.whom, &end);
+                if why == Loss::Upstream {
+                    self.tried.push(source.member.id);
+                }
+                self.leaderless_since.get_or_insert_with(Instant::now);
+                self.input(Input::Lost { stream, why });
+            }
+        }
+    }
+
+    fn leaderless_deadline(&self) -> Option<Instant> {
+        self.leaderless_since.filter(|_| self.session.wants_leader).map(|since| since + LEADERLESS)
+    }
+}
+
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The next thing that any upstream stream does. Cancel-safe.
+async fn next_event(upstream: &mut BTreeMap<StreamId, Upstream>) -> (StreamId, Event) {
+    if upstream.len() > 1 {
+        let all = upstream.iter_mut().map(|(stream, state)| one_event(*stream, state).boxed_local());
+        return select_all(all).await.0;
+    }
+    match upstream.iter_mut().next() {
+        Some((stream, state)) => one_event(*stream, state).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn one_event(stream: StreamId, state: &mut Upstream) -> (StreamId, Event) {
+    let event = match state {
+        Upstream::Opening(opening) => match opening.await {
+            Ok(source) => Event::Opened(Box::new(source)),
+            Err(failed) => Event::Failed(failed),
+        },
+        Upstream::Open(source) => Event::Came(source.next().await),
+    };
+    (stream, event)
+}
+
+fn status(end: End) -> Status {
+    match end {
+        End::InvalidRequest => Refusal::not_canonical("not a WatchRequest").status(),
+        End::RevisionTooLarge => Refusal::REVISION_TOO_LARGE.status(),
+        End::Denied(_) => Refusal::INVALID_AUTH_TOKEN.status(),
+    }
+}
+
+/// A status as etcd puts it into a cancel_reason.
+fn reason(status: &Status) -> String {
+    format!("rpc error: code = {} desc = {}", status.code.name(), status.message)
+}
+
+/// What comes from the client.
+enum Asked {
+    Message(Bytes),
+    End,
+    Bad(Refusal),
+    Gone,
+}
+
+/// The client's next message. Cancel-safe: what was read stays in `reader`.
+async fn next_message(body: &mut Incoming, reader: &mut FrameReader) -> Asked {
+    loop {
+        match reader.next() {
+            Some(Ok(message)) => return Asked::Message(message),
+            Some(Err(fault)) => return Asked::Bad(fault.refusal(None)),
+            None => {}
+        }
+        match std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    reader.push(data);
+                }
+            }
+            Some(Err(_)) => return Asked::Gone,
+            None => return Asked::End,
+        }
+    }
+}
