@@ -181,11 +181,11 @@ fn start_control(
         logins_per_member: config.limits.logins_in_flight_per_member,
         ..CredentialSettings::default()
     };
-    let members = Members::new(&config.cluster, connector.clone())?;
+    let members = Members::new(&config.cluster, connector.clone());
     let (credentials, control) = Credentials::new(settings, members.channels())?;
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
-    let handle = members.start(Arc::clone(&credentials), tasks);
+    let handle = members.start(tasks);
     Ok((handle, credentials))
 }
 

@@ -60,6 +60,17 @@ impl Connector {
         Self { dial, tls, limit }
     }
 
+    /// The same, for the pages that members serve by HTTP/1.1: only what TLS offers (ALPN) differs.
+    #[must_use]
+    pub fn http1(&self) -> Self {
+        let tls = self.tls.as_ref().map(|tls| {
+            let mut tls = rustls::ClientConfig::clone(tls);
+            tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+            Arc::new(tls)
+        });
+        Self { tls, ..self.clone() }
+    }
+
     /// Connects, with the TLS handshake where the endpoint is `https`. Cancel-safe: a dropped attempt leaves nothing.
     ///
     /// # Errors

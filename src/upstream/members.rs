@@ -1,24 +1,406 @@
-//! STUB for compiling only.
-use crate::config::Cluster;
+//! Who the members are: one task that goes from the configured endpoints to the member list, health and leader.
+//!
+//! Owns: when which address is asked, the control runtime's channels, and publishing what follows. Must not know: how a
+//! probe is made (`probe`), what follows from it (`census`), calls of clients.
+//! Invariants: an address has at most one probe under way; hints bring a probe forward, never more often than every
+//! [`FORCED`] per address; a list is believed from a member with a leader only, and from another only while there is
+//! none; nothing is published that `census` did not conclude.
+
+mod census;
+mod changes;
+mod metrics_page;
+mod notices;
+mod place;
+mod probe;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+use tonic::transport::Channel;
+
+use crate::config::{Cluster, ClusterPin, Endpoint, Scheme};
+use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
-use crate::upstream::credential::Credentials;
-use crate::upstream::membership::ControlChannels;
-use crate::upstream::membership::MembersHandle;
-use std::sync::Arc;
-/// s
-pub struct Members;
+use crate::upstream::membership::{ControlChannels, 
+    Auth, AuthState, Hint, Hints, Mark, MembersHandle, Membership, Readiness, Reason,
+};
+
+use census::{Facts, Listed, Seen, Sighting, Source};
+use notices::Notices;
+use place::{FORCED, Place, Setup};
+use probe::{Identity, Prober, Refusal, Report, Silence, Told};
+
+/// Between two probes of an address.
+const PROBE: Duration = Duration::from_millis(500);
+/// Between two looks at the member list, and at whether auth is on.
+const LIST: Duration = Duration::from_secs(10);
+/// Between two looks at the member list when something points to a change.
+const LIST_AGAIN: Duration = Duration::from_secs(1);
+/// Addresses taken from the member list. Real clusters have at most some nine members.
+const LISTED_ADDRESSES: usize = 64;
+/// The members' task before it runs.
+pub struct Members {
+    setup: Setup,
+    channels: ControlChannels,
+}
+
 impl Members {
-    /// s
-    pub fn new(_c: &Cluster, _k: Connector) -> Result<Self, std::io::Error> {
-        Ok(Self)
+    /// For the cluster of the configuration, reached by `connector`. Nothing is asked yet.
+    #[must_use]
+    pub fn new(config: &Cluster, connector: Connector) -> Self {
+        let certificate = config.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
+        let setup = Setup {
+            pin: config.pin,
+            scheme: config.endpoints.first().map_or(Scheme::Http, |endpoint| endpoint.scheme),
+            endpoints: config.endpoints.clone(),
+            http1: connector.http1(),
+            connector,
+            identity: if certificate { Identity::Certificate } else { Identity::None },
+            login: config.probe.clone(),
+        };
+        Self { setup, channels: ControlChannels::default() }
     }
-    /// s
+
+    /// The control runtime's channel to every member that has answered; filled once the task runs.
+    #[must_use]
     pub fn channels(&self) -> ControlChannels {
-        ControlChannels::default()
+        self.channels.clone()
     }
-    /// s
-    pub fn start(self, _c: Arc<Credentials>, _t: &Tasks) -> MembersHandle {
-        unimplemented!()
+
+    /// Starts the task on this thread. It ends with the last clone of the handle, or with `tasks`.
+    pub fn start(self, tasks: &Tasks) -> MembersHandle {
+        let (hints, hinted) = Hints::channel();
+        let (changed, changes) = watch::channel(0);
+        let snapshot = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
+        let auth = Arc::new(AuthState::default());
+        let handle =
+            MembersHandle { snapshot: Arc::clone(&snapshot), changes, hints, auth: Arc::clone(&auth) };
+        let task = Task::new(self, Published { snapshot, changed, auth });
+        tasks.spawn("members", task.run(hinted)).detach();
+        handle
+    }
+}
+
+/// Where the task's conclusions go.
+struct Published {
+    snapshot: Arc<ArcSwap<Membership>>,
+    changed: watch::Sender<u64>,
+    auth: Arc<AuthState>,
+}
+
+type Probe = BoxFuture<'static, (Prober, Report)>;
+
+struct Task {
+    setup: Setup,
+    channels: ControlChannels,
+    published: Published,
+    /// The configured ones first, in their order.
+    places: Vec<Place>,
+    probes: FuturesUnordered<Probe>,
+    list: Option<Vec<Listed>>,
+    pinned: Option<ClusterId>,
+    list_asked: Option<Instant>,
+    list_due: Instant,
+    auth_asked: Option<Instant>,
+    auth_due: Instant,
+    /// Which channels are published: whose, to where, and which renewal of it.
+    routes: Vec<(MemberId, Endpoint, u32)>,
+    notices: Notices,
+}
+
+impl Task {
+    fn new(members: Members, published: Published) -> Self {
+        let Members { setup, channels } = members;
+        let now = Instant::now();
+        let pinned = match setup.pin {
+            ClusterPin::Id(cluster) => Some(cluster),
+            ClusterPin::FirstAnswer => None,
+        };
+        let places = setup
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| Place::new(&setup, endpoint, Source::Configured, now));
+        Self {
+            places: places.collect(),
+            setup,
+            channels,
+            published,
+            probes: FuturesUnordered::new(),
+            list: None,
+            pinned,
+            list_asked: None,
+            list_due: now,
+            auth_asked: None,
+            auth_due: now,
+            routes: Vec::new(),
+            notices: Notices::default(),
+        }
+    }
+
+    async fn run(mut self, mut hints: mpsc::Receiver<Hint>) {
+        loop {
+            self.begin_due();
+            let next = self.places.iter().filter(|place| place.prober.is_some()).map(|place| place.due).min();
+            // Every arm is cancel-safe: a probe that was not polled to its end stays among the probes.
+            tokio::select! {
+                Some((prober, report)) = self.probes.next() => self.heard(prober, report),
+                hint = hints.recv() => match hint {
+                    Some(hint) => self.hinted(hint),
+                    None => return,
+                },
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+            }
+        }
+    }
+
+    /// Begins every probe that is due.
+    fn begin_due(&mut self) {
+        let now = Instant::now();
+        self.assign(now);
+        let snapshot = self.published.snapshot.load();
+        for place in self.places.iter_mut().filter(|place| place.due <= now) {
+            let Some(prober) = place.prober.take() else { continue };
+            let member = place.member().and_then(|id| snapshot.get(id));
+            place.mark = member.map(|member| (member.id, member.suspicion.mark()));
+            place.asked = Some(now);
+            place.due = now + PROBE;
+            self.probes.push(prober.ask(std::mem::take(&mut place.want)).boxed());
+        }
+    }
+
+    /// Chooses who is asked for the member list and about auth, when they are due: the leader, else a ready voter,
+    /// else anybody who answers.
+    fn assign(&mut self, now: Instant) {
+        if now < self.list_due && now < self.auth_due {
+            return;
+        }
+        let snapshot = self.published.snapshot.load();
+        let rank = |place: &Place| {
+            let Seen::Answered(answer) = &place.sighting.seen else { return None };
+            let member = snapshot.get(answer.member)?;
+            let stands = member.endpoint == place.sighting.endpoint && place.prober.is_some();
+            let rank = match member.readiness {
+                Readiness::Ready if snapshot.leader == Some(member.id) => 0,
+                Readiness::Ready => 1,
+                Readiness::NotReady(Reason::NoLeader | Reason::Unlisted) => 2,
+                Readiness::NotReady(_) => return None,
+            };
+            stands.then_some(rank)
+        };
+        let ranked = self.places.iter_mut().filter_map(|place| Some((rank(place)?, place)));
+        let Some((_, place)) = ranked.min_by_key(|(rank, _)| *rank) else { return };
+        place.due = now;
+        if now >= self.list_due {
+            place.want.list = true;
+            self.list_asked = Some(now);
+            self.list_due = now + LIST;
+        }
+        if now >= self.auth_due {
+            place.want.auth = Some(self.published.auth.now());
+            self.auth_asked = Some(now);
+            self.auth_due = now + LIST;
+        }
+    }
+
+    /// Something points to a change of the member list.
+    fn look_at_list_soon(&mut self) {
+        let again = self.list_asked.map_or_else(Instant::now, |asked| asked + LIST_AGAIN);
+        self.list_due = self.list_due.min(again);
+    }
+
+    fn hinted(&mut self, hint: Hint) {
+        tracing::debug!(?hint, "hint");
+        let snapshot = self.published.snapshot.load_full();
+        match hint {
+            Hint::Unreachable(member) => {
+                if let Some(member) = snapshot.get(member) {
+                    self.places
+                        .iter_mut()
+                        .filter(|p| p.sighting.endpoint == member.endpoint)
+                        .for_each(Place::force);
+                }
+            }
+            Hint::NotLeader(_) => self.look_for_leader(),
+            Hint::LeaderMoved { term } if term > snapshot.term => self.look_for_leader(),
+            Hint::LeaderMoved { .. } => {}
+            Hint::AuthOn | Hint::AuthOff => {
+                self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
+                self.published.changed.send_modify(|generation| *generation += 1);
+            }
+        }
+    }
+
+    fn look_for_leader(&mut self) {
+        for place in &mut self.places {
+            place.want.fresh = true;
+            place.force();
+        }
+    }
+
+    fn heard(&mut self, prober: Prober, report: Report) {
+        // An address that was dropped meanwhile has no place any more.
+        let Some(index) = self.places.iter().position(|place| place.sighting.endpoint == prober.endpoint)
+        else {
+            return;
+        };
+        self.notices.probe(&prober.endpoint, &report, &self.places);
+        let place = &mut self.places[index];
+        place.prober = Some(prober);
+        let mark = place.mark.take();
+        let lost = place.note(&report, &self.setup);
+        if lost {
+            self.look_at_list_soon();
+        }
+        if let Some(list) = report.list {
+            self.listed(list, &report.told);
+        }
+        if let Some(auth) = report.auth {
+            self.authenticated(auth);
+        }
+        self.pin();
+        self.conclude();
+        if let (Ok(told), Some((member, mark))) = (&report.told, mark) {
+            self.clear(index, told, member, mark);
+        }
+    }
+
+    /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used.
+    fn clear(&self, index: usize, told: &Told, member: MemberId, mark: Mark) {
+        let snapshot = self.published.snapshot.load();
+        let Some(known) = snapshot.get(member) else { return };
+        let here = self.places.get(index).is_some_and(|place| place.sighting.endpoint == known.endpoint);
+        if here && told.answer.member == member && known.suspicion.is_raised() {
+            known.suspicion.clear(mark);
+            if !known.suspicion.is_raised() {
+                tracing::debug!(%member, "member answers again");
+                self.published.changed.send_modify(|generation| *generation += 1);
+            }
+        }
+    }
+
+    fn listed(&mut self, list: Result<Vec<Listed>, Refusal>, told: &Result<Told, Silence>) {
+        match list {
+            Ok(list) => {
+                self.notices.list_given();
+                let leads = told.as_ref().is_ok_and(|told| told.answer.leader != census::Sight::Nobody);
+                if leads || self.list.is_none() {
+                    self.list = Some(list);
+                }
+            }
+            Err(refusal @ (Refusal::NoUser | Refusal::Denied)) => {
+                self.notices.list_refused(refusal);
+                self.list = None;
+            }
+            Err(Refusal::Learner | Refusal::NoLeader | Refusal::Silent(_)) => self.look_at_list_soon(),
+        }
+    }
+
+    fn authenticated(&mut self, auth: Auth) {
+        if self.published.auth.now() != auth {
+            tracing::info!(?auth, "found out whether the cluster asks for credentials");
+            self.published.auth.set(auth);
+            self.published.changed.send_modify(|generation| *generation += 1);
+        }
+    }
+
+    /// Chooses the cluster once the first round is complete.
+    fn pin(&mut self) {
+        if self.pinned.is_some() {
+            return;
+        }
+        let sightings: Vec<Sighting> = self.places.iter().map(|place| place.sighting.clone()).collect();
+        if let Some(pinning) = census::choose_cluster(&sightings) {
+            if !pinning.rivals.is_empty() {
+                tracing::error!(
+                    cluster = %pinning.cluster,
+                    "the configured endpoints belong to different clusters: the one that most of them name is served; \
+                     set cluster.id to choose"
+                );
+            }
+            self.pinned = Some(pinning.cluster);
+        }
+    }
+
+    /// Follows what is known to its end: addresses, snapshot, channels.
+    fn conclude(&mut self) {
+        self.adopt_addresses();
+        let before = self.published.snapshot.load_full();
+        let sightings: Vec<Sighting> = self.places.iter().map(|place| place.sighting.clone()).collect();
+        let facts = Facts {
+            pin: self.setup.pin,
+            pinned: self.pinned,
+            scheme: self.setup.scheme,
+            sightings: &sightings,
+            list: self.list.as_deref(),
+            before: &before,
+        };
+        let after = census::take(&facts, Instant::now());
+        let unlisted = |reason| reason == Readiness::NotReady(Reason::Unlisted);
+        if after.members.iter().any(|member| unlisted(member.readiness)) {
+            self.look_at_list_soon();
+        }
+        if before.serving() != after.serving() || before.cluster != after.cluster {
+            self.auth_due = Instant::now();
+        }
+        let changes = changes::between(&before, &after);
+        changes::log(&changes, &after);
+        self.route(&after);
+        self.published.snapshot.store(Arc::new(after));
+        if !changes.is_empty() {
+            self.published.changed.send_modify(|generation| *generation += 1);
+        }
+    }
+
+    /// Asks at the listed addresses of members for which no configured endpoint answers, and at no others.
+    fn adopt_addresses(&mut self) {
+        let answering: Vec<MemberId> = self
+            .places
+            .iter()
+            .filter(|place| place.sighting.source == Source::Configured)
+            .filter_map(Place::answers)
+            .collect();
+        let list = self.list.iter().flatten().filter(|listed| !answering.contains(&listed.id));
+        let urls = list.flat_map(|listed| listed.client_urls.iter());
+        let wanted: Vec<Endpoint> =
+            urls.filter_map(|url| census::usable(url, self.setup.scheme)).take(LISTED_ADDRESSES).collect();
+        self.places.retain(|place| {
+            place.sighting.source == Source::Configured || wanted.contains(&place.sighting.endpoint)
+        });
+        let now = Instant::now();
+        for endpoint in wanted {
+            if self.places.iter().all(|place| place.sighting.endpoint != endpoint) {
+                self.places.extend(Place::new(&self.setup, &endpoint, Source::Listed, now));
+            }
+        }
+    }
+
+    /// Publishes the channels of the members that answered, by the addresses at which they are used.
+    fn route(&mut self, after: &Membership) {
+        let routes: Vec<(MemberId, &Place)> = after
+            .members
+            .iter()
+            .filter_map(|member| {
+                let here = |place: &&Place| {
+                    place.sighting.endpoint == member.endpoint && place.member() == Some(member.id)
+                };
+                Some((member.id, self.places.iter().find(here)?))
+            })
+            .collect();
+        let named: Vec<_> =
+            routes.iter().map(|(id, place)| (*id, place.sighting.endpoint.clone(), place.renewed)).collect();
+        if named != self.routes {
+            let channels: HashMap<MemberId, Channel> =
+                routes.into_iter().map(|(id, place)| (id, place.channel.clone())).collect();
+            self.channels.store(Arc::new(channels));
+            self.routes = named;
+        }
     }
 }

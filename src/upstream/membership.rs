@@ -298,7 +298,8 @@ pub enum Auth {
     Off,
 }
 
-/// Whether the cluster checks credentials, for every shard. Written by the control task only.
+/// Whether the cluster checks credentials, for every shard. Whoever is told by a member sets it: the control task when it
+/// asked, the data path when an answer says so; the latter sends the [`Hint`] too, so that it is looked into.
 #[derive(Debug, Default)]
 pub struct AuthState(AtomicU8);
 
@@ -313,7 +314,7 @@ impl AuthState {
         }
     }
 
-    /// Publishes what was found out. The data path sends [`Hint`]s instead.
+    /// Publishes what was found out.
     pub fn set(&self, auth: Auth) {
         let value = match auth {
             Auth::Unknown => 0,
@@ -324,7 +325,7 @@ impl AuthState {
     }
 }
 
-/// The control runtime's channel to every member that has an address, for logins and other rare calls.
+/// The control runtime's channel to every member that has answered, for logins and other rare calls.
 pub type ControlChannels = Arc<ArcSwap<HashMap<MemberId, Channel>>>;
 
 /// Everything that the control task publishes, and the way to tell it something. Cheap to clone, goes to any thread.
@@ -334,8 +335,6 @@ pub struct MembersHandle {
     pub snapshot: Arc<ArcSwap<Membership>>,
     /// Moves whenever the snapshot or the auth state changed in anything but times and indexes.
     pub changes: watch::Receiver<u64>,
-    /// For use on the control runtime only.
-    pub channels: ControlChannels,
     /// The way back.
     pub hints: Hints,
     /// Whether the cluster checks credentials.

@@ -49,7 +49,7 @@ mod tests {
     use rustls::pki_types::{PrivateKeyDer, ServerName};
 
     use super::*;
-    use crate::pem::{KeyPair, Roots};
+    use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 
     /// An authority and a certificate by it for `name`.
     struct Pki {
@@ -138,7 +138,8 @@ mod tests {
         let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
         std::fs::write(&cert, member.cert.pem()).unwrap();
         std::fs::write(&key, member.key.serialize_pem()).unwrap();
-        let identity = Some(KeyPair::read(&cert, &key).unwrap());
+        let identity =
+            Some(KeyPair::new(Chain::read(&cert).unwrap(), PrivateKey::read(&key).unwrap()).unwrap());
         let tls = ClientTls { roots: roots(folder.path(), &member), identity };
         let seen = handshake(client_config(&tls).unwrap(), &member, "member.example").await.unwrap();
         assert_eq!(seen.certificates, 1);

@@ -4,10 +4,10 @@
 //! fixed port, no fixed sleep; nothing outlives the test process.
 
 pub(crate) mod binary;
+pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod ctl;
 pub(crate) mod http;
-#[expect(dead_code, reason = "the tests through Keyward come with its binary")]
 pub(crate) mod keyward;
 pub(crate) mod pki;
 pub(crate) mod ports;

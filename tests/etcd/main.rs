@@ -11,4 +11,6 @@ mod harness_works;
 #[cfg(test)]
 mod raw;
 #[cfg(test)]
+mod stories;
+#[cfg(test)]
 mod twin;

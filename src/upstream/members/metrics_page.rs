@@ -1,0 +1,121 @@
+//! A member's metrics page, for what it tells nobody else: its id, whether it leads, whether it learns.
+//!
+//! Owns: fetching `/metrics` from the client port by HTTP/1.1, and reading the five lines that matter. Must not know:
+//! why it is asked. Invariant: a page that lacks one of them, or is larger than any real one, is no page.
+
+use http::header::{CONNECTION, HOST};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::rt::TokioIo;
+
+use crate::config::Endpoint;
+use crate::identity::MemberId;
+use crate::upstream::connect::Connector;
+use crate::upstream::membership::Role;
+use crate::upstream::version::Version;
+
+/// Real ones have some 100 KiB.
+const MAX_PAGE: usize = 4 << 20;
+
+/// What the page tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Page {
+    pub(super) member: MemberId,
+    pub(super) is_leader: bool,
+    pub(super) has_leader: bool,
+    pub(super) role: Role,
+    pub(super) version: Option<Version>,
+}
+
+/// Fetches and reads the page over a connection of its own. `connector` must offer HTTP/1.1. `None` where there is no
+/// such page, as on a port that serves gRPC only.
+pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint) -> Option<Page> {
+    let stream = connector.connect(endpoint).await.ok()?;
+    let (mut send, connection) =
+        hyper::client::conn::http1::handshake::<_, Empty<bytes::Bytes>>(TokioIo::new(stream)).await.ok()?;
+    let request = Request::get("/metrics")
+        .header(HOST, endpoint.authority())
+        .header(CONNECTION, "close")
+        .body(Empty::new())
+        .ok()?;
+    let exchange = async move {
+        let response = send.send_request(request).await.ok()?;
+        if response.status() != StatusCode::OK {
+            return None;
+        }
+        let page = Limited::new(response.into_body(), MAX_PAGE).collect().await.ok()?.to_bytes();
+        read(std::str::from_utf8(&page).ok()?)
+    };
+    // The connection moves the bytes and ends with the exchange, which owns its other half.
+    tokio::join!(exchange, connection).0
+}
+
+fn read(page: &str) -> Option<Page> {
+    let (mut member, mut is_leader, mut has_leader, mut role, mut version) = (None, None, None, None, None);
+    for line in page.lines() {
+        match line.split_once(' ') {
+            Some(("etcd_server_is_leader", value)) => is_leader = Some(value == "1"),
+            Some(("etcd_server_has_leader", value)) => has_leader = Some(value == "1"),
+            Some(("etcd_server_is_learner", "1")) => role = Some(Role::Learner),
+            Some(("etcd_server_is_learner", _)) => role = Some(Role::Voter),
+            Some((name, "1")) => {
+                if let Some(id) = label(name, "etcd_server_id{server_id=\"") {
+                    member = u64::from_str_radix(id, 16).ok().map(MemberId);
+                } else if let Some(text) = label(name, "etcd_server_version{server_version=\"") {
+                    version = Version::parse(text).ok();
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(Page { member: member?, is_leader: is_leader?, has_leader: has_leader?, role: role?, version })
+}
+
+fn label<'a>(name: &'a str, start: &str) -> Option<&'a str> {
+    name.strip_prefix(start)?.strip_suffix("\"}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = "# HELP etcd_server_id Server or member ID in hexadecimal format. 1 for 'server_id' label.\n\
+        # TYPE etcd_server_id gauge\n\
+        etcd_server_id{server_id=\"8e9e05c52164694d\"} 1\n\
+        etcd_server_has_leader 1\n\
+        etcd_server_is_leader 0\n\
+        etcd_server_is_learner 0\n\
+        etcd_server_version{server_version=\"3.5.1\"} 1\n";
+
+    #[test]
+    fn the_page_tells_who_it_is_and_whether_it_leads() {
+        let page = read(PAGE).unwrap();
+        let expected = Page {
+            member: MemberId(0x8e9e_05c5_2164_694d),
+            is_leader: false,
+            has_leader: true,
+            role: Role::Voter,
+            version: Version::parse("3.5.1").ok(),
+        };
+        assert_eq!(page, expected);
+        let leader =
+            read(&PAGE.replace("is_leader 0", "is_leader 1").replace("is_learner 0", "is_learner 1"));
+        assert_eq!(leader, Some(Page { is_leader: true, role: Role::Learner, ..expected }));
+    }
+
+    #[test]
+    fn a_page_that_lacks_a_line_is_no_page() {
+        assert_eq!(read(""), None);
+        for missing in [
+            "etcd_server_id{",
+            "etcd_server_has_leader ",
+            "etcd_server_is_leader ",
+            "etcd_server_is_learner ",
+        ] {
+            let page: String =
+                PAGE.lines().filter(|line| !line.starts_with(missing)).flat_map(|l| [l, "\n"]).collect();
+            assert_eq!(read(&page), None, "{missing}");
+        }
+        assert_eq!(read(&PAGE.replace("8e9e", "xyz")), None);
+    }
+}

@@ -1,0 +1,133 @@
+//! The real Go clients of `tests/clients/go`: started, and their record read.
+//!
+//! Owns: building and running `kwclient`, its JSON lines. Must not know what a scenario proves.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::process::Process;
+use super::{password, wait};
+
+/// Beyond the longest scenario at full length.
+const LIMIT: Duration = Duration::from_secs(400);
+
+/// A running client.
+pub(crate) struct Client {
+    process: Process,
+    folder: TempDir,
+}
+
+/// What a client recorded.
+pub(crate) struct Record {
+    /// How it ended: 0 ran to its end, 1 could not, 2 panicked.
+    pub(crate) exit: ExitStatus,
+    lines: Vec<Value>,
+    tail: String,
+}
+
+impl Client {
+    /// Starts `scenario` on clientv3 `version` as `user` against `endpoints` (`host:port`).
+    pub(crate) fn start(version: &str, scenario: &str, user: &str, endpoints: &[String], args: &[&str]) -> Client {
+        let folder = tempfile::Builder::new().prefix("kwclient-").tempdir().expect("a temporary folder");
+        let secret = folder.path().join("password");
+        std::fs::write(&secret, password(user)).expect("a file can be written");
+        let endpoints = endpoints.join(",");
+        let secret = secret.display().to_string();
+        let mut all = vec![scenario, "--endpoints", &endpoints, "--user", user, "--password-file", &secret];
+        all.extend(args);
+        let process = Process::start("kwclient", &program(version), all, &[], &folder.path().join("record"));
+        Client { process, folder }
+    }
+
+    /// Waits until it has recorded a line of `kind`.
+    pub(crate) async fn says(&self, kind: &str) {
+        let wanted = format!("\"kind\":\"{kind}\"");
+        let found = |text: &str| (text.contains(&wanted) || text.contains("\"kind\":\"fatal\"")).then_some(());
+        self.process.wrote(LIMIT, kind, found).await;
+    }
+
+    /// Asks a load to end its calls and to judge itself.
+    pub(crate) fn finish(&self) {
+        self.process.signal(rustix::process::Signal::TERM);
+    }
+
+    /// Milliseconds of the last record line: the client's own clock.
+    pub(crate) fn record_so_far(&self) -> Vec<Value> {
+        lines(&self.process.output())
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn record(self) -> Record {
+        let exit = self.process.ended(LIMIT).await;
+        let record = Record { exit, lines: lines(&self.process.output()), tail: self.process.tail() };
+        drop(self.folder);
+        record
+    }
+}
+
+impl Record {
+    /// The only line of this kind.
+    pub(crate) fn the(&self, kind: &str) -> &Value {
+        let mut found = self.all(kind);
+        let one = found.next().unwrap_or_else(|| panic!("no {kind} line: {}", self.tail));
+        assert!(found.next().is_none(), "several {kind} lines");
+        one
+    }
+
+    /// The lines of this kind.
+    pub(crate) fn all<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.lines.iter().filter(move |line| line["kind"] == kind)
+    }
+
+    /// A number in the summary.
+    pub(crate) fn summed(&self, field: &str) -> i64 {
+        self.the("summary")[field].as_i64().unwrap_or_else(|| panic!("no number {field}: {}", self.the("summary")))
+    }
+
+    /// How many entries a list in the summary has.
+    pub(crate) fn listed(&self, field: &str) -> usize {
+        self.the("summary")[field].as_array().map_or(0, Vec::len)
+    }
+
+    /// Errors that the application saw, as text.
+    pub(crate) fn errors(&self) -> Vec<String> {
+        self.all("error").map(ToString::to_string).collect()
+    }
+
+    /// The end of everything that it wrote.
+    pub(crate) fn tail(&self) -> &str {
+        &self.tail
+    }
+}
+
+fn lines(output: &str) -> Vec<Value> {
+    output.lines().filter(|line| line.starts_with('{')).filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// The program of this clientv3, which `tests/run` has built before.
+fn program(version: &str) -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/go/build");
+    let built = Command::new(script).arg(version).stderr(Stdio::inherit()).output().expect("the build script runs");
+    assert!(built.status.success(), "kwclient {version} cannot be built");
+    String::from_utf8(built.stdout).expect("a path").trim().into()
+}
+
+/// The clientv3 versions that there are, oldest first.
+pub(crate) fn clients() -> Vec<String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/go/build");
+    let listed = Command::new(script).arg("--list").output().expect("the build script runs");
+    String::from_utf8(listed.stdout).expect("text").split_whitespace().map(str::to_owned).collect()
+}
+
+/// Waits for `duration` of real time: for a token to expire, which has no event.
+pub(crate) async fn lifetime(duration: Duration) {
+    wait::until(duration * 2, "time to pass", async || {
+        tokio::time::sleep(duration).await;
+        Some(())
+    })
+    .await;
+}
