@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, KeySource};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 
 /// Reads `path` again at every SIGHUP. `running` is what the process was started with.
@@ -45,9 +45,12 @@ pub fn session_keys(config: &Config) -> Result<SessionKeys, NoSessionKey> {
 }
 
 fn publish(running: &Config, config: &Config, sealer: &Sealer) {
-    match session_keys(config) {
-        Ok(keys) => sealer.replace_keys(&keys),
-        Err(error) => return tracing::error!(%error, "configuration not reloaded"),
+    // A random key is drawn at every reading: taking it would log everybody out.
+    if config.session.key_source == KeySource::Files {
+        match session_keys(config) {
+            Ok(keys) => sealer.replace_keys(&keys),
+            Err(error) => return tracing::error!(%error, "configuration not reloaded"),
+        }
     }
     let keys: Vec<_> = sealer.opened_by_key().into_iter().map(|(key, _)| key.to_string()).collect();
     tracing::info!(seals = keys.first(), opens = keys.len(), "session keys reloaded");

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crate::identity::{MemberId, UserName};
 use crate::refusal::Code;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::{self, metrics::Metrics};
 
 /// What is known of a connection in each of its records.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Drop for Record {
             return;
         }
         tracing::info!(
-            target: "keyward::access",
+            target: telemetry::ACCESS,
             method = self.method,
             code = ?code,
             micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),

@@ -67,7 +67,7 @@ async fn handle(gateway: &Rc<Gateway>, client: &Rc<Client>, request: Request<Inc
     let served = match kind {
         PathKind::Malformed => {
             gateway.metrics.not_canonical.inc();
-            Err(Refusal::malformed_path(named_path))
+            Err(kind.refusal(named_path).unwrap_or(Refusal::PANICKED))
         }
         PathKind::WellFormed { .. } => unknown(gateway, client, &head, body, &mut record).await,
         PathKind::Known(method) => known(gateway, client, method, &head.headers, body, &mut record).await,

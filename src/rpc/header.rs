@@ -1,7 +1,7 @@
 //! The ResponseHeader of a member's answer, as bytes.
 //!
 //! Owns: finding it (field 1 of every answer that has one) and reading its revision. Must not know which answer it is
-//! of. Invariant: what cannot be read is "none", never a guess.
+//! of. Invariant: what cannot be read is "none", never a guess; a revision that is not there is 0, as protobuf has it.
 
 use bytes::Bytes;
 

@@ -30,7 +30,7 @@ struct CallLabels {
 impl EncodeLabelSet for CallLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeLabel as _;
-        (("method", self.method)).encode(encoder.encode_label())?;
+        ("method", self.method).encode(encoder.encode_label())?;
         ("code", u32::from(self.code)).encode(encoder.encode_label())
     }
 }
@@ -76,12 +76,6 @@ pub struct Metrics {
     pub member_ready: Family<One, Gauge>,
     /// 1 for the leader.
     pub member_leader: Family<One, Gauge>,
-    /// Logins at members, by result.
-    pub logins: Family<One, Counter>,
-    /// Idle tokens that were kept alive by a read.
-    pub touches: Counter,
-    /// Session tokens opened, by key.
-    pub sessions_opened: Family<One, Counter>,
 }
 
 impl Metrics {
@@ -109,17 +103,12 @@ impl Metrics {
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
-        let touches = counter("upstream_token_touches", "Idle upstream tokens kept alive by a read");
         let connections = Gauge::default();
         registry.register("downstream_connections", "Open connections of clients", connections.clone());
         let member_ready = Family::default();
         registry.register("member_ready", "1 for members that get calls", member_ready.clone());
         let member_leader = Family::default();
         registry.register("member_leader", "1 for the leader", member_leader.clone());
-        let logins = Family::default();
-        registry.register("upstream_logins", "Logins at members, by result", logins.clone());
-        let sessions_opened = Family::default();
-        registry.register("sessions_opened", "Session tokens opened, by key id", sessions_opened.clone());
         Self {
             rows: rows.collect(),
             registry,
@@ -139,9 +128,6 @@ impl Metrics {
             panics,
             member_ready,
             member_leader,
-            logins,
-            touches,
-            sessions_opened,
         }
     }
 
@@ -165,7 +151,7 @@ impl Metrics {
     #[must_use]
     pub fn calls_with(&self, code: u8) -> u64 {
         let cells = self.rows.iter().filter_map(|row| row.codes.get(usize::from(code)));
-        cells.filter_map(OnceLock::get).map(|counter| Counter::<u64, AtomicU64>::get(counter)).sum()
+        cells.filter_map(OnceLock::get).map(Counter::<u64, AtomicU64>::get).sum()
     }
 
     /// The text that Prometheus reads.

@@ -29,8 +29,8 @@ use crate::config::{Cluster, ClusterPin, Endpoint, Scheme};
 use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
-use crate::upstream::membership::{ControlChannels, 
-    Auth, AuthState, Hint, Hints, Mark, MembersHandle, Membership, Readiness, Reason,
+use crate::upstream::membership::{
+    Auth, AuthState, ControlChannels, Hint, Hints, Mark, MembersHandle, Membership, Readiness, Reason,
 };
 
 use census::{Facts, Listed, Seen, Sighting, Source};

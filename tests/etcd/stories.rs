@@ -49,12 +49,20 @@ async fn queues_go_on_when_the_token_of_their_watch_stream_has_expired() {
         let (keyward, through) = keyward(&cluster).await;
         let count = items.to_string();
         for queue in ["queue", "priority-queue"] {
-            let bad = Client::start(CLIENT, queue, "alice", &direct(&cluster), &[
-                "--gap", "7s", "--items", "5", "--over", "2s", "--prefix", "/a/direct/",
-            ]);
-            let good = Client::start(CLIENT, queue, "alice", &through, &[
-                "--gap", "6s", "--items", &count, "--over", over, "--prefix", "/a/through/",
-            ]);
+            let bad = Client::start(
+                CLIENT,
+                queue,
+                "alice",
+                &direct(&cluster),
+                &["--gap", "7s", "--items", "5", "--over", "2s", "--prefix", "/a/direct/"],
+            );
+            let good = Client::start(
+                CLIENT,
+                queue,
+                "alice",
+                &through,
+                &["--gap", "6s", "--items", &count, "--over", over, "--prefix", "/a/through/"],
+            );
             let (bad, good) = (bad.record().await, good.record().await);
             assert_eq!(bad.exit.code(), Some(2), "{version} {queue} directly: {}", bad.tail());
             let at = bad.the("panic")["at"].as_str().unwrap_or_default().to_owned();
@@ -121,7 +129,7 @@ async fn a_second_watch_on_an_expired_stream_is_served_beside_the_first() {
     let (keyward, _) = keyward(&cluster).await;
     let through = cluster.ctl().as_user("alice").to(vec![keyward.url()]);
     // etcdctl holds one stream; it logs in once.
-    let watch = through.start(&["watch", "--prefix", "/a/"]);
+    let watch = through.start(&["watch", "--prefix", "/a/"], &cluster.folder().join("watch.log"));
     crate::harness::client::lifetime(Duration::from_secs(u64::from(TTL) + 2)).await;
     through.ok(&["put", "/a/k", "after"]).await;
     watch.wrote(Duration::from_secs(10), "the event", |text| text.contains("after").then_some(())).await;

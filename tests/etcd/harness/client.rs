@@ -31,7 +31,13 @@ pub(crate) struct Record {
 
 impl Client {
     /// Starts `scenario` on clientv3 `version` as `user` against `endpoints` (`host:port`).
-    pub(crate) fn start(version: &str, scenario: &str, user: &str, endpoints: &[String], args: &[&str]) -> Client {
+    pub(crate) fn start(
+        version: &str,
+        scenario: &str,
+        user: &str,
+        endpoints: &[String],
+        args: &[&str],
+    ) -> Client {
         let folder = tempfile::Builder::new().prefix("kwclient-").tempdir().expect("a temporary folder");
         let secret = folder.path().join("password");
         std::fs::write(&secret, password(user)).expect("a file can be written");
@@ -46,7 +52,8 @@ impl Client {
     /// Waits until it has recorded a line of `kind`.
     pub(crate) async fn says(&self, kind: &str) {
         let wanted = format!("\"kind\":\"{kind}\"");
-        let found = |text: &str| (text.contains(&wanted) || text.contains("\"kind\":\"fatal\"")).then_some(());
+        let found =
+            |text: &str| (text.contains(&wanted) || text.contains("\"kind\":\"fatal\"")).then_some(());
         self.process.wrote(LIMIT, kind, found).await;
     }
 
@@ -71,7 +78,7 @@ impl Client {
 
 impl Record {
     /// The only line of this kind.
-    pub(crate) fn the(&self, kind: &str) -> &Value {
+    pub(crate) fn the<'a>(&'a self, kind: &'a str) -> &'a Value {
         let mut found = self.all(kind);
         let one = found.next().unwrap_or_else(|| panic!("no {kind} line: {}", self.tail));
         assert!(found.next().is_none(), "several {kind} lines");
@@ -85,7 +92,9 @@ impl Record {
 
     /// A number in the summary.
     pub(crate) fn summed(&self, field: &str) -> i64 {
-        self.the("summary")[field].as_i64().unwrap_or_else(|| panic!("no number {field}: {}", self.the("summary")))
+        self.the("summary")[field]
+            .as_i64()
+            .unwrap_or_else(|| panic!("no number {field}: {}", self.the("summary")))
     }
 
     /// How many entries a list in the summary has.
@@ -105,13 +114,18 @@ impl Record {
 }
 
 fn lines(output: &str) -> Vec<Value> {
-    output.lines().filter(|line| line.starts_with('{')).filter_map(|line| serde_json::from_str(line).ok()).collect()
+    output
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
 }
 
 /// The program of this clientv3, which `tests/run` has built before.
 fn program(version: &str) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/go/build");
-    let built = Command::new(script).arg(version).stderr(Stdio::inherit()).output().expect("the build script runs");
+    let built =
+        Command::new(script).arg(version).stderr(Stdio::inherit()).output().expect("the build script runs");
     assert!(built.status.success(), "kwclient {version} cannot be built");
     String::from_utf8(built.stdout).expect("a path").trim().into()
 }
