@@ -120,7 +120,8 @@ impl Entry {
             assert!(known, "twin_differences.toml: no RPC is called {rpc:?}");
         }
         let whole = self.what == "outcome" || self.what == "messages";
-        let narrow = !self.rpcs.is_empty() || (self.direct.is_some() && self.keyward.is_some());
+        let limited = !self.rpcs.is_empty() || !self.who.is_empty() || self.direct.is_some();
+        let narrow = limited && (self.keyward.is_some() || self.twins);
         assert!(!whole || narrow, "twin_differences.toml: {:?} permits any {}", self.reason, self.what);
     }
 }

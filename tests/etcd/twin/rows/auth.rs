@@ -41,6 +41,8 @@ pub(super) fn users() -> Vec<Row> {
             let options = Some(UserAddOptions { no_password: true });
             one(&AuthUserAddRequest { options, ..user("dave", "") })
         }),
+        // Kept, from here on, by whoever keeps good logins.
+        row(AUTHENTICATE, "a new user", |_, _| one(&login("carol", "carol-secret"))).only(&[Who::None]),
         row(USER_GET, "alice", |_, _| one(&AuthUserGetRequest { name: "alice".into() })),
         row(USER_GET, "oneself", |_, who| one(&AuthUserGetRequest { name: who.name().into() })),
         row("/etcdserverpb.Auth/UserList", "", |_, _| one(&AuthUserListRequest {})),
@@ -48,6 +50,7 @@ pub(super) fn users() -> Vec<Row> {
             let (name, password) = ("carol".into(), "new-secret".into());
             one(&AuthUserChangePasswordRequest { name, password, ..AuthUserChangePasswordRequest::default() })
         }),
+        row(AUTHENTICATE, "right after its change", |_, _| one(&login("carol", "carol-secret"))).only(&[Who::None]),
         row(PASSWORD, "nobody's", |_, _| {
             let (name, password) = ("nobody".into(), "new-secret".into());
             one(&AuthUserChangePasswordRequest { name, password, ..AuthUserChangePasswordRequest::default() })
