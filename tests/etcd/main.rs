@@ -3,10 +3,15 @@
 //! `harness` starts and breaks clusters and knows nothing of what is promised; every other module is one promise.
 
 #[cfg(test)]
+mod bad_input;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
 mod members;
+mod raw;
 #[cfg(test)]
 mod stories;
+#[cfg(test)]
+mod twin;
