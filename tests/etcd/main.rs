@@ -4,6 +4,7 @@
 
 #[cfg(test)]
 mod bad_input;
+mod credentials;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
