@@ -16,7 +16,7 @@ pub(crate) struct Difference {
     pub(crate) keyward: String,
 }
 
-/// How many messages came, at least, and how it ended: what a person would call the answer.
+/// How it ended: what a person would call the answer.
 pub(crate) fn outcome(answer: &Answer) -> String {
     let status = match (&answer.head, answer.code()) {
         (None, _) => "nothing".into(),
@@ -27,6 +27,8 @@ pub(crate) fn outcome(answer: &Answer) -> String {
     match &answer.end {
         End::Ended => status,
         End::Open => "open".into(),
+        // Fewer messages than were waited for: that is told by their number.
+        End::TimedOut if answer.head.is_some() => "open".into(),
         End::TimedOut => format!("{status}, silent"),
         End::Reset(code) => format!("{status}, RST_STREAM {code}"),
         End::ConnectionLost(why) => format!("{status}, connection lost: {why}"),
