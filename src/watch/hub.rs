@@ -26,6 +26,11 @@ mod place;
 mod progress;
 mod upstream;
 
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
 /// The most upstream streams that one client stream holds. One more is opened for each credential that went stale under
 /// live watches; past this, the watches of the oldest move to the newest.
 const MAX_STREAMS: usize = 4;

@@ -452,3 +452,124 @@ fn put_bytes(to: &mut BytesMut, number: u64, value: &[u8]) {
     put_varint(to, value.len() as u64);
     to.put_slice(value);
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::pb::{etcdserverpb as pb, mvccpb};
+
+    fn read(message: &[u8]) -> Result<Response, Malformed> {
+        Response::read(&Bytes::copy_from_slice(message))
+    }
+
+    #[test]
+    fn a_field_that_comes_twice_is_malformed() {
+        let twice: [&[u8]; 4] = [
+            b"\x0a\x04\x0a\x02\x38\x01\x12\x00",
+            b"\x0a\x04\x38\x01\x38\x02",
+            b"\x12\x04\x08\x01\x08\x02",
+            b"\x1a\x00\x1a\x00",
+        ];
+        for message in twice {
+            let read = Request::read(&Bytes::from_static(message));
+            assert!(matches!(read, Err(Malformed)), "{read:?}");
+        }
+        assert!(read(b"\x10\x01\x10\x02").is_err());
+        assert!(read(b"\x0a\x04\x18\x01\x18\x02").is_err());
+        assert!(read(b"\x5a\x06\x12\x04\x18\x01\x18\x02").is_err());
+    }
+
+    #[test]
+    fn odd_encodings_are_malformed() {
+        let odd: [&[u8]; 8] = [
+            b"\x10\x81\x00",
+            b"\x90\x00\x01",
+            b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02",
+            b"\x90\x80\x80\x80\x80\x01\x01",
+            b"\x12\x00",
+            b"\x13\x14",
+            b"\x00\x01",
+            b"\x5a\x02\x08\x01",
+        ];
+        for message in odd {
+            assert!(read(message).is_err(), "{message:x?}");
+        }
+    }
+
+    #[test]
+    fn a_header_keeps_all_but_its_revision() {
+        let with = |raw: &'static [u8], revision| {
+            Header::read(&Bytes::from_static(raw)).unwrap().with_revision(revision)
+        };
+        assert_eq!(
+            with(b"\x08\x07\x18\x09\x20\x03\x28\x05", 300).raw,
+            &b"\x08\x07\x18\xac\x02\x20\x03\x28\x05"[..]
+        );
+        assert_eq!(with(b"\x08\x07\x20\x03", 4).raw, &b"\x08\x07\x18\x04\x20\x03"[..]);
+        assert_eq!(with(b"\x08\x07", 4).raw, &b"\x08\x07\x18\x04"[..]);
+        assert_eq!(with(b"\x08\x07\x18\x09\x20\x03", 0).raw, &b"\x08\x07\x20\x03"[..]);
+    }
+
+    fn any_response() -> impl Strategy<Value = pb::WatchResponse> {
+        let header = (any::<u64>(), any::<u64>(), any::<i64>(), any::<u64>());
+        let event = (any::<bool>(), any::<i64>(), any::<Vec<u8>>());
+        let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+        (header, any::<i64>(), flags, any::<i64>(), "[a-z :]{0,40}", prop::collection::vec(event, 0..6))
+            .prop_map(
+                |(
+                    (cluster_id, member_id, revision, raft_term),
+                    watch_id,
+                    flags,
+                    compact_revision,
+                    reason,
+                    events,
+                )| {
+                    let event = |(delete, mod_revision, value): (bool, i64, Vec<u8>)| {
+                        let kv = mvccpb::KeyValue { mod_revision, value: value.into(), ..Default::default() };
+                        mvccpb::Event { r#type: i32::from(delete), kv: Some(kv), prev_kv: None }
+                    };
+                    pb::WatchResponse {
+                        header: Some(pb::ResponseHeader { cluster_id, member_id, revision, raft_term }),
+                        watch_id,
+                        created: flags.0,
+                        canceled: flags.1,
+                        compact_revision,
+                        cancel_reason: reason,
+                        fragment: flags.2,
+                        events: events.into_iter().map(event).collect(),
+                    }
+                },
+            )
+    }
+
+    proptest! {
+        #[test]
+        fn an_untouched_response_is_the_same_bytes(response in any_response()) {
+            let message = Bytes::from(response.encode_to_vec());
+            prop_assert_eq!(Response::read(&message).unwrap().write(), message);
+        }
+
+        #[test]
+        fn only_what_is_ours_changes(response in any_response(), watch_id: i64, revision: i64) {
+            let mut read = Response::read(&response.encode_to_vec().into()).unwrap();
+            read.watch_id = watch_id;
+            read.header = read.header.map(|header| header.with_revision(revision));
+            let mut expected = response;
+            expected.watch_id = watch_id;
+            expected.header.as_mut().unwrap().revision = revision;
+            prop_assert_eq!(read.write(), expected.encode_to_vec());
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes: Vec<u8>) {
+            let bytes = Bytes::from(bytes);
+            let response = Response::read(&bytes);
+            let request = Request::read(&bytes);
+            prop_assert!(response.is_err() || pb::WatchResponse::decode(bytes.clone()).is_ok());
+            prop_assert!(request.is_err() || pb::WatchRequest::decode(bytes).is_ok());
+        }
+    }
+}

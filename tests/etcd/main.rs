@@ -9,6 +9,7 @@ mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
+mod members;
 mod raw;
 #[cfg(test)]
 mod stories;

@@ -111,6 +111,14 @@ impl Hub {
 
     /// nowhere → assigned, to the newest stream that will do, or to a new one.
     pub(super) fn find_places(&mut self, now: Instant) {
+        self.place_moving(now);
+        while self.streams.len() > MAX_STREAMS {
+            self.retire_oldest();
+            self.place_moving(now);
+        }
+    }
+
+    fn place_moving(&mut self, now: Instant) {
         for credential in [Credential::Fresh, Credential::Current] {
             for key in self.moving.iter().copied().collect::<Vec<_>>() {
                 let Some(watch) = self.watches.get(&key) else { continue };
@@ -139,28 +147,13 @@ impl Hub {
         let stream = StreamId(self.last_stream);
         self.streams.insert(stream, Stream::new(credential));
         self.out.push(Output::Open { stream, credential, attempt: self.attempt(now) });
-        if self.streams.len() > MAX_STREAMS {
-            self.retire_oldest();
-        }
         stream
     }
 
-    /// Moves the watches of the oldest stream to the newest, as if it had been lost.
+    /// Gives up the oldest stream as if it had been lost; its watches move to newer ones.
     pub(super) fn retire_oldest(&mut self) {
         let Some((&oldest, _)) = self.streams.first_key_value() else { return };
-        let Some((&newest, _)) = self.streams.last_key_value().filter(|(newest, _)| **newest != oldest)
-        else {
-            return;
-        };
         self.vacate(oldest, Credential::Current);
-        for key in self.moving.iter().copied().collect::<Vec<_>>() {
-            if let Some(watch) = self.watches.get_mut(&key)
-                && watch.want.newer_than == oldest
-                && matches!(watch.place, Place::Nowhere)
-            {
-                watch.place = Place::Assigned(newest);
-            }
-        }
         self.out.push(Output::Close { stream: oldest });
     }
 
@@ -338,7 +331,8 @@ impl Hub {
 }
 
 impl Watch {
-    fn key(&self) -> Bytes {
+    /// The first key that it watches, as etcd reads it.
+    pub(super) fn key(&self) -> Bytes {
         if self.create.key.is_empty() { Bytes::from_static(b"\0") } else { self.create.key.clone() }
     }
 
