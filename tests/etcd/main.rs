@@ -5,11 +5,16 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod credentials;
+#[cfg(test)]
+mod etcdctl;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
 mod members;
+#[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod stories;
