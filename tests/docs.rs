@@ -1,0 +1,238 @@
+//! What the documents promise: that the files, keys and metrics they name exist, and that their examples are valid.
+//!
+//! Must not know: how a document is worded. A check that finds nothing to look at fails.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use keyward::telemetry::metrics::{Metrics, one};
+
+const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"];
+/// Folders of the repository: a word that begins with one of these is a path.
+const FOLDERS: [&str; 6] = [".ci/", "deploy/", "examples/", "proto/", "src/", "tests/"];
+/// A README's reader should see an example whole.
+const EXAMPLE_LINES: usize = 15;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(name: &str) -> String {
+    fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// The fenced blocks of a language, and the text without any fenced block.
+fn fenced(document: &str, language: &str) -> (Vec<String>, String) {
+    let (mut blocks, mut prose, mut inside) = (Vec::new(), String::new(), None);
+    for line in document.lines() {
+        match (line.strip_prefix("```"), &mut inside) {
+            (Some(named), None) => inside = Some((named == language, String::new())),
+            (Some(_), Some((wanted, block))) => {
+                if *wanted {
+                    blocks.push(std::mem::take(block));
+                }
+                inside = None;
+            }
+            (None, Some((_, block))) => *block += &format!("{line}\n"),
+            (None, None) => prose += &format!("{line}\n"),
+        }
+    }
+    assert!(inside.is_none(), "a block is not closed");
+    (blocks, prose)
+}
+
+/// What stands between backticks.
+fn quoted(prose: &str) -> Vec<&str> {
+    let parts: Vec<&str> = prose.split('`').collect();
+    assert!(parts.len() % 2 == 1, "a backtick is alone");
+    parts.into_iter().skip(1).step_by(2).collect()
+}
+
+/// The targets of links.
+fn links(prose: &str) -> Vec<&str> {
+    prose.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect()
+}
+
+/// The anchors that a document's headings have.
+fn anchors(document: &str) -> Vec<String> {
+    let headings = document.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let text = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = text.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// Every key of the reference, as in `listener.tls.cert`, and every table.
+fn reference_keys() -> BTreeSet<String> {
+    let (mut keys, mut table) = (BTreeSet::new(), String::new());
+    for line in read("config.toml").lines() {
+        let line = line.strip_prefix('#').unwrap_or(line);
+        if line.starts_with('[') {
+            table = line.trim_matches(['[', ']']).to_owned();
+            keys.insert(table.clone());
+        } else if let Some((key, _)) = line.split_once(" = ")
+            && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+        {
+            keys.insert(format!("{table}.{key}"));
+        }
+    }
+    assert!(keys.contains("listener.tls.cert") && keys.contains("runtime.shards"), "{keys:?}");
+    keys
+}
+
+#[test]
+fn documents_name_files_that_exist() {
+    let (mut missing, mut looked_at) = (Vec::new(), 0);
+    for name in DOCUMENTS {
+        let document = read(name);
+        let (commands, prose) = fenced(&document, "sh");
+        let paths = quoted(&prose).into_iter().chain(commands.iter().flat_map(|block| block.split_whitespace()));
+        for path in paths.map(|path| path.trim_start_matches("./")) {
+            let in_source = path.ends_with(".rs") && root().join("src").join(path).exists();
+            if FOLDERS.iter().any(|folder| path.starts_with(folder)) || path.ends_with(".rs") {
+                looked_at += 1;
+                missing.extend((!in_source && !root().join(path).exists()).then(|| format!("{name}: {path}")));
+            }
+        }
+        for link in links(&prose).into_iter().filter(|link| !link.starts_with("https://")) {
+            looked_at += 1;
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let file = if file.is_empty() { name } else { file };
+            let found = root().join(file).exists()
+                && (anchor.is_empty() || anchors(&read(file)).iter().any(|known| known == anchor));
+            missing.extend((!found).then(|| format!("{name}: {link}")));
+        }
+    }
+    assert!(looked_at > 15, "found {looked_at} paths and links");
+    assert_eq!(missing, Vec::<String>::new());
+}
+
+#[test]
+fn documents_name_keys_that_exist() {
+    let keys = reference_keys();
+    let tables: BTreeSet<&str> = keys.iter().filter_map(|key| key.split('.').next()).collect();
+    let (mut unknown, mut looked_at) = (Vec::new(), 0);
+    for name in DOCUMENTS {
+        let (_, prose) = fenced(&read(name), "");
+        for word in quoted(&prose) {
+            let dotted = word.split_once('.').is_some_and(|(table, _)| tables.contains(table));
+            let key = word.trim_matches(['[', ']']);
+            if !(dotted && !word.contains('/') && !word.ends_with(".toml")) && key == word {
+                continue;
+            }
+            looked_at += 1;
+            unknown.extend((!keys.contains(key)).then(|| format!("{name}: {word}")));
+        }
+    }
+    assert!(looked_at > 4, "found {looked_at} keys");
+    assert_eq!(unknown, Vec::<String>::new());
+}
+
+/// The names under which a scraper finds what the registry and the admin address tell.
+fn metrics() -> BTreeSet<String> {
+    let registry = Metrics::new(vec!["/a/B"]);
+    registry.call_ended(0, 0, Some(std::time::Duration::ZERO));
+    registry.member_ready.get_or_create(&one("member", "1")).set(1);
+    registry.member_leader.get_or_create(&one("member", "1")).set(1);
+    let text = registry.text().expect("a String takes all");
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let mut names: BTreeSet<String> = types
+        .map(|(name, kind)| format!("{name}{}", if kind == "counter" { "_total" } else { "" }))
+        .collect();
+    assert!(names.contains("keyward_calls_total") && names.len() > 10, "{names:?}");
+    let admin = read("src/admin.rs");
+    let families = admin.split("family(").skip(1).filter_map(|call| call.trim_start().strip_prefix('"'));
+    let families: Vec<&str> = families.filter_map(|call| call.split('"').next()).collect();
+    assert!(families.len() > 1, "{families:?}");
+    names.extend(families.iter().map(|family| format!("keyward_{family}_total")));
+    names
+}
+
+#[test]
+fn the_readme_lists_the_metrics_that_there_are() {
+    let (_, prose) = fenced(&read("README.md"), "");
+    let listed: BTreeSet<String> =
+        quoted(&prose).into_iter().filter(|word| word.starts_with("keyward_")).map(str::to_owned).collect();
+    assert_eq!(listed, metrics());
+}
+
+#[test]
+fn the_readmes_configuration_is_valid_and_short() {
+    let (examples, _) = fenced(&read("README.md"), "toml");
+    let [example] = &examples[..] else { panic!("found {} examples", examples.len()) };
+    let lines = example.lines().filter(|line| !line.is_empty()).count();
+    assert!(lines <= EXAMPLE_LINES, "{lines} lines");
+    check(example);
+}
+
+#[test]
+fn the_production_example_is_valid() {
+    let text = read("deploy/keyward.toml");
+    check(&text);
+    // What is commented out there must be right too.
+    let whole: Vec<&str> = text.lines().map(|line| line.strip_prefix('#').filter(is_key).unwrap_or(line)).collect();
+    assert_ne!(whole.join("\n"), text.trim_end());
+    check(&whole.join("\n"));
+}
+
+fn is_key(line: &&str) -> bool {
+    line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+}
+
+/// `keyward check` in a folder where every file that the configuration names has a fitting content.
+fn check(configuration: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let configuration = configuration.replace("/etc/keyward/", "");
+    let certificate = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
+    let mut written = 0;
+    for name in configuration.split('"').skip(1).step_by(2) {
+        let content = match name.rsplit_once('.') {
+            Some((_, "crt")) => certificate.cert.pem(),
+            Some(("session", "key")) => "0123456789abcdef".repeat(4),
+            Some((_, "key")) => certificate.signing_key.serialize_pem(),
+            Some((_, "password")) => "a password\n".to_owned(),
+            _ => continue,
+        };
+        write(folder.path(), name, &content);
+        written += 1;
+    }
+    assert!(written > 3, "found {written} files");
+    let file = write(folder.path(), "keyward.toml", &configuration);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_keyward"));
+    command.args(["check", "--config"]).arg(file).stdin(Stdio::null());
+    let checked = command.output().unwrap();
+    let told = String::from_utf8_lossy(&checked.stderr).into_owned();
+    assert_eq!((checked.status.code(), told.as_str()), (Some(0), ""));
+}
+
+fn write(folder: &Path, name: &str, content: &str) -> PathBuf {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, content).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+#[test]
+fn the_image_gets_everything_that_its_build_reads() {
+    let ignored = read("deploy/Dockerfile.dockerignore");
+    let kept: Vec<&str> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    for needed in ["Cargo.toml", "Cargo.lock", "LICENSE", "build.rs", "proto", "src"] {
+        assert!(kept.contains(&needed) && root().join(needed).exists(), "{needed}");
+    }
+}
+
+#[test]
+fn the_readers_see_what_they_should() {
+    let document = "# A `b/c` d\n[x](y#z) [w](https://v)\n```sh\n./tests/run --full\n```\n`e.f`\n";
+    let (blocks, prose) = fenced(document, "sh");
+    assert_eq!(blocks, ["./tests/run --full\n"]);
+    assert_eq!(quoted(&prose), ["b/c", "e.f"]);
+    assert_eq!(links(&prose), ["y#z", "https://v"]);
+    assert_eq!(anchors(&prose), ["a-bc-d"]);
+}
