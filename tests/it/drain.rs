@@ -6,26 +6,30 @@ use keyward::refusal::Code;
 use tokio::time::Instant;
 
 use crate::rig::{one_member, paused, settled};
-use crate::words::{KEEP_ALIVE, RANGE, WATCH, created, create_of, range, ranged, renew, renewed, watch};
+use crate::words::{KEEP_ALIVE, RANGE, WATCH, create_of, created, range, ranged, renew, renewed, watch};
 
 #[test]
 fn open_calls_finish_and_new_ones_are_not_taken() {
     paused(async {
         let (member, mut keyward) = one_member();
         let client = keyward.client().await;
-        let open = client.begin(RANGE, &range("k")).await.expect("sent");
+        let open = client.begin(RANGE, range("k")).await.expect("sent");
         let call = member.called(RANGE).await;
         let began = Instant::now();
         keyward.drain(Duration::from_secs(30));
         settled().await;
-        assert!(client.begin(RANGE, &range("k")).await.is_err(), "GOAWAY was sent");
+        assert!(client.begin(RANGE, range("k")).await.is_err(), "GOAWAY was sent");
         let finish = async {
             call.reply(&ranged(1)).await;
             open.finish().await
         };
         let (outcome, ()) = tokio::join!(finish, keyward.ended());
         outcome.message();
-        assert!(began.elapsed() < Duration::from_secs(2), "nobody waited for the limit: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(2),
+            "nobody waited for the limit: {:?}",
+            began.elapsed()
+        );
     });
 }
 
@@ -62,7 +66,7 @@ fn what_does_not_end_by_itself_is_ended_at_the_limit() {
     paused(async {
         let (member, mut keyward) = one_member();
         let client = keyward.client().await;
-        let open = client.begin(RANGE, &range("k")).await.expect("sent");
+        let open = client.begin(RANGE, range("k")).await.expect("sent");
         let _never_answered = member.called(RANGE).await;
         let silent = keyward.connect();
         let began = Instant::now();
