@@ -1,42 +1,36 @@
 //! Composition: every part, in the order in which it starts and, reversed, ends.
 //!
-//! Owns: the control runtime, the shards, signals, the drain. Must not know how any part works inside.
+//! Owns: the control runtime, the shards (each is a [`Serving`]), signals, the drain. Must not know how any part works inside.
 //! Invariants: nothing is accepted before everything is in place; a drain first says "not ready", then stops
 //! accepting, then lets what is open finish, within its limits; a second signal ends at once.
 
+pub mod serving;
+
 use std::io;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::serving::{Parts, Serving};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
-use crate::downstream::connection::{self, Bounds};
-use crate::downstream::listener::{Accepted, Intake, Listening, Socket, accept};
+use crate::downstream::listener::{Intake, Listening, accept};
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{self as downstream_tls, TlsError};
-use crate::gateway::access_log::Origin;
-use crate::gateway::caller::Caller;
-use crate::gateway::{Client, Gateway, Settings, pipeline};
-use crate::io::Stream;
 use crate::reload;
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
-use crate::upstream::choose::Chooser;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{CredentialSettings, Credentials};
 use crate::upstream::members::Members;
 use crate::upstream::membership::MembersHandle;
-use crate::upstream::pool::Pool;
-use crate::upstream::send::{As, Door};
 use crate::upstream::tls as upstream_tls;
 
 /// A shard whose heart has not beaten for this long is stuck.
@@ -76,19 +70,6 @@ pub enum Error {
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
-}
-
-/// What every shard gets: all of it may cross threads.
-#[derive(Clone)]
-struct Parts {
-    config: Arc<Config>,
-    connector: Connector,
-    members: MembersHandle,
-    credentials: Arc<Credentials>,
-    sealer: Arc<Sealer>,
-    metrics: Arc<Metrics>,
-    tls: Vec<Option<Arc<rustls::ServerConfig>>>,
-    drain: watch::Receiver<Option<Instant>>,
 }
 
 /// Serves until a signal ends it. `path` is read again at SIGHUP.
@@ -203,95 +184,10 @@ fn start_shards(parts: &Parts) -> Result<(Vec<Shard>, Vec<Intake>), Error> {
     for number in 0..parts.config.runtime.shards.get() {
         let (intake, receiver) = Intake::new();
         let parts = parts.clone();
-        shards.push(Shard::start(format!("shard-{number}"), move || shard(parts, receiver))?);
+        shards.push(Shard::start(format!("shard-{number}"), move || Serving::new(parts).run(receiver))?);
         intakes.push(intake);
     }
     Ok((shards, intakes))
-}
-
-/// Everything of one shard: takes connections until the acceptors are gone, then waits for the last one's end.
-async fn shard(parts: Parts, mut intake: mpsc::Receiver<Accepted>) {
-    let tasks = Tasks::default();
-    let door = Rc::new(Door {
-        pool: Pool::new(parts.connector, parts.members.hints.clone(), tasks.clone()),
-        members: parts.members,
-        credentials: Arc::clone(&parts.credentials),
-        chooser: Chooser::default(),
-    });
-    let settings = Settings {
-        client_urls: parts.config.advertise.client_urls.clone().into(),
-        request_size: parts.config.limits.request_size,
-        request_budget: parts.config.limits.replay_buffer,
-        access_log: parts.config.log.access,
-    };
-    let gateway = Rc::new(Gateway::new(
-        door,
-        parts.sealer,
-        Arc::clone(&parts.metrics),
-        settings,
-        tasks.clone(),
-        parts.drain.clone(),
-    ));
-    let bounds = Bounds {
-        streams: parts.config.limits.streams_per_connection,
-        header_size: parts.config.limits.header_size,
-        handshake: parts.config.limits.handshake_timeout,
-    };
-    let defaults: Vec<Rc<Caller>> = parts
-        .config
-        .listeners
-        .iter()
-        .map(|listener| {
-            Rc::new(Caller::new(match &listener.default_user {
-                None => As::Nobody,
-                Some(login) => As::User(parts.credentials.identity(&login.user, &login.password)),
-            }))
-        })
-        .collect();
-    let connections = Tasks::default();
-    while let Some(accepted) = intake.recv().await {
-        let (Some(listener), Some(default), Some(tls)) = (
-            parts.config.listeners.get(accepted.listener),
-            defaults.get(accepted.listener),
-            parts.tls.get(accepted.listener),
-        ) else {
-            continue;
-        };
-        let origin = Rc::new(Origin { listener: Arc::clone(&listener.name), remote: accepted.remote });
-        let client = Rc::new(Client::new(origin, Rc::clone(default)));
-        let (gateway, tls, drain, metrics, owned) = (
-            Rc::clone(&gateway),
-            tls.clone(),
-            parts.drain.clone(),
-            Arc::clone(&parts.metrics),
-            tasks.clone(),
-        );
-        connections
-            .spawn("client connection", async move {
-                let _slot = accepted.slot;
-                let stream = match adopt(accepted.socket) {
-                    Ok(stream) => stream,
-                    Err(error) => return tracing::debug!(%error, "a socket could not be taken over"),
-                };
-                let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
-                if let Err(error) = connection::serve(stream, tls, bounds, &owned, drain, answer).await {
-                    metrics.handshakes_failed.inc();
-                    tracing::debug!(%error, remote = ?accepted.remote, "no connection");
-                }
-            })
-            .detach();
-    }
-    connections.joined().await;
-    // What is left are streams upstream and flushers: nobody downstream waits for them any more.
-    drop(gateway);
-    tokio::time::timeout(Duration::from_secs(1), tasks.joined()).await.unwrap_or_else(|_| tasks.abort_all());
-}
-
-fn adopt(socket: Socket) -> io::Result<Stream> {
-    Ok(match socket {
-        Socket::Tcp(stream) => Box::new(tokio::net::TcpStream::from_std(stream)?),
-        Socket::Unix(stream) => Box::new(tokio::net::UnixStream::from_std(stream)?),
-    })
 }
 
 /// Carries what the members' task publishes to where it is needed: the sealer's realm, the metrics.

@@ -3,7 +3,7 @@
 //! Owns: when which address is asked, the control runtime's channels, and publishing what follows. Must not know: how a
 //! probe is made (`probe`), what follows from it (`census`), calls of clients.
 //! Invariants: an address has at most one probe under way; hints bring a probe forward, never more often than every
-//! [`FORCED`] per address; a list is believed from a member with a leader only, and from another only while there is
+//! 100 ms per address; a list is believed from a member with a leader only, and from another only while there is
 //! none; nothing is published that `census` did not conclude.
 
 mod census;

@@ -26,6 +26,11 @@ mod place;
 mod progress;
 mod upstream;
 
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
 /// The most upstream streams that one client stream holds. One more is opened for each credential that went stale under
 /// live watches; past this, the watches of the oldest move to the newest.
 const MAX_STREAMS: usize = 4;
@@ -102,7 +107,7 @@ pub enum Input {
         watch: WatchKey,
         /// As in the output.
         stream: StreamId,
-        /// Why.
+        /// Why. A refusal costs no other watch: the create is sent without an anchor, for etcd to judge.
         why: Loss,
     },
     /// One WatchResponse message.
@@ -387,7 +392,10 @@ impl Hub {
                 self.anchored(now, watch, stream, &header, revision);
                 Ok(())
             }
-            Input::AnchorFailed { watch, stream, why } => self.anchor_failed(now, watch, stream, why),
+            Input::AnchorFailed { watch, stream, why } => {
+                self.anchor_failed(now, watch, stream, why);
+                Ok(())
+            }
             Input::Upstream { stream, message } => self.upstream(now, stream, &message),
             Input::Lost { stream, why } => self.lost(now, stream, why),
             Input::Tick => {

@@ -3,8 +3,20 @@
 //! `harness` starts and breaks clusters and knows nothing of what is promised; every other module is one promise.
 
 #[cfg(test)]
+mod bad_input;
+#[cfg(test)]
+mod credentials;
+#[cfg(test)]
+mod etcdctl;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
+mod members;
+#[cfg(test)]
+mod raw;
+#[cfg(test)]
 mod stories;
+#[cfg(test)]
+mod twin;

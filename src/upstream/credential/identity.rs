@@ -189,7 +189,8 @@ impl PasswordIdentity {
         Ok(flight)
     }
 
-    /// Waits for a login to end. Both arms are cancel-safe; what landed before the control runtime ended counts.
+    /// Waits for a login to end, or for the control side to: its logins are then nobody's. Both arms are cancel-safe;
+    /// what has landed counts.
     async fn landed(&self, mut flight: Flight) -> Outcome {
         tokio::select! {
             biased;

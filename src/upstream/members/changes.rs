@@ -114,6 +114,7 @@ pub(super) fn log(changes: &[Change], after: &Membership) {
             Change::Role(member, role) => tracing::info!(%member, ?role, "member changed its role"),
             Change::Version(member, version) => tracing::info!(%member, %version, "member runs this version"),
             Change::Ready(member) => tracing::info!(%member, "member is ready"),
+            Change::NotReady(member, Reason::Unprobed) => tracing::debug!(%member, "member will be asked"),
             Change::NotReady(member, reason) => tracing::warn!(%member, %reason, "member is not ready"),
             Change::Foreign(Foreign { endpoint, cluster }) => {
                 tracing::error!(%endpoint, %cluster, "another cluster answers here: the address is not used");

@@ -150,3 +150,100 @@ fn channel(connector: &Connector, endpoint: &Endpoint) -> Option<Channel> {
     let built = uri.http2_keep_alive_interval(PING).keep_alive_timeout(PING).keep_alive_while_idle(false);
     Some(built.connect_with_connector_lazy(connect))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::identity::ClusterId;
+    use crate::upstream::members::census::{Answer, Sight};
+    use crate::upstream::members::probe::Told;
+    use crate::upstream::membership::Role;
+
+    fn setup() -> Setup {
+        let nowhere =
+            Connector::over(Arc::new(|_| Box::pin(std::future::pending())), None, Duration::from_secs(1));
+        Setup {
+            pin: ClusterPin::FirstAnswer,
+            scheme: Scheme::Http,
+            endpoints: Vec::new(),
+            http1: nowhere.http1(),
+            connector: nowhere,
+            identity: Identity::None,
+            login: None,
+        }
+    }
+
+    fn place(setup: &Setup) -> Place {
+        let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 1 };
+        Place::new(setup, &endpoint, Source::Configured, Instant::now()).unwrap()
+    }
+
+    fn report(told: Result<Told, Silence>) -> Report {
+        Report { told, list: None, auth: None, login_refused: false }
+    }
+
+    fn answered() -> Report {
+        let answer = Answer {
+            member: MemberId(1),
+            cluster: Some(ClusterId(1)),
+            version: None,
+            role: Role::Voter,
+            leader: Sight::Somebody,
+            term: 1,
+            applied: 1,
+        };
+        report(Ok(Told { answer, makeshift: false }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_late_answer_is_no_silence_and_a_second_is() {
+        let setup = setup();
+        let mut place = place(&setup);
+        let late = || report(Err(Silence::Late));
+        place.note(&answered(), &setup);
+        for _ in 0..3 {
+            place.due = Instant::now() + Duration::from_secs(9);
+            assert!(!place.note(&late(), &setup));
+            assert_eq!(place.answers(), Some(MemberId(1)));
+            assert_eq!(place.due, Instant::now(), "it is asked again at once");
+            place.note(&answered(), &setup);
+        }
+        place.note(&late(), &setup);
+        assert!(place.note(&late(), &setup), "the member is lost");
+        assert_eq!((place.answers(), place.member()), (None, Some(MemberId(1))));
+        assert_eq!(place.renewed, 0);
+        place.note(&late(), &setup);
+        assert!(!place.note(&late(), &setup), "it is lost once");
+        assert_eq!(place.renewed, 1, "a connection that answers nothing is given up");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broken_connection_is_silence_at_once() {
+        let setup = setup();
+        let mut place = place(&setup);
+        place.note(&report(Err(Silence::Gone)), &setup);
+        assert_eq!(place.sighting.seen, Seen::Silent(None));
+        place.note(&answered(), &setup);
+        assert!(place.note(&report(Err(Silence::Gone)), &setup));
+        assert_eq!((place.answers(), place.member()), (None, Some(MemberId(1))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hint_brings_a_probe_forward_within_bounds() {
+        let setup = setup();
+        let mut place = place(&setup);
+        let now = Instant::now();
+        place.asked = Some(now);
+        for _ in 0..2 {
+            place.due = now + Duration::from_millis(500);
+            place.force();
+            place.force();
+            assert_eq!(place.due, now + FORCED);
+        }
+        place.due = now;
+        place.force();
+        assert_eq!(place.due, now, "never later than it was due anyway");
+    }
+}

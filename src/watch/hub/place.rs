@@ -111,6 +111,14 @@ impl Hub {
 
     /// nowhere → assigned, to the newest stream that will do, or to a new one.
     pub(super) fn find_places(&mut self, now: Instant) {
+        self.place_moving(now);
+        while self.streams.len() > MAX_STREAMS {
+            self.retire_oldest();
+            self.place_moving(now);
+        }
+    }
+
+    fn place_moving(&mut self, now: Instant) {
         for credential in [Credential::Fresh, Credential::Current] {
             for key in self.moving.iter().copied().collect::<Vec<_>>() {
                 let Some(watch) = self.watches.get(&key) else { continue };
@@ -139,28 +147,13 @@ impl Hub {
         let stream = StreamId(self.last_stream);
         self.streams.insert(stream, Stream::new(credential));
         self.out.push(Output::Open { stream, credential, attempt: self.attempt(now) });
-        if self.streams.len() > MAX_STREAMS {
-            self.retire_oldest();
-        }
         stream
     }
 
-    /// Moves the watches of the oldest stream to the newest, as if it had been lost.
+    /// Gives up the oldest stream as if it had been lost; its watches move to newer ones.
     pub(super) fn retire_oldest(&mut self) {
         let Some((&oldest, _)) = self.streams.first_key_value() else { return };
-        let Some((&newest, _)) = self.streams.last_key_value().filter(|(newest, _)| **newest != oldest)
-        else {
-            return;
-        };
         self.vacate(oldest, Credential::Current);
-        for key in self.moving.iter().copied().collect::<Vec<_>>() {
-            if let Some(watch) = self.watches.get_mut(&key)
-                && watch.want.newer_than == oldest
-                && matches!(watch.place, Place::Nowhere)
-            {
-                watch.place = Place::Assigned(newest);
-            }
-        }
         self.out.push(Output::Close { stream: oldest });
     }
 
@@ -236,35 +229,28 @@ impl Hub {
         }
     }
 
-    pub(super) fn anchor_failed(
-        &mut self,
-        now: Instant,
-        key: WatchKey,
-        id: StreamId,
-        why: Loss,
-    ) -> Result<(), End> {
-        let Some(stream) = self.streams.get(&id) else { return Ok(()) };
-        if let Loss::Denied(reason) = &why {
-            let result = self.denied(id, reason);
-            self.out.push(Output::Close { stream: id });
-            return result;
+    pub(super) fn anchor_failed(&mut self, now: Instant, key: WatchKey, id: StreamId, why: Loss) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let checking = stream.checking == Some(key);
+        let anchoring = self
+            .watches
+            .get_mut(&key)
+            .filter(|watch| matches!(watch.place, Place::Anchoring(at) if at == id));
+        match (why, anchoring) {
+            (Loss::Upstream, anchoring) if checking || anchoring.is_some() => self.abandon(now, id),
+            (_, _) if checking => {
+                // The watch itself was let in there; whose history it is, nobody will say.
+                stream.checking = None;
+                stream.verified = i64::MAX;
+                self.checked(id, i64::MAX);
+            }
+            (_, Some(watch)) => {
+                // etcd's own refusal of the create says why, in etcd's words.
+                watch.bare = true;
+                watch.place = Place::Assigned(id);
+            }
+            (_, None) => {}
         }
-        if stream.checking == Some(key) {
-            self.abandon(now, id);
-            return Ok(());
-        }
-        let Some(watch) = self.watches.get_mut(&key) else { return Ok(()) };
-        if !matches!(watch.place, Place::Anchoring(stream) if stream == id) {
-            return Ok(());
-        }
-        if why == Loss::Credential {
-            // etcd's own refusal of the create says why, in etcd's words.
-            watch.bare = true;
-            watch.place = Place::Assigned(id);
-        } else {
-            self.abandon(now, id);
-        }
-        Ok(())
     }
 
     /// doubtful → assigned, or ended: the history that a watch followed does not reach that far any more.
@@ -338,7 +324,8 @@ impl Hub {
 }
 
 impl Watch {
-    fn key(&self) -> Bytes {
+    /// The first key that it watches, as etcd reads it.
+    pub(super) fn key(&self) -> Bytes {
         if self.create.key.is_empty() { Bytes::from_static(b"\0") } else { self.create.key.clone() }
     }
 

@@ -6,7 +6,7 @@
 
 use tokio::time::Instant;
 
-use super::{Hub, NO_WATCH, Place, Response, StreamId, Watch, wire};
+use super::{Hub, Incarnation, NO_WATCH, Place, Response, StreamId, Watch, wire};
 
 /// How often upstream is asked again at once when the answers of several streams do not meet.
 const TRIES: u32 = 3;
@@ -106,6 +106,7 @@ impl Hub {
             // The streams never agree while events go on: bring their watches together.
             round.tries = 0;
             self.retire_oldest();
+            self.find_places(now);
             self.send_creates();
         }
     }
@@ -125,11 +126,14 @@ impl Hub {
 
     /// Tells the client how far all of its watches are, if that is no step back and the cluster got there.
     fn answer_round(&mut self) -> bool {
-        let floors =
-            self.watches.values().filter(|watch| watch.id.is_some()).map(|watch| watch.cursor.floor());
-        let (lowest, highest) =
-            floors.fold((i64::MAX, 0), |(low, high), floor| (low.min(floor), high.max(floor)));
-        if highest > self.known.reached || lowest < self.known.delivered.max(1) {
+        let (mut lowest, mut highest, mut begun) = (i64::MAX, 0, 0);
+        for cursor in self.watches.values().filter(|watch| watch.id.is_some()).map(|watch| &watch.cursor) {
+            lowest = lowest.min(cursor.floor());
+            begun = begun.max(cursor.first().saturating_sub(1));
+            highest = highest.max(cursor.floor());
+        }
+        // Not below where any of them begins, nor below what was told, nor where the cluster never was.
+        if highest > self.known.reached || lowest < begun.max(self.known.delivered).max(1) {
             return false;
         }
         self.known.delivered = lowest;
@@ -168,27 +172,38 @@ impl Hub {
             return;
         };
         stream.answered += 1;
-        let mut covered = Vec::new();
-        for (key, watch) in &self.watches {
-            let Place::Upstream(at, incarnation) = &watch.place else { continue };
-            if *at != id {
-                continue;
-            }
-            if incarnation.created.is_some_and(|created| stream.highest > created) {
+        for watch in self.watches.values() {
+            if let Some((incarnation, created)) = watch.live_on(id)
+                && stream.highest > created
+            {
                 // Whatever was asked before its create has been answered, or never will be.
                 stream.answered = stream.answered.max(incarnation.asked_before + 1);
             }
-            covered.push(*key);
         }
-        let answered = stream.answered;
-        for key in covered {
-            let Some(watch) = self.watches.get_mut(&key) else { continue };
-            let Place::Upstream(_, incarnation) = &watch.place else { continue };
-            let Some(_) = incarnation.created.filter(|_| watch.id.is_some()) else { continue };
-            if incarnation.heard || answered > incarnation.asked_before {
+        let mut unsure = false;
+        for watch in self.watches.values_mut().filter(|watch| watch.id.is_some()) {
+            let Some((incarnation, _)) = watch.live_on(id) else { continue };
+            if incarnation.heard || stream.answered > incarnation.asked_before {
                 watch.confirmed = true;
                 watch.cursor.progress(revision);
+            } else {
+                unsure = true;
             }
+        }
+        if unsure && self.round.is_some() {
+            // One more answer is one more that came after its create.
+            stream.asked += 1;
+            self.send(id, wire::progress_message());
+        }
+    }
+}
+
+impl Watch {
+    /// Its incarnation on that stream, and its Created's revision, once that came.
+    fn live_on(&self, stream: StreamId) -> Option<(&Incarnation, i64)> {
+        match &self.place {
+            Place::Upstream(at, incarnation) if *at == stream => Some((incarnation, incarnation.created?)),
+            _ => None,
         }
     }
 }

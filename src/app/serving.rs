@@ -1,0 +1,183 @@
+//! What serves clients on one thread: everything of a connection, put together.
+//!
+//! Owns: what a shard is made of ([`Parts`]), its gateway, and the task of each of its connections. Must not know:
+//! how many shards there are, who accepts, signals. It runs wherever a local runtime runs: the binary gives each shard
+//! a thread of its own; beside the control plane on one runtime it does as well.
+//! Invariant: a connection takes nothing that is shared and mutable but its shard's own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::config::Config;
+use crate::downstream::connection::{self, Bounds};
+use crate::downstream::listener::{Accepted, Socket};
+use crate::downstream::session::Sealer;
+use crate::gateway::access_log::Origin;
+use crate::gateway::caller::Caller;
+use crate::gateway::{Client, Gateway, Settings, pipeline};
+use crate::io::Stream;
+use crate::tasks::Tasks;
+use crate::telemetry::metrics::Metrics;
+use crate::upstream::choose::Chooser;
+use crate::upstream::connect::Connector;
+use crate::upstream::credential::Credentials;
+use crate::upstream::membership::MembersHandle;
+use crate::upstream::pool::Pool;
+use crate::upstream::send::{As, Door};
+
+/// How long what is left upstream may take to end once no client is left.
+const LAST: Duration = Duration::from_secs(1);
+
+/// What every shard gets: all of it may cross threads.
+#[derive(Clone)]
+pub struct Parts {
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// TLS of each listener, in the configuration's order.
+    pub tls: Vec<Option<Arc<rustls::ServerConfig>>>,
+    /// Reaches the members.
+    pub connector: Connector,
+    /// The published members.
+    pub members: MembersHandle,
+    /// Tokens per identity and member.
+    pub credentials: Arc<Credentials>,
+    /// Seals and opens sessions.
+    pub sealer: Arc<Sealer>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Tells when the process drains, and until when.
+    pub drain: watch::Receiver<Option<Instant>>,
+}
+
+/// One shard's part of the data path.
+pub struct Serving {
+    gateway: Rc<Gateway>,
+    listeners: Vec<Listener>,
+    bounds: Bounds,
+    metrics: Arc<Metrics>,
+    drain: watch::Receiver<Option<Instant>>,
+    /// Client connections: a drain waits for them.
+    connections: Tasks,
+    /// Everything else: streams, upstream connections, flushers.
+    tasks: Tasks,
+}
+
+/// A listener, as its connections need it.
+struct Listener {
+    name: Arc<str>,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    default: Rc<Caller>,
+}
+
+impl Serving {
+    /// Puts a shard together on this thread.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        let tasks = Tasks::default();
+        let config = &parts.config;
+        let listeners = config.listeners.iter().zip(parts.tls);
+        let listeners = listeners.map(|(listener, tls)| Listener {
+            name: Arc::clone(&listener.name),
+            tls,
+            default: Rc::new(Caller::new(match &listener.default_user {
+                None => As::Nobody,
+                Some(login) => As::User(parts.credentials.identity(&login.user, &login.password)),
+            })),
+        });
+        let listeners = listeners.collect();
+        let door = Rc::new(Door {
+            pool: Pool::new(parts.connector, parts.members.hints.clone(), tasks.clone()),
+            members: parts.members,
+            credentials: parts.credentials,
+            chooser: Chooser::default(),
+        });
+        let settings = Settings {
+            client_urls: config.advertise.client_urls.clone().into(),
+            request_size: config.limits.request_size,
+            request_budget: config.limits.replay_buffer,
+            access_log: config.log.access,
+        };
+        let bounds = Bounds {
+            streams: config.limits.streams_per_connection,
+            header_size: config.limits.header_size,
+            handshake: config.limits.handshake_timeout,
+        };
+        let gateway = Rc::new(Gateway::new(
+            door,
+            parts.sealer,
+            Arc::clone(&parts.metrics),
+            settings,
+            tasks.clone(),
+            parts.drain.clone(),
+        ));
+        Self {
+            gateway,
+            listeners,
+            bounds,
+            metrics: parts.metrics,
+            drain: parts.drain,
+            connections: Tasks::default(),
+            tasks,
+        }
+    }
+
+    /// Takes connections until the acceptors are gone, then waits for the last one's end.
+    pub async fn run(self, mut intake: mpsc::Receiver<Accepted>) {
+        while let Some(accepted) = intake.recv().await {
+            match adopt(accepted.socket) {
+                Ok(stream) => self.take(accepted.listener, stream, accepted.remote, accepted.slot),
+                Err(error) => tracing::debug!(%error, "a socket could not be taken over"),
+            }
+        }
+        self.ended().await;
+    }
+
+    /// Serves one connection of the listener with this place in the configuration, in a task. `keep` is dropped when
+    /// the connection has ended.
+    pub fn take(
+        &self,
+        listener: usize,
+        stream: Stream,
+        remote: Option<SocketAddr>,
+        keep: impl Sized + 'static,
+    ) {
+        let Some(listener) = self.listeners.get(listener) else { return };
+        let origin = Rc::new(Origin { listener: Arc::clone(&listener.name), remote });
+        let client = Rc::new(Client::new(origin, Rc::clone(&listener.default)));
+        let gateway = Rc::clone(&self.gateway);
+        let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
+        let (tls, drain) = (listener.tls.clone(), self.drain.clone());
+        let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
+        let serve = async move {
+            let _keep = keep;
+            if let Err(error) = connection::serve(stream, tls, bounds, &tasks, drain, answer).await {
+                metrics.handshakes_failed.inc();
+                tracing::debug!(%error, ?remote, "no connection");
+            }
+        };
+        self.connections.spawn("client connection", serve).detach();
+    }
+
+    /// Waits until every connection has ended; then what is left upstream has a moment to end, too.
+    pub async fn ended(self) {
+        self.connections.joined().await;
+        // What is left are streams upstream and flushers: nobody downstream waits for them any more.
+        drop(self.gateway);
+        if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
+            self.tasks.abort_all();
+        }
+    }
+}
+
+fn adopt(socket: Socket) -> io::Result<Stream> {
+    Ok(match socket {
+        Socket::Tcp(stream) => Box::new(tokio::net::TcpStream::from_std(stream)?),
+        Socket::Unix(stream) => Box::new(tokio::net::UnixStream::from_std(stream)?),
+    })
+}

@@ -1,0 +1,443 @@
+//! Keyward knows who the members are, who leads and who may take traffic, whatever happens to them.
+//!
+//! Runs the members' task alone against real clusters: what it publishes is what is promised.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Endpoint, Login, Scheme};
+use keyward::identity::{ClusterId, MemberId};
+use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
+use keyward::secret::Secret;
+use keyward::tasks::Tasks;
+use keyward::upstream::connect::Connector;
+use keyward::upstream::members::Members;
+use keyward::upstream::membership::{
+    Auth as AuthNow, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason, Role, Serving,
+};
+use keyward::upstream::tls;
+
+use crate::harness::binary::Version;
+use crate::harness::{Auth, Cluster, Options, Tls, password, versions};
+
+/// For what takes an election or a look at the member list: a limit, never a pause.
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// The members' task in front of a cluster.
+struct Followed {
+    handle: MembersHandle,
+    channels: ControlChannels,
+    /// Ends the task when dropped.
+    _tasks: Tasks,
+}
+
+/// Runs a test on one thread, as the control runtime does.
+async fn alone(test: impl Future<Output = ()>) {
+    tokio::task::LocalSet::new().run_until(test).await;
+}
+
+fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
+    let scheme = if cluster.options().tls == Tls::Off { Scheme::Http } else { Scheme::Https };
+    let endpoint = |i: &usize| {
+        let address = cluster.address(*i);
+        Endpoint { scheme, host: address.ip().to_string(), port: address.port() }
+    };
+    let identity = (cluster.options().tls == Tls::Mutual).then(|| {
+        let pair = cluster.pki().nobody();
+        let (chain, key) = (Chain::read(&pair.cert).unwrap(), PrivateKey::read(&pair.key).unwrap());
+        KeyPair::new(chain, key).unwrap()
+    });
+    let roots = || Roots::read(&cluster.pki().ca).unwrap();
+    Config {
+        endpoints: members.iter().map(endpoint).collect(),
+        tls: (scheme == Scheme::Https).then(|| ClientTls { roots: roots(), identity }),
+        connect_timeout: Duration::from_secs(2),
+        token_ttl: Duration::from_secs(300),
+        pin: ClusterPin::FirstAnswer,
+        probe: probe.map(|user| login(user, &password(user))),
+    }
+}
+
+fn login(user: &str, password: &str) -> Login {
+    Login { user: user.into(), password: Arc::new(Secret::new(password.to_owned())) }
+}
+
+impl Followed {
+    fn start(config: &Config) -> Self {
+        let tls = config.tls.as_ref().map(|tls| tls::client_config(tls).unwrap());
+        let connector = Connector::tcp(tls, config.connect_timeout);
+        let tasks = Tasks::default();
+        let members = Members::new(config, connector);
+        Self { channels: members.channels(), handle: members.start(&tasks), _tasks: tasks }
+    }
+
+    /// Waits until the snapshot satisfies `wanted`, woken by the change signal.
+    async fn until(&self, what: &str, wanted: impl Fn(&Membership) -> bool) -> Arc<Membership> {
+        let mut changes = self.handle.changes.clone();
+        let look = async {
+            loop {
+                changes.borrow_and_update();
+                let now = self.handle.snapshot.load_full();
+                if wanted(&now) {
+                    return now;
+                }
+                changes.changed().await.unwrap();
+            }
+        };
+        match tokio::time::timeout(LIMIT, look).await {
+            Ok(now) => now,
+            Err(_) => panic!("not within {LIMIT:?}: {what}; {:#?}", self.handle.snapshot.load()),
+        }
+    }
+
+    async fn until_auth(&self, wanted: AuthNow) {
+        let mut changes = self.handle.changes.clone();
+        let look = async {
+            while self.handle.auth.now() != wanted {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(LIMIT, look).await.unwrap_or_else(|_| panic!("auth never was {wanted:?}"));
+    }
+}
+
+fn ready(now: &Membership) -> usize {
+    now.ready_voters().count()
+}
+
+fn readiness(now: &Membership, id: MemberId) -> Option<Readiness> {
+    now.get(id).map(|member| member.readiness)
+}
+
+async fn id(cluster: &Cluster, i: usize) -> MemberId {
+    MemberId(cluster.member_id(i).await)
+}
+
+fn with_auth(members: usize) -> Options {
+    Options { members, auth: Auth::On { extra_users: 0 }, ..Options::default() }
+}
+
+async fn logins(cluster: &Cluster, i: usize) -> f64 {
+    cluster.counter(i, "grpc_server_started_total", &[("grpc_method", "Authenticate")]).await
+}
+
+async fn logins_of_all(cluster: &Cluster) -> Vec<f64> {
+    let mut all = Vec::new();
+    for i in 0..cluster.len() {
+        all.push(logins(cluster, i).await);
+    }
+    all
+}
+
+#[tokio::test]
+async fn all_members_are_found_behind_one_endpoint() {
+    alone(async {
+        for version in versions() {
+            for tls in [Tls::Off, Tls::Server, Tls::Mutual] {
+                let cluster = Cluster::start(&version, Options { tls, ..with_auth(3) }).await;
+                let followed = Followed::start(&config(&cluster, &[0], Some("root")));
+                let now =
+                    followed.until("three are ready", |now| ready(now) == 3 && now.leader.is_some()).await;
+                assert_eq!(now.leader, Some(id(&cluster, cluster.leader().await).await), "{version} {tls:?}");
+                for i in 0..3 {
+                    let member = now.get(id(&cluster, i).await).unwrap();
+                    assert_eq!(*member.name, *format!("m{i}"));
+                    assert_eq!(member.endpoint.port, cluster.address(i).port());
+                    assert_eq!(member.version.unwrap().to_string(), version.to_string());
+                    assert!(member.applied > 0 && member.term == now.term && now.term > 0);
+                    assert!(followed.channels.load().contains_key(&member.id));
+                }
+                followed.until_auth(AuthNow::On).await;
+            }
+        }
+    })
+    .await;
+}
+
+/// A guarded version asks the probing user to log in, once per member; the others do not.
+#[tokio::test]
+async fn a_probing_user_logs_in_once_per_member_and_only_where_it_must() {
+    alone(async {
+        for version in versions() {
+            let cluster = Cluster::start(&version, with_auth(3)).await;
+            let before = logins_of_all(&cluster).await;
+            let followed = Followed::start(&config(&cluster, &[0, 1, 2], Some("root")));
+            let first = followed.until("three are ready", |now| ready(now) == 3).await;
+            followed.until_auth(AuthNow::On).await;
+            // Four more rounds of probes, seen by their answers: raft moves with every write.
+            for round in 0..4 {
+                cluster.ctl_as_root().to(vec![cluster.url(0)]).ok(&["put", "k", &round.to_string()]).await;
+            }
+            let applied = |now: &Membership| now.members.iter().map(|member| member.applied).min();
+            let target = applied(&first).unwrap() + 4;
+            let mut turns = tokio::time::interval(Duration::from_millis(20));
+            let seen = async {
+                while applied(&followed.handle.snapshot.load()) < Some(target) {
+                    turns.tick().await;
+                }
+            };
+            tokio::time::timeout(LIMIT, seen).await.expect("the probes see what was written");
+            let allowed = if guarded(&version) { 1.0 } else { 0.0 };
+            for (i, before) in before.into_iter().enumerate() {
+                // etcdctl wrote through member 0, and logs in for each.
+                let ours = logins(&cluster, i).await - before - if i == 0 { 4.0 } else { 0.0 };
+                assert_eq!(ours, allowed, "{version} member {i}");
+            }
+        }
+    })
+    .await;
+}
+
+/// Whether Status asks for a user: rows of these tests' own versions, written down a second time on purpose.
+fn guarded(version: &Version) -> bool {
+    version.at_least("3.5.28")
+}
+
+/// Without a user who may ask, members are still told apart, and their leader found.
+#[tokio::test]
+async fn without_a_probing_user_the_configured_endpoints_still_serve() {
+    alone(async {
+        for version in versions() {
+            for tls in [Tls::Off, Tls::Server] {
+                let cluster = Cluster::start(&version, Options { tls, ..with_auth(3) }).await;
+                let before = logins_of_all(&cluster).await;
+                let followed = Followed::start(&config(&cluster, &[0, 1, 2], None));
+                let now =
+                    followed.until("three are ready", |now| ready(now) == 3 && now.leader.is_some()).await;
+                assert_eq!(now.leader, Some(id(&cluster, cluster.leader().await).await), "{version} {tls:?}");
+                assert_eq!(
+                    now.cluster.is_none(),
+                    guarded(&version),
+                    "{version}: the cluster id is guarded too"
+                );
+                for member in &now.members {
+                    assert_eq!(member.version.unwrap().to_string(), version.to_string());
+                }
+                followed.until_auth(AuthNow::On).await;
+                for (i, before) in before.into_iter().enumerate() {
+                    assert_eq!(logins(&cluster, i).await, before, "{version}: nobody to log in as");
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_killed_leader_is_left_and_taken_back() {
+    alone(async {
+        for version in versions() {
+            let mut cluster = Cluster::start(&version, with_auth(3)).await;
+            let followed = Followed::start(&config(&cluster, &[0, 1, 2], Some("root")));
+            let old = cluster.leader().await;
+            let old_id = id(&cluster, old).await;
+            followed.until("the leader is known", |now| now.leader == Some(old_id) && ready(now) == 3).await;
+            cluster.kill(old);
+            let lost = Readiness::NotReady(Reason::Unreachable);
+            followed.until("it is unreachable", |now| readiness(now, old_id) == Some(lost)).await;
+            let now = followed
+                .until("another leads", |now| now.leader.is_some_and(|id| id != old_id) && ready(now) == 2)
+                .await;
+            let new = id(&cluster, cluster.leader().await).await;
+            assert_eq!(now.leader().unwrap().id, new, "{version}");
+            assert_eq!(now.serving(), Serving::Ready);
+            cluster.restart(old).await;
+            followed.until("it is back", |now| ready(now) == 3).await;
+        }
+    })
+    .await;
+}
+
+/// The kernel of a stopped member keeps its connections: only the missing answers tell.
+#[tokio::test]
+async fn a_stopped_leader_is_left_and_taken_back() {
+    alone(async {
+        for version in versions() {
+            let mut cluster = Cluster::start(&version, with_auth(3)).await;
+            let followed = Followed::start(&config(&cluster, &[0, 1, 2], Some("root")));
+            let old = cluster.leader().await;
+            let old_id = id(&cluster, old).await;
+            followed.until("three are ready", |now| ready(now) == 3).await;
+            cluster.stop(old);
+            let lost = Readiness::NotReady(Reason::Unreachable);
+            followed
+                .until("it is unreachable and another leads", |now| {
+                    readiness(now, old_id) == Some(lost) && now.leader.is_some_and(|id| id != old_id)
+                })
+                .await;
+            cluster.resume(old);
+            let now = followed.until("it is back", |now| ready(now) == 3).await;
+            assert_ne!(now.leader, Some(old_id), "{version}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_a_quorum_nobody_is_ready() {
+    alone(async {
+        for version in versions() {
+            let mut cluster = Cluster::start(&version, with_auth(3)).await;
+            let followed = Followed::start(&config(&cluster, &[0, 1, 2], Some("root")));
+            followed.until("three are ready", |now| ready(now) == 3).await;
+            let alive = id(&cluster, 0).await;
+            cluster.kill(1);
+            cluster.kill(2);
+            let leaderless = Readiness::NotReady(Reason::NoLeader);
+            let now = followed
+                .until("the last one sees no leader", |now| readiness(now, alive) == Some(leaderless))
+                .await;
+            assert_ne!(now.serving(), Serving::Ready, "{version}");
+            cluster.relaunch(1);
+            followed.until("two are ready", |now| ready(now) == 2 && now.serving() == Serving::Ready).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn learners_are_shown_and_take_no_traffic_and_removed_members_go() {
+    alone(async {
+        for version in versions() {
+            let mut cluster = Cluster::start(&version, with_auth(1)).await;
+            let followed = Followed::start(&config(&cluster, &[0], Some("root")));
+            followed.until("one is ready", |now| ready(now) == 1).await;
+            let learner = cluster.add_learner().await;
+            let learner_id = id(&cluster, learner).await;
+            let learns = Readiness::NotReady(Reason::Learner);
+            let now = followed
+                .until("the learner is found", |now| readiness(now, learner_id) == Some(learns))
+                .await;
+            assert_eq!(now.get(learner_id).unwrap().role, Role::Learner);
+            assert_eq!(ready(&now), 1, "{version}");
+
+            let root = cluster.ctl_as_root();
+            root.to(vec![cluster.url(0)]).ok(&["member", "promote", &learner_id.to_string()]).await;
+            followed.until("it votes", |now| ready(now) == 2).await;
+            let first = root.to(vec![cluster.url(0)]);
+            first.ok(&["member", "remove", &learner_id.to_string()]).await;
+            let now = followed.until("it is gone", |now| now.members.len() == 1).await;
+            assert_eq!((ready(&now), now.absent.len()), (1, 0), "{version}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_member_of_another_cluster_is_never_used() {
+    alone(async {
+        for version in versions() {
+            let cluster = Cluster::start(&version, Options { members: 2, ..Options::default() }).await;
+            let stranger = Cluster::start(&version, Options::default()).await;
+            let mut mixed = config(&stranger, &[0], None);
+            mixed.endpoints.extend(config(&cluster, &[0, 1], None).endpoints);
+            let followed = Followed::start(&mixed);
+            let now = followed.until("the cluster is found", |now| ready(now) == 2).await;
+            let strange = now.foreign.first().expect("the other one is told");
+            assert_eq!(strange.endpoint.port, stranger.address(0).port());
+            assert_ne!(Some(strange.cluster), now.cluster);
+            assert_eq!(now.members.len(), 2);
+            assert!(now.get(id(&stranger, 0).await).is_none());
+
+            // Named by its id it is served, and the majority is not.
+            let pinned = Config { pin: ClusterPin::Id(strange.cluster), ..mixed.clone() };
+            let now = Followed::start(&pinned).until("the named one is found", |now| ready(now) == 1).await;
+            assert_eq!(now.members[0].id, id(&stranger, 0).await);
+            let nobody = Config { pin: ClusterPin::Id(ClusterId(1)), ..mixed };
+            let now =
+                Followed::start(&nobody).until("all are told apart", |now| now.foreign.len() == 3).await;
+            assert_eq!(now.serving(), Serving::NothingKnown);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_down_at_the_start_is_taken_when_it_comes() {
+    alone(async {
+        for version in versions() {
+            let mut cluster = Cluster::start(&version, with_auth(1)).await;
+            let only = id(&cluster, 0).await;
+            cluster.kill(0);
+            let followed = Followed::start(&config(&cluster, &[0], Some("root")));
+            assert_eq!(followed.handle.snapshot.load().serving(), Serving::NothingKnown);
+            cluster.relaunch(0);
+            let now = followed.until("it is ready", |now| now.serving() == Serving::Ready).await;
+            assert_eq!(now.leader, Some(only), "{version}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_suspected_member_comes_back_with_the_probe_that_the_hint_asks_for() {
+    alone(async {
+        for version in versions() {
+            let cluster = Cluster::start(&version, Options { members: 3, ..Options::default() }).await;
+            let followed = Followed::start(&config(&cluster, &[0, 1, 2], None));
+            let now = followed.until("three are ready", |now| ready(now) == 3).await;
+            let member = Arc::clone(&now.members[1]);
+            member.suspect();
+            assert_eq!(ready(&followed.handle.snapshot.load()), 2, "{version}");
+            followed.handle.hints.send(Hint::Unreachable(member.id));
+            followed.until("it is back", |now| ready(now) == 3).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn auth_that_is_turned_on_or_off_is_noticed() {
+    alone(async {
+        for version in versions() {
+            let cluster = Cluster::start(&version, Options::default()).await;
+            let followed = Followed::start(&config(&cluster, &[0], Some("root")));
+            followed.until("it is ready", |now| ready(now) == 1).await;
+            followed.until_auth(AuthNow::Off).await;
+            let nobody = cluster.ctl();
+            for words in [
+                &["user", "add", "root", "--new-user-password=root-secret"][..],
+                &["role", "add", "root"],
+                &["user", "grant-role", "root", "root"],
+                &["auth", "enable"],
+            ] {
+                nobody.ok(words).await;
+            }
+            followed.handle.hints.send(Hint::AuthOn);
+            followed.until_auth(AuthNow::On).await;
+            cluster.ctl().as_user("root").ok(&["auth", "disable"]).await;
+            followed.handle.hints.send(Hint::AuthOff);
+            followed.until_auth(AuthNow::Off).await;
+            followed.until("it is still ready", |now| ready(now) == 1).await;
+            // What the data path concluded wrongly, as from a member that lags behind, is put right.
+            followed.handle.auth.set(AuthNow::On);
+            followed.handle.hints.send(Hint::AuthOn);
+            followed.until_auth(AuthNow::Off).await;
+        }
+    })
+    .await;
+}
+
+/// A wrong password costs its cluster one bcrypt per member and half a minute, not one per probe.
+#[tokio::test]
+async fn a_wrong_password_of_the_probing_user_is_no_storm() {
+    alone(async {
+        for version in versions().into_iter().filter(guarded) {
+            let cluster = Cluster::start(&version, with_auth(1)).await;
+            let before = logins(&cluster, 0).await;
+            let mut config = config(&cluster, &[0], None);
+            config.probe = Some(login("root", "wrong"));
+            let followed = Followed::start(&config);
+            followed.until("it is found without", |now| now.serving() == Serving::Ready).await;
+            let member = followed.handle.snapshot.load().members[0].clone();
+            for _ in 0..5 {
+                member.suspect();
+                followed.handle.hints.send(Hint::Unreachable(member.id));
+                followed.until("another probe", |now| ready(now) == 1).await;
+            }
+            assert_eq!(logins(&cluster, 0).await - before, 1.0, "{version}");
+        }
+    })
+    .await;
+}

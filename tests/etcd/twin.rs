@@ -1,0 +1,226 @@
+//! The twin test: every RPC, as everybody, answered through Keyward as etcd itself answers it.
+//!
+//! Two clusters of one member live the same history: each call is made on one directly and on the other through Keyward, and all that
+//! comes back is compared. Owns: the run and its table. Invariant: a difference is permitted by `twin_differences.toml` or it is a
+//! failure.
+
+mod compare;
+mod fields;
+mod permitted;
+mod rows;
+mod side;
+
+use std::fmt::Write as _;
+
+use futures_util::future::join_all;
+
+use self::{
+    compare::{Difference, compare, outcome},
+    permitted::{At, Permitted, Second},
+    rows::Row,
+    side::{Port, Side, Who},
+};
+use crate::{
+    harness::{
+        Auth, Cluster, Options, Tls,
+        binary::Version,
+        keyward::{Keyward, Site},
+        versions,
+    },
+    raw::{Answer, Endpoint, Shape},
+};
+
+/// What became of one call on both sides.
+struct Verdict {
+    path: &'static str,
+    case: &'static str,
+    who: Who,
+    /// How the direct one ended.
+    outcome: String,
+    permitted: Vec<String>,
+    forbidden: Vec<Difference>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_through_keyward_are_those_of_a_plain_port() {
+    through_keyward(Port::Plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_through_keyward_are_those_of_a_tls_port() {
+    through_keyward(Port::Tls).await;
+}
+
+/// What proves the comparison: with etcd in Keyward's place nothing differs but what two clusters must differ in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_etcds_give_the_same_answers() {
+    let mut faults = String::new();
+    for version in versions() {
+        let (first, second) = (cluster(&version, Port::Plain).await, cluster(&version, Port::Plain).await);
+        let (mut direct, mut other) = (side(&first, None).await, side(&second, None).await);
+        faults += &run(&version, Port::Plain, Second::Etcd, &mut direct, &mut other).await;
+    }
+    assert!(faults.is_empty(), "{faults}");
+}
+
+#[test]
+fn every_rpc_has_a_row() {
+    let rows = rows::all();
+    let known: Vec<&str> = fields::rpcs().iter().map(|rpc| rpc.path.as_str()).collect();
+    assert!(known.contains(&"/etcdserverpb.KV/Range"), "the descriptors have no KV service");
+    let missing: Vec<_> = known.iter().filter(|path| rows.iter().all(|row| row.path != **path)).collect();
+    assert!(missing.is_empty(), "no row for {missing:?}");
+    for row in &rows {
+        let same = rows.iter().filter(|other| (other.path, other.case) == (row.path, row.case)).count();
+        assert_eq!(same, 1, "{} {:?} is there twice", row.path, row.case);
+    }
+}
+
+async fn through_keyward(port: Port) {
+    let mut faults = String::new();
+    for version in versions() {
+        let (first, second) = (cluster(&version, port).await, cluster(&version, port).await);
+        let site = Site::new();
+        let config = site.in_front_of(&second);
+        let keyward = Keyward::start(site, &config).await;
+        let mut direct = side(&first, None).await;
+        let mut through = side(&second, Some(&keyward)).await;
+        faults += &run(&version, port, Second::Keyward, &mut direct, &mut through).await;
+    }
+    assert!(faults.is_empty(), "{faults}");
+}
+
+async fn cluster(version: &Version, port: Port) -> Cluster {
+    let tls = if port == Port::Tls { Tls::Server } else { Tls::Off };
+    let auth = Auth::On { extra_users: 0 };
+    Cluster::start(version, Options { auth, tls, ..Options::default() }).await
+}
+
+async fn side(cluster: &Cluster, through: Option<&Keyward>) -> Side {
+    let endpoint = match (through, cluster.options().tls) {
+        (Some(keyward), _) => Endpoint::plain(keyward.site().listen),
+        (None, Tls::Off) => Endpoint::plain(cluster.address(0)),
+        (None, _) => Endpoint::tls(cluster.address(0), cluster.pki(), None),
+    };
+    let url = through.map_or_else(|| cluster.url(0), Keyward::url);
+    Side::new(endpoint, url, cluster.member_id(0).await).await
+}
+
+/// Lives the history on both sides, prints what came of it, and tells where more differed than may: empty where nothing did.
+async fn run(version: &Version, port: Port, second: Second, direct: &mut Side, other: &mut Side) -> String {
+    let permitted = Permitted::load(version, port, second, other.url.clone());
+    let mut verdicts = Vec::new();
+    for row in rows::all() {
+        verdicts.extend(judge_row(&row, direct, other, &permitted).await);
+    }
+    let title = format!("etcd {version}, {port:?} port, second side: {second:?}");
+    println!("{title}\n{}", table(&verdicts));
+    let forbidden: Vec<_> =
+        verdicts.iter().filter(|verdict| !verdict.forbidden.is_empty()).map(told).collect();
+    let unused = permitted.unused();
+    if forbidden.is_empty() && unused.is_empty() {
+        return String::new();
+    }
+    format!("{title}: {} calls differ\n{}{unused}", forbidden.len(), forbidden.concat())
+}
+
+/// One row as everybody. Streams change nothing, so they need not wait for each other.
+async fn judge_row(row: &Row, direct: &mut Side, other: &mut Side, permitted: &Permitted) -> Vec<Verdict> {
+    if row.shape != Shape::Once {
+        let each = row.who.iter().map(|who| ask_both(row, *who, direct, other));
+        let answers = join_all(each).await;
+        return row
+            .who
+            .iter()
+            .zip(answers)
+            .map(|(who, (a, b))| verdict(row, *who, &a, &b, permitted))
+            .collect();
+    }
+    let mut verdicts = Vec::new();
+    for who in row.who {
+        let (a, b) = ask_both(row, *who, direct, other).await;
+        if a.code() == Some(0) && b.code() == Some(0) {
+            direct.learn(row.path, *who, &a);
+            other.learn(row.path, *who, &b);
+        }
+        verdicts.push(verdict(row, *who, &a, &b, permitted));
+    }
+    verdicts
+}
+
+/// First directly; through Keyward a stream is read until as many messages came.
+async fn ask_both(row: &Row, who: Who, direct: &Side, other: &Side) -> (Answer, Answer) {
+    let shape = match row.shape {
+        // Who may not do it is told once.
+        Shape::Stream { at_least } if who < Who::Alice => Shape::Stream { at_least: at_least.min(1) },
+        shape => shape,
+    };
+    let first = direct.call(row.path, &(row.request)(direct, who), shape, who).await;
+    let at_least = first.messages().len();
+    let shape = match row.shape {
+        Shape::Once => Shape::Once,
+        Shape::Stream { .. } => Shape::Stream { at_least },
+        Shape::ServerStream { .. } => Shape::ServerStream { at_least },
+    };
+    let second = other.call(row.path, &(row.request)(other, who), shape, who).await;
+    (first, second)
+}
+
+fn verdict(row: &Row, who: Who, direct: &Answer, other: &Answer, permitted: &Permitted) -> Verdict {
+    let message = fields::rpcs().iter().find(|rpc| rpc.path == row.path).map(|rpc| rpc.output.as_str());
+    let at = At { rpc: row.path, case: row.case, who };
+    let mut verdict = Verdict {
+        path: row.path,
+        case: row.case,
+        who,
+        outcome: outcome(direct),
+        permitted: Vec::new(),
+        forbidden: Vec::new(),
+    };
+    for difference in compare(message, direct, other) {
+        match permitted.reason(at, &difference) {
+            Some(reason) if verdict.permitted.iter().any(|known| known == reason) => {}
+            Some(reason) => verdict.permitted.push(reason.to_owned()),
+            None => verdict.forbidden.push(difference),
+        }
+    }
+    verdict
+}
+
+/// A line for each call; the reasons stand below, once.
+fn table(verdicts: &[Verdict]) -> String {
+    let mut reasons: Vec<&String> = Vec::new();
+    let mut text = String::new();
+    for verdict in verdicts {
+        let mut marks = Vec::new();
+        for reason in &verdict.permitted {
+            let at = reasons.iter().position(|known| *known == reason).unwrap_or_else(|| {
+                reasons.push(reason);
+                reasons.len() - 1
+            });
+            marks.push(format!("{}", at + 1));
+        }
+        let mark = match (verdict.forbidden.is_empty(), marks.is_empty()) {
+            (false, _) => "DIFFERENT".into(),
+            (true, true) => "same".into(),
+            (true, false) => format!("permitted ({})", marks.join(" ")),
+        };
+        let rpc = verdict.path.rsplit('.').next().unwrap_or(verdict.path);
+        let (case, who, outcome) = (verdict.case, verdict.who.name(), &verdict.outcome);
+        writeln!(text, "{rpc:<28} {case:<34} {who:<8} {mark:<22} {outcome}").expect("a String takes all");
+    }
+    for (at, reason) in reasons.iter().enumerate() {
+        writeln!(text, "({}) {reason}", at + 1).expect("a String takes all");
+    }
+    text
+}
+
+fn told(verdict: &Verdict) -> String {
+    let mut text = format!("{} {:?} as {}:\n", verdict.path, verdict.case, verdict.who.name());
+    for difference in &verdict.forbidden {
+        let Difference { what, direct, keyward } = difference;
+        writeln!(text, "  {what}: directly {direct:?}, through Keyward {keyward:?}")
+            .expect("a String takes all");
+    }
+    text
+}

@@ -1,0 +1,133 @@
+//! The differences that are permitted between etcd and Keyward, read from `tests/etcd/twin_differences.toml`.
+//!
+//! Must not know how answers are compared. Invariants: every entry has a reason; an entry that permitted nothing in a run to which it
+//! applies is a fault of that run, so the list cannot rot.
+
+use std::{cell::Cell, fmt::Write as _};
+
+use serde::Deserialize;
+
+use super::{
+    compare::Difference,
+    fields,
+    side::{Port, Who},
+};
+use crate::harness::binary::Version;
+
+/// The entries that apply to one run, each with how often it was used.
+pub(crate) struct Permitted {
+    /// The client URL that the second side must name as its own.
+    own_url: String,
+    entries: Vec<(Entry, Cell<usize>)>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    permitted: Vec<Entry>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    what: String,
+    reason: String,
+    /// Where the two are any two clusters: then the entry must hold between two etcds asked directly too.
+    #[serde(default)]
+    twins: bool,
+    #[serde(default)]
+    rpcs: Vec<String>,
+    case: Option<String>,
+    #[serde(default, rename = "as")]
+    who: Vec<Who>,
+    direct: Option<String>,
+    /// `OWN URL` is the address of the one that answers.
+    keyward: Option<String>,
+    port: Option<Port>,
+    from: Option<String>,
+    before: Option<String>,
+    /// Why it may not occur in a run.
+    not_always: Option<String>,
+}
+
+/// Which call a difference is of.
+#[derive(Clone, Copy)]
+pub(crate) struct At<'a> {
+    pub(crate) rpc: &'a str,
+    pub(crate) case: &'a str,
+    pub(crate) who: Who,
+}
+
+/// Who stands on the second side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Second {
+    Keyward,
+    Etcd,
+}
+
+impl Permitted {
+    /// The entries for a run on this version and port. Panics where the file has an entry that can permit nothing.
+    pub(crate) fn load(version: &Version, port: Port, second: Second, own_url: String) -> Permitted {
+        let file: File =
+            toml::from_str(include_str!("../twin_differences.toml")).expect("twin_differences.toml is valid");
+        file.permitted.iter().for_each(Entry::check);
+        let applies = |entry: &Entry| {
+            let from = entry.from.as_deref().is_none_or(|from| version.at_least(from));
+            let before = entry.before.as_deref().is_none_or(|before| !version.at_least(before));
+            from && before
+                && entry.port.is_none_or(|of| of == port)
+                && (entry.twins || second == Second::Keyward)
+        };
+        let entries = file.permitted.into_iter().filter(applies).map(|entry| (entry, Cell::new(0)));
+        Permitted { own_url, entries: entries.collect() }
+    }
+
+    /// The reason for which a difference is permitted.
+    pub(crate) fn reason(&self, at: At<'_>, difference: &Difference) -> Option<&str> {
+        let (entry, used) =
+            self.entries.iter().find(|(entry, _)| entry.permits(at, difference, &self.own_url))?;
+        used.set(used.get() + 1);
+        Some(&entry.reason)
+    }
+
+    /// The entries that permitted nothing; empty where there are none.
+    pub(crate) fn unused(&self) -> String {
+        let mut text = String::new();
+        for (entry, used) in &self.entries {
+            if used.get() == 0 && entry.not_always.is_none() {
+                writeln!(text, "  permitted but never seen: {entry:?}").expect("a String takes all");
+            }
+        }
+        text
+    }
+}
+
+impl Entry {
+    fn permits(&self, at: At<'_>, difference: &Difference, own_url: &str) -> bool {
+        let of = |pattern: &Option<String>, value: &str| pattern.as_deref().is_none_or(|p| p == value);
+        let keyward = self.keyward.as_deref().map(|pattern| pattern.replace("OWN URL", own_url));
+        self.what == difference.what
+            && (self.rpcs.is_empty() || self.rpcs.iter().any(|rpc| rpc == at.rpc))
+            && (self.who.is_empty() || self.who.contains(&at.who))
+            && of(&self.case, at.case)
+            && of(&self.direct, &difference.direct)
+            && of(&keyward, &difference.keyward)
+    }
+
+    fn check(&self) {
+        let words = ["form", "outcome", "messages", "order"];
+        let named = words.contains(&self.what.as_str())
+            || self.what.starts_with("metadata ")
+            || fields::knows(&self.what);
+        assert!(named, "twin_differences.toml: nothing is called {:?}", self.what);
+        assert!(self.reason.len() > 10, "twin_differences.toml: {:?} has no reason", self.what);
+        for rpc in &self.rpcs {
+            let known = fields::rpcs().iter().any(|known| known.path == *rpc);
+            assert!(known, "twin_differences.toml: no RPC is called {rpc:?}");
+        }
+        let whole = self.what == "outcome" || self.what == "messages";
+        let limited = !self.rpcs.is_empty() || !self.who.is_empty() || self.direct.is_some();
+        let narrow = limited && (self.keyward.is_some() || self.twins);
+        assert!(!whole || narrow, "twin_differences.toml: {:?} permits any {}", self.reason, self.what);
+    }
+}
