@@ -98,10 +98,15 @@ fn direct(cluster: &Cluster) -> Endpoint {
 
 /// What the members of a cluster logged.
 fn log_of(cluster: &Cluster) -> String {
-    let logs = fs::read_dir(cluster.folder()).expect("the cluster has a folder").map(|entry| entry.expect("an entry").path());
-    let logs: Vec<PathBuf> = logs.filter(|path| path.extension().is_some_and(|ending| ending == "log")).collect();
+    let logs = fs::read_dir(cluster.folder())
+        .expect("the cluster has a folder")
+        .map(|entry| entry.expect("an entry").path());
+    let logs: Vec<PathBuf> =
+        logs.filter(|path| path.extension().is_some_and(|ending| ending == "log")).collect();
     assert!(!logs.is_empty(), "the cluster has no log");
-    logs.iter().map(|path| String::from_utf8_lossy(&fs::read(path).expect("a log can be read")).into_owned()).collect()
+    logs.iter()
+        .map(|path| String::from_utf8_lossy(&fs::read(path).expect("a log can be read")).into_owned())
+        .collect()
 }
 
 /// The token, or how it was refused.
@@ -109,7 +114,9 @@ async fn log_in(endpoint: &Endpoint, user: &str, password: &str) -> Result<Strin
     let request = AuthenticateRequest { name: user.into(), password: password.into() };
     let answer = endpoint.call(&Call::unary(AUTHENTICATE, &request.encode_to_vec())).await;
     match (answer.code(), answer.messages().into_iter().next()) {
-        (Some(0), Some(message)) => Ok(AuthenticateResponse::decode(message).expect("an AuthenticateResponse").token),
+        (Some(0), Some(message)) => {
+            Ok(AuthenticateResponse::decode(message).expect("an AuthenticateResponse").token)
+        }
         _ => Err(told(&answer)),
     }
 }

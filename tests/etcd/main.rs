@@ -9,8 +9,14 @@ mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
+mod kill;
+#[cfg(test)]
+mod load;
+#[cfg(test)]
 mod members;
 mod raw;
+#[cfg(test)]
+mod steady;
 #[cfg(test)]
 mod stories;
 #[cfg(test)]

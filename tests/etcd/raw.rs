@@ -130,7 +130,10 @@ impl Endpoint {
         roots.add(CertificateDer::from_pem_file(&pki.ca).expect("a certificate")).expect("an authority");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider);
-        let builder = builder.with_safe_default_protocol_versions().expect("ring has them").with_root_certificates(roots);
+        let builder = builder
+            .with_safe_default_protocol_versions()
+            .expect("ring has them")
+            .with_root_certificates(roots);
         let mut config = match client {
             None => builder.with_no_client_auth(),
             Some(pair) => {
@@ -152,7 +155,8 @@ impl Endpoint {
     }
 
     async fn connect_and_call(&self, call: &Call) -> Answer {
-        let lost = |what: std::io::Error| Answer { end: End::ConnectionLost(what.to_string()), ..Answer::nothing() };
+        let lost =
+            |what: std::io::Error| Answer { end: End::ConnectionLost(what.to_string()), ..Answer::nothing() };
         let tcp = match TcpStream::connect(self.address).await {
             Ok(tcp) => tcp,
             Err(refused) => return lost(refused),
@@ -169,7 +173,10 @@ impl Endpoint {
 
     async fn over(&self, io: impl AsyncRead + AsyncWrite + Unpin, call: &Call) -> Answer {
         let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW).max_header_list_size(WINDOW);
+        builder
+            .initial_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
+            .max_header_list_size(WINDOW);
         let (requests, connection) = match builder.handshake(io).await {
             Ok(both) => both,
             Err(error) => return Answer { end: End::of(&error), ..Answer::nothing() },
@@ -191,7 +198,8 @@ impl Endpoint {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let path = PathAndQuery::try_from(call.path.as_str()).expect("a path that HTTP can carry");
         let uri = Uri::builder().scheme(scheme).authority(self.address.to_string()).path_and_query(path);
-        let mut request = Request::builder().method(Method::POST).uri(uri.build().expect("all parts are there"));
+        let mut request =
+            Request::builder().method(Method::POST).uri(uri.build().expect("all parts are there"));
         if !call.headers.iter().any(|(name, _)| *name == CONTENT_TYPE.as_str()) {
             request = request.header(CONTENT_TYPE, "application/grpc");
         }
@@ -232,7 +240,12 @@ async fn exchange(requests: SendRequest<Bytes>, request: Request<()>, call: &Cal
 }
 
 /// Reads until the end, or until it is quiet after `at_least` messages; sends the rest of the body in step.
-async fn read(response: ResponseFuture, upload: &mut Upload<'_>, at_least: usize, answer: &mut Answer) -> End {
+async fn read(
+    response: ResponseFuture,
+    upload: &mut Upload<'_>,
+    at_least: usize,
+    answer: &mut Answer,
+) -> End {
     let mut response = pin!(response);
     let mut body: Option<RecvStream> = None;
     loop {
@@ -246,7 +259,9 @@ async fn read(response: ResponseFuture, upload: &mut Upload<'_>, at_least: usize
                 None => response.as_mut().await.map(Step::Head),
                 Some(body) => match body.data().await {
                     Some(data) => data.map(Step::Data),
-                    None => body.trailers().await.map(|trailers| Step::Trailers(trailers.unwrap_or_default())),
+                    None => {
+                        body.trailers().await.map(|trailers| Step::Trailers(trailers.unwrap_or_default()))
+                    }
                 },
             }
         };

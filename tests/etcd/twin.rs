@@ -112,7 +112,8 @@ async fn run(version: &Version, port: Port, second: Second, direct: &mut Side, o
     }
     let title = format!("etcd {version}, {port:?} port, second side: {second:?}");
     println!("{title}\n{}", table(&verdicts));
-    let forbidden: Vec<_> = verdicts.iter().filter(|verdict| !verdict.forbidden.is_empty()).map(told).collect();
+    let forbidden: Vec<_> =
+        verdicts.iter().filter(|verdict| !verdict.forbidden.is_empty()).map(told).collect();
     let unused = permitted.unused();
     let text = format!("{title}\n{}{unused}", forbidden.concat());
     assert!(forbidden.is_empty() && unused.is_empty(), "{} calls differ\n{text}", forbidden.len());
@@ -123,7 +124,12 @@ async fn judge_row(row: &Row, direct: &mut Side, other: &mut Side, permitted: &P
     if row.shape != Shape::Once {
         let each = row.who.iter().map(|who| ask_both(row, *who, direct, other));
         let answers = join_all(each).await;
-        return row.who.iter().zip(answers).map(|(who, (a, b))| verdict(row, *who, &a, &b, permitted)).collect();
+        return row
+            .who
+            .iter()
+            .zip(answers)
+            .map(|(who, (a, b))| verdict(row, *who, &a, &b, permitted))
+            .collect();
     }
     let mut verdicts = Vec::new();
     for who in row.who {
@@ -208,7 +214,8 @@ fn told(verdict: &Verdict) -> String {
     let mut text = format!("{} {:?} as {}:\n", verdict.path, verdict.case, verdict.who.name());
     for difference in &verdict.forbidden {
         let Difference { what, direct, keyward } = difference;
-        writeln!(text, "  {what}: directly {direct:?}, through Keyward {keyward:?}").expect("a String takes all");
+        writeln!(text, "  {what}: directly {direct:?}, through Keyward {keyward:?}")
+            .expect("a String takes all");
     }
     text
 }

@@ -1,7 +1,9 @@
 //! Paths and bodies that are not what they seem (`rules.md` 1-3).
 
 use bytes::Bytes;
-use keyward::pb::etcdserverpb::{DeleteRangeRequest, RangeRequest, RequestOp, TxnRequest, request_op::Request};
+use keyward::pb::etcdserverpb::{
+    DeleteRangeRequest, RangeRequest, RequestOp, TxnRequest, request_op::Request,
+};
 use prost::Message;
 
 use super::{PUT, Scene, arrived, cluster, direct, log_in, password, put, put_request, started, told};
@@ -83,7 +85,9 @@ fn bad_frames() -> Vec<Bad> {
         },
         Bad {
             what: "two frames in one piece",
-            call: body(vec![[frame(&put_request("/a/piece/1")), frame(&put_request("/a/piece/2"))].concat().into()]),
+            call: body(vec![
+                [frame(&put_request("/a/piece/1")), frame(&put_request("/a/piece/2"))].concat().into(),
+            ]),
             expected: trailing(),
         },
         Bad {
@@ -111,7 +115,11 @@ fn bad_frames() -> Vec<Bad> {
             call: body(vec![framed(7, &put_request("/a/seven"))]),
             expected: Expected::AsEtcd(13),
         },
-        Bad { what: "a frame larger than 2 MiB", call: body(vec![frame(&large)]), expected: Expected::AsEtcd(8) },
+        Bad {
+            what: "a frame larger than 2 MiB",
+            call: body(vec![frame(&large)]),
+            expected: Expected::AsEtcd(8),
+        },
         Bad {
             what: "a frame that says it is larger",
             call: body(vec![Bytes::from_static(b"\0\x7f\xff\xff\xff/a/says")]),
@@ -138,12 +146,37 @@ fn bad_messages() -> Vec<Bad> {
     vec![
         bad("a oneof given twice", "/etcdserverpb.KV/Txn", &two_faced("/a/oneof/1", "/a/oneof/2"), TWICE),
         bad("a field given twice", PUT, &with(&put), "a field given twice in etcdserverpb.PutRequest"),
-        bad("a tag past 32 bits", PUT, &far_field("/a/tag"), "a tag of more than 32 bits in etcdserverpb.PutRequest"),
-        bad("a long varint", PUT, &with(b"\x98\x00\x01"), "a varint longer than it needs to be in etcdserverpb.PutRequest"),
+        bad(
+            "a tag past 32 bits",
+            PUT,
+            &far_field("/a/tag"),
+            "a tag of more than 32 bits in etcdserverpb.PutRequest",
+        ),
+        bad(
+            "a long varint",
+            PUT,
+            &with(b"\x98\x00\x01"),
+            "a varint longer than it needs to be in etcdserverpb.PutRequest",
+        ),
         bad("a group", PUT, &with(b"\x3b\x3c"), "a group or an unknown wire type in etcdserverpb.PutRequest"),
-        bad("a field that ends too early", PUT, &with(b"\x0a\x7fx"), "the body ends within a field in etcdserverpb.PutRequest"),
-        bad("no message at all", PUT, b"\xff\xff\xff", "the body ends within a field in etcdserverpb.PutRequest"),
-        bad("the wrong wire type", PUT, b"\x08\x01", "a field of the wrong wire type in etcdserverpb.PutRequest"),
+        bad(
+            "a field that ends too early",
+            PUT,
+            &with(b"\x0a\x7fx"),
+            "the body ends within a field in etcdserverpb.PutRequest",
+        ),
+        bad(
+            "no message at all",
+            PUT,
+            b"\xff\xff\xff",
+            "the body ends within a field in etcdserverpb.PutRequest",
+        ),
+        bad(
+            "the wrong wire type",
+            PUT,
+            b"\x08\x01",
+            "a field of the wrong wire type in etcdserverpb.PutRequest",
+        ),
         bad("a Txn too deep", "/etcdserverpb.KV/Txn", &deep(17), "too deep a Txn in etcdserverpb.TxnRequest"),
     ]
 }
@@ -250,17 +283,27 @@ async fn a_range_by_another_path_is_not_sent() {
     for version in versions() {
         let mut scene = Scene::start(&version, Tls::Server).await;
         let token = scene.session("root").await;
-        let range = |key: &str| RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() }.encode_to_vec();
+        let range = |key: &str| {
+            RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() }.encode_to_vec()
+        };
         for path in ["/etcdserverpb.KV/R%61nge", "/etcdserverpb.KV/Range?x=1"] {
-            let answer = scene.through.call(&Call::unary(path, &range("/a/hidden")).with("token", &token)).await;
+            let answer =
+                scene.through.call(&Call::unary(path, &range("/a/hidden")).with("token", &token)).await;
             assert_eq!(told(&answer).0, Some(12));
         }
-        let delete = DeleteRangeRequest { key: "/a/hidden".into(), ..DeleteRangeRequest::default() }.encode_to_vec();
-        let answer = scene.through.call(&Call::unary("/etcdserverpb.KV/DeleteR%61nge", &delete).with("token", &token)).await;
+        let delete =
+            DeleteRangeRequest { key: "/a/hidden".into(), ..DeleteRangeRequest::default() }.encode_to_vec();
+        let answer = scene
+            .through
+            .call(&Call::unary("/etcdserverpb.KV/DeleteR%61nge", &delete).with("token", &token))
+            .await;
         assert_eq!(told(&answer).0, Some(12));
         assert!(!arrived(&scene.cluster, "/a/hidden"), "etcd {version} was asked");
         assert_eq!(started(&scene.cluster, "DeleteRange").await, 0.0);
-        let answer = scene.through.call(&Call::unary("/etcdserverpb.KV/Range", &range("/a/shown")).with("token", &token)).await;
+        let answer = scene
+            .through
+            .call(&Call::unary("/etcdserverpb.KV/Range", &range("/a/shown")).with("token", &token))
+            .await;
         assert_eq!(told(&answer).0, Some(0));
         assert!(arrived(&scene.cluster, "/a/shown"), "etcd {version} does not log a range");
         scene.is_unharmed().await;

@@ -61,7 +61,9 @@ async fn foreign_session(scene: &Scene) -> String {
     let site = Site::new();
     let config = site.in_front_of(&scene.cluster);
     let other = Keyward::start(site, &config).await;
-    log_in(&Endpoint::plain(other.site().listen), "alice", &password("alice")).await.expect("the password is right")
+    log_in(&Endpoint::plain(other.site().listen), "alice", &password("alice"))
+        .await
+        .expect("the password is right")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -85,10 +87,13 @@ async fn which_of_several_tokens_counts_is_as_in_etcd() {
         ];
         for headers in headers {
             let with = |token: &str| {
-                let set = |call: Call, (name, value): &(&'static str, &str)| call.with(name, &value.replace("VALID", token));
+                let set = |call: Call, (name, value): &(&'static str, &str)| {
+                    call.with(name, &value.replace("VALID", token))
+                };
                 headers.iter().fold(put("/a/several"), set)
             };
-            let (direct, through) = (scene.etcd.call(&with(&etcds)).await, scene.through.call(&with(&ours)).await);
+            let (direct, through) =
+                (scene.etcd.call(&with(&etcds)).await, scene.through.call(&with(&ours)).await);
             assert_eq!(told(&through), told(&direct), "etcd {version}: {headers:?}");
         }
         for value in [format!("Bearer {ours}"), format!("bearer {ours}")] {
@@ -134,10 +139,13 @@ async fn what_a_client_says_of_its_version_is_not_passed_on() {
     let token = scene.session("alice").await;
     let etcds = log_in(&scene.etcd, "alice", &password("alice")).await.expect("the password is right");
     let said = |version: &'static str| [("client_api_version", version)];
-    let call = |token: &str, version: &str| put("/a/version").with("token", token).with("client-api-version", version);
+    let call = |token: &str, version: &str| {
+        put("/a/version").with("token", token).with("client-api-version", version)
+    };
     assert_eq!(told(&scene.through.call(&call(&token, "8.8")).await).0, Some(0));
     assert_eq!(told(&scene.etcd.call(&call(&etcds, "9.9")).await).0, Some(0));
-    let counted = async |version| scene.cluster.counter(0, "etcd_server_client_requests_total", &said(version)).await;
+    let counted =
+        async |version| scene.cluster.counter(0, "etcd_server_client_requests_total", &said(version)).await;
     assert_eq!((counted("8.8").await, counted("9.9").await), (0.0, 1.0));
     scene.is_unharmed().await;
 }
@@ -168,7 +176,11 @@ async fn a_client_cannot_make_etcd_ignore_the_certificate() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_token_on_every_kind_of_stream_is_refused() {
     let scene = Scene::start(&newest("3.5"), Tls::Off).await;
-    for path in ["/etcdserverpb.Maintenance/Snapshot", "/etcdserverpb.KV/RangeStream", "/v3electionpb.Election/Observe"] {
+    for path in [
+        "/etcdserverpb.Maintenance/Snapshot",
+        "/etcdserverpb.KV/RangeStream",
+        "/v3electionpb.Election/Observe",
+    ] {
         let call = Call { path: path.into(), body: vec![frame(&put_request("/a/k"))], ..Call::default() };
         let answer = scene.through.call(&call.clone().with("token", "nobody-issued-this")).await;
         let etcds = scene.etcd.call(&call.with("token", "nobody-issued-this")).await;

@@ -52,16 +52,23 @@ pub(crate) fn compare(message: Option<&str>, direct: &Answer, keyward: &Answer) 
     found
 }
 
-fn bodies(message: Option<&str>, direct: &Answer, keyward: &Answer, note: &mut impl FnMut(&str, String, String)) {
+fn bodies(
+    message: Option<&str>,
+    direct: &Answer,
+    keyward: &Answer,
+    note: &mut impl FnMut(&str, String, String),
+) {
     let (ours, theirs) = (keyward.messages(), direct.messages());
     if ours.len() != theirs.len() {
         return note("messages", theirs.len().to_string(), ours.len().to_string());
     }
-    let whole = |answer: &Answer| answer.messages().iter().map(|m| 5 + m.len()).sum::<usize>() == answer.data.len();
+    let whole =
+        |answer: &Answer| answer.messages().iter().map(|m| 5 + m.len()).sum::<usize>() == answer.data.len();
     let flags = |answer: &Answer| whole(answer) && answer.data.first().is_none_or(|flag| *flag == 0);
     note("framing", flags(direct).to_string(), flags(keyward).to_string());
     for (theirs, ours) in theirs.iter().zip(&ours) {
-        let parsed = message.and_then(|name| Some((fields::leaves(name, theirs)?, fields::leaves(name, ours)?)));
+        let parsed =
+            message.and_then(|name| Some((fields::leaves(name, theirs)?, fields::leaves(name, ours)?)));
         match parsed {
             Some((theirs, ours)) => leaves(&theirs, &ours, note),
             None => note("body", theirs.escape_ascii().to_string(), ours.escape_ascii().to_string()),
@@ -76,7 +83,8 @@ fn leaves(direct: &[Leaf], keyward: &[Leaf], note: &mut impl FnMut(&str, String,
     let all: BTreeSet<&String> = theirs.iter().chain(&ours).collect();
     let mut same_paths = true;
     for path in all {
-        let at = |leaves: &[Leaf]| leaves.iter().filter(|leaf| leaf.path == *path).cloned().collect::<Vec<_>>();
+        let at =
+            |leaves: &[Leaf]| leaves.iter().filter(|leaf| leaf.path == *path).cloned().collect::<Vec<_>>();
         let (a, b) = (at(direct), at(keyward));
         same_paths &= a.len() == b.len();
         let bytes = |leaves: &[Leaf]| leaves.iter().map(|leaf| leaf.bytes.clone()).collect::<Vec<_>>();
@@ -93,7 +101,9 @@ fn leaves(direct: &[Leaf], keyward: &[Leaf], note: &mut impl FnMut(&str, String,
 
 /// With the bytes where the values look alike: a number can stand in more bytes than it needs.
 fn shown(leaves: &[Leaf], with_bytes: bool) -> String {
-    let one = |leaf: &Leaf| if with_bytes { format!("{} {:?}", leaf.shown, leaf.bytes) } else { leaf.shown.clone() };
+    let one = |leaf: &Leaf| {
+        if with_bytes { format!("{} {:?}", leaf.shown, leaf.bytes) } else { leaf.shown.clone() }
+    };
     if leaves.is_empty() { "absent".into() } else { leaves.iter().map(one).collect::<Vec<_>>().join(", ") }
 }
 
@@ -132,7 +142,10 @@ mod tests {
 
     fn answer(data: Bytes, trailers: &[(&'static str, &'static str)]) -> Answer {
         let map = |fields: &[(&'static str, &'static str)]| {
-            fields.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect::<HeaderMap>()
+            fields
+                .iter()
+                .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
+                .collect::<HeaderMap>()
         };
         let head = Some((200, map(&[("content-type", "application/grpc")])));
         Answer { head, trailers_only: false, data, trailers: map(trailers), end: End::Ended }
@@ -207,7 +220,10 @@ mod tests {
         let short = Answer { trailers_only: true, ..one.clone() };
         assert_eq!(differences(&one, &short), [difference("form", "headers and trailers", "Trailers-Only")]);
         let reset = Answer { end: End::Reset(8), ..one.clone() };
-        let expected = [difference("form", "headers and trailers", "no end"), difference("outcome", "0", "0, RST_STREAM 8")];
+        let expected = [
+            difference("form", "headers and trailers", "no end"),
+            difference("outcome", "0", "0, RST_STREAM 8"),
+        ];
         assert_eq!(differences(&one, &reset), expected);
     }
 
@@ -216,7 +232,8 @@ mod tests {
         let one = answer(frame(b""), &[("grpc-status", "0")]);
         let twice = answer([frame(b""), frame(b"")].concat().into(), &[("grpc-status", "0")]);
         assert_eq!(differences(&one, &twice), [difference("messages", "1", "2")]);
-        let broken = answer([frame(b""), Bytes::from_static(b"\0\0")].concat().into(), &[("grpc-status", "0")]);
+        let broken =
+            answer([frame(b""), Bytes::from_static(b"\0\0")].concat().into(), &[("grpc-status", "0")]);
         assert_eq!(differences(&one, &broken), [difference("framing", "true", "false")]);
     }
 }

@@ -67,7 +67,11 @@ fn fields(message: &DescriptorProto) -> HashMap<u64, Field> {
         message: (field.r#type() == Type::Message).then(|| field.type_name().trim_start_matches('.').into()),
         text: matches!(field.r#type(), Type::String | Type::Bytes),
     };
-    message.field.iter().map(|f| (u64::try_from(f.number()).expect("numbers are positive"), field(f))).collect()
+    message
+        .field
+        .iter()
+        .map(|f| (u64::try_from(f.number()).expect("numbers are positive"), field(f)))
+        .collect()
 }
 
 /// Every RPC of `proto/`.
@@ -115,7 +119,12 @@ fn collect(message: &str, above: &str, bytes: &[u8], out: &mut Vec<Leaf>) -> Opt
                 if let Some(inner) = field.and_then(|field| field.message.as_deref()) {
                     // A message without fields would otherwise leave no trace.
                     if value.is_empty() {
-                        out.push(Leaf { field: format!("{short}.{name}"), path, bytes: Vec::new(), shown: "{}".into() });
+                        out.push(Leaf {
+                            field: format!("{short}.{name}"),
+                            path,
+                            bytes: Vec::new(),
+                            shown: "{}".into(),
+                        });
                     } else {
                         collect(inner, &format!("{path}."), value, out)?;
                     }
@@ -153,11 +162,20 @@ fn members_sorted(
         let length = usize::try_from(varint(&mut rest)?).ok()?;
         let value = if tag & 7 == 2 { rest.split_off(..length)? } else { &[] };
         let whole = &start[..start.len() - rest.len()];
-        if tag >> 3 == number { members.push((whole, Member::decode(value).ok()?)) } else { others.extend(whole) }
+        if tag >> 3 == number {
+            members.push((whole, Member::decode(value).ok()?))
+        } else {
+            others.extend(whole)
+        }
     }
     let ids = members.iter().map(|(_, member)| member.id);
     let shown = if ids.is_sorted() { "by id" } else { "not by id" };
-    let leaf = Leaf { field: format!("{short}.members"), path: "members".into(), bytes: shown.into(), shown: shown.into() };
+    let leaf = Leaf {
+        field: format!("{short}.members"),
+        path: "members".into(),
+        bytes: shown.into(),
+        shown: shown.into(),
+    };
     out.push(leaf);
     members.sort_by_key(|(_, member)| member.name.is_empty());
     members.iter().for_each(|(whole, _)| others.extend(*whole));
@@ -191,7 +209,8 @@ mod tests {
         let mut bytes = answer.encode_to_vec();
         bytes.extend(b"\xa2\x06\x01x");
         let leaves = leaves("etcdserverpb.RangeResponse", &bytes).unwrap();
-        let seen: Vec<_> = leaves.iter().map(|l| (l.field.as_str(), l.path.as_str(), l.shown.as_str())).collect();
+        let seen: Vec<_> =
+            leaves.iter().map(|l| (l.field.as_str(), l.path.as_str(), l.shown.as_str())).collect();
         assert_eq!(
             seen,
             [
@@ -211,7 +230,8 @@ mod tests {
         let voter = Member { id: 9, name: "m0".into(), ..Member::default() };
         let learner = Member { id: 7, is_learner: true, ..Member::default() };
         let shown = |members: &[Member]| {
-            let bytes = MemberListResponse { members: members.to_vec(), ..Default::default() }.encode_to_vec();
+            let bytes =
+                MemberListResponse { members: members.to_vec(), ..Default::default() }.encode_to_vec();
             let leaves = leaves("etcdserverpb.MemberListResponse", &bytes).unwrap();
             leaves.into_iter().map(|leaf| leaf.shown).collect::<Vec<_>>()
         };

@@ -68,12 +68,15 @@ pub(crate) enum Second {
 impl Permitted {
     /// The entries for a run on this version and port. Panics where the file has an entry that can permit nothing.
     pub(crate) fn load(version: &Version, port: Port, second: Second, own_url: String) -> Permitted {
-        let file: File = toml::from_str(include_str!("../twin_differences.toml")).expect("twin_differences.toml is valid");
+        let file: File =
+            toml::from_str(include_str!("../twin_differences.toml")).expect("twin_differences.toml is valid");
         file.permitted.iter().for_each(Entry::check);
         let applies = |entry: &Entry| {
             let from = entry.from.as_deref().is_none_or(|from| version.at_least(from));
             let before = entry.before.as_deref().is_none_or(|before| !version.at_least(before));
-            from && before && entry.port.is_none_or(|of| of == port) && (entry.twins || second == Second::Keyward)
+            from && before
+                && entry.port.is_none_or(|of| of == port)
+                && (entry.twins || second == Second::Keyward)
         };
         let entries = file.permitted.into_iter().filter(applies).map(|entry| (entry, Cell::new(0)));
         Permitted { own_url, entries: entries.collect() }
@@ -81,7 +84,8 @@ impl Permitted {
 
     /// The reason for which a difference is permitted.
     pub(crate) fn reason(&self, at: At<'_>, difference: &Difference) -> Option<&str> {
-        let (entry, used) = self.entries.iter().find(|(entry, _)| entry.permits(at, difference, &self.own_url))?;
+        let (entry, used) =
+            self.entries.iter().find(|(entry, _)| entry.permits(at, difference, &self.own_url))?;
         used.set(used.get() + 1);
         Some(&entry.reason)
     }
@@ -112,7 +116,9 @@ impl Entry {
 
     fn check(&self) {
         let words = ["form", "outcome", "messages", "order"];
-        let named = words.contains(&self.what.as_str()) || self.what.starts_with("metadata ") || fields::knows(&self.what);
+        let named = words.contains(&self.what.as_str())
+            || self.what.starts_with("metadata ")
+            || fields::knows(&self.what);
         assert!(named, "twin_differences.toml: nothing is called {:?}", self.what);
         assert!(self.reason.len() > 10, "twin_differences.toml: {:?} has no reason", self.what);
         for rpc in &self.rpcs {

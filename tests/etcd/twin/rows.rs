@@ -37,7 +37,12 @@ fn row(path: &'static str, case: &'static str, request: fn(&Side, Who) -> Vec<Ve
 }
 
 /// A call that the client keeps open until `at_least` messages came.
-fn stream(path: &'static str, case: &'static str, at_least: usize, request: fn(&Side, Who) -> Vec<Vec<u8>>) -> Row {
+fn stream(
+    path: &'static str,
+    case: &'static str,
+    at_least: usize,
+    request: fn(&Side, Who) -> Vec<Vec<u8>>,
+) -> Row {
     Row { shape: Shape::Stream { at_least }, ..row(path, case, request) }
 }
 
@@ -77,6 +82,8 @@ fn health() -> Vec<Row> {
     vec![
         row(CHECK, "the server", |_, _| one(&HealthCheckRequest::default())),
         row(CHECK, "unknown service", |_, _| one(&HealthCheckRequest { service: "nobody".into() })),
-        server_stream("/grpc.health.v1.Health/Watch", "the server", |_, _| one(&HealthCheckRequest::default())),
+        server_stream("/grpc.health.v1.Health/Watch", "the server", |_, _| {
+            one(&HealthCheckRequest::default())
+        }),
     ]
 }

@@ -76,7 +76,8 @@ impl Who {
 impl Side {
     /// Logs in everybody who has a password.
     pub(crate) async fn new(endpoint: Endpoint, url: String, member: u64) -> Side {
-        let mut side = Side { endpoint, tokens: BTreeMap::new(), url, member, learner: 0, leaders: BTreeMap::new() };
+        let mut side =
+            Side { endpoint, tokens: BTreeMap::new(), url, member, learner: 0, leaders: BTreeMap::new() };
         side.tokens.insert(Who::Garbage, GARBAGE.into());
         for who in [Who::Bob, Who::Alice, Who::Root] {
             let token = side.login(who).await;
@@ -87,7 +88,10 @@ impl Side {
 
     async fn login(&self, who: Who) -> String {
         let request = AuthenticateRequest { name: who.name().into(), password: password(who.name()) };
-        let answer = self.endpoint.call(&Call::unary("/etcdserverpb.Auth/Authenticate", &request.encode_to_vec())).await;
+        let answer = self
+            .endpoint
+            .call(&Call::unary("/etcdserverpb.Auth/Authenticate", &request.encode_to_vec()))
+            .await;
         assert_eq!(answer.code(), Some(0), "{who:?} cannot log in: {}", answer.message());
         let message = answer.messages().into_iter().next().expect("an answer that is OK has a message");
         AuthenticateResponse::decode(message).expect("an AuthenticateResponse").token
@@ -97,7 +101,9 @@ impl Side {
     pub(crate) async fn call(&self, path: &str, messages: &[Vec<u8>], shape: Shape, who: Who) -> Answer {
         let body = messages.iter().map(|message| frame(message)).collect();
         let token = self.tokens.get(&who).map(|token| ("token", token.clone()));
-        self.endpoint.call(&Call { path: path.into(), headers: token.into_iter().collect(), body, shape }).await
+        self.endpoint
+            .call(&Call { path: path.into(), headers: token.into_iter().collect(), body, shape })
+            .await
     }
 
     /// Remembers of an answer what later requests must name.

@@ -4,9 +4,10 @@ use keyward::pb::{
     authpb::{Permission, UserAddOptions, permission},
     etcdserverpb::{
         AuthDisableRequest, AuthEnableRequest, AuthRoleAddRequest, AuthRoleDeleteRequest, AuthRoleGetRequest,
-        AuthRoleGrantPermissionRequest, AuthRoleListRequest, AuthRoleRevokePermissionRequest, AuthStatusRequest,
-        AuthUserAddRequest, AuthUserChangePasswordRequest, AuthUserDeleteRequest, AuthUserGetRequest,
-        AuthUserGrantRoleRequest, AuthUserListRequest, AuthUserRevokeRoleRequest, AuthenticateRequest, RangeRequest,
+        AuthRoleGrantPermissionRequest, AuthRoleListRequest, AuthRoleRevokePermissionRequest,
+        AuthStatusRequest, AuthUserAddRequest, AuthUserChangePasswordRequest, AuthUserDeleteRequest,
+        AuthUserGetRequest, AuthUserGrantRoleRequest, AuthUserListRequest, AuthUserRevokeRoleRequest,
+        AuthenticateRequest, RangeRequest,
     },
 };
 
@@ -50,7 +51,8 @@ pub(super) fn users() -> Vec<Row> {
             let (name, password) = ("carol".into(), "new-secret".into());
             one(&AuthUserChangePasswordRequest { name, password, ..AuthUserChangePasswordRequest::default() })
         }),
-        row(AUTHENTICATE, "right after its change", |_, _| one(&login("carol", "carol-secret"))).only(&[Who::None]),
+        row(AUTHENTICATE, "right after its change", |_, _| one(&login("carol", "carol-secret")))
+            .only(&[Who::None]),
         row(PASSWORD, "nobody's", |_, _| {
             let (name, password) = ("nobody".into(), "new-secret".into());
             one(&AuthUserChangePasswordRequest { name, password, ..AuthUserChangePasswordRequest::default() })
@@ -93,9 +95,11 @@ pub(super) fn logins() -> Vec<Row> {
         row(AUTHENTICATE, "no user", |_, _| one(&login("", ""))),
         row(AUTHENTICATE, "a user without a password", |_, _| one(&login("dave", "wrong"))),
         row(AUTHENTICATE, "a changed password", |_, _| one(&login("carol", "new-secret"))).only(&[Who::None]),
-        row(AUTHENTICATE, "the password before it", |_, _| one(&login("carol", "carol-secret"))).only(&[Who::None]),
+        row(AUTHENTICATE, "the password before it", |_, _| one(&login("carol", "carol-secret")))
+            .only(&[Who::None]),
         row(USER_DELETE, "the new one", |_, _| one(&AuthUserDeleteRequest { name: "carol".into() })),
-        row(AUTHENTICATE, "a user that is gone", |_, _| one(&login("carol", "new-secret"))).only(&[Who::None]),
+        row(AUTHENTICATE, "a user that is gone", |_, _| one(&login("carol", "new-secret")))
+            .only(&[Who::None]),
     ]
 }
 
@@ -105,10 +109,12 @@ pub(super) fn off_and_on() -> Vec<Row> {
         row(DISABLE, "", |_, _| one(&AuthDisableRequest {})),
         row(STATUS, "while it is off", |_, _| one(&AuthStatusRequest {})).only(&[Who::None]),
         row(RANGE, "while auth is off", |_, _| one(&read())).only(&[Who::None]),
-        row(AUTHENTICATE, "while auth is off", |_, _| one(&login("alice", &password("alice")))).only(&[Who::None]),
+        row(AUTHENTICATE, "while auth is off", |_, _| one(&login("alice", &password("alice"))))
+            .only(&[Who::None]),
         row(ENABLE, "while it is off", |_, _| one(&AuthEnableRequest {})).only(&[Who::None]),
         row(RANGE, "after auth was off", |_, _| one(&read())).only(&[Who::None, Who::Garbage, Who::Alice]),
-        row(AUTHENTICATE, "after auth was off", |_, _| one(&login("alice", &password("alice")))).only(&[Who::None]),
+        row(AUTHENTICATE, "after auth was off", |_, _| one(&login("alice", &password("alice"))))
+            .only(&[Who::None]),
     ]
 }
 

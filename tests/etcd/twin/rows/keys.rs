@@ -1,8 +1,8 @@
 //! KV and Watch.
 
 use keyward::pb::etcdserverpb::{
-    CompactionRequest, Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCancelRequest,
-    WatchCreateRequest, WatchProgressRequest, WatchRequest,
+    CompactionRequest, Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+    WatchCancelRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest,
     compare::{CompareResult, CompareTarget, TargetUnion},
     request_op::Request,
     watch_request::RequestUnion,
@@ -37,7 +37,9 @@ pub(super) fn kv() -> Vec<Row> {
         row(RANGE, "a key that is not there", |_, _| one(&range("/a/none", ""))),
         row(RANGE, "a prefix, limited", |_, _| one(&RangeRequest { limit: 1, ..range("/a/", "/a0") })),
         row(RANGE, "everything", |_, _| one(&range("\0", "\0"))),
-        row(RANGE, "the number of keys", |_, _| one(&RangeRequest { count_only: true, ..range("/a/", "/a0") })),
+        row(RANGE, "the number of keys", |_, _| {
+            one(&RangeRequest { count_only: true, ..range("/a/", "/a0") })
+        }),
         row(RANGE, "sorted, keys only", |_, _| {
             one(&RangeRequest { sort_order: 2, sort_target: 3, keys_only: true, ..range("/a/", "/a0") })
         }),
@@ -50,21 +52,28 @@ pub(super) fn kv() -> Vec<Row> {
             vec![[range("/a/k", "").encode_to_vec(), b"\xba\x3e\x01x".to_vec()].concat()]
         }),
         row(RANGE_STREAM, "a prefix", |_, _| one(&range("/a/", "/a0"))),
-        row(PUT, "a key", |_, who| one(&PutRequest { prev_kv: true, ..put(&format!("/a/p/{}", who.name()), "x") })),
+        row(PUT, "a key", |_, who| {
+            one(&PutRequest { prev_kv: true, ..put(&format!("/a/p/{}", who.name()), "x") })
+        }),
         row(PUT, "a key outside the role", |_, who| one(&put(&format!("/b/p/{}", who.name()), "x"))),
         row(PUT, "no key", |_, _| one(&put("", "x"))),
         row(PUT, "with a lease", |_, who| {
             one(&PutRequest { lease: who.lease(), ..put(&format!("/a/leased/{}", who.name()), "x") })
         }),
         row(PUT, "with an unknown lease", |_, _| one(&PutRequest { lease: 4, ..put("/a/leased/no", "x") })),
-        row(PUT, "keeping a value that is not there", |_, _| one(&PutRequest { ignore_value: true, ..put("/a/none", "") })),
-        row(PUT, "keeping a value and giving one", |_, _| one(&PutRequest { ignore_value: true, ..put("/a/k", "x") })),
+        row(PUT, "keeping a value that is not there", |_, _| {
+            one(&PutRequest { ignore_value: true, ..put("/a/none", "") })
+        }),
+        row(PUT, "keeping a value and giving one", |_, _| {
+            one(&PutRequest { ignore_value: true, ..put("/a/k", "x") })
+        }),
         row(PUT, "larger than etcd takes", |_, _| one(&put("/a/large", &"x".repeat(1_700_000)))),
         row(TXN, "compare, then write and read", |_, who| one(&txn(&format!("/a/t/{}", who.name())))),
         row(TXN, "outside the role", |_, who| one(&txn(&format!("/b/t/{}", who.name())))),
         row(TXN, "empty", |_, _| one(&TxnRequest::default())),
         row(TXN, "one key twice", |_, _| {
-            let twice = [op(Request::RequestPut(put("/a/d", "1"))), op(Request::RequestPut(put("/a/d", "2")))];
+            let twice =
+                [op(Request::RequestPut(put("/a/d", "1"))), op(Request::RequestPut(put("/a/d", "2")))];
             one(&TxnRequest { success: twice.into(), ..TxnRequest::default() })
         }),
         row(TXN, "too many operations", |_, _| {
@@ -75,7 +84,9 @@ pub(super) fn kv() -> Vec<Row> {
             let inner = txn(&format!("/a/n/{}", who.name()));
             one(&TxnRequest { success: vec![op(Request::RequestTxn(inner))], ..TxnRequest::default() })
         }),
-        row(DELETE, "a key", |_, who| one(&DeleteRangeRequest { prev_kv: true, ..delete(&format!("/a/p/{}", who.name())) })),
+        row(DELETE, "a key", |_, who| {
+            one(&DeleteRangeRequest { prev_kv: true, ..delete(&format!("/a/p/{}", who.name())) })
+        }),
         row(DELETE, "a key outside the role", |_, _| one(&delete("/b/p/root"))),
         row(DELETE, "no key", |_, _| one(&delete(""))),
         row("/etcdserverpb.KV/Nope", "an unknown method", |_, _| one(&range("/a/k", ""))),
@@ -102,7 +113,9 @@ pub(super) fn watch() -> Vec<Row> {
         stream(WATCH, "an id of the client's", 1, |_, _| {
             vec![create(&WatchCreateRequest { watch_id: 77, ..watched("/a/k") })]
         }),
-        stream(WATCH, "an id twice", 2, |_, _| vec![create(&WatchCreateRequest { watch_id: 77, ..watched("/a/k") }); 2]),
+        stream(WATCH, "an id twice", 2, |_, _| {
+            vec![create(&WatchCreateRequest { watch_id: 77, ..watched("/a/k") }); 2]
+        }),
         stream(WATCH, "two, then cancel one", 3, |_, _| {
             let cancel = RequestUnion::CancelRequest(WatchCancelRequest { watch_id: 1 });
             vec![create(&watched("/a/k")), create(&watched("/a/m")), union(cancel)]

@@ -2,7 +2,8 @@
 
 use keyward::pb::{
     etcdserverpb::{
-        LeaseGrantRequest, LeaseKeepAliveRequest, LeaseLeasesRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest,
+        LeaseGrantRequest, LeaseKeepAliveRequest, LeaseLeasesRequest, LeaseRevokeRequest,
+        LeaseTimeToLiveRequest,
     },
     v3electionpb::{CampaignRequest, LeaderRequest, ProclaimRequest, ResignRequest},
     v3lockpb::{LockRequest, UnlockRequest},
@@ -44,8 +45,12 @@ pub(super) fn lease() -> Vec<Row> {
         row(GRANT, "a new one", |_, who| one(&grant(who.lease() + 100))),
         row(GRANT, "one that is there", |_, who| one(&grant(who.lease()))),
         row(GRANT, "too long a life", |_, _| one(&LeaseGrantRequest { ttl: 9_999_999_999, id: 5 })),
-        row(TIME_TO_LIVE, "one's own", |_, who| one(&LeaseTimeToLiveRequest { id: who.lease(), keys: false })),
-        row(TIME_TO_LIVE, "alice's, with keys", |_, _| one(&LeaseTimeToLiveRequest { id: Who::Alice.lease(), keys: true })),
+        row(TIME_TO_LIVE, "one's own", |_, who| {
+            one(&LeaseTimeToLiveRequest { id: who.lease(), keys: false })
+        }),
+        row(TIME_TO_LIVE, "alice's, with keys", |_, _| {
+            one(&LeaseTimeToLiveRequest { id: Who::Alice.lease(), keys: true })
+        }),
         row(TIME_TO_LIVE, "an unknown one", |_, _| one(&LeaseTimeToLiveRequest { id: 4, keys: false })),
         stream(KEEP_ALIVE, "one's own", 1, |_, who| keep_alive(&[who.lease()])),
         stream(KEEP_ALIVE, "one's own, three times", 3, |_, who| keep_alive(&[who.lease(); 3])),
@@ -84,13 +89,19 @@ pub(super) fn election() -> Vec<Row> {
             one(&CampaignRequest { name: election_of(who).into(), lease: who.lease(), value: "first".into() })
         }),
         row(CAMPAIGN, "outside the role", |_, who| {
-            one(&CampaignRequest { name: format!("/b/e/{}", who.name()).into(), lease: who.lease(), value: "x".into() })
+            one(&CampaignRequest {
+                name: format!("/b/e/{}", who.name()).into(),
+                lease: who.lease(),
+                value: "x".into(),
+            })
         }),
         row(LEADER, "alice", |_, _| one(&LeaderRequest { name: election_of(Who::Alice).into() })),
         row(PROCLAIM, "one's own, or alice's", |side, who| {
             one(&ProclaimRequest { leader: side.leader(who), value: "second".into() })
         }),
-        row(PROCLAIM, "without a leadership", |_, _| one(&ProclaimRequest { leader: None, value: "second".into() })),
+        row(PROCLAIM, "without a leadership", |_, _| {
+            one(&ProclaimRequest { leader: None, value: "second".into() })
+        }),
         server_stream(OBSERVE, "alice", |_, _| one(&LeaderRequest { name: election_of(Who::Alice).into() })),
         row(RESIGN, "one's own, or alice's", |side, who| one(&ResignRequest { leader: side.leader(who) })),
         row(RESIGN, "without a leadership", |_, _| one(&ResignRequest { leader: None })),

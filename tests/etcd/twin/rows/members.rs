@@ -1,10 +1,9 @@
 //! Maintenance and Cluster. One member, so that it may lead, and nothing that it is told stops it.
 
 use keyward::pb::etcdserverpb::{
-    AlarmRequest, AlarmType, DefragmentRequest, DowngradeRequest, HashKvRequest, HashRequest, MemberAddRequest,
-    MemberListRequest, MemberPromoteRequest, MemberRemoveRequest, MemberUpdateRequest, MoveLeaderRequest, PutRequest,
-    SnapshotRequest, StatusRequest,
-    alarm_request::AlarmAction,
+    AlarmRequest, AlarmType, DefragmentRequest, DowngradeRequest, HashKvRequest, HashRequest,
+    MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest, MemberUpdateRequest,
+    MoveLeaderRequest, PutRequest, SnapshotRequest, StatusRequest, alarm_request::AlarmAction,
     downgrade_request::DowngradeAction,
 };
 
@@ -55,15 +54,23 @@ pub(super) fn cluster() -> Vec<Row> {
     vec![
         row(LIST, "the member's own view", |_, _| one(&MemberListRequest { linearizable: false })),
         row(LIST, "linearizable", |_, _| one(&MemberListRequest { linearizable: true })),
-        row(ADD, "a bad URL", |_, _| one(&MemberAddRequest { peer_ur_ls: vec!["bad".into()], is_learner: true })),
+        row(ADD, "a bad URL", |_, _| {
+            one(&MemberAddRequest { peer_ur_ls: vec!["bad".into()], is_learner: true })
+        }),
         row(ADD, "no URL", |_, _| one(&MemberAddRequest { peer_ur_ls: Vec::new(), is_learner: true })),
-        row(ADD, "a learner", |_, _| one(&MemberAddRequest { peer_ur_ls: vec![NOWHERE.into()], is_learner: true })),
+        row(ADD, "a learner", |_, _| {
+            one(&MemberAddRequest { peer_ur_ls: vec![NOWHERE.into()], is_learner: true })
+        }),
         row(LIST, "with a learner", |_, _| one(&MemberListRequest { linearizable: true })),
         row(UPDATE, "the learner", |side, _| {
             one(&MemberUpdateRequest { id: side.learner, peer_ur_ls: vec!["http://127.0.0.1:2".into()] })
         }),
-        row(UPDATE, "an unknown one", |_, _| one(&MemberUpdateRequest { id: 0x1234, peer_ur_ls: vec![NOWHERE.into()] })),
-        row(PROMOTE, "the learner, which never started", |side, _| one(&MemberPromoteRequest { id: side.learner })),
+        row(UPDATE, "an unknown one", |_, _| {
+            one(&MemberUpdateRequest { id: 0x1234, peer_ur_ls: vec![NOWHERE.into()] })
+        }),
+        row(PROMOTE, "the learner, which never started", |side, _| {
+            one(&MemberPromoteRequest { id: side.learner })
+        }),
         row(PROMOTE, "a voter", |side, _| one(&MemberPromoteRequest { id: side.member })),
         row(PROMOTE, "an unknown one", |_, _| one(&MemberPromoteRequest { id: 0x1234 })),
         row(REMOVE, "the learner", |side, _| one(&MemberRemoveRequest { id: side.learner })),
