@@ -246,11 +246,15 @@ async fn unknown(
 /// The whole body of a request whose message is at most as large as allowed.
 pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes, Held), Refusal> {
     let limit = gateway.settings.request_size;
+    let mut held = gateway.hold();
     let mut first = Bytes::new();
     let mut more = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         // The client went away: nobody reads this refusal.
         let Ok(data) = frame.map_err(|_| Refusal::CANCELED)?.into_data() else { continue };
+        if !held.more(data.len()) {
+            return Err(Refusal::TOO_MANY_REQUESTS);
+        }
         match (first.is_empty(), more.is_empty()) {
             (true, _) => first = data,
             (false, true) => {
@@ -268,7 +272,6 @@ pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes
         }
     }
     let whole = if more.is_empty() { first } else { more.freeze() };
-    let held = gateway.hold(whole.len()).ok_or(Refusal::TOO_MANY_REQUESTS)?;
     Ok((whole, held))
 }
 

@@ -15,6 +15,8 @@ mod harness_works;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]
+mod listeners;
+#[cfg(test)]
 mod load;
 #[cfg(test)]
 mod members;

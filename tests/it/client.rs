@@ -54,7 +54,11 @@ impl Client {
     ) -> Self {
         let (send, connection) = builder.handshake(io).await.expect("an HTTP/2 connection");
         let drive = async move { drop(connection.await) };
-        Self { send, connection: tasks.spawn("client connection of the test", drive), headers: HeaderMap::new() }
+        Self {
+            send,
+            connection: tasks.spawn("client connection of the test", drive),
+            headers: HeaderMap::new(),
+        }
     }
 
     /// With `name: value` on every call from now on.

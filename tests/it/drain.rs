@@ -6,7 +6,7 @@ use keyward::refusal::Code;
 use tokio::time::Instant;
 
 use crate::rig::{one_member, paused, settled};
-use crate::words::{KEEP_ALIVE, RANGE, WATCH, created, create_of, range, ranged, renew, renewed, watch};
+use crate::words::{KEEP_ALIVE, RANGE, WATCH, create_of, created, range, ranged, renew, renewed, watch};
 
 #[test]
 fn open_calls_finish_and_new_ones_are_not_taken() {
@@ -25,7 +25,11 @@ fn open_calls_finish_and_new_ones_are_not_taken() {
         };
         let (outcome, ()) = tokio::join!(finish, keyward.ended());
         outcome.message();
-        assert!(began.elapsed() < Duration::from_secs(2), "nobody waited for the limit: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(2),
+            "nobody waited for the limit: {:?}",
+            began.elapsed()
+        );
     });
 }
 

@@ -11,9 +11,7 @@ use tokio::time::Instant;
 use crate::client::{Client, Stream};
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
-use crate::words::{
-    INVALID_TOKEN, KEEP_ALIVE, RANGE, ranged, renew, renewal, renewal_of, renewed,
-};
+use crate::words::{INVALID_TOKEN, KEEP_ALIVE, RANGE, ranged, renew, renewal, renewal_of, renewed};
 
 fn three() -> (Vec<Member>, Keyward) {
     let tasks = Tasks::default();

@@ -186,7 +186,8 @@ fn what_could_be_read_in_two_ways_is_not_sent() {
             let outcome = client.call(path, &range("k")).await;
             assert_eq!(outcome.end.code(), Some(Code::Unimplemented), "{path}");
         }
-        let two = [keyward::rpc::frame::encode(&range("a")), keyward::rpc::frame::encode(&range("b"))].concat();
+        let two =
+            [keyward::rpc::frame::encode(&range("a")), keyward::rpc::frame::encode(&range("b"))].concat();
         let compressed = b"\x01\0\0\0\x03\x0a\x01k".to_vec();
         let past_32_bits = b"\0\0\0\0\x08\x92\x80\x80\x80\x80\x01\x01k".to_vec();
         for (framed, code) in [

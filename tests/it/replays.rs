@@ -159,9 +159,11 @@ fn a_write_whose_reply_was_lost_is_never_sent_again() {
     paused(async {
         let (members, keyward) = three();
         let client = keyward.client().await;
-        for (path, message) in
-            [(PUT, put(1)), ("/etcdserverpb.Lease/LeaseGrant", vec![]), ("/etcdserverpb.KV/DeleteRange", vec![])]
-        {
+        for (path, message) in [
+            (PUT, put(1)),
+            ("/etcdserverpb.Lease/LeaseGrant", vec![]),
+            ("/etcdserverpb.KV/DeleteRange", vec![]),
+        ] {
             let (_, outcome) = lost(&client, &members, path, &message).await;
             assert_eq!(outcome.end.told(), (Code::Unavailable, LOST), "{path}");
             settled().await;

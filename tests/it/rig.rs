@@ -20,7 +20,7 @@ use keyward::telemetry::metrics::Metrics;
 use keyward::upstream::connect::{Connector, Dial};
 use keyward::upstream::credential::{CredentialSettings, Credentials};
 use keyward::upstream::membership::{
-    self, Auth, AuthState, ControlChannels, Hints, Membership, MembersHandle, Readiness, Role,
+    self, Auth, AuthState, ControlChannels, Hints, MembersHandle, Membership, Readiness, Role,
 };
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
@@ -101,7 +101,8 @@ impl Keyward {
         channels.store(Arc::new(
             addresses.iter().map(|address| (address.id, channel(address.clone()))).collect(),
         ));
-        let settings = CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
+        let settings =
+            CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
         let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let sealer = Sealer::new(keyward::reload::session_keys(&config).expect("keys"));

@@ -117,7 +117,9 @@ fn on_hypers_own_windows_one_unread_watch_ends_all_of_them() {
         let member = Member::new(1, &tasks);
         let pipe = member.address.dial().expect("dialled");
         let (mut send, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(pipe)).await.expect("HTTP/2");
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(pipe))
+                .await
+                .expect("HTTP/2");
         let ended = tasks.spawn("connection", async move { drop(connection.await) });
         let mut responses = Vec::new();
         for _ in 0..2 {

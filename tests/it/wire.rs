@@ -107,7 +107,11 @@ pub(crate) async fn say(stream: &mut SendStream<Bytes>, message: &[u8]) -> Resul
 }
 
 /// Sends bytes as they are.
-pub(crate) async fn say_framed(stream: &mut SendStream<Bytes>, mut framed: Bytes, last: bool) -> Result<(), End> {
+pub(crate) async fn say_framed(
+    stream: &mut SendStream<Bytes>,
+    mut framed: Bytes,
+    last: bool,
+) -> Result<(), End> {
     while !framed.is_empty() {
         stream.reserve_capacity(framed.len());
         let granted = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;

@@ -102,8 +102,13 @@ pub(crate) fn event(watch_id: i64, revision: i64, size: usize) -> Vec<u8> {
         lease: 0,
     };
     let event = Event { kv: Some(kv), ..Event::default() };
-    WatchResponse { header: Some(header(revision)), watch_id, events: vec![event], ..WatchResponse::default() }
-        .encode_to_vec()
+    WatchResponse {
+        header: Some(header(revision)),
+        watch_id,
+        events: vec![event],
+        ..WatchResponse::default()
+    }
+    .encode_to_vec()
 }
 
 pub(crate) fn watched(message: &Bytes) -> WatchResponse {
