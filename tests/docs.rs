@@ -91,12 +91,14 @@ fn documents_name_files_that_exist() {
     for name in DOCUMENTS {
         let document = read(name);
         let (commands, prose) = fenced(&document, "sh");
-        let paths = quoted(&prose).into_iter().chain(commands.iter().flat_map(|block| block.split_whitespace()));
+        let paths =
+            quoted(&prose).into_iter().chain(commands.iter().flat_map(|block| block.split_whitespace()));
         for path in paths.map(|path| path.trim_start_matches("./")) {
             let in_source = path.ends_with(".rs") && root().join("src").join(path).exists();
             if FOLDERS.iter().any(|folder| path.starts_with(folder)) || path.ends_with(".rs") {
                 looked_at += 1;
-                missing.extend((!in_source && !root().join(path).exists()).then(|| format!("{name}: {path}")));
+                missing
+                    .extend((!in_source && !root().join(path).exists()).then(|| format!("{name}: {path}")));
             }
         }
         for link in links(&prose).into_iter().filter(|link| !link.starts_with("https://")) {
@@ -175,7 +177,8 @@ fn the_production_example_is_valid() {
     let text = read("deploy/keyward.toml");
     check(&text);
     // What is commented out there must be right too.
-    let whole: Vec<&str> = text.lines().map(|line| line.strip_prefix('#').filter(is_key).unwrap_or(line)).collect();
+    let whole: Vec<&str> =
+        text.lines().map(|line| line.strip_prefix('#').filter(is_key).unwrap_or(line)).collect();
     assert_ne!(whole.join("\n"), text.trim_end());
     check(&whole.join("\n"));
 }
