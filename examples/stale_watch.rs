@@ -70,6 +70,7 @@ async fn main() -> Result<ExitCode, Failure> {
         say(title, &format!("{:<16} {answer}", way.name))?;
         way.answer = Some(answer);
     }
+    say("", &format!("({} may read {}: both watches with the fresh tokens did)", arguments.user, arguments.key))?;
     let value = format!("put {} s after the logins", arguments.wait);
     let revision = put_elsewhere(&arguments, &value).await?;
     say("put", &format!("{} by somebody else, at another member: revision {revision}", arguments.key))?;

@@ -24,7 +24,7 @@ use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::{Client, Gateway, Held, health, login, member_answers, streams};
-use crate::identity::Revision;
+use crate::identity::{Revision, UserName};
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
 use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
@@ -33,6 +33,7 @@ use crate::rpc::{canonical, frame, header, shape};
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
+use crate::upstream::membership::Auth;
 use crate::upstream::send::{NoAnswer, upstream_headers};
 
 /// The row of the metrics that unknown methods share.
@@ -169,6 +170,7 @@ async fn through(
     let mut answer = exchange.run(record).await?;
     if answer.status().is_some_and(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
+        note_auth_change(gateway, method, &message);
     }
     Ok(Served::Member(Box::new(answer), in_use))
 }
@@ -198,6 +200,21 @@ fn finish(
         client.shown(Revision(revision));
     }
     Ok(())
+}
+
+/// What a change of users or of auth itself means here: what was proved before is proved no more (rules 12, 48).
+fn note_auth_change(gateway: &Gateway, method: &Method, message: &Bytes) {
+    let named = match method.body {
+        MessageId::AuthEnableRequest => return gateway.door.auth_is(Auth::On),
+        MessageId::AuthDisableRequest => return gateway.door.auth_is(Auth::Off),
+        MessageId::AuthUserChangePasswordRequest
+        | MessageId::AuthUserDeleteRequest
+        | MessageId::AuthUserAddRequest => shape::user_name(message),
+        _ => None,
+    };
+    if let Some(name) = named {
+        gateway.door.credentials.forget_user(&UserName::from(name));
+    }
 }
 
 /// A method that we do not know: its bytes cross as they are, once.

@@ -164,7 +164,7 @@ mod tests {
         let mut cursor = Cursor::from_start(5);
         assert_eq!(taken(&mut cursor, &[5, 6, 6], true), [5]);
         assert_eq!((cursor.next(), cursor.holds()), (6, true));
-        assert_eq!(taken(&mut cursor, &[6], true), [0_i64; 0]);
+        assert_eq!(taken(&mut cursor, &[6], true), [0; 0]);
         assert_eq!(taken(&mut cursor, &[6, 7], true), [6, 6, 6, 6]);
         assert_eq!(taken(&mut cursor, &[7], false), [7, 7]);
         assert_eq!((cursor.next(), cursor.seen(), cursor.holds()), (8, 7, false));
@@ -174,14 +174,14 @@ mod tests {
     fn what_was_delivered_does_not_come_again() {
         let mut cursor = Cursor::from_start(5);
         assert_eq!(taken(&mut cursor, &[4, 5, 6], false), [5, 6]);
-        assert_eq!(taken(&mut cursor, &[6, 6], false), [0_i64; 0]);
+        assert_eq!(taken(&mut cursor, &[6, 6], false), [0; 0]);
         assert_eq!(taken(&mut cursor, &[6, 7], false), [7]);
     }
 
     #[test]
     fn what_was_held_comes_again_from_the_next_upstream_watch() {
         let mut cursor = Cursor::from_start(5);
-        assert_eq!(taken(&mut cursor, &[5, 5], true), [0_i64; 0]);
+        assert_eq!(taken(&mut cursor, &[5, 5], true), [0; 0]);
         cursor.drop_held();
         assert_eq!((cursor.resume_at(false), cursor.holds()), (5, false));
         assert_eq!(taken(&mut cursor, &[5, 5, 5], false), [5, 5, 5]);

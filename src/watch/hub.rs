@@ -107,7 +107,7 @@ pub enum Input {
         watch: WatchKey,
         /// As in the output.
         stream: StreamId,
-        /// Why.
+        /// Why. A refusal costs no other watch: the create is sent without an anchor, for etcd to judge.
         why: Loss,
     },
     /// One WatchResponse message.
@@ -392,7 +392,10 @@ impl Hub {
                 self.anchored(now, watch, stream, &header, revision);
                 Ok(())
             }
-            Input::AnchorFailed { watch, stream, why } => self.anchor_failed(now, watch, stream, why),
+            Input::AnchorFailed { watch, stream, why } => {
+                self.anchor_failed(now, watch, stream, why);
+                Ok(())
+            }
             Input::Upstream { stream, message } => self.upstream(now, stream, &message),
             Input::Lost { stream, why } => self.lost(now, stream, why),
             Input::Tick => {

@@ -229,35 +229,28 @@ impl Hub {
         }
     }
 
-    pub(super) fn anchor_failed(
-        &mut self,
-        now: Instant,
-        key: WatchKey,
-        id: StreamId,
-        why: Loss,
-    ) -> Result<(), End> {
-        let Some(stream) = self.streams.get(&id) else { return Ok(()) };
-        if let Loss::Denied(reason) = &why {
-            let result = self.denied(id, reason);
-            self.out.push(Output::Close { stream: id });
-            return result;
+    pub(super) fn anchor_failed(&mut self, now: Instant, key: WatchKey, id: StreamId, why: Loss) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let checking = stream.checking == Some(key);
+        let anchoring = self
+            .watches
+            .get_mut(&key)
+            .filter(|watch| matches!(watch.place, Place::Anchoring(at) if at == id));
+        match (why, anchoring) {
+            (Loss::Upstream, anchoring) if checking || anchoring.is_some() => self.abandon(now, id),
+            (_, _) if checking => {
+                // The watch itself was let in there; whose history it is, nobody will say.
+                stream.checking = None;
+                stream.verified = i64::MAX;
+                self.checked(id, i64::MAX);
+            }
+            (_, Some(watch)) => {
+                // etcd's own refusal of the create says why, in etcd's words.
+                watch.bare = true;
+                watch.place = Place::Assigned(id);
+            }
+            (_, None) => {}
         }
-        if stream.checking == Some(key) {
-            self.abandon(now, id);
-            return Ok(());
-        }
-        let Some(watch) = self.watches.get_mut(&key) else { return Ok(()) };
-        if !matches!(watch.place, Place::Anchoring(stream) if stream == id) {
-            return Ok(());
-        }
-        if why == Loss::Credential {
-            // etcd's own refusal of the create says why, in etcd's words.
-            watch.bare = true;
-            watch.place = Place::Assigned(id);
-        } else {
-            self.abandon(now, id);
-        }
-        Ok(())
     }
 
     /// doubtful → assigned, or ended: the history that a watch followed does not reach that far any more.

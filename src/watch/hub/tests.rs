@@ -290,21 +290,22 @@ fn a_refused_anchor_lets_etcd_refuse_the_create_itself() {
     bench.create(watch("a", 0));
     bench.opened(1, NEW);
     bench.out.clear();
-    let failed =
-        |stream| Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(stream), why: Loss::Credential };
-    bench.input(failed(1));
+    let failed = |stream, why| Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(stream), why };
+    bench.input(failed(1, Loss::Credential));
     assert_eq!(bench.next_create(1), (1, 0));
     bench.up(1, refused(-1, BAD_TOKEN));
     assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
     bench.nothing();
     bench.opened(2, NEW);
     assert!(matches!(bench.only(), Output::Anchor { stream: StreamId(2), .. }));
-    bench.input(failed(2));
+    bench.input(failed(2, Loss::Denied("no".into())));
     assert_eq!(bench.next_create(2), (2, 0));
-    // Let in after all: where it began is not known, so it is not told, and begins again.
+    // Let in after all: it is from what Created says, and nothing before that is told.
     bench.up(2, created(2, 9));
-    assert!(matches!(bench.out.pop(), Some(Output::Open { attempt: 1, .. })), "{:?}", bench.out);
-    assert!(matches!(bench.only(), Output::Close { stream: StreamId(2) }));
+    assert_eq!(header_revision(&bench.next_emitted()), 9);
+    bench.out.clear();
+    bench.up(2, events(2, 10, &[9, 10]));
+    assert_eq!(revisions(&bench.emitted()), [10]);
 }
 
 #[test]
@@ -774,6 +775,20 @@ fn a_member_that_is_only_behind_is_accepted() {
     bench.nothing();
     bench.up(2, events(3, 41, &[41]));
     assert_eq!(revisions(&bench.emitted()), [41]);
+}
+
+#[test]
+fn a_history_that_may_not_be_asked_for_is_taken_on_trust() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.up(1, events(1, 40, &[40]));
+    bench.out.clear();
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(2, 30));
+    bench.out.clear();
+    let why = Loss::Denied(DENIED.into());
+    bench.input(Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(2), why });
+    assert_eq!(bench.next_create(2), (3, 41));
 }
 
 // ---- cancels

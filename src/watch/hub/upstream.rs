@@ -97,7 +97,7 @@ impl Hub {
             stream.ids.remove(&expected);
             self.refused(key, id, response);
         } else {
-            self.accepted(now, key, id, response);
+            self.accepted(key, id, response);
         }
     }
 
@@ -114,7 +114,7 @@ impl Hub {
     }
 
     /// sent → live.
-    fn accepted(&mut self, now: Instant, key: WatchKey, id: StreamId, mut response: Response) {
+    fn accepted(&mut self, key: WatchKey, id: StreamId, mut response: Response) {
         let (Some(watch), Some(stream)) = (self.watches.get_mut(&key), self.streams.get_mut(&id)) else {
             return;
         };
@@ -131,13 +131,9 @@ impl Hub {
         }
         let mut told = header.revision;
         if watch.create.start_revision == 0 {
-            told = match (watch.anchor, stream.traits) {
-                (Some(anchor), _) => anchor,
-                // Exact on these members: the watch begins right after it.
-                (None, Some(Traits { late_created: false, .. })) => header.revision.max(watch.shown_before),
-                // Let in where the anchor was not: there is no telling where it begins.
-                (None, _) => return self.abandon(now, id),
-            };
+            // Exact on members before V5. Where a later one was not given an anchor, what it tells of revisions up to
+            // this one is dropped: the watch is from here, and its client never hears otherwise.
+            told = watch.anchor.unwrap_or(header.revision.max(watch.shown_before));
             watch.cursor = Cursor::after(told);
         }
         response.header = Some(header.with_revision(told));

@@ -1,0 +1,75 @@
+//! The way out: GOAWAY, open calls finish, streams end with a code that clients resume, all in bounded time.
+
+use std::time::Duration;
+
+use keyward::refusal::Code;
+use tokio::time::Instant;
+
+use crate::rig::{one_member, paused, settled};
+use crate::words::{KEEP_ALIVE, RANGE, WATCH, created, create_of, range, ranged, renew, renewed, watch};
+
+#[test]
+fn open_calls_finish_and_new_ones_are_not_taken() {
+    paused(async {
+        let (member, mut keyward) = one_member();
+        let client = keyward.client().await;
+        let open = client.begin(RANGE, &range("k")).await.expect("sent");
+        let call = member.called(RANGE).await;
+        let began = Instant::now();
+        keyward.drain(Duration::from_secs(30));
+        settled().await;
+        assert!(client.begin(RANGE, &range("k")).await.is_err(), "GOAWAY was sent");
+        let finish = async {
+            call.reply(&ranged(1)).await;
+            open.finish().await
+        };
+        let (outcome, ()) = tokio::join!(finish, keyward.ended());
+        outcome.message();
+        assert!(began.elapsed() < Duration::from_secs(2), "nobody waited for the limit: {:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn streams_end_with_a_code_that_clients_resume() {
+    paused(async {
+        let (member, mut keyward) = one_member();
+        let client = keyward.client().await;
+        let mut watching = client.open(WATCH).await.expect("open");
+        watching.say(&watch("k", 5)).await;
+        let mut watched = member.called(WATCH).await;
+        let create = create_of(&watched.messages.next().await.expect("a create")).expect("a create");
+        watched.say(&created(create.watch_id, 9)).await.expect("taken");
+        watching.next().await.expect("created");
+        let mut renewing = client.open(KEEP_ALIVE).await.expect("open");
+        renewing.say(&renew(7)).await;
+        let mut renewals = member.called(KEEP_ALIVE).await;
+        renewals.say(&renewed(7, 5)).await.expect("taken");
+        renewing.next().await.expect("renewed");
+
+        let began = Instant::now();
+        keyward.drain(Duration::from_secs(30));
+        let ends = async { (watching.finish().await, renewing.finish().await) };
+        let ((watching, renewing), ()) = tokio::join!(ends, keyward.ended());
+        for outcome in [watching, renewing] {
+            assert_eq!(outcome.end.told(), (Code::Unavailable, "etcdserver: server stopped"));
+        }
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn what_does_not_end_by_itself_is_ended_at_the_limit() {
+    paused(async {
+        let (member, mut keyward) = one_member();
+        let client = keyward.client().await;
+        let open = client.begin(RANGE, &range("k")).await.expect("sent");
+        let _never_answered = member.called(RANGE).await;
+        let silent = keyward.connect();
+        let began = Instant::now();
+        keyward.drain(Duration::from_secs(5));
+        let (_, ()) = tokio::join!(open.finish(), keyward.ended());
+        let took = began.elapsed();
+        assert!(took >= Duration::from_secs(5) && took <= Duration::from_secs(7), "{took:?}");
+        drop(silent);
+    });
+}

@@ -1,0 +1,275 @@
+//! A client's keepalive stream outlives its upstream ones, answers in order, and never makes up a TTL.
+
+use std::time::Duration;
+
+use h2::Reason;
+use keyward::refusal::Code;
+use keyward::tasks::Tasks;
+use keyward::upstream::version::Version;
+use tokio::time::Instant;
+
+use crate::client::{Client, Stream};
+use crate::member::{Call, Member};
+use crate::rig::{Keyward, paused, settled};
+use crate::words::{
+    INVALID_TOKEN, KEEP_ALIVE, RANGE, ranged, renew, renewal, renewal_of, renewed,
+};
+
+fn three() -> (Vec<Member>, Keyward) {
+    let tasks = Tasks::default();
+    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
+    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
+    (members, keyward)
+}
+
+async fn renewing(client: &Client, leases: &[i64]) -> Stream {
+    let mut stream = client.open(KEEP_ALIVE).await.expect("open");
+    for lease in leases {
+        stream.say(&renew(*lease)).await;
+    }
+    stream
+}
+
+async fn asked(call: &mut Call) -> i64 {
+    renewal_of(&call.messages.next().await.expect("a renewal"))
+}
+
+async fn told(stream: &mut Stream) -> (i64, i64) {
+    renewal(&stream.next().await.expect("an answer"))
+}
+
+#[test]
+fn the_leader_is_asked_and_answers_come_back_in_order() {
+    paused(async {
+        let (members, keyward) = three();
+        keyward.publish(|membership| membership.leader = Some(members[1].address.id));
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1, 2, 3]).await;
+        let mut call = members[1].called(KEEP_ALIVE).await;
+        for lease in 1..=3 {
+            assert_eq!(asked(&mut call).await, lease);
+            call.say(&renewed(lease, 10 + lease)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, (lease, 10 + lease));
+        }
+    });
+}
+
+#[test]
+fn what_was_not_answered_is_asked_again_on_another_stream() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1, 2, 3]).await;
+        let mut call = members[0].called(KEEP_ALIVE).await;
+        assert_eq!(asked(&mut call).await, 1);
+        call.say(&renewed(1, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (1, 5));
+        members[0].cut();
+        members[0].refuse_connections(true);
+        let next = members[1..].iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
+        let (mut call, ..) = futures_util::future::select_all(next).await;
+        for lease in [2, 3] {
+            assert_eq!(asked(&mut call).await, lease);
+            call.say(&renewed(lease, 6)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, (lease, 6));
+        }
+        assert_eq!(keyward.metrics.keepalive_resumes.get(), 1);
+    });
+}
+
+#[test]
+fn a_half_close_ends_the_stream_only_after_everything_was_answered() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1, 2]).await;
+        stream.half_close();
+        let mut call = members[0].called(KEEP_ALIVE).await;
+        settled().await;
+        for lease in [1, 2] {
+            assert_eq!(asked(&mut call).await, lease);
+            call.say(&renewed(lease, 6)).await.expect("taken");
+        }
+        let outcome = stream.finish().await;
+        assert_eq!(outcome.messages.len(), 2);
+        assert_eq!(outcome.end.code(), Some(Code::Ok));
+        call.canceled().await;
+    });
+}
+
+#[test]
+fn a_client_that_leaves_ends_the_upstream_stream() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1]).await;
+        let mut call = members[0].called(KEEP_ALIVE).await;
+        call.say(&renewed(1, 6)).await.expect("taken");
+        told(&mut stream).await;
+        stream.cancel();
+        assert_eq!(call.canceled().await, Reason::CANCEL);
+    });
+}
+
+/// A loss tells nothing of the lease: only a member's own TTL goes to the client.
+#[test]
+fn no_answer_is_made_up_while_no_member_can_tell() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1]).await;
+        drop(members[0].called(KEEP_ALIVE).await);
+        let began = Instant::now();
+        members.iter().for_each(|member| member.refuse_connections(true));
+        members.iter().for_each(Member::cut);
+        let end = stream.next().await.expect_err("no answer");
+        assert_eq!(end.told().0, Code::Unavailable);
+        let took = began.elapsed();
+        assert!(took >= Duration::from_secs(7) && took < Duration::from_secs(9), "{took:?}");
+        let dials: usize = members.iter().map(Member::dials).sum();
+        assert!(dials < 100, "{dials} connections were tried in 7 s");
+    });
+}
+
+/// Patience is per trouble: an old loss does not shorten a new one's time.
+#[test]
+fn a_loss_of_long_ago_does_not_count() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1]).await;
+        let mut call = members[0].called(KEEP_ALIVE).await;
+        asked(&mut call).await;
+        call.say(&renewed(1, 6)).await.expect("taken");
+        told(&mut stream).await;
+        call.refuse_later();
+        settled().await;
+        tokio::time::advance(Duration::from_secs(60)).await;
+        stream.say(&renew(1)).await;
+        let next = members.iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
+        let (call, ..) = futures_util::future::select_all(next).await;
+        call.reset(Reason::INTERNAL_ERROR);
+        let next = members.iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
+        let (mut call, ..) = futures_util::future::select_all(next).await;
+        call.say(&renewed(1, 9)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (1, 9));
+    });
+}
+
+/// A member that takes requests and says nothing is left for another.
+#[test]
+fn a_member_that_never_answers_is_left() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1]).await;
+        let mut silent = members[0].called(KEEP_ALIVE).await;
+        asked(&mut silent).await;
+        let next = members[1..].iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
+        let (mut call, ..) = futures_util::future::select_all(next).await;
+        assert_eq!(asked(&mut call).await, 1);
+        call.say(&renewed(1, 9)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (1, 9));
+    });
+}
+
+async fn with_auth() -> (Member, Keyward, Client) {
+    let member = Member::new(1, &Tasks::default());
+    let keyward = Keyward::with_auth(&[&member]);
+    let client = keyward.logged_in("alice").await;
+    (member, keyward, client)
+}
+
+#[test]
+fn a_refused_token_is_renewed_and_nobody_notices() {
+    paused(async {
+        let (member, _keyward, client) = with_auth().await;
+        let mut stream = renewing(&client, &[1, 2]).await;
+        let call = member.called(KEEP_ALIVE).await;
+        assert_eq!(call.token(), Some("alice.1"));
+        call.refuse(Code::Unauthenticated, INVALID_TOKEN);
+        let mut call = member.called(KEEP_ALIVE).await;
+        assert_eq!(call.token(), Some("alice.2"));
+        for lease in [1, 2] {
+            assert_eq!(asked(&mut call).await, lease);
+            call.say(&renewed(lease, 6)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, (lease, 6));
+        }
+    });
+}
+
+/// Rules 26: etcd 3.5.28 ends the whole stream for one lease that may not be renewed.
+#[test]
+fn one_forbidden_lease_is_withheld_and_the_others_go_on() {
+    paused(async {
+        let (member, _keyward, client) = with_auth().await;
+        let denied = "etcdserver: permission denied";
+        let mut stream = renewing(&client, &[666, 1, 2]).await;
+        for _ in 0..2 {
+            let mut call = member.called(KEEP_ALIVE).await;
+            assert_eq!(asked(&mut call).await, 666);
+            call.refuse(Code::PermissionDenied, denied);
+        }
+        let mut call = member.called(KEEP_ALIVE).await;
+        for lease in [1, 2] {
+            assert_eq!(asked(&mut call).await, lease);
+            call.say(&renewed(lease, 6)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, (lease, 6));
+        }
+        // Alone, it ends its stream in etcd's words.
+        stream.say(&renew(666)).await;
+        asked(&mut call).await;
+        call.end(Code::PermissionDenied, denied);
+        member.called(KEEP_ALIVE).await.refuse(Code::PermissionDenied, denied);
+        let end = stream.next().await.expect_err("ended");
+        assert_eq!(end.told(), (Code::PermissionDenied, denied));
+    });
+}
+
+/// Rules 26: old leaders say "gone" of a lease that a follower just granted.
+#[test]
+fn a_doubtful_zero_is_confirmed_by_a_read_and_a_second_renewal() {
+    paused(async {
+        let tasks = Tasks::default();
+        let mut member = Member::new(1, &tasks);
+        member.version = Version::parse("3.5.1").expect("a version");
+        let keyward = Keyward::before(&[&member]);
+        let client = keyward.client().await;
+        for (second, expected) in [(8, 8), (0, 0)] {
+            let mut stream = renewing(&client, &[1]).await;
+            let mut call = member.called(KEEP_ALIVE).await;
+            asked(&mut call).await;
+            call.say(&renewed(1, 0)).await.expect("taken");
+            member.called(RANGE).await.reply(&ranged(5)).await;
+            let mut call = member.called(KEEP_ALIVE).await;
+            assert_eq!(asked(&mut call).await, 1);
+            call.say(&renewed(1, second)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, (1, expected));
+        }
+    });
+}
+
+#[test]
+fn a_new_members_zero_is_the_truth() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1]).await;
+        let mut call = members[0].called(KEEP_ALIVE).await;
+        call.say(&renewed(1, 0)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (1, 0));
+        assert!(members[0].was_called_again().is_none());
+    });
+}
+
+/// Nothing to ask: nothing is opened.
+#[test]
+fn no_upstream_stream_is_held_for_a_client_that_asks_nothing() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let _stream = client.open(KEEP_ALIVE).await.expect("open");
+        settled().await;
+        assert!(members.iter().all(|member| member.dials() == 0));
+    });
+}

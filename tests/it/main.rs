@@ -1,0 +1,37 @@
+//! The in-process ring: the data path against scripted members, on one runtime, most of it under a paused clock.
+//!
+//! `rig` puts Keyward together, `member` is an etcd that answers by script, `client` a gRPC client that sees frames,
+//! `words` the messages that both say; every other module is one promise. The two seams are the connector and the
+//! incoming connections.
+
+#[cfg(test)]
+mod client;
+#[cfg(test)]
+mod member;
+#[cfg(test)]
+mod rig;
+#[cfg(test)]
+mod wire;
+#[cfg(test)]
+mod words;
+
+#[cfg(test)]
+mod cancel_bursts;
+#[cfg(test)]
+mod drain;
+#[cfg(test)]
+mod honest_ends;
+#[cfg(test)]
+mod keepalives;
+#[cfg(test)]
+mod limits;
+#[cfg(test)]
+mod lone_frames;
+#[cfg(test)]
+mod replays;
+#[cfg(test)]
+mod slow_watchers;
+#[cfg(test)]
+mod upstream_headers;
+#[cfg(test)]
+mod watches;

@@ -1,0 +1,315 @@
+//! A client's watch outlives its upstream streams: what it is told is one history, without gap or double.
+
+use std::time::Duration;
+
+use h2::Reason;
+use keyward::refusal::Code;
+use keyward::tasks::Tasks;
+use tokio::time::Instant;
+
+use crate::client::{Client, Stream};
+use crate::member::{Call, Member};
+use crate::rig::{Keyward, paused, settled};
+use crate::words::{
+    INVALID_TOKEN, TXN, WATCH, cancel_watch, create_of, created, event, refused, revisions, txn_done, watch,
+    watched,
+};
+
+fn three() -> (Vec<Member>, Keyward) {
+    let tasks = Tasks::default();
+    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
+    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
+    (members, keyward)
+}
+
+/// The next call of any member that is a watch; reads of a revision are answered on the way.
+async fn next_watch(members: &[Member]) -> (usize, Call) {
+    loop {
+        let all = members.iter().map(|member| Box::pin(member.call()));
+        let (call, at, _) = futures_util::future::select_all(all).await;
+        match call.path() {
+            WATCH => return (at, call),
+            TXN => call.reply(&txn_done(20)).await,
+            path => panic!("{path}"),
+        }
+    }
+}
+
+/// Answers the next create on the stream. Its id, and where it begins.
+async fn accept(call: &mut Call, revision: i64) -> (i64, i64) {
+    let create = create_of(&call.messages.next().await.expect("a request")).expect("a create");
+    call.say(&created(create.watch_id, revision)).await.expect("taken");
+    (create.watch_id, create.start_revision)
+}
+
+async fn watching(client: &Client, start: i64) -> Stream {
+    let mut stream = client.open(WATCH).await.expect("open");
+    stream.say(&watch("k", start)).await;
+    stream
+}
+
+async fn told(stream: &mut Stream) -> Vec<i64> {
+    revisions(&watched(&stream.next().await.expect("the watch lives")))
+}
+
+#[test]
+fn resumes_after_a_cut_without_gap_and_without_double() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = watching(&client, 10).await;
+        let (first, mut call) = next_watch(&members).await;
+        let (id, start) = accept(&mut call, 9).await;
+        assert_eq!(start, 10);
+        assert!(watched(&stream.next().await.expect("created")).created);
+        for revision in [10, 11] {
+            call.say(&event(id, revision, 5)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, [revision]);
+        }
+        members[first].cut();
+        let (second, mut call) = next_watch(&members).await;
+        assert_ne!(first, second, "another member");
+        let (id, start) = accept(&mut call, 14).await;
+        assert_eq!(start, 12, "where it stood");
+        // A member that begins too early is not believed.
+        for revision in [11, 12, 13] {
+            call.say(&event(id, revision, 5)).await.expect("taken");
+        }
+        assert_eq!(told(&mut stream).await, [12]);
+        assert_eq!(told(&mut stream).await, [13]);
+        assert_eq!(keyward.metrics.watch_resumes.get(), 1);
+    });
+}
+
+#[test]
+fn every_way_of_ending_resumes() {
+    paused(async {
+        let ends: [fn(Call); 5] = [
+            |call| call.reset(Reason::CANCEL),
+            |call| call.reset(Reason::INTERNAL_ERROR),
+            |call| call.end(Code::Unavailable, "etcdserver: no leader"),
+            |call| call.end(Code::Canceled, "etcdserver: watch canceled"),
+            Call::end_without_status,
+        ];
+        for end in ends {
+            let (members, keyward) = three();
+            let client = keyward.client().await;
+            let mut stream = watching(&client, 10).await;
+            let (_, mut call) = next_watch(&members).await;
+            let (id, _) = accept(&mut call, 9).await;
+            stream.next().await.expect("created");
+            call.say(&event(id, 10, 5)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, [10]);
+            end(call);
+            let (_, mut call) = next_watch(&members).await;
+            let (id, start) = accept(&mut call, 10).await;
+            assert_eq!(start, 11);
+            call.say(&event(id, 11, 5)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, [11]);
+        }
+    });
+}
+
+/// A watch from now begins right after a revision that was read, whatever etcd's Created says (V5).
+#[test]
+fn a_watch_from_now_is_anchored_and_keeps_its_anchor_over_a_loss() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = watching(&client, 0).await;
+        let (first, mut call) = next_watch(&members).await;
+        let (_, start) = accept(&mut call, 25).await;
+        assert_eq!(start, 21, "after what was read");
+        let answer = watched(&stream.next().await.expect("created"));
+        assert_eq!(answer.header.map(|header| header.revision), Some(20), "where the client resumes from");
+        members[first].cut();
+        let (_, mut call) = next_watch(&members).await;
+        let (id, start) = accept(&mut call, 30).await;
+        assert_eq!(start, 21);
+        call.say(&event(id, 22, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, [22]);
+    });
+}
+
+async fn with_auth() -> (Member, Keyward, Client) {
+    let member = Member::new(1, &Tasks::default());
+    let keyward = Keyward::with_auth(&[&member]);
+    let client = keyward.logged_in("alice").await;
+    (member, keyward, client)
+}
+
+/// Story 1's moment: the token died under a live stream, and a second watch is created on it.
+#[test]
+fn a_token_refused_at_create_is_healed_on_a_stream_of_its_own() {
+    paused(async {
+        let (member, _keyward, client) = with_auth().await;
+        let mut stream = watching(&client, 10).await;
+        let mut first = member.called(WATCH).await;
+        let (old, _) = accept(&mut first, 9).await;
+        stream.next().await.expect("created");
+        stream.say(&watch("k2", 10)).await;
+        create_of(&first.messages.next().await.expect("a request")).expect("a create");
+        let reason = format!("rpc error: code = Unauthenticated desc = {INVALID_TOKEN}");
+        first.say(&refused(&reason)).await.expect("taken");
+        // The token is proven before the create is sent again: the member does not know it.
+        member.called(TXN).await.refuse(Code::Unauthenticated, INVALID_TOKEN);
+        let proof = member.called(TXN).await;
+        assert_eq!(proof.token(), Some("alice.2"));
+        proof.reply(&txn_done(9)).await;
+        let mut second = member.called(WATCH).await;
+        assert_eq!(second.token(), Some("alice.2"));
+        let (new, _) = accept(&mut second, 9).await;
+        let answer = watched(&stream.next().await.expect("created"));
+        assert!(answer.created && !answer.canceled && answer.watch_id == 1, "{answer:?}");
+        // The first watch lives on its old stream.
+        first.say(&event(old, 10, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, [10]);
+        second.say(&event(new, 10, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, [10]);
+    });
+}
+
+#[test]
+fn a_create_that_stays_refused_is_told_once_as_etcd_tells_it() {
+    paused(async {
+        let (member, _keyward, client) = with_auth().await;
+        let mut stream = watching(&client, 10).await;
+        let reason = format!("rpc error: code = Unauthenticated desc = {INVALID_TOKEN}");
+        let mut call = member.called(WATCH).await;
+        call.messages.next().await.expect("a create");
+        call.say(&refused(&reason)).await.expect("taken");
+        member.called(TXN).await.reply(&txn_done(9)).await;
+        let mut call = member.called(WATCH).await;
+        call.messages.next().await.expect("a create");
+        call.say(&refused(&reason)).await.expect("taken");
+        let answer = watched(&stream.next().await.expect("an answer"));
+        assert!(answer.created && answer.canceled && answer.watch_id == -1);
+        assert_eq!(answer.cancel_reason, reason);
+        settled().await;
+        assert!(member.was_called_again().is_none(), "no endless loop");
+    });
+}
+
+#[test]
+fn a_client_that_leaves_ends_its_upstream_streams() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = watching(&client, 10).await;
+        let (_, mut call) = next_watch(&members).await;
+        accept(&mut call, 9).await;
+        stream.next().await.expect("created");
+        stream.cancel();
+        assert_eq!(call.canceled().await, Reason::CANCEL);
+        settled().await;
+        assert_eq!(keyward.metrics.calls_with(Code::Canceled as u8), 1);
+    });
+}
+
+#[test]
+fn a_half_close_does_not_end_a_watch() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = watching(&client, 10).await;
+        stream.half_close();
+        let (_, mut call) = next_watch(&members).await;
+        let (id, _) = accept(&mut call, 9).await;
+        stream.next().await.expect("created");
+        settled().await;
+        call.say(&event(id, 10, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, [10]);
+    });
+}
+
+#[test]
+fn hasleader_always_goes_up_and_ends_only_those_who_asked() {
+    paused(async {
+        let (members, keyward) = three();
+        let plain = keyward.client().await;
+        let leader = keyward.client().await.header("hasleader", "true");
+        let mut streams = Vec::new();
+        for client in [&plain, &leader] {
+            let mut stream = watching(client, 10).await;
+            let (_, mut call) = next_watch(&members).await;
+            assert_eq!(call.headers["hasleader"], "true");
+            accept(&mut call, 9).await;
+            stream.next().await.expect("created");
+            streams.push((stream, call));
+        }
+        let began = Instant::now();
+        let refuse_all = async {
+            loop {
+                let (_, call) = next_watch(&members).await;
+                call.refuse(Code::Unavailable, "etcdserver: no leader");
+            }
+        };
+        let (mut asked, call) = streams.pop().expect("two");
+        let (mut plain, other) = streams.pop().expect("two");
+        call.end(Code::Unavailable, "etcdserver: no leader");
+        other.end(Code::Unavailable, "etcdserver: no leader");
+        let end = tokio::select! {
+            end = asked.next() => end.expect_err("ended"),
+            () = refuse_all => unreachable!("it never ends"),
+        };
+        assert_eq!(end.told(), (Code::Unavailable, "etcdserver: no leader"));
+        assert_eq!(began.elapsed(), Duration::from_secs(3));
+        // The other goes on as soon as there is a leader.
+        let (_, mut call) = next_watch(&members).await;
+        let (id, start) = accept(&mut call, 10).await;
+        assert_eq!(start, 10);
+        call.say(&event(id, 10, 5)).await.expect("taken");
+        assert_eq!(told(&mut plain).await, [10]);
+    });
+}
+
+/// Nothing is watched any more: no leader is needed for that.
+#[test]
+fn a_stream_without_watches_does_not_miss_a_leader() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await.header("hasleader", "true");
+        let mut stream = watching(&client, 10).await;
+        let (_, mut call) = next_watch(&members).await;
+        accept(&mut call, 9).await;
+        let id = watched(&stream.next().await.expect("created")).watch_id;
+        members.iter().for_each(|member| member.refuse_connections(true));
+        call.end(Code::Unavailable, "etcdserver: no leader");
+        settled().await;
+        stream.say(&cancel_watch(id)).await;
+        assert!(watched(&stream.next().await.expect("an answer")).canceled);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        members.iter().for_each(|member| member.refuse_connections(false));
+        keyward.probed();
+        stream.say(&watch("k", 10)).await;
+        let (_, mut call) = next_watch(&members).await;
+        accept(&mut call, 9).await;
+        assert!(watched(&stream.next().await.expect("the stream lives")).created);
+    });
+}
+
+/// A cluster that is away for a while: attempts are paced, and the watch goes on when it is back.
+#[test]
+fn an_outage_is_waited_out_without_a_storm() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = watching(&client, 10).await;
+        let (_, mut call) = next_watch(&members).await;
+        accept(&mut call, 9).await;
+        stream.next().await.expect("created");
+        members.iter().for_each(|member| member.refuse_connections(true));
+        members.iter().for_each(Member::cut);
+        let until = Instant::now() + Duration::from_secs(60);
+        tokio::time::sleep_until(until).await;
+        let dials: usize = members.iter().map(Member::dials).sum();
+        assert!((20..200).contains(&dials), "{dials} connections were tried in a minute");
+        members.iter().for_each(|member| member.refuse_connections(false));
+        keyward.probed();
+        let (_, mut call) = next_watch(&members).await;
+        let (id, start) = accept(&mut call, 10).await;
+        assert_eq!(start, 10);
+        call.say(&event(id, 10, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, [10]);
+    });
+}
