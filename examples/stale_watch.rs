@@ -70,6 +70,10 @@ async fn main() -> Result<ExitCode, Failure> {
         say(title, &format!("{:<16} {answer}", way.name))?;
         way.answer = Some(answer);
     }
+    say(
+        "",
+        &format!("({} may read {}: both watches with the fresh tokens did)", arguments.user, arguments.key),
+    )?;
     let value = format!("put {} s after the logins", arguments.wait);
     let revision = put_elsewhere(&arguments, &value).await?;
     say("put", &format!("{} by somebody else, at another member: revision {revision}", arguments.key))?;
@@ -91,7 +95,7 @@ struct Way {
 
 /// The answer to a watch's create.
 enum Answer {
-    Created(Open),
+    Created(Box<Open>),
     Refused(String),
 }
 
@@ -130,7 +134,7 @@ impl Way {
         let first = timeout(LIMIT, responses.message()).await??;
         let first = first.ok_or_else(|| format!("{}: the watch stream ended without a word", self.name))?;
         Ok(match (first.created, first.canceled) {
-            (true, false) => Answer::Created(Open { _requests: requests, responses }),
+            (true, false) => Answer::Created(Box::new(Open { _requests: requests, responses })),
             (_, true) if !first.cancel_reason.is_empty() => Answer::Refused(first.cancel_reason),
             _ => return Err(format!("{}: no answer to a create: {first:?}", self.name).into()),
         })

@@ -211,7 +211,7 @@ pub struct Limits {
     pub request_size: usize,
     /// How long a client may take for its TLS and HTTP/2 handshake.
     pub handshake_timeout: Duration,
-    /// Bytes of requests kept for a second try, over all calls; past it a call streams without one.
+    /// Bytes of requests kept, to be read whole and for a second try, over all calls; past it a call is refused.
     pub replay_buffer: usize,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,

@@ -132,22 +132,31 @@ impl Gateway {
         dice % limit.max(1)
     }
 
-    /// Takes `bytes` of the shard's budget for held requests; None when it is used up. Given back on drop.
+    /// Nothing yet of the shard's budget for requests in memory.
     #[must_use]
-    pub fn hold(self: &Rc<Self>, bytes: usize) -> Option<Held> {
-        let held = self.held.get() + bytes;
-        if held > self.settings.request_budget {
-            return None;
-        }
-        self.held.set(held);
-        Some(Held { gateway: Rc::clone(self), bytes })
+    pub fn hold(self: &Rc<Self>) -> Held {
+        Held { gateway: Rc::clone(self), bytes: 0 }
     }
 }
 
-/// A part of the shard's budget for held requests.
+/// A part of the shard's budget for requests in memory, given back on drop.
 pub struct Held {
     gateway: Rc<Gateway>,
     bytes: usize,
+}
+
+impl Held {
+    /// Takes `bytes` more; false where the budget is used up.
+    #[must_use]
+    pub fn more(&mut self, bytes: usize) -> bool {
+        let all = self.gateway.held.get() + bytes;
+        if all > self.gateway.settings.request_budget {
+            return false;
+        }
+        self.gateway.held.set(all);
+        self.bytes += bytes;
+        true
+    }
 }
 
 impl Drop for Held {

@@ -21,7 +21,7 @@ fn root() -> PathBuf {
 }
 
 fn read(name: &str) -> String {
-    fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    fs::read_to_string(root().join(name)).expect("every file that is named here exists")
 }
 
 /// The fenced blocks of a language, and the text without any fenced block.
@@ -189,9 +189,9 @@ fn is_key(line: &&str) -> bool {
 
 /// `keyward check` in a folder where every file that the configuration names has a fitting content.
 fn check(configuration: &str) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("a temporary folder");
     let configuration = configuration.replace("/etc/keyward/", "");
-    let certificate = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
+    let certificate = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).expect("a name");
     let mut written = 0;
     for name in configuration.split('"').skip(1).step_by(2) {
         let content = match name.rsplit_once('.') {
@@ -208,16 +208,16 @@ fn check(configuration: &str) {
     let file = write(folder.path(), "keyward.toml", &configuration);
     let mut command = Command::new(env!("CARGO_BIN_EXE_keyward"));
     command.args(["check", "--config"]).arg(file).stdin(Stdio::null());
-    let checked = command.output().unwrap();
+    let checked = command.output().expect("keyward starts");
     let told = String::from_utf8_lossy(&checked.stderr).into_owned();
     assert_eq!((checked.status.code(), told.as_str()), (Some(0), ""));
 }
 
 fn write(folder: &Path, name: &str, content: &str) -> PathBuf {
     let path = folder.join(name);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, content).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::create_dir_all(path.parent().expect("it is in the folder")).expect("the folder is ours");
+    fs::write(&path, content).expect("the folder is ours");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("the file is ours");
     path
 }
 

@@ -100,7 +100,7 @@ impl Serving {
         let settings = Settings {
             client_urls: config.advertise.client_urls.clone().into(),
             request_size: config.limits.request_size,
-            request_budget: config.limits.replay_buffer,
+            request_budget: config.limits.replay_buffer / config.runtime.shards.get(),
             access_log: config.log.access,
         };
         let bounds = Bounds {

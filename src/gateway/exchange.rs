@@ -17,7 +17,7 @@ use crate::gateway::access_log::Record;
 use crate::identity::MemberId;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::method::{Effect, Lane, Method, Stream};
-use crate::rpc::outcome::{Asked, Proof, Verdict, translate, verdict};
+use crate::rpc::outcome::{Asked, AuthState, Proof, Verdict, auth_state, translate, verdict};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
@@ -186,6 +186,14 @@ impl Exchange<'_> {
             return Attempt::Answered(answer);
         }
         let asked = self.asked(token);
+        if auth_state(&asked, &status) == Some(AuthState::On) {
+            self.gateway.door.auth_is(Auth::On);
+            // We sent no token since auth was off; it is on now.
+            if matches!(self.whom, As::User(_)) && !healed.contains(&member.id) {
+                healed.push(member.id);
+                return Attempt::Healed;
+            }
+        }
         match verdict(&asked, &status) {
             Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, token, healed),
             Verdict::Elsewhere => {
@@ -207,19 +215,14 @@ impl Exchange<'_> {
         healed: &mut Vec<MemberId>,
     ) -> Attempt {
         let asked = self.asked(token);
-        let As::User(identity) = &self.whom else {
-            return Attempt::Answered(translated(answer, &asked, status));
-        };
-        if healed.contains(&member.id) {
-            return Attempt::Answered(translated(answer, &asked, status));
+        match (&self.whom, token) {
+            (As::User(identity), Some(token)) if !healed.contains(&member.id) => {
+                healed.push(member.id);
+                identity.invalidate(member.id, token);
+                Attempt::Healed
+            }
+            _ => Attempt::Answered(translated(answer, &asked, status)),
         }
-        healed.push(member.id);
-        match token {
-            Some(token) => identity.invalidate(member.id, token),
-            // We sent none since auth was off; it is on now.
-            None => self.gateway.door.auth_is(Auth::On),
-        }
-        Attempt::Healed
     }
 
     fn asked(&self, token: Option<&Token>) -> Asked {

@@ -24,7 +24,7 @@ use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::{Client, Gateway, Held, health, login, member_answers, streams};
-use crate::identity::Revision;
+use crate::identity::{Revision, UserName};
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
 use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
@@ -33,6 +33,7 @@ use crate::rpc::{canonical, frame, header, shape};
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
+use crate::upstream::membership::Auth;
 use crate::upstream::send::{NoAnswer, upstream_headers};
 
 /// The row of the metrics that unknown methods share.
@@ -169,6 +170,7 @@ async fn through(
     let mut answer = exchange.run(record).await?;
     if answer.status().is_some_and(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
+        note_auth_change(gateway, method, &message);
     }
     Ok(Served::Member(Box::new(answer), in_use))
 }
@@ -200,6 +202,21 @@ fn finish(
     Ok(())
 }
 
+/// What a change of users or of auth itself means here: what was proved before is proved no more (rules 12, 48).
+fn note_auth_change(gateway: &Gateway, method: &Method, message: &Bytes) {
+    let named = match method.body {
+        MessageId::AuthEnableRequest => return gateway.door.auth_is(Auth::On),
+        MessageId::AuthDisableRequest => return gateway.door.auth_is(Auth::Off),
+        MessageId::AuthUserChangePasswordRequest
+        | MessageId::AuthUserDeleteRequest
+        | MessageId::AuthUserAddRequest => shape::user_name(message),
+        _ => None,
+    };
+    if let Some(name) = named {
+        gateway.door.credentials.forget_user(&UserName::from(name));
+    }
+}
+
 /// A method that we do not know: its bytes cross as they are, once.
 async fn unknown(
     gateway: &Rc<Gateway>,
@@ -229,11 +246,15 @@ async fn unknown(
 /// The whole body of a request whose message is at most as large as allowed.
 pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes, Held), Refusal> {
     let limit = gateway.settings.request_size;
+    let mut held = gateway.hold();
     let mut first = Bytes::new();
     let mut more = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         // The client went away: nobody reads this refusal.
         let Ok(data) = frame.map_err(|_| Refusal::CANCELED)?.into_data() else { continue };
+        if !held.more(data.len()) {
+            return Err(Refusal::TOO_MANY_REQUESTS);
+        }
         match (first.is_empty(), more.is_empty()) {
             (true, _) => first = data,
             (false, true) => {
@@ -251,7 +272,6 @@ pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes
         }
     }
     let whole = if more.is_empty() { first } else { more.freeze() };
-    let held = gateway.hold(whole.len()).ok_or(Refusal::TOO_MANY_REQUESTS)?;
     Ok((whole, held))
 }
 

@@ -19,12 +19,13 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use crate::downstream::said::Speaker;
+use crate::identity::MemberId;
 use crate::lease::pending::{Pending, Verdict, Zero};
 use crate::pb::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame::{FrameReader, encode};
 use crate::rpc::method::{Method, lookup};
-use crate::rpc::outcome::{self, Proof, verdict};
+use crate::rpc::outcome::{self, Proof};
 use crate::upstream::bidi::{Bidi, Next};
 use crate::upstream::choose::Wanted;
 use crate::upstream::credential::{LoginFailure, Token};
@@ -75,109 +76,147 @@ enum After {
     Tell(Status),
 }
 
+/// Everything that moves while a stream is served.
+struct Running {
+    parts: KeepAlive,
+    method: &'static Method,
+    pending: Pending,
+    upstream: Option<Upstream>,
+    /// Members that could not answer since one last did.
+    tried: Vec<MemberId>,
+    pause: Duration,
+    not_before: Instant,
+    stuck_since: Option<Instant>,
+    opened: u64,
+    /// The client will ask nothing more.
+    half_closed: bool,
+}
+
 impl KeepAlive {
     /// Serves the client's stream to its end.
     pub async fn run(self, mut body: Incoming, client: Speaker) {
         let Some(method) = lookup(PATH) else { return };
         let mut drain = self.drain.clone();
         let mut requests = FrameReader::new(LARGEST_REQUEST);
-        let mut pending = Pending::default();
-        let mut open = true;
-        let mut upstream: Option<Upstream> = None;
-        let mut opened = 0_u32;
-        let mut pause = FIRST_PAUSE;
-        let mut stuck_since: Option<Instant> = None;
-        let mut not_before = Instant::now();
-        let mut tried = Vec::new();
+        let mut running = Running {
+            parts: self,
+            method,
+            pending: Pending::default(),
+            upstream: None,
+            tried: Vec::new(),
+            pause: FIRST_PAUSE,
+            not_before: Instant::now(),
+            stuck_since: None,
+            opened: 0,
+            half_closed: false,
+        };
         loop {
-            if !open && pending.is_empty() {
-                return client.end(Status::OK).await;
+            if let Err(status) = running.prepare().await {
+                return client.end(status).await;
             }
-            if upstream.is_none() && !pending.is_empty() && Instant::now() >= not_before {
-                match self.open(&tried).await {
-                    Ok(stream) => {
-                        if opened > 0 {
-                            self.resumed.inc();
-                        }
-                        opened += 1;
-                        upstream = Some(stream);
-                    }
-                    Err(After::Tell(status)) => return client.end(status).await,
-                    Err(_) => {
-                        tried.clear();
-                        not_before = Instant::now() + pause;
-                        pause = (pause * 2).min(LONGEST_PAUSE);
-                        let since = *stuck_since.get_or_insert_with(Instant::now);
-                        if since.elapsed() > PATIENCE {
-                            return client.end(Refusal::NO_LEADER.status()).await;
-                        }
-                    }
-                }
-            }
-            if let Some(upstream) = &mut upstream {
-                while let Some(message) = pending.next_to_ask() {
-                    upstream.stream.send(&message);
-                }
-            }
-            let waiting = upstream.is_none() && !pending.is_empty();
+            let door = Rc::clone(&running.parts.door);
+            let wait = running.not_before.saturating_duration_since(Instant::now());
+            let waiting = running.upstream.is_none() && !running.pending.is_empty();
+            let asks = !running.half_closed && running.pending.len() < MOST_PENDING;
             tokio::select! {
                 biased; // the client's end first: nobody is left to tell
                 () = client.gone() => return,
                 _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
-                asked = next_request(&mut body, &mut requests), if open && pending.len() < MOST_PENDING => match asked {
-                    Asked::Message(message) => pending.push(message),
-                    Asked::End => open = false,
+                asked = next_request(&mut body, &mut requests), if asks => match asked {
+                    Asked::Message(message) => running.pending.push(message),
+                    Asked::End => running.half_closed = true,
                     Asked::Bad(refusal) => return client.end(refusal.status()).await,
                     Asked::Gone => return,
                 },
-                () = self.door.pause_or_change(not_before.saturating_duration_since(Instant::now())), if waiting => {
-                    not_before = Instant::now();
-                }
-                came = next_answer(&mut upstream) => {
-                    let Some(at) = &upstream else { continue };
-                    let after = match came {
-                        Next::Message(message) => match self.answer(&mut pending, at, &message).await {
-                            Some(Verdict::Deliver) => {
-                                stuck_since = None;
-                                pause = FIRST_PAUSE;
-                                tried.clear();
-                                if client.say(encode(&message)).await.is_err() {
-                                    return;
-                                }
-                                continue;
-                            }
-                            Some(Verdict::Confirm) => After::Now,
-                            Some(Verdict::Stray) | None => After::Pause,
-                        },
-                        Next::Ended(status) => self.ended(method, &mut pending, at, &status),
-                        Next::Broken(reason) => {
-                            tracing::debug!(member = %at.member.id, %reason, "a keepalive stream broke");
-                            at.member.suspect();
-                            self.door.members.hints.send(Hint::Unreachable(at.member.id));
-                            After::Now
-                        }
-                    };
-                    match after {
-                        After::Tell(status) => return client.end(status).await,
-                        After::Now => {}
-                        After::Pause => {
-                            tried.push(at.member.id);
-                            not_before = Instant::now() + pause;
-                            pause = (pause * 2).min(LONGEST_PAUSE);
-                        }
-                    }
-                    let since = *stuck_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() > PATIENCE {
-                        return client.end(Refusal::NO_LEADER.status()).await;
-                    }
-                    pending.lost();
-                    upstream = None;
+                () = door.pause_or_change(wait), if waiting => running.not_before = Instant::now(),
+                came = next_answer(&mut running.upstream) => match running.came(came).await {
+                    Ok(None) => {}
+                    Ok(Some(answer)) => if client.say(encode(&answer)).await.is_err() {
+                        return;
+                    },
+                    Err(status) => return client.end(status).await,
                 }
             }
         }
     }
+}
 
-    async fn open(&self, tried: &[crate::identity::MemberId]) -> Result<Upstream, After> {
+impl Running {
+    /// Opens a stream where one is needed, and asks on it what was not asked yet. An error is for the client: the
+    /// stream's end.
+    async fn prepare(&mut self) -> Result<(), Status> {
+        if self.half_closed && self.pending.is_empty() {
+            return Err(Status::OK);
+        }
+        if self.upstream.is_none() && !self.pending.is_empty() && Instant::now() >= self.not_before {
+            match self.parts.open(&self.tried).await {
+                Ok(stream) => {
+                    if self.opened > 0 {
+                        self.parts.resumed.inc();
+                    }
+                    self.opened += 1;
+                    self.upstream = Some(stream);
+                }
+                Err(After::Tell(status)) => return Err(status),
+                Err(After::Now | After::Pause) => {
+                    self.tried.clear();
+                    self.wait()?;
+                }
+            }
+        }
+        if let Some(upstream) = &mut self.upstream {
+            while let Some(message) = self.pending.next_to_ask() {
+                upstream.stream.send(&message);
+            }
+        }
+        Ok(())
+    }
+
+    /// What came from upstream: an answer for the client, or none yet.
+    async fn came(&mut self, came: Next) -> Result<Option<Bytes>, Status> {
+        let Some(at) = &self.upstream else { return Ok(None) };
+        let after = match came {
+            Next::Message(message) => match self.parts.answer(&mut self.pending, at, &message).await {
+                Some(Verdict::Deliver) => {
+                    self.stuck_since = None;
+                    self.pause = FIRST_PAUSE;
+                    self.tried.clear();
+                    return Ok(Some(message));
+                }
+                Some(Verdict::Confirm) => After::Now,
+                Some(Verdict::Stray) | None => After::Pause,
+            },
+            Next::Ended(status) => self.parts.ended(self.method, &mut self.pending, at, &status),
+            Next::Broken(reason) => {
+                tracing::debug!(member = %at.member.id, %reason, "a keepalive stream broke");
+                at.member.suspect();
+                self.parts.door.members.hints.send(Hint::Unreachable(at.member.id));
+                After::Now
+            }
+        };
+        if let After::Tell(status) = after {
+            return Err(status);
+        }
+        if let After::Pause = after {
+            self.tried.push(at.member.id);
+            self.wait()?;
+        }
+        self.pending.lost();
+        self.upstream = None;
+        Ok(None)
+    }
+
+    /// The next attempt is made after a pause; past all patience the client is told.
+    fn wait(&mut self) -> Result<(), Status> {
+        self.not_before = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        let since = *self.stuck_since.get_or_insert_with(Instant::now);
+        if since.elapsed() > PATIENCE { Err(Refusal::NO_LEADER.status()) } else { Ok(()) }
+    }
+}
+
+impl KeepAlive {
+    async fn open(&self, tried: &[MemberId]) -> Result<Upstream, After> {
         let member = self.door.choose(Wanted::LeaderFirst, tried).ok_or(After::Pause)?;
         let token = match self.door.token(&self.whom, &member).await {
             Ok(token) => token,
@@ -210,19 +249,25 @@ impl KeepAlive {
     fn ended(&self, method: &'static Method, pending: &mut Pending, at: &Upstream, status: &Status) -> After {
         let proof = if at.token.is_some() { Proof::Token } else { Proof::NoToken };
         let asked = outcome::Asked { method, effect: method.effect, proof };
-        match (verdict(&asked, status), &self.whom, &at.token) {
+        if outcome::auth_state(&asked, status) == Some(outcome::AuthState::On) {
+            self.door.auth_is(Auth::On);
+            if matches!(self.whom, As::User(_)) {
+                return self.refused(pending, status);
+            }
+        }
+        match (outcome::verdict(&asked, status), &self.whom, &at.token) {
             (outcome::Verdict::Heal, As::User(identity), Some(token)) => {
                 identity.invalidate(at.member.id, token);
                 self.refused(pending, status)
             }
-            (outcome::Verdict::Heal, As::User(_), None) => {
-                self.door.auth_is(Auth::On);
-                After::Now
+            (outcome::Verdict::Heal | outcome::Verdict::Final, _, _)
+                if status.code == Code::PermissionDenied =>
+            {
+                self.refused(pending, status)
             }
-            (outcome::Verdict::Heal, As::Nobody, _) => self.refused(pending, status),
-            _ if status.code == Code::PermissionDenied => self.refused(pending, status),
-            // Whatever else a member says of itself, another may do better.
-            _ => {
+            (outcome::Verdict::Heal | outcome::Verdict::Final, _, _) => After::Tell(status.clone()),
+            // Whatever a member says of itself, another may do better.
+            (outcome::Verdict::Elsewhere | outcome::Verdict::Unclear, _, _) => {
                 self.door.members.hints.send(Hint::NotLeader(at.member.id));
                 After::Pause
             }

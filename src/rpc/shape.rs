@@ -112,6 +112,13 @@ pub fn keep_alive_id(body: &[u8]) -> Option<i64> {
     last_number(body, 1)
 }
 
+/// Whom a change of users names: UserAdd, UserDelete and UserChangePassword have it in field 1.
+#[must_use]
+pub fn user_name(body: &[u8]) -> Option<&str> {
+    let named = Fields::new(body).map_while(Result::ok).filter(|field| field.number == 1).last()?;
+    std::str::from_utf8(named.value.bytes()?).ok()
+}
+
 /// The number in a singular field: its last mention, or 0.
 fn last_number(body: &[u8], number: u32) -> Option<i64> {
     let mut found = 0;
@@ -131,8 +138,8 @@ mod tests {
 
     use super::*;
     use crate::pb::etcdserverpb::{
-        AlarmRequest, Compare, DeleteRangeRequest, DowngradeRequest, LeaseKeepAliveRequest, PutRequest,
-        RangeRequest, RequestOp, TxnRequest, request_op::Request,
+        AlarmRequest, AuthUserChangePasswordRequest, Compare, DeleteRangeRequest, DowngradeRequest,
+        LeaseKeepAliveRequest, PutRequest, RangeRequest, RequestOp, TxnRequest, request_op::Request,
     };
     use crate::pb::{v3electionpb::CampaignRequest, v3lockpb::LockRequest};
     use crate::rpc::method::lookup;
@@ -250,6 +257,19 @@ mod tests {
         }
         assert!(!may_reissue(lock, b"\x10\x05\x07"));
         assert!(may_reissue(lookup("/v3lockpb.Lock/Unlock").unwrap(), b""));
+    }
+
+    #[test]
+    fn a_change_of_users_names_its_user() {
+        let change = AuthUserChangePasswordRequest {
+            name: "alice".into(),
+            password: "p".into(),
+            ..Default::default()
+        };
+        assert_eq!(user_name(&change.encode_to_vec()), Some("alice"));
+        assert_eq!(user_name(b""), None);
+        assert_eq!(user_name(b"\x0a\x01\xff"), None, "no text");
+        assert_eq!(user_name(b"\x08\x01"), None, "a number");
     }
 
     proptest! {

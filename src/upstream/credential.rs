@@ -74,7 +74,7 @@ pub enum LoginFailure {
     #[error("auth is off")]
     AuthDisabled,
     /// The member's own answer, untouched: nothing is known of the password.
-    #[error("the member could not say")]
+    #[error("the member could not say: {}", .0.message())]
     Unavailable(Status),
     /// No member to ask, or no answer in time.
     #[error("no member answered")]

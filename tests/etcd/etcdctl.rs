@@ -51,8 +51,9 @@ async fn etcdctl_works_unchanged_through_keyward() {
 async fn keys(alice: &Ctl) {
     assert_eq!(alice.ok(&["put", "/a/k", "v1"]).await, "OK\n");
     assert_eq!(alice.ok(&["get", "/a/k", "--print-value-only"]).await, "v1\n");
-    let txn = alice.ok(&["txn", "--interactive=false", "/dev/null"]).await;
-    assert!(txn.contains("SUCCESS"), "{txn}");
+    let txn = alice.run_with(&["txn"], "value(\"/a/k\") = \"v1\"\n\nput /a/t yes\n\nput /a/t no\n\n").await;
+    assert!(txn.stdout.contains("SUCCESS"), "{txn:?}");
+    assert_eq!(alice.ok(&["get", "/a/t", "--print-value-only"]).await, "yes\n");
     assert_eq!(alice.ok(&["del", "/a/k"]).await, "1\n");
     assert_eq!(alice.ok(&["get", "/a/k"]).await, "");
 }

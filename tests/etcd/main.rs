@@ -13,9 +13,17 @@ mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
+mod kill;
+#[cfg(test)]
+mod listeners;
+#[cfg(test)]
+mod load;
+#[cfg(test)]
 mod members;
 #[cfg(test)]
 mod raw;
+#[cfg(test)]
+mod steady;
 #[cfg(test)]
 mod stories;
 #[cfg(test)]

@@ -19,6 +19,7 @@ use keyward::upstream::membership::{
 use keyward::upstream::tls;
 
 use crate::harness::binary::Version;
+use crate::harness::pki::Pair;
 use crate::harness::{Auth, Cluster, Options, Tls, password, versions};
 
 /// For what takes an election or a look at the member list: a limit, never a pause.
@@ -43,11 +44,7 @@ fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
         let address = cluster.address(*i);
         Endpoint { scheme, host: address.ip().to_string(), port: address.port() }
     };
-    let identity = (cluster.options().tls == Tls::Mutual).then(|| {
-        let pair = cluster.pki().nobody();
-        let (chain, key) = (Chain::read(&pair.cert).unwrap(), PrivateKey::read(&pair.key).unwrap());
-        KeyPair::new(chain, key).unwrap()
-    });
+    let identity = (cluster.options().tls == Tls::Mutual).then(|| key_pair(&cluster.pki().nobody()));
     let roots = || Roots::read(&cluster.pki().ca).unwrap();
     Config {
         endpoints: members.iter().map(endpoint).collect(),
@@ -57,6 +54,11 @@ fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
         pin: ClusterPin::FirstAnswer,
         probe: probe.map(|user| login(user, &password(user))),
     }
+}
+
+fn key_pair(pair: &Pair) -> KeyPair {
+    let (chain, key) = (Chain::read(&pair.cert).unwrap(), PrivateKey::read(&pair.key).unwrap());
+    KeyPair::new(chain, key).unwrap()
 }
 
 fn login(user: &str, password: &str) -> Login {
@@ -414,6 +416,27 @@ async fn auth_that_is_turned_on_or_off_is_noticed() {
             followed.handle.auth.set(AuthNow::On);
             followed.handle.hints.send(Hint::AuthOn);
             followed.until_auth(AuthNow::Off).await;
+        }
+    })
+    .await;
+}
+
+/// etcd then answers a read without a token as that user, as if auth were off.
+#[tokio::test]
+async fn auth_is_seen_to_be_on_although_our_certificate_names_root() {
+    alone(async {
+        for version in versions() {
+            let cluster = Cluster::start(&version, Options { tls: Tls::Mutual, ..with_auth(1) }).await;
+            let mut config = config(&cluster, &[0], None);
+            config.tls.as_mut().unwrap().identity = Some(key_pair(&cluster.pki().client("root")));
+            let followed = Followed::start(&config);
+            let now = followed.until("it is ready", |now| now.serving() == Serving::Ready).await;
+            assert!(now.cluster.is_some(), "{version}: as root everything is told");
+            let mut changes = followed.handle.changes.clone();
+            while followed.handle.auth.now() == AuthNow::Unknown {
+                tokio::time::timeout(LIMIT, changes.changed()).await.expect("it is found out").unwrap();
+            }
+            assert_eq!(followed.handle.auth.now(), AuthNow::On, "{version}");
         }
     })
     .await;

@@ -351,7 +351,10 @@ impl Token {
         self.0.obtained_at
     }
 
-    /// A call with this token got an answer other than that the token is bad: etcd has extended its life.
+    /// A call with this token got an answer other than that the token is bad: etcd has extended its life. Only of calls
+    /// whose token every etcd looks at: before 3.4.42, 3.5.28 and 3.6.9 `LeaseKeepAlive`, `LeaseLeases`,
+    /// `LeaseTimeToLive` without keys, `MemberList`, `Status` and `MoveLeader` extend nothing. Told of a call that was
+    /// merely sent, a token that is dead passes for alive, and is not touched.
     pub fn mark_used(&self) {
         self.0.alive_at.set_now();
         self.0.identity_used.set_now();

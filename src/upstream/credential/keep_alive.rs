@@ -112,11 +112,12 @@ impl KeepAlive {
         let lifetimes = &self.credentials.shared.lifetimes;
         let mut due: HashMap<MemberId, Vec<Due>> = HashMap::new();
         for identity in self.credentials.known() {
-            if !identity.is_in_use() {
+            let tokens = identity.tokens();
+            if !identity.is_in_use() && !tokens.is_empty() {
                 identity.forget();
                 continue;
             }
-            for (&member, token) in identity.tokens().iter() {
+            for (&member, token) in tokens.iter() {
                 let unused = token.unused_for();
                 if unused >= lifetimes.ttl(member) {
                     identity.drop_token(member, token);

@@ -206,6 +206,7 @@ impl Prober {
         let (pause, refused) = match answered {
             Ok(Ok(answer)) => {
                 self.token = MetadataValue::try_from(answer.into_inner().token).ok();
+                self.token.iter_mut().for_each(|token| token.set_sensitive(true));
                 (None, false)
             }
             Ok(Err(status)) if is_refused_login(&status) => (Some(AFTER_REFUSED_LOGIN), true),

@@ -3,7 +3,7 @@
 use super::{Scene, arrived, log_in, password, put, put_request, started, told};
 use crate::{
     harness::{
-        Tls,
+        Cluster, Tls,
         keyward::{Keyward, Site},
         newest, versions,
     },
@@ -161,15 +161,33 @@ async fn a_client_cannot_make_etcd_ignore_the_certificate() {
     let ignored = told(&as_alice.call(&gateway).await);
     assert!(is(&ignored, (Some(3), "etcdserver: user name is empty")), "etcd answers {ignored:?}");
 
-    let site = Site::new();
-    let nobody = cluster.pki().nobody();
-    let config = site.in_front_of(&cluster);
-    let config = config.replace(&format!("{:?}", nobody.cert), &format!("{:?}", alice.cert));
-    let config = config.replace(&format!("{:?}", nobody.key), &format!("{:?}", alice.key));
-    let keyward = Keyward::start(site, &config).await;
-    let through = Endpoint::plain(keyward.site().listen);
+    let (keyward, through) = showing_alice(&cluster).await;
     let (without, with) = (told(&through.call(&put("/a/x")).await), told(&through.call(&gateway).await));
     assert_eq!(with, without, "the header made a difference");
+    drop(keyward);
+}
+
+/// The certificate that Keyward shows to members is Keyward's: nobody becomes its user by showing no token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_shows_nothing_is_not_whom_keywards_certificate_names() {
+    let cluster = super::cluster(&newest("3.5"), Tls::Mutual).await;
+    let (keyward, through) = showing_alice(&cluster).await;
+    let anonymous = told(&through.call(&put("/a/anonymous")).await);
+    assert!(is(&anonymous, (Some(3), "etcdserver: user name is empty")), "{anonymous:?}");
+    drop(keyward);
+}
+
+/// A Keyward whose certificate towards the members names alice.
+async fn showing_alice(cluster: &Cluster) -> (Keyward, Endpoint) {
+    let site = Site::new();
+    let (nobody, alice) = (cluster.pki().nobody(), cluster.pki().client("alice"));
+    let config = site.in_front_of(cluster);
+    let config = config.replace(&format!("{:?}", nobody.cert), &format!("{:?}", alice.cert));
+    let config = config.replace(&format!("{:?}", nobody.key), &format!("{:?}", alice.key));
+    assert!(config.contains(&format!("{:?}", alice.key)), "the configuration shows another certificate");
+    let keyward = Keyward::start(site, &config).await;
+    let through = Endpoint::plain(keyward.site().listen);
+    (keyward, through)
 }
 
 /// A request that is refused for its token is refused before its body is looked at, as in etcd.

@@ -4,7 +4,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use tokio::{process::Command, time::timeout};
+use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
 
 use super::{
     binary::Version,
@@ -61,14 +61,24 @@ impl Ctl {
 
     /// Runs one command to its end.
     pub(crate) async fn run(&self, args: &[&str]) -> Ended {
+        self.run_with(args, "").await
+    }
+
+    /// The same with something typed into it.
+    pub(crate) async fn run_with(&self, args: &[&str], typed: &str) -> Ended {
         let mut command = Command::new(&self.program);
-        command
-            .args(self.arguments(args))
-            .env("ETCDCTL_API", "3")
-            .stdin(std::process::Stdio::null())
-            .kill_on_drop(true);
-        let output =
-            timeout(LIMIT, command.output()).await.expect("etcdctl ends").expect("etcdctl can be run");
+        let pipe = std::process::Stdio::piped;
+        command.args(self.arguments(args)).env("ETCDCTL_API", "3").kill_on_drop(true);
+        command.stdin(pipe()).stdout(pipe()).stderr(pipe());
+        let mut child = command.spawn().expect("etcdctl can be run");
+        let mut stdin = child.stdin.take().expect("it was piped");
+        let ended = async {
+            // It may have ended without reading.
+            let heard = stdin.write_all(typed.as_bytes()).await;
+            drop((stdin, heard));
+            child.wait_with_output().await
+        };
+        let output = timeout(LIMIT, ended).await.expect("etcdctl ends").expect("etcdctl can be waited for");
         Ended {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -1,0 +1,155 @@
+//! How clients may come: over TLS with or without a certificate, as a listener's default user, over a unix socket, and
+//! while etcd itself asks nobody who they are.
+
+use prost::Message as _;
+
+use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRequest, RangeRequest};
+use keyward::pb::health::HealthCheckRequest;
+
+use crate::harness::keyward::{Keyward, Site};
+use crate::harness::{Auth, Cluster, Options, password, versions};
+use crate::raw::{Call, Endpoint};
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const PUT: &str = "/etcdserverpb.KV/Put";
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+
+fn with_auth() -> Options {
+    Options { auth: Auth::On { extra_users: 0 }, ..Options::default() }
+}
+
+fn read(key: &'static str) -> Vec<u8> {
+    RangeRequest { key: key.into(), ..RangeRequest::default() }.encode_to_vec()
+}
+
+fn write(key: &'static str) -> Vec<u8> {
+    PutRequest { key: key.into(), value: "v".into(), ..PutRequest::default() }.encode_to_vec()
+}
+
+async fn session(endpoint: &Endpoint, user: &str, password: &str) -> String {
+    let asked = AuthenticateRequest { name: user.into(), password: password.into() };
+    let answer = endpoint.call(&Call::unary(AUTHENTICATE, &asked.encode_to_vec())).await;
+    assert_eq!(answer.code(), Some(0), "{}", answer.message());
+    AuthenticateResponse::decode(answer.messages().remove(0)).expect("an answer").token
+}
+
+#[tokio::test]
+async fn a_tls_listener_asks_for_certificates_as_it_is_told() {
+    for version in versions() {
+        let cluster = Cluster::start(&version, with_auth()).await;
+        let pki = cluster.pki();
+        let server = pki.server();
+        for (mode, without_certificate) in [("none", true), ("optional", true), ("required", false)] {
+            let mut fields = format!(
+                ", tls.cert = {:?}, tls.key = {:?}, tls.client_auth = \"{mode}\"",
+                server.cert, server.key
+            );
+            if mode != "none" {
+                fields += &format!(", tls.client_ca = {:?}", pki.ca);
+            }
+            let site = Site::new();
+            let config = site.listening(&cluster, &fields);
+            let listen = site.listen;
+            let keyward = Keyward::start(site, &config).await;
+
+            let ctl = cluster.ctl().as_user("alice").to(vec![format!("https://{listen}")]);
+            let plain = ctl.with_tls(pki, None).run(&["put", "/a/k", mode]).await;
+            assert_eq!(plain.code == Some(0), without_certificate, "{version} {mode}: {plain:?}");
+            let shown = ctl.with_tls(pki, Some(pki.client("anybody")));
+            assert_eq!(shown.ok(&["put", "/a/k", "v"]).await, "OK\n", "{version} {mode}");
+
+            let certificate = pki.client("anybody");
+            let endpoint = Endpoint::tls(listen, pki, Some(&certificate));
+            let check =
+                Call::unary("/grpc.health.v1.Health/Check", &HealthCheckRequest::default().encode_to_vec());
+            let answer = endpoint.call(&check).await;
+            assert_eq!((answer.code(), answer.messages()[0].to_vec()), (Some(0), vec![8, 1]), "SERVING");
+            drop(keyward);
+        }
+    }
+}
+
+/// A certificate of another authority than the listener's ends the handshake; nothing is served.
+#[tokio::test]
+async fn a_certificate_of_a_foreign_authority_is_refused() {
+    let version = versions().remove(0);
+    let cluster = Cluster::start(&version, with_auth()).await;
+    let elsewhere = tempfile::tempdir().expect("a folder");
+    let foreign = crate::harness::pki::Pki::new(elsewhere.path());
+    let (pki, server) = (cluster.pki(), cluster.pki().server());
+    let fields = format!(
+        ", tls.cert = {:?}, tls.key = {:?}, tls.client_auth = \"optional\", tls.client_ca = {:?}",
+        server.cert, server.key, pki.ca
+    );
+    let site = Site::new();
+    let config = site.listening(&cluster, &fields);
+    let listen = site.listen;
+    let keyward = Keyward::start(site, &config).await;
+    let ctl = cluster.ctl().as_user("alice").to(vec![format!("https://{listen}")]);
+    let refused = ctl.with_tls(pki, Some(foreign.client("alice"))).run(&["get", "/a/k"]).await;
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert!(keyward.metric("keyward_downstream_handshakes_failed_total", &[]).await >= 1.0);
+}
+
+#[tokio::test]
+async fn a_default_user_serves_clients_that_show_nothing_and_no_others() {
+    for version in versions() {
+        let cluster = Cluster::start(&version, with_auth()).await;
+        let site = Site::new();
+        let secret = site.write("alice-password", &password("alice"));
+        let config = site.listening(&cluster, ", default_user = \"alice\"")
+            + &format!("[[user]]\nname = \"alice\"\npassword_file = {secret:?}\n");
+        let listen = site.listen;
+        let keyward = Keyward::start(site, &config).await;
+        let endpoint = Endpoint::plain(listen);
+        let nobody = endpoint.call(&Call::unary(PUT, &write("/a/default"))).await;
+        assert_eq!(nobody.code(), Some(0), "{version}: {}", nobody.message());
+        let beyond = endpoint.call(&Call::unary(PUT, &write("/b"))).await;
+        assert_eq!(beyond.message(), "etcdserver: permission denied", "{version}");
+        // A bad token is no reason to be somebody else.
+        let bad = endpoint.call(&Call::unary(PUT, &write("/a/default")).with("token", "bad")).await;
+        assert_eq!(bad.message(), "etcdserver: invalid auth token", "{version}");
+        // A good one counts, not the default.
+        let bob = session(&endpoint, "bob", &password("bob")).await;
+        let refused = endpoint.call(&Call::unary(RANGE, &read("/a/default")).with("token", &bob)).await;
+        assert_eq!(refused.message(), "etcdserver: permission denied", "{version}");
+        drop(keyward);
+    }
+}
+
+#[tokio::test]
+async fn without_auth_a_login_gets_a_session_that_proves_nothing_later() {
+    for version in versions() {
+        let cluster = Cluster::start(&version, Options::default()).await;
+        let site = Site::new();
+        let root = site.write("root-password", "root-secret");
+        let config = site.in_front_of(&cluster)
+            + &format!("cluster.probe.user = \"root\"\ncluster.probe.password_file = {root:?}\n");
+        let listen = site.listen;
+        let keyward = Keyward::start(site, &config).await;
+        let endpoint = Endpoint::plain(listen);
+        // A made-up token would hang an old etcd, so none may be injected; any password gets a session.
+        let liar = session(&endpoint, "root", "not-the-password").await;
+        let put = Call::unary(PUT, &write("k"));
+        let told = endpoint.call(&put.clone().with("token", &liar)).await;
+        assert_eq!(told.code(), Some(0), "{version}: {}", told.message());
+        let honest = session(&endpoint, "root", "root-secret").await;
+
+        let direct = cluster.ctl();
+        direct.ok(&["user", "add", "root:root-secret"]).await;
+        direct.ok(&["user", "grant-role", "root", "root"]).await;
+        direct.ok(&["auth", "enable"]).await;
+
+        let refused = endpoint.call(&put.clone().with("token", &liar)).await;
+        assert_eq!(refused.message(), "etcdserver: invalid auth token", "{version}: it proved nothing");
+        let served = endpoint.call(&put.clone().with("token", &honest)).await;
+        assert_eq!(served.code(), Some(0), "{version}: its password verifies: {}", served.message());
+        let nobody = endpoint.call(&put).await;
+        assert_eq!(nobody.message(), "etcdserver: user name is empty", "{version}");
+
+        direct.with_password("root", "root-secret").ok(&["auth", "disable"]).await;
+        let again = endpoint.call(&put.clone().with("token", &honest)).await;
+        assert_eq!(again.code(), Some(0), "{version}: auth is off again: {}", again.message());
+        drop(keyward);
+    }
+}
