@@ -109,7 +109,7 @@ impl Exchange<'_> {
                     }
                 }
                 // Another member may do at once; when all had their turn, etcd needs time.
-                if self.another_is_left(&tried) {
+                if self.gateway.door.another(self.wanted, &tried) {
                     self.gateway.metrics.retried.inc();
                     continue;
                 }
@@ -123,11 +123,6 @@ impl Exchange<'_> {
             pause = (pause * 2).min(LONGEST_PAUSE);
             self.gateway.metrics.retried.inc();
         }
-    }
-
-    fn another_is_left(&self, tried: &[MemberId]) -> bool {
-        let next = self.gateway.door.choose(self.wanted, tried);
-        next.is_some_and(|member| member.is_ready() && !tried.contains(&member.id))
     }
 
     async fn attempt(
@@ -251,7 +246,11 @@ fn login_failed(failure: &LoginFailure) -> Attempt {
 
 /// What is left until `deadline`, as `grpc-timeout` says it: at most 8 digits.
 fn timeout_value(deadline: Instant) -> HeaderValue {
-    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
-    let text = if left < 100_000_000 { format!("{left}m") } else { format!("{}S", left / 1000) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    let text = match (left.as_millis(), left.as_secs()) {
+        (millis @ 0..100_000_000, _) => format!("{millis}m"),
+        (_, seconds @ 0..100_000_000) => format!("{seconds}S"),
+        (_, seconds) => format!("{}H", (seconds / 3600).min(99_999_999)),
+    };
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("0m"))
 }

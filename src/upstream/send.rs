@@ -97,6 +97,12 @@ impl Door {
         self.chooser.choose(&members, wanted, tried, |id| self.pool.in_flight(id))
     }
 
+    /// Whether a ready member is left that is not among `tried`.
+    #[must_use]
+    pub fn another(&self, wanted: Wanted, tried: &[MemberId]) -> bool {
+        self.choose(wanted, tried).is_some_and(|member| member.is_ready() && !tried.contains(&member.id))
+    }
+
     /// Waits for `pause`, or less if the published members change meanwhile. Cancel-safe.
     pub async fn pause_or_change(&self, pause: Duration) {
         let mut changes = self.members.changes.clone();
@@ -134,6 +140,9 @@ impl Door {
             let request = request(&connection, path.clone(), fields, taken);
             match connection.send(request).await {
                 Ok(answered) => return Ok(answered),
+                Err(SendError::Refused) => {
+                    return Err(NoAnswer::NeverSent("the member refused the stream".into()));
+                }
                 Err(SendError::Lost(error)) => return Err(NoAnswer::Lost(error.to_string().into())),
                 Err(SendError::NeverSent(unsent)) => {
                     let (head, unsent) = unsent.into_parts();
