@@ -76,7 +76,7 @@ enum Link {
     /// None: nothing is to be asked, or the next attempt waits for its time.
     Closed,
     /// A member and a token are being found.
-    Opening(LocalBoxFuture<'static, Result<Upstream, NotOpened>>),
+    Opening(LocalBoxFuture<'static, Result<Box<Upstream>, NotOpened>>),
     /// Requests go out.
     Open(Box<Upstream>),
     /// A doubtful answer came; the member is being read before it is asked again.
@@ -87,7 +87,7 @@ enum Link {
 enum Event {
     /// Its time has come.
     Due,
-    Opened(Result<Upstream, NotOpened>),
+    Opened(Result<Box<Upstream>, NotOpened>),
     Came(Next),
     /// An answer did not come in time.
     Silent,
@@ -238,7 +238,7 @@ impl Running {
             }
             Event::Opened(Ok(upstream)) => {
                 self.waiting_since = Instant::now();
-                self.link = Link::Open(Box::new(upstream));
+                self.link = Link::Open(upstream);
                 return Ok(None);
             }
             Event::Opened(Err(NotOpened { after, member })) => {
@@ -319,7 +319,7 @@ impl Running {
 }
 
 impl KeepAlive {
-    async fn open(&self, tried: &[MemberId]) -> Result<Upstream, NotOpened> {
+    async fn open(&self, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
         let nobody = NotOpened { after: After::Elsewhere, member: None };
         let member = self.door.choose(Wanted::LeaderFirst, tried).ok_or(nobody)?;
         let token = self.door.token(&self.whom, &member).await.map_err(|failure| {
@@ -335,7 +335,7 @@ impl KeepAlive {
         // The client's time is kept downstream; upstream it would begin anew with each stream.
         headers.remove("grpc-timeout");
         let stream = Bidi::open(&self.door, &member, PathAndQuery::from_static(PATH), headers);
-        Ok(Upstream { stream, member, token })
+        Ok(Box::new(Upstream { stream, member, token }))
     }
 
     /// Once it has answered, the member has applied every grant that was acknowledged before.

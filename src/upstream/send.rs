@@ -189,3 +189,49 @@ fn request(
 fn never_sent(error: ConnectError) -> NoAnswer {
     NoAnswer::NeverSent(error.to_string().into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is not named here stays where it is, whatever it is called.
+    #[test]
+    fn a_member_sees_the_allowed_fields_once_and_nothing_else() {
+        let mut client = HeaderMap::new();
+        for name in FORWARDED {
+            client.append(name.clone(), HeaderValue::from_static("first"));
+            client.append(name, HeaderValue::from_static("second"));
+        }
+        for name in [
+            "token",
+            "authorization",
+            "cookie",
+            "grpcgateway-accept",
+            "grpcgateway-authorization",
+            "grpc-metadata-token",
+            "client-api-version",
+            "content-type",
+            "te",
+            "connection",
+            "forwarded",
+            "x-anything",
+        ] {
+            client.append(name, HeaderValue::from_static("the client's"));
+        }
+        let headers = upstream_headers(&client, None);
+        let mut seen: Vec<_> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        seen.sort_unstable();
+        let expected = [
+            ("client-api-version", "3.5"),
+            ("content-type", "application/grpc"),
+            ("grpc-timeout", "first"),
+            ("hasleader", "first"),
+            ("te", "trailers"),
+            ("traceparent", "first"),
+            ("tracestate", "first"),
+            ("user-agent", "first"),
+        ];
+        assert_eq!(seen, expected);
+    }
+}
