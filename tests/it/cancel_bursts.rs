@@ -11,10 +11,10 @@ use crate::words::{RANGE, range, ranged};
 async fn burst(count: usize) {
     let (member, keyward) = one_member();
     let client = keyward.client().await;
-    let survivor = client.begin(RANGE, &range("survivor")).await.expect("sent");
+    let survivor = client.begin(RANGE, range("survivor")).await.expect("sent");
     let mut streams = Vec::new();
     for _ in 0..count {
-        streams.push(client.begin(RANGE, &range("k")).await.expect("sent"));
+        streams.push(client.begin(RANGE, range("k")).await.expect("sent"));
     }
     let mut calls = Vec::new();
     for _ in 0..=count {
@@ -33,7 +33,7 @@ async fn burst(count: usize) {
     let (outcome, ()) = tokio::join!(survivor.finish(), script);
     assert_eq!(outcome.end.code(), Some(Code::Ok));
     let script = async { member.called(RANGE).await.reply(&ranged(2)).await };
-    let (outcome, ()) = tokio::join!(client.call(RANGE, &range("after")), script);
+    let (outcome, ()) = tokio::join!(client.call(RANGE, range("after")), script);
     assert_eq!(outcome.end.code(), Some(Code::Ok));
     assert_eq!(member.dials(), dialled, "the connections to the member live");
     assert_eq!(keyward.metrics.calls_with(Code::Canceled as u8), count as u64);
@@ -56,13 +56,13 @@ fn streams_cancelled_as_soon_as_they_are_opened_end_only_themselves() {
         let (member, keyward) = one_member();
         let client = keyward.client().await;
         for _ in 0..1000 {
-            client.begin(RANGE, &range("k")).await.expect("sent").cancel();
+            client.begin(RANGE, range("k")).await.expect("sent").cancel();
         }
         settled().await;
         assert!(!client.is_closed());
         while member.was_called_again().is_some() {}
         let script = async { member.called(RANGE).await.reply(&ranged(2)).await };
-        let (outcome, ()) = tokio::join!(client.call(RANGE, &range("after")), script);
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("after")), script);
         assert_eq!(outcome.end.code(), Some(Code::Ok));
     });
 }
@@ -79,7 +79,7 @@ fn a_burst_of_calls_does_not_pile_up_on_one_connection() {
         let client = keyward.client().await;
         let mut streams = Vec::new();
         for _ in 0..300 {
-            streams.push(client.begin(RANGE, &range("k")).await.expect("sent"));
+            streams.push(client.begin(RANGE, range("k")).await.expect("sent"));
         }
         let mut calls = Vec::new();
         for _ in 0..300 {

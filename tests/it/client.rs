@@ -88,7 +88,7 @@ impl Client {
     }
 
     /// A unary call, to its end.
-    pub(crate) async fn call(&self, path: &str, message: &[u8]) -> Outcome {
+    pub(crate) async fn call(&self, path: &str, message: impl AsRef<[u8]>) -> Outcome {
         match self.begin(path, message).await {
             Ok(stream) => stream.finish().await,
             Err(end) => Outcome { headers: HeaderMap::new(), messages: Vec::new(), end },
@@ -96,13 +96,11 @@ impl Client {
     }
 
     /// A unary call whose reply is for later.
-    pub(crate) async fn begin(&self, path: &str, message: &[u8]) -> Result<Stream, End> {
+    pub(crate) async fn begin(&self, path: &str, message: impl AsRef<[u8]>) -> Result<Stream, End> {
         let mut stream = self.open(path).await?;
-        match say_framed(&mut stream.send, encode(message), true).await {
-            // Refused before it was read whole: the reply says why.
-            Ok(()) | Err(End::Reset(Reason::NO_ERROR)) => Ok(stream),
-            Err(end) => Err(end),
-        }
+        // Where it is refused before it was read whole, the reply says why.
+        drop(say_framed(&mut stream.send, encode(message.as_ref()), true).await);
+        Ok(stream)
     }
 }
 

@@ -13,12 +13,12 @@ fn open_calls_finish_and_new_ones_are_not_taken() {
     paused(async {
         let (member, mut keyward) = one_member();
         let client = keyward.client().await;
-        let open = client.begin(RANGE, &range("k")).await.expect("sent");
+        let open = client.begin(RANGE, range("k")).await.expect("sent");
         let call = member.called(RANGE).await;
         let began = Instant::now();
         keyward.drain(Duration::from_secs(30));
         settled().await;
-        assert!(client.begin(RANGE, &range("k")).await.is_err(), "GOAWAY was sent");
+        assert!(client.begin(RANGE, range("k")).await.is_err(), "GOAWAY was sent");
         let finish = async {
             call.reply(&ranged(1)).await;
             open.finish().await
@@ -66,7 +66,7 @@ fn what_does_not_end_by_itself_is_ended_at_the_limit() {
     paused(async {
         let (member, mut keyward) = one_member();
         let client = keyward.client().await;
-        let open = client.begin(RANGE, &range("k")).await.expect("sent");
+        let open = client.begin(RANGE, range("k")).await.expect("sent");
         let _never_answered = member.called(RANGE).await;
         let silent = keyward.connect();
         let began = Instant::now();

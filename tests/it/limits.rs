@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::upstream::membership::Auth;
@@ -91,7 +92,7 @@ fn requests_that_never_come_whole_cannot_use_up_memory() {
         drop(open);
         settled().await;
         let script = async { member.called(PUT).await.reply(b"").await };
-        let (outcome, ()) = tokio::join!(client.call(PUT, &put(1_000_000)), script);
+        let (outcome, ()) = tokio::join!(client.call(PUT, put(1_000_000)), script);
         outcome.message();
     });
 }
@@ -102,11 +103,11 @@ fn a_header_list_over_the_limit_ends_only_its_stream() {
         let (member, keyward) = one_member();
         let client = keyward.client().await;
         let large = keyward.client().await.header("user-agent", &"x".repeat(65 * 1024));
-        let outcome = large.call(RANGE, &range("k")).await;
+        let outcome = large.call(RANGE, range("k")).await;
         assert!(outcome.end.code() != Some(Code::Ok), "{:?}", outcome.end);
         assert!(member.was_called_again().is_none());
         let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
-        let (outcome, ()) = tokio::join!(client.call(RANGE, &range("k")), script);
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         outcome.message();
     });
 }
@@ -120,17 +121,17 @@ fn streams_over_the_limit_wait_for_a_free_one() {
         let client = keyward.client().await;
         // The limit is told with the first answer.
         let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
-        tokio::join!(client.call(RANGE, &range("k")), script).0.message();
+        tokio::join!(client.call(RANGE, range("k")), script).0.message();
         let mut streams = Vec::new();
         for _ in 0..100 {
-            streams.push(client.begin(RANGE, &range("k")).await.expect("sent"));
+            streams.push(client.begin(RANGE, range("k")).await.expect("sent"));
         }
         let mut calls = Vec::new();
         for _ in 0..100 {
             calls.push(member.called(RANGE).await);
         }
-        let mut waiting = Box::pin(client.begin(RANGE, &range("k")));
-        assert!(futures_util::poll!(&mut waiting).is_pending());
+        let mut waiting = Box::pin(client.begin(RANGE, range("k")));
+        assert!((&mut waiting).now_or_never().is_none());
         settled().await;
         assert!(member.was_called_again().is_none(), "the hundred-and-first waits");
         calls.pop().expect("a call").reply(&ranged(1)).await;
@@ -172,7 +173,7 @@ fn garbage_ends_its_own_connection_only() {
         peer.read_to_end(&mut rest).await.expect("closed");
         let client = keyward.client().await;
         let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
-        tokio::join!(client.call(RANGE, &range("k")), script).0.message();
+        tokio::join!(client.call(RANGE, range("k")), script).0.message();
     });
 }
 
@@ -183,7 +184,7 @@ fn what_could_be_read_in_two_ways_is_not_sent() {
         let (member, keyward) = one_member();
         let client = keyward.client().await;
         for path in ["/etcdserverpb.KV/R%61nge", "/etcdserverpb.KV/Range?x=1", "/etcdserverpb.KV/Range/"] {
-            let outcome = client.call(path, &range("k")).await;
+            let outcome = client.call(path, range("k")).await;
             assert_eq!(outcome.end.code(), Some(Code::Unimplemented), "{path}");
         }
         let two =

@@ -14,7 +14,7 @@ fn a_lone_call_is_answered_without_waiting_for_anything() {
         for number in 0..3 {
             let began = Instant::now();
             let script = async { member.called(RANGE).await.reply(&ranged(number)).await };
-            let (outcome, ()) = tokio::join!(client.call(RANGE, &range("k")), script);
+            let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
             assert_eq!(outcome.message()[..], ranged(number)[..]);
             assert_eq!(Instant::now(), began, "nothing waited for a timer");
         }
@@ -35,7 +35,7 @@ fn large_messages_cross_both_ways_as_they_are() {
         };
         let asked = async {
             assert_eq!(client.call(PUT, &request).await.message()[..], was_put(3)[..]);
-            assert_eq!(client.call(RANGE, &range("k")).await.message()[..], reply[..]);
+            assert_eq!(client.call(RANGE, range("k")).await.message()[..], reply[..]);
         };
         tokio::join!(script, asked);
     });

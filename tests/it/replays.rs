@@ -58,7 +58,7 @@ fn a_refused_token_is_healed_once_by_a_fresh_login() {
                 assert_ne!(second.token().map(str::to_owned), before);
                 second.reply(&was_put(3)).await;
             };
-            let (outcome, ()) = tokio::join!(client.call(PUT, &put(5)), script);
+            let (outcome, ()) = tokio::join!(client.call(PUT, put(5)), script);
             outcome.message();
             assert_eq!(member.logins(), 2, "one when logging in, one for the fresh token");
             assert_eq!(keyward.metrics.healed.get(), 1);
@@ -76,7 +76,7 @@ fn the_second_refusal_is_the_truth() {
                     refuse(member.called(RANGE).await, Code::Unauthenticated, INVALID_TOKEN);
                 }
             };
-            let (outcome, ()) = tokio::join!(client.call(RANGE, &range("k")), script);
+            let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
             assert_eq!(outcome.end.told(), (Code::Unauthenticated, INVALID_TOKEN));
             assert!(outcome.messages.is_empty());
             assert_eq!(member.logins(), 2);
@@ -115,7 +115,7 @@ fn a_denial_is_passed_on_at_once() {
             let script = async {
                 refuse(member.called(PUT).await, Code::PermissionDenied, "etcdserver: permission denied");
             };
-            let (outcome, ()) = tokio::join!(client.call(PUT, &put(1)), script);
+            let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
             assert_eq!(outcome.end.told(), (Code::PermissionDenied, "etcdserver: permission denied"));
             assert!(member.was_called_again().is_none());
         }
@@ -137,7 +137,7 @@ fn auth_that_was_turned_on_is_noticed_by_a_call() {
             assert_eq!(call.token(), Some("alice.1"));
             call.reply(&was_put(3)).await;
         };
-        let (outcome, ()) = tokio::join!(client.call(PUT, &put(1)), script);
+        let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
         outcome.message();
         assert_eq!(keyward.members.auth.now(), Auth::On);
     });
@@ -185,7 +185,7 @@ fn a_read_whose_reply_was_lost_is_read_elsewhere() {
             assert_ne!(first, second, "on another member");
             call.reply(&ranged(5)).await;
         };
-        let (outcome, ()) = tokio::join!(client.call(RANGE, &range("k")), script);
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         outcome.message();
         nothing_else(&members);
     });
@@ -204,7 +204,7 @@ fn a_read_that_broke_half_way_is_read_elsewhere() {
             call.reset(Reason::CANCEL);
             next_of(&members).await.1.reply(&ranged(5)).await;
         };
-        let (outcome, ()) = tokio::join!(client.call(RANGE, &range("k")), script);
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         assert_eq!(outcome.message()[..], ranged(5)[..]);
     });
 }
@@ -218,7 +218,7 @@ fn a_write_that_was_never_sent_goes_elsewhere() {
         members[1].refuse_connections(true);
         for _ in 0..3 {
             let script = async { members[2].called(PUT).await.reply(&was_put(3)).await };
-            let (outcome, ()) = tokio::join!(client.call(PUT, &put(1)), script);
+            let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
             outcome.message();
         }
         nothing_else(&members);
@@ -235,7 +235,7 @@ fn a_write_on_a_refused_stream_goes_elsewhere() {
             next_of(&members).await.1.reset(Reason::REFUSED_STREAM);
             next_of(&members).await.1.reply(&was_put(3)).await;
         };
-        let (outcome, ()) = tokio::join!(client.call(PUT, &put(1)), script);
+        let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
         outcome.message();
         nothing_else(&members);
     });
@@ -248,7 +248,7 @@ fn a_connection_that_says_goodbye_finishes_its_calls_and_takes_no_new_ones() {
         let member = Member::new(1, &tasks);
         let keyward = Keyward::before(&[&member]);
         let client = keyward.client().await;
-        let open = client.begin(PUT, &put(1)).await.expect("sent");
+        let open = client.begin(PUT, put(1)).await.expect("sent");
         let before = member.called(PUT).await;
         member.go_away();
         settled().await;
@@ -259,7 +259,7 @@ fn a_connection_that_says_goodbye_finishes_its_calls_and_takes_no_new_ones() {
             call.reply(&was_put(4)).await;
             before.reply(&was_put(3)).await;
         };
-        let (outcome, old, ()) = tokio::join!(client.call(PUT, &put(1)), open.finish(), script);
+        let (outcome, old, ()) = tokio::join!(client.call(PUT, put(1)), open.finish(), script);
         assert_eq!(outcome.message()[..], was_put(4)[..]);
         assert_eq!(old.message()[..], was_put(3)[..]);
         assert!(member.was_called_again().is_none());
@@ -287,7 +287,7 @@ fn a_refusal_that_proves_nothing_was_applied_sends_a_write_elsewhere() {
                     assert_ne!(first, second);
                     call.reply(&was_put(3)).await;
                 };
-                let (outcome, ()) = tokio::join!(client.call(PUT, &put(1)), script);
+                let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
                 outcome.message();
                 nothing_else(&members);
             }
@@ -307,7 +307,7 @@ fn a_status_that_proves_nothing_ends_a_write() {
             let (members, keyward) = three();
             let client = keyward.client().await;
             let script = async { next_of(&members).await.1.refuse(code, text) };
-            let (outcome, ()) = tokio::join!(client.call(PUT, &put(1)), script);
+            let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
             assert_eq!(outcome.end.told(), (code, text));
             settled().await;
             nothing_else(&members);
@@ -328,7 +328,7 @@ fn a_write_never_ends_as_canceled_or_too_late_unless_the_client_said_so() {
                 let (members, keyward) = three();
                 let client = keyward.client().await;
                 let script = async { refuse(next_of(&members).await.1, code, text) };
-                let (outcome, ()) = tokio::join!(client.call(PUT, &put(1)), script);
+                let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
                 assert_eq!(outcome.end.told(), (Code::Unavailable, "etcdserver: request timed out"));
             }
         }
@@ -346,7 +346,7 @@ fn the_clients_deadline_is_kept_and_told() {
             assert_eq!(call.headers["grpc-timeout"], "1500m");
             assert_eq!(call.canceled().await, Reason::CANCEL, "upstream is told");
         };
-        let (outcome, ()) = tokio::join!(client.call(PUT, &put(1)), script);
+        let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
         assert_eq!(outcome.end.told(), (Code::DeadlineExceeded, "context deadline exceeded"));
         assert_eq!(began.elapsed(), Duration::from_millis(1500));
         nothing_else(&members);
@@ -367,7 +367,7 @@ fn a_second_attempt_gets_what_is_left_of_the_deadline() {
             assert_eq!(call.headers["grpc-timeout"], "3000m");
             call.reply(&ranged(1)).await;
         };
-        let (outcome, ()) = tokio::join!(client.call(RANGE, &range("k")), script);
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         outcome.message();
     });
 }

@@ -55,7 +55,7 @@ fn only_what_is_on_the_list_arrives() {
             assert_eq!(call.uri.authority().map(|authority| authority.as_str()), Some("1.member.test:2379"));
             call.reply(&ranged(1)).await;
         };
-        let (outcome, ()) = tokio::join!(client.call(RANGE, &range("k")), script);
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         outcome.message();
     });
 }
@@ -80,7 +80,7 @@ fn exactly_one_token_arrives_and_it_is_ours() {
             }
         };
         let calls = async {
-            client.call(RANGE, &range("k")).await.message();
+            client.call(RANGE, range("k")).await.message();
             let mut stream = client.open(WATCH).await.expect("open");
             stream.say(&watch("k", 5)).await;
             stream
@@ -101,7 +101,7 @@ fn no_token_is_injected_while_auth_is_off() {
             assert_eq!(call.token(), None);
             call.reply(&ranged(1)).await;
         };
-        let (outcome, ()) = tokio::join!(client.call(RANGE, &range("k")), script);
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         outcome.message();
         assert_eq!(member.logins(), 0, "such a login proves nothing and asks nobody");
     });
@@ -115,7 +115,7 @@ fn a_bad_token_is_refused_here_and_never_falls_back() {
             [("token", "kw1_garbage"), ("authorization", "Bearer foreign.12"), ("authorization", "x.1")]
         {
             let client = keyward.client().await.header(name, value);
-            let outcome = client.call(RANGE, &range("k")).await;
+            let outcome = client.call(RANGE, range("k")).await;
             let told = (keyward::refusal::Code::Unauthenticated, crate::words::INVALID_TOKEN);
             assert_eq!(outcome.end.told(), told);
         }
