@@ -27,6 +27,10 @@ use crate::upstream::membership::{MembersHandle, Serving};
 
 /// How long a peer may take to send a request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+/// The exposition format of the metrics library; Prometheus reads it since 2.5.
+const METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 /// Peers served at once: probes and scrapers.
 const PEERS: usize = 64;
 
@@ -157,7 +161,8 @@ pub async fn serve(listener: TcpListener, state: Arc<State>, tasks: Tasks) {
             let _place = place;
             let service = service_fn(move |request: Request<Incoming>| {
                 let (status, text) = state.answer(request.method(), request.uri().path());
-                async move { Ok::<_, Infallible>(plain(status, text)) }
+                let content_type = if request.uri().path() == "/metrics" { METRICS } else { PLAIN };
+                async move { Ok::<_, Infallible>(answer(status, content_type, text)) }
             });
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
@@ -169,10 +174,9 @@ pub async fn serve(listener: TcpListener, state: Arc<State>, tasks: Tasks) {
     }
 }
 
-fn plain(status: StatusCode, text: String) -> Response<String> {
+fn answer(status: StatusCode, content_type: HeaderValue, text: String) -> Response<String> {
     let mut response = Response::new(text);
     *response.status_mut() = status;
-    let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response
 }

@@ -5,6 +5,7 @@
 //! proves that it was not applied; one fresh credential per member and call, a second refusal is the truth; nothing
 //! is retried once a byte of the reply went downstream; all of it within the client's deadline or [`PATIENCE`].
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,11 +24,13 @@ use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Token};
 use crate::upstream::membership::{Auth, Hint, Member};
+use crate::upstream::read::{ReadError, local_revision};
 use crate::upstream::send::{As, NoAnswer, upstream_headers};
 
 /// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
 /// 1 s), after which its clients are used to `etcdserver: request timed out`.
 pub const PATIENCE: Duration = Duration::from_secs(7);
+const OBSERVE: &str = "/v3electionpb.Election/Observe";
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -125,12 +128,7 @@ impl Exchange<'_> {
         }
     }
 
-    async fn attempt(
-        &self,
-        member: &std::sync::Arc<Member>,
-        healed: &mut Vec<MemberId>,
-        attempts: u32,
-    ) -> Attempt {
+    async fn attempt(&self, member: &Arc<Member>, healed: &mut Vec<MemberId>, attempts: u32) -> Attempt {
         let door = &self.gateway.door;
         let token = match door.token(&self.whom, member).await {
             Ok(token) => token,
@@ -152,6 +150,10 @@ impl Exchange<'_> {
             Err(no_answer) => Err(no_answer),
         };
         match read {
+            Ok(answer) if self.is_silent_refusal(&answer) && !healed.contains(&member.id) => {
+                healed.push(member.id);
+                self.prove_token(member).await
+            }
             Ok(answer) => self.judge(answer, member, token.as_ref(), healed),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
@@ -166,6 +168,23 @@ impl Exchange<'_> {
                     _ => Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
                 }
             }
+        }
+    }
+
+    /// etcd ends an Observe whose token it does not know with OK and without a message, as one that lacks the right.
+    fn is_silent_refusal(&self, answer: &Answer) -> bool {
+        self.method.path == OBSERVE
+            && answer.data.is_empty()
+            && answer.status().is_some_and(|status| status.is_ok())
+    }
+
+    /// A read finds out whether the token is good, and renews it where it is not: a login for every Observe that lacks
+    /// the right would cost the member far more.
+    async fn prove_token(&self, member: &Arc<Member>) -> Attempt {
+        match local_revision(&self.gateway.door, &self.whom, member).await {
+            Ok(_) | Err(ReadError::Refused(_)) => Attempt::Healed,
+            Err(ReadError::Login(failure)) => login_failed(&failure),
+            Err(ReadError::Lost) => Attempt::Again(None, Refusal::NO_LEADER),
         }
     }
 
