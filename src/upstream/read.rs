@@ -17,11 +17,11 @@ use crate::refusal::Status;
 use crate::rpc::frame::{PREFIX, encode};
 use crate::rpc::header;
 use crate::rpc::method::{Lane, lookup};
-use crate::rpc::outcome::{Asked, Proof, Verdict, verdict};
+use crate::rpc::outcome::{Asked, AuthState, Proof, Verdict, auth_state, verdict};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::LoginFailure;
-use crate::upstream::membership::Member;
+use crate::upstream::membership::{Auth, Member};
 use crate::upstream::send::{As, Door, NoAnswer, upstream_headers};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
@@ -102,9 +102,15 @@ async fn ask(
             let proof = if token.is_some() { Proof::Token } else { Proof::NoToken };
             let asked = Asked { method, effect: method.effect, proof };
             let refused = verdict(&asked, &status) == Verdict::Heal;
+            let now_on = auth_state(&asked, &status) == Some(AuthState::On);
             match (whom, token) {
                 (As::User(identity), Some(token)) if refused && !healed => {
                     identity.invalidate(member.id, &token);
+                    healed = true;
+                }
+                // It went without a token since auth was off.
+                (As::User(_), None) if now_on && !healed => {
+                    door.auth_is(Auth::On);
                     healed = true;
                 }
                 _ => return Err(ReadError::Refused(status)),

@@ -20,7 +20,7 @@ use crate::rpc::outcome::{Asked, Proof, Verdict, verdict};
 use crate::upstream::bidi::{Bidi, Next};
 use crate::upstream::choose::Wanted;
 use crate::upstream::credential::{LoginFailure, Token};
-use crate::upstream::membership::{Hint, Member};
+use crate::upstream::membership::{Auth, Hint, Member};
 use crate::upstream::read::{ReadError, local_revision};
 use crate::upstream::send::{As, Door, upstream_headers};
 use crate::watch::hub::{Credential, Loss, Traits};
@@ -96,6 +96,10 @@ impl Route {
         let member = self.door.choose(Wanted::Home(self.home), tried).ok_or(nobody)?;
         let failed = |why| Failed { why, member: Some(member.id) };
         if credential == Credential::Fresh {
+            if matches!(self.whom, As::User(_)) && self.door.members.auth.now() == Auth::Off {
+                // Only with auth on is a credential refused. Where it is off after all, the login says so.
+                self.door.auth_is(Auth::On);
+            }
             // A read with the token at hand proves it, or renews it where the member refuses it.
             match local_revision(&self.door, &self.whom, &member).await {
                 Ok(_) | Err(ReadError::Refused(_)) => {}

@@ -260,6 +260,24 @@ fn a_new_members_zero_is_the_truth() {
     });
 }
 
+#[test]
+fn the_stream_ends_at_its_clients_deadline() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await.header("grpc-timeout", "90S");
+        let began = Instant::now();
+        let mut stream = renewing(&client, &[1]).await;
+        let mut call = members[0].called(KEEP_ALIVE).await;
+        assert!(!call.headers.contains_key("grpc-timeout"));
+        asked(&mut call).await;
+        call.say(&renewed(1, 9)).await.expect("taken");
+        told(&mut stream).await;
+        let end = stream.next().await.expect_err("ended");
+        assert_eq!(end.told(), (Code::DeadlineExceeded, "context deadline exceeded"));
+        assert_eq!(began.elapsed(), Duration::from_secs(90));
+    });
+}
+
 /// Nothing to ask: nothing is opened.
 #[test]
 fn no_upstream_stream_is_held_for_a_client_that_asks_nothing() {

@@ -176,6 +176,49 @@ fn a_token_refused_at_create_is_healed_on_a_stream_of_its_own() {
     });
 }
 
+/// Auth was off and is turned on: the refusal of a create that went without a token says so.
+#[test]
+fn auth_that_was_turned_on_is_noticed_by_a_create() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::before(&[&member]);
+        let client = keyward.logged_in("alice").await;
+        let mut stream = watching(&client, 10).await;
+        let mut call = member.called(WATCH).await;
+        assert_eq!(call.token(), None);
+        call.messages.next().await.expect("a create");
+        call.say(&refused("rpc error: code = InvalidArgument desc = etcdserver: user name is empty"))
+            .await
+            .expect("taken");
+        let proof = member.called(TXN).await;
+        assert_eq!(proof.token(), Some("alice.1"));
+        proof.reply(&txn_done(9)).await;
+        let mut call = member.called(WATCH).await;
+        assert_eq!(call.token(), Some("alice.1"));
+        accept(&mut call, 9).await;
+        let answer = watched(&stream.next().await.expect("created"));
+        assert!(answer.created && !answer.canceled, "{answer:?}");
+    });
+}
+
+#[test]
+fn a_watch_ends_at_its_clients_deadline() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await.header("grpc-timeout", "90S");
+        let mut stream = watching(&client, 10).await;
+        let (_, mut call) = next_watch(&members).await;
+        assert!(!call.headers.contains_key("grpc-timeout"), "it would begin anew with each stream");
+        accept(&mut call, 9).await;
+        stream.next().await.expect("created");
+        let began = Instant::now();
+        let end = stream.next().await.expect_err("ended");
+        assert_eq!(end.told(), (Code::DeadlineExceeded, "context deadline exceeded"));
+        assert!(began.elapsed().abs_diff(Duration::from_secs(90)) < Duration::from_secs(1));
+        assert_eq!(call.canceled().await, Reason::CANCEL);
+    });
+}
+
 #[test]
 fn a_create_that_stays_refused_is_told_once_as_etcd_tells_it() {
     paused(async {
