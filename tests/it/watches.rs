@@ -251,8 +251,16 @@ fn a_client_that_leaves_ends_its_upstream_streams() {
         stream.next().await.expect("created");
         stream.cancel();
         assert_eq!(call.canceled().await, Reason::CANCEL);
+        // And one that had nothing more to ask.
+        let mut stream = watching(&client, 10).await;
+        stream.half_close();
+        let (_, mut call) = next_watch(&members).await;
+        accept(&mut call, 9).await;
+        stream.next().await.expect("created");
+        stream.cancel();
+        assert_eq!(call.canceled().await, Reason::CANCEL);
         settled().await;
-        assert_eq!(keyward.metrics.calls_with(Code::Canceled as u8), 1);
+        assert_eq!(keyward.metrics.calls_with(Code::Canceled as u8), 2);
     });
 }
 
