@@ -78,7 +78,12 @@ where
         None => stream,
         Some(config) => {
             let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
-            Box::new(timeout(bounds.handshake, accepting).await.map_err(|_| HandshakeError::TimedOut)??)
+            let accepted = tokio::select! {
+                accepted = timeout(bounds.handshake, accepting) => accepted,
+                // Whoever has not introduced itself has nothing to finish.
+                _ = drain.wait_for(Option::is_some) => return Ok(()),
+            };
+            Box::new(accepted.map_err(|_| HandshakeError::TimedOut)??)
         }
     };
     let seen = Rc::new(Cell::new(0));

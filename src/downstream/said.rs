@@ -27,7 +27,7 @@ pub enum Said {
 pub struct Gone;
 
 /// The stream's side.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Speaker(mpsc::Sender<Said>);
 
 impl Speaker {

@@ -4,7 +4,7 @@
 //! can be skipped; a path that is not canonical, a body that a decision was made on and that is not canonical, or a
 //! credential that is bad, sends nothing upstream; a panic answers Unavailable, never a reset.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Request, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
@@ -30,6 +30,7 @@ use crate::rpc::call::{self, Deadline};
 use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
 use crate::rpc::schema::MessageId;
 use crate::rpc::{canonical, frame, header, shape};
+use crate::telemetry::metrics::Metrics;
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
@@ -41,18 +42,6 @@ const UNKNOWN: (usize, &str) = (METHODS.len(), "unknown");
 
 /// Serves one request, whatever it is.
 pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<Incoming>) -> Downstream {
-    let guarded = AssertUnwindSafe(handle(&gateway, &client, request)).catch_unwind();
-    match guarded.await {
-        Ok(response) => response,
-        Err(_) => {
-            gateway.metrics.panics.inc();
-            let record = record(&gateway, &client, UNKNOWN, true);
-            reply::refuse(&Refusal::PANICKED, record)
-        }
-    }
-}
-
-async fn handle(gateway: &Rc<Gateway>, client: &Rc<Client>, request: Request<Incoming>) -> Downstream {
     let (head, body) = request.into_parts();
     let named_path = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
     let kind = path_kind(named_path);
@@ -61,22 +50,38 @@ async fn handle(gateway: &Rc<Gateway>, client: &Rc<Client>, request: Request<Inc
         _ => UNKNOWN,
     };
     let unary = !matches!(&kind, PathKind::Known(method) if method.stream != Stream::Unary);
-    let mut record = record(gateway, client, named, unary);
+    let mut record = record(&gateway, &client, named, unary);
     if !call::is_grpc(&head.method, &head.headers) {
         return reply::not_grpc(StatusCode::UNSUPPORTED_MEDIA_TYPE, record);
     }
-    let served = match kind {
-        PathKind::Malformed => {
-            gateway.metrics.not_canonical.inc();
-            Err(kind.refusal(named_path).unwrap_or(Refusal::PANICKED))
+    let steps = async {
+        match kind {
+            PathKind::Malformed => {
+                gateway.metrics.not_canonical.inc();
+                Err(kind.refusal(named_path).unwrap_or(Refusal::PANICKED))
+            }
+            PathKind::WellFormed { .. } => unknown(&gateway, &client, &head, body, &mut record).await,
+            PathKind::Known(method) => {
+                known(&gateway, &client, method, &head.headers, body, &mut record).await
+            }
         }
-        PathKind::WellFormed { .. } => unknown(gateway, client, &head, body, &mut record).await,
-        PathKind::Known(method) => known(gateway, client, method, &head.headers, body, &mut record).await,
     };
-    match served {
+    match guarded(&gateway.metrics, steps).await {
         Ok(answer) => answer.reply(record),
         Err(refusal) => reply::refuse(&refusal, record),
     }
+}
+
+/// What `steps` end with. A panic of theirs is a refusal: a client would take a reset for Canceled, and send a write
+/// again (rules 38).
+async fn guarded<T>(
+    metrics: &Metrics,
+    steps: impl Future<Output = Result<T, Refusal>>,
+) -> Result<T, Refusal> {
+    AssertUnwindSafe(steps).catch_unwind().await.unwrap_or_else(|_panic| {
+        metrics.panics.inc();
+        Err(Refusal::PANICKED)
+    })
 }
 
 fn record(gateway: &Gateway, client: &Client, row: (usize, &'static str), unary: bool) -> Record {
@@ -128,10 +133,10 @@ async fn known(
     record.user = caller.user.clone();
     match method.path {
         "/etcdserverpb.Watch/Watch" => {
-            Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, body)))
+            Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body)))
         }
         "/etcdserverpb.Lease/LeaseKeepAlive" => {
-            Ok(Served::Stream(streams::keep_alive(gateway, &caller, headers, body)))
+            Ok(Served::Stream(streams::keep_alive(gateway, &caller, headers, deadline, body)))
         }
         _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
     }
@@ -149,7 +154,11 @@ async fn through(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    let (framed, _held) = collect(gateway, body).await?;
+    let collected = match deadline {
+        Some(deadline) => timeout_at(deadline, collect(gateway, body)).await,
+        None => Ok(collect(gateway, body).await),
+    };
+    let (framed, _held) = collected.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?;
     let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
     canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
     let lane = shape::lane(method, &message);
@@ -171,6 +180,13 @@ async fn through(
     if answer.status().is_some_and(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
         note_auth_change(gateway, method, &message);
+    } else if method.body == MessageId::RangeRequest
+        && method.stream == Stream::Unary
+        && let Some(revision) =
+            answer.data.front().and_then(|begun| header::revision_of(begun.get(frame::PREFIX..)?))
+    {
+        // Larger than what is held back: its header came first.
+        client.shown(Revision(revision));
     }
     Ok(Served::Member(Box::new(answer), in_use))
 }
@@ -231,10 +247,15 @@ async fn unknown(
     let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     record.member = Some(member.id);
     record.attempts = 1;
-    let token = gateway.door.token(&caller.whom, &member).await.map_err(|_| Refusal::INVALID_AUTH_TOKEN)?;
+    let token = gateway.door.token(&caller.whom, &member).await.map_err(|failure| {
+        if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }
+    })?;
     let headers = upstream_headers(&head.headers, token.as_ref());
     let sent = gateway.door.send(&member, Lane::Stream, path, headers, Outgoing::Piped(body)).await;
     match sent {
+        Ok((response, _)) if !response.status().is_success() => {
+            Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
+        }
         Ok((response, in_flight)) => {
             Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use()))
         }
@@ -278,4 +299,26 @@ pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes
 fn refused(gateway: &Gateway, refusal: Refusal) -> Refusal {
     gateway.metrics.not_canonical.inc();
     refusal
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_answered_and_counted() {
+        let metrics = Metrics::new(Vec::new());
+        let panicking = async {
+            tokio::task::yield_now().await;
+            if metrics.panics.get() == 0 {
+                panic!("on purpose");
+            }
+            Ok(())
+        };
+        let refusal = guarded(&metrics, panicking).await.expect_err("refused");
+        assert_eq!(refusal.code(), crate::refusal::Code::Unavailable);
+        assert_eq!(metrics.panics.get(), 1);
+        assert_eq!(guarded(&metrics, async { Ok(7) }).await.ok(), Some(7));
+        assert_eq!(metrics.panics.get(), 1);
+    }
 }

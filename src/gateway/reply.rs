@@ -83,10 +83,11 @@ pub fn message(framed: Bytes, mut record: Record) -> Downstream {
 /// the reply has ended.
 #[must_use]
 pub fn deliver(answer: Answer, broken: Refusal, in_use: Option<InUse>, mut record: Record) -> Downstream {
-    if let Some(status) = answer.status() {
+    let in_header = Status::from_headers(&answer.headers);
+    let only_headers = in_header.is_some();
+    if let Some(status) = answer.status().or(in_header) {
         record.ended(status.code);
     }
-    let only_headers = Status::from_headers(&answer.headers).is_some();
     let rest = match answer.rest {
         _ if only_headers => Rests::Nothing,
         Rest::Whole(trailers) => Rests::Trailers(trailers),
@@ -162,7 +163,13 @@ impl Body for Reply {
             Rests::Piped(body, broken) => match std::task::ready!(Pin::new(body).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => self.data(data),
-                    Err(frame) => self.end(frame.into_trailers().unwrap_or_default()),
+                    Err(frame) => {
+                        // Trailers that say nothing are no honest end either.
+                        let told =
+                            frame.into_trailers().ok().filter(|told| Status::from_headers(told).is_some());
+                        let trailers = told.unwrap_or_else(|| broken.trailers());
+                        self.end(trailers)
+                    }
                 },
                 Some(Err(error)) => {
                     tracing::debug!(%error, "a member's stream broke");

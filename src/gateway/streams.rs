@@ -3,17 +3,20 @@
 //! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariant: the
 //! credential is in use for exactly as long as the stream lives.
 
+use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
 use http::HeaderMap;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
 
 use crate::downstream::said::{Said, Speaker};
 use crate::gateway::caller::Caller;
 use crate::gateway::{Client, Gateway};
 use crate::lease::keepalive::KeepAlive;
+use crate::refusal::Refusal;
 use crate::watch::hub::Timing;
 use crate::watch::session::Session;
 use crate::watch::source::Route;
@@ -29,6 +32,7 @@ pub fn watch(
     client: &Client,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
+    deadline: Option<Instant>,
     body: Incoming,
 ) -> mpsc::Receiver<Said> {
     let (speaker, said) = Speaker::channel();
@@ -43,7 +47,7 @@ pub fn watch(
         floor: Rc::clone(&client.floor),
         wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),
         timing: Timing {
-            idle_progress: Duration::from_millis(least + gateway.draw(most - least)),
+            idle_progress: Duration::from_millis(least + gateway.door.chooser.draw(most - least)),
             progress_grace: PROGRESS_GRACE,
         },
         largest_request: gateway.settings.request_size,
@@ -52,7 +56,7 @@ pub fn watch(
     };
     let in_use = caller.in_use();
     let run = async move {
-        session.run(body, speaker).await;
+        within(deadline, speaker.clone(), session.run(body, speaker)).await;
         drop(in_use);
     };
     gateway.tasks.spawn("watch", run).detach();
@@ -64,6 +68,7 @@ pub fn keep_alive(
     gateway: &Rc<Gateway>,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
+    deadline: Option<Instant>,
     body: Incoming,
 ) -> mpsc::Receiver<Said> {
     let (speaker, said) = Speaker::channel();
@@ -76,9 +81,17 @@ pub fn keep_alive(
     };
     let in_use = caller.in_use();
     let run = async move {
-        keep_alive.run(body, speaker).await;
+        within(deadline, speaker.clone(), keep_alive.run(body, speaker)).await;
         drop(in_use);
     };
     gateway.tasks.spawn("keepalive", run).detach();
     said
+}
+
+/// Runs a stream to its end, or to the client's deadline, which it is told.
+async fn within(deadline: Option<Instant>, speaker: Speaker, run: impl Future<Output = ()>) {
+    let Some(deadline) = deadline else { return run.await };
+    if timeout_at(deadline, run).await.is_err() {
+        speaker.end(Refusal::DEADLINE_EXCEEDED.status()).await;
+    }
 }

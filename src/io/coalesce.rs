@@ -30,7 +30,11 @@ const KEEP: usize = 16 * 1024;
 struct Shared<T> {
     io: T,
     pending: BytesMut,
+    /// The flusher, while there is nothing to send.
     flusher: Option<Waker>,
+    /// The flusher, while the socket takes nothing. A socket knows one waker for writing, and a shutdown writes too:
+    /// whoever of the two gets on wakes the other.
+    blocked: Option<Waker>,
     writer: Option<Waker>,
     failed: Option<io::ErrorKind>,
     /// The connection was dropped: the flusher sends what is left and ends.
@@ -51,6 +55,7 @@ pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
         io,
         pending: BytesMut::new(),
         flusher: None,
+        blocked: None,
         writer: None,
         failed: None,
         dropped: false,
@@ -68,6 +73,26 @@ async fn flush_loop<T: AsyncRead + AsyncWrite + Unpin>(shared: Rc<RefCell<Shared
         // What other tasks write before they next wait shares our system call.
         tokio::task::yield_now().await;
         poll_fn(|cx| shared.borrow_mut().poll_drain(cx)).await;
+    }
+}
+
+impl<T> Shared<T> {
+    fn wake_writer(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            writer.wake();
+        }
+    }
+
+    fn wake_flusher(&mut self) {
+        if let Some(flusher) = self.flusher.take() {
+            flusher.wake();
+        }
+    }
+
+    fn wake_blocked(&mut self) {
+        if let Some(flusher) = self.blocked.take() {
+            flusher.wake();
+        }
     }
 }
 
@@ -89,9 +114,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Shared<T> {
 
     /// Sends until nothing is pending. An error is kept for the next writer.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let done = match ready!(self.poll_send(cx)) {
-            Ok(()) => None,
-            Err(error) => Some(error.kind()),
+        let done = match self.poll_send(cx) {
+            Poll::Ready(Ok(())) => None,
+            Poll::Ready(Err(error)) => Some(error.kind()),
+            Poll::Pending => {
+                self.blocked = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
         };
         if done.is_some() {
             self.failed = done;
@@ -119,16 +148,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Shared<T> {
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
-    fn wake_writer(&mut self) {
-        if let Some(writer) = self.writer.take() {
-            writer.wake();
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(kind) = self.failed {
+            return Poll::Ready(Err(kind.into()));
         }
-    }
-
-    fn wake_flusher(&mut self) {
-        if let Some(flusher) = self.flusher.take() {
-            flusher.wake();
+        if let Err(error) = ready!(self.poll_send(cx)) {
+            self.failed = Some(error.kind());
+            return Poll::Ready(Err(error));
         }
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
@@ -163,14 +191,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut shared = self.shared.borrow_mut();
-        if let Some(kind) = shared.failed {
-            return Poll::Ready(Err(kind.into()));
+        let ended = shared.poll_end(cx);
+        match ended {
+            Poll::Pending => shared.writer = Some(cx.waker().clone()),
+            Poll::Ready(_) => shared.wake_blocked(),
         }
-        if let Err(error) = ready!(shared.poll_send(cx)) {
-            shared.failed = Some(error.kind());
-            return Poll::Ready(Err(error));
-        }
-        Pin::new(&mut shared.io).poll_shutdown(cx)
+        ended
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -182,9 +208,8 @@ impl<T> Drop for Coalesce<T> {
     fn drop(&mut self) {
         let mut shared = self.shared.borrow_mut();
         shared.dropped = true;
-        if let Some(flusher) = shared.flusher.take() {
-            flusher.wake();
-        }
+        shared.wake_flusher();
+        shared.wake_blocked();
     }
 }
 
@@ -246,6 +271,32 @@ mod tests {
             assert_eq!(seen, "the last GOAWAY");
         })
         .await;
+    }
+
+    /// Each in a task of its own, as in life: the socket has room for one waker only.
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_under_back_pressure_leaves_no_flusher_behind() {
+        let (near, mut far) = tokio::io::duplex(4);
+        let (io, flusher) = coalesce(near);
+        let mut io = io.into_inner();
+        let tasks = crate::tasks::Tasks::default();
+        let test = async {
+            let flushing = tasks.spawn("flusher", flusher);
+            let ending = async move {
+                io.write_all(b"more than the socket takes").await.expect("accepted");
+                // The flusher meets the full socket first, then the shutdown does.
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                io.shutdown().await.expect("sent");
+            };
+            tasks.spawn("connection", ending).detach();
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            let mut seen = String::new();
+            far.read_to_string(&mut seen).await.expect("reads to the end");
+            assert_eq!(seen, "more than the socket takes");
+            let all = tokio::time::timeout(std::time::Duration::from_secs(1), tasks.joined()).await;
+            assert!(all.is_ok() && flushing.is_finished(), "the flusher has ended");
+        };
+        tokio::task::LocalSet::new().run_until(test).await;
     }
 
     #[tokio::test]

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use http::uri::PathAndQuery;
 use http_body::Body;
@@ -42,6 +44,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long a request may stay without any member that can answer it, before the client is told so: etcd's own limit.
 const PATIENCE: Duration = Duration::from_secs(7);
+/// A member that has not answered after so long is left for another. etcd answers one by one, nearly always in
+/// milliseconds; a renewal that is asked twice renews once.
+const ANSWER: Duration = Duration::from_secs(5);
 /// A request that is refused this often, each time with a fresh credential, is refused in truth.
 const REFUSALS: u32 = 2;
 
@@ -66,26 +71,59 @@ struct Upstream {
     token: Option<Token>,
 }
 
+/// The way upstream now.
+enum Link {
+    /// None: nothing is to be asked, or the next attempt waits for its time.
+    Closed,
+    /// A member and a token are being found.
+    Opening(LocalBoxFuture<'static, Result<Box<Upstream>, NotOpened>>),
+    /// Requests go out.
+    Open(Box<Upstream>),
+    /// A doubtful answer came; the member is being read before it is asked again.
+    Confirming(LocalBoxFuture<'static, ()>),
+}
+
+/// What the way upstream did.
+enum Event {
+    /// Its time has come.
+    Due,
+    Opened(Result<Box<Upstream>, NotOpened>),
+    Came(Next),
+    /// An answer did not come in time.
+    Silent,
+    Confirmed,
+}
+
 /// What is to be done after an upstream stream ended.
 enum After {
     /// Open another at once.
     Now,
-    /// Open another after a pause.
-    Pause,
+    /// Open another, elsewhere if there is a choice, and slower each time.
+    Elsewhere,
     /// Tell the client.
     Tell(Status),
 }
 
+/// No stream, and which member that speaks against.
+struct NotOpened {
+    after: After,
+    member: Option<MemberId>,
+}
+
 /// Everything that moves while a stream is served.
 struct Running {
-    parts: KeepAlive,
+    parts: Rc<KeepAlive>,
     method: &'static Method,
     pending: Pending,
-    upstream: Option<Upstream>,
+    link: Link,
     /// Members that could not answer since one last did.
     tried: Vec<MemberId>,
-    pause: Duration,
+    /// Losses since the last answer.
+    losses: u32,
     not_before: Instant,
+    /// Since when the request in front has waited on the present stream.
+    waiting_since: Instant,
+    /// Since when it has waited at all, where a stream was lost meanwhile.
     stuck_since: Option<Instant>,
     opened: u64,
     /// The client will ask nothing more.
@@ -99,37 +137,35 @@ impl KeepAlive {
         let mut drain = self.drain.clone();
         let mut requests = FrameReader::new(LARGEST_REQUEST);
         let mut running = Running {
-            parts: self,
+            parts: Rc::new(self),
             method,
             pending: Pending::default(),
-            upstream: None,
+            link: Link::Closed,
             tried: Vec::new(),
-            pause: FIRST_PAUSE,
+            losses: 0,
             not_before: Instant::now(),
+            waiting_since: Instant::now(),
             stuck_since: None,
             opened: 0,
             half_closed: false,
         };
         loop {
-            if let Err(status) = running.prepare().await {
-                return client.end(status).await;
+            if running.half_closed && running.pending.is_empty() {
+                return client.end(Status::OK).await;
             }
-            let door = Rc::clone(&running.parts.door);
-            let wait = running.not_before.saturating_duration_since(Instant::now());
-            let waiting = running.upstream.is_none() && !running.pending.is_empty();
+            running.advance();
             let asks = !running.half_closed && running.pending.len() < MOST_PENDING;
             tokio::select! {
                 biased; // the client's end first: nobody is left to tell
                 () = client.gone() => return,
                 _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
                 asked = next_request(&mut body, &mut requests), if asks => match asked {
-                    Asked::Message(message) => running.pending.push(message),
+                    Asked::Message(message) => running.asked(message),
                     Asked::End => running.half_closed = true,
                     Asked::Bad(refusal) => return client.end(refusal.status()).await,
                     Asked::Gone => return,
                 },
-                () = door.pause_or_change(wait), if waiting => running.not_before = Instant::now(),
-                came = next_answer(&mut running.upstream) => match running.came(came).await {
+                event = running.event() => match running.handle(event) {
                     Ok(None) => {}
                     Ok(Some(answer)) => if client.say(encode(&answer)).await.is_err() {
                         return;
@@ -142,108 +178,167 @@ impl KeepAlive {
 }
 
 impl Running {
-    /// Opens a stream where one is needed, and asks on it what was not asked yet. An error is for the client: the
-    /// stream's end.
-    async fn prepare(&mut self) -> Result<(), Status> {
-        if self.half_closed && self.pending.is_empty() {
-            return Err(Status::OK);
+    fn asked(&mut self, message: Bytes) {
+        if self.pending.is_empty() {
+            self.waiting_since = Instant::now();
         }
-        if self.upstream.is_none() && !self.pending.is_empty() && Instant::now() >= self.not_before {
-            match self.parts.open(&self.tried).await {
-                Ok(stream) => {
-                    if self.opened > 0 {
-                        self.parts.resumed.inc();
-                    }
-                    self.opened += 1;
-                    self.upstream = Some(stream);
-                }
-                Err(After::Tell(status)) => return Err(status),
-                Err(After::Now | After::Pause) => {
-                    self.tried.clear();
-                    self.wait()?;
-                }
-            }
-        }
-        if let Some(upstream) = &mut self.upstream {
-            while let Some(message) = self.pending.next_to_ask() {
-                upstream.stream.send(&message);
-            }
-        }
-        Ok(())
+        self.pending.push(message);
     }
 
-    /// What came from upstream: an answer for the client, or none yet.
-    async fn came(&mut self, came: Next) -> Result<Option<Bytes>, Status> {
-        let Some(at) = &self.upstream else { return Ok(None) };
-        let after = match came {
-            Next::Message(message) => match self.parts.answer(&mut self.pending, at, &message).await {
-                Some(Verdict::Deliver) => {
-                    self.stuck_since = None;
-                    self.pause = FIRST_PAUSE;
-                    self.tried.clear();
-                    return Ok(Some(message));
+    /// closed → opening, where something is to be asked; asks on an open stream what it was not asked yet.
+    fn advance(&mut self) {
+        match &mut self.link {
+            Link::Closed if !self.pending.is_empty() && Instant::now() >= self.not_before => {
+                if self.opened > 0 {
+                    self.parts.resumed.inc();
                 }
-                Some(Verdict::Confirm) => After::Now,
-                Some(Verdict::Stray) | None => After::Pause,
+                self.opened += 1;
+                let (parts, tried) = (Rc::clone(&self.parts), self.tried.clone());
+                self.link = Link::Opening(async move { parts.open(&tried).await }.boxed_local());
+            }
+            Link::Open(upstream) => {
+                while let Some(message) = self.pending.next_to_ask() {
+                    upstream.stream.send(&message);
+                }
+            }
+            Link::Closed | Link::Opening(_) | Link::Confirming(_) => {}
+        }
+    }
+
+    /// What happens next on the way upstream. Cancel-safe.
+    async fn event(&mut self) -> Event {
+        match &mut self.link {
+            Link::Closed if self.pending.is_empty() => std::future::pending().await,
+            Link::Closed => {
+                let wait = self.not_before.saturating_duration_since(Instant::now());
+                self.parts.door.pause_or_change(wait).await;
+                Event::Due
+            }
+            Link::Opening(opening) => Event::Opened(opening.await),
+            Link::Open(upstream) if self.pending.is_empty() => Event::Came(upstream.stream.next().await),
+            Link::Open(upstream) => {
+                let limit = Instant::now().max(self.waiting_since + ANSWER);
+                tokio::time::timeout_at(limit, upstream.stream.next())
+                    .await
+                    .map_or(Event::Silent, Event::Came)
+            }
+            Link::Confirming(read) => {
+                read.await;
+                Event::Confirmed
+            }
+        }
+    }
+
+    /// An answer for the client, or none yet. An error is the end of the client's stream.
+    fn handle(&mut self, event: Event) -> Result<Option<Bytes>, Status> {
+        let after = match event {
+            Event::Due => {
+                self.not_before = Instant::now();
+                return Ok(None);
+            }
+            Event::Opened(Ok(upstream)) => {
+                self.waiting_since = Instant::now();
+                self.link = Link::Open(upstream);
+                return Ok(None);
+            }
+            Event::Opened(Err(NotOpened { after, member })) => {
+                self.tried.extend(member);
+                after
+            }
+            Event::Confirmed => After::Now,
+            Event::Silent => After::Elsewhere,
+            Event::Came(Next::Message(message)) => return self.answered(message),
+            Event::Came(Next::Ended(status)) => match &self.link {
+                Link::Open(at) => self.parts.ended(self.method, &mut self.pending, at, &status),
+                _ => After::Now,
             },
-            Next::Ended(status) => self.parts.ended(self.method, &mut self.pending, at, &status),
-            Next::Broken(reason) => {
-                tracing::debug!(member = %at.member.id, %reason, "a keepalive stream broke");
-                at.member.suspect();
-                self.parts.door.members.hints.send(Hint::Unreachable(at.member.id));
-                After::Now
+            Event::Came(Next::Broken(reason)) => {
+                if let Link::Open(at) = &self.link {
+                    tracing::debug!(member = %at.member.id, %reason, "a keepalive stream broke");
+                    at.member.suspect();
+                    self.parts.door.members.hints.send(Hint::Unreachable(at.member.id));
+                }
+                After::Elsewhere
             }
         };
-        if let After::Tell(status) = after {
-            return Err(status);
-        }
-        if let After::Pause = after {
-            self.tried.push(at.member.id);
-            self.wait()?;
-        }
-        self.pending.lost();
-        self.upstream = None;
-        Ok(None)
+        self.again(after).map(|()| None)
     }
 
-    /// The next attempt is made after a pause; past all patience the client is told.
-    fn wait(&mut self) -> Result<(), Status> {
-        self.not_before = Instant::now() + self.pause;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        let since = *self.stuck_since.get_or_insert_with(Instant::now);
-        if since.elapsed() > PATIENCE { Err(Refusal::NO_LEADER.status()) } else { Ok(()) }
+    fn answered(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
+        let Link::Open(at) = &self.link else { return Ok(None) };
+        let zero = if at.member.traits().keepalive_false_zero { Zero::Confirm } else { Zero::Final };
+        let answer = LeaseKeepAliveResponse::decode(message.clone()).ok();
+        match answer.map(|answer| self.pending.answered(answer.ttl, zero)) {
+            Some(Verdict::Deliver) => {
+                self.losses = 0;
+                self.stuck_since = None;
+                self.tried.clear();
+                self.waiting_since = Instant::now();
+                Ok(Some(message))
+            }
+            Some(Verdict::Confirm) => {
+                let (parts, member) = (Rc::clone(&self.parts), Arc::clone(&at.member));
+                self.link = Link::Confirming(async move { parts.read(&member).await }.boxed_local());
+                self.pending.lost();
+                Ok(None)
+            }
+            Some(Verdict::Stray) | None => self.again(After::Elsewhere).map(|()| None),
+        }
+    }
+
+    /// any → closed: what was not answered is asked again, the first time at once.
+    fn again(&mut self, after: After) -> Result<(), Status> {
+        self.pending.lost();
+        let link = std::mem::replace(&mut self.link, Link::Closed);
+        match after {
+            After::Tell(status) => return Err(status),
+            After::Now => return Ok(()),
+            After::Elsewhere if self.pending.is_empty() => return Ok(()),
+            After::Elsewhere => {}
+        }
+        if let Link::Open(at) = link {
+            self.tried.push(at.member.id);
+        }
+        if !self.parts.door.another(Wanted::LeaderFirst, &self.tried) {
+            self.tried.clear();
+        }
+        let since = *self.stuck_since.get_or_insert(self.waiting_since);
+        if since.elapsed() > PATIENCE {
+            return Err(Refusal::NO_LEADER.status());
+        }
+        if self.losses > 0 {
+            let pause = FIRST_PAUSE * 2_u32.saturating_pow(self.losses - 1);
+            self.not_before = Instant::now() + pause.min(LONGEST_PAUSE);
+        }
+        self.losses += 1;
+        Ok(())
     }
 }
 
 impl KeepAlive {
-    async fn open(&self, tried: &[MemberId]) -> Result<Upstream, After> {
-        let member = self.door.choose(Wanted::LeaderFirst, tried).ok_or(After::Pause)?;
-        let token = match self.door.token(&self.whom, &member).await {
-            Ok(token) => token,
-            Err(LoginFailure::WrongPassword | LoginFailure::NoPassword) => {
-                return Err(After::Tell(Refusal::INVALID_AUTH_TOKEN.status()));
-            }
-            Err(_) => return Err(After::Pause),
-        };
-        let headers = upstream_headers(&self.headers, token.as_ref());
+    async fn open(&self, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
+        let nobody = NotOpened { after: After::Elsewhere, member: None };
+        let member = self.door.choose(Wanted::LeaderFirst, tried).ok_or(nobody)?;
+        let token = self.door.token(&self.whom, &member).await.map_err(|failure| {
+            let after = match failure {
+                LoginFailure::WrongPassword | LoginFailure::NoPassword => {
+                    After::Tell(Refusal::INVALID_AUTH_TOKEN.status())
+                }
+                _ => After::Elsewhere,
+            };
+            NotOpened { after, member: Some(member.id) }
+        })?;
+        let mut headers = upstream_headers(&self.headers, token.as_ref());
+        // The client's time is kept downstream; upstream it would begin anew with each stream.
+        headers.remove("grpc-timeout");
         let stream = Bidi::open(&self.door, &member, PathAndQuery::from_static(PATH), headers);
-        Ok(Upstream { stream, member, token })
+        Ok(Box::new(Upstream { stream, member, token }))
     }
 
-    /// What an answer means; None where it cannot be read.
-    async fn answer(&self, pending: &mut Pending, at: &Upstream, message: &Bytes) -> Option<Verdict> {
-        let answer = LeaseKeepAliveResponse::decode(message.clone()).ok()?;
-        let zero = if at.member.traits().keepalive_false_zero { Zero::Confirm } else { Zero::Final };
-        let verdict = pending.answered(answer.ttl, zero);
-        if verdict == Verdict::Confirm {
-            // The member has applied every grant that was acknowledged before this read.
-            let read = linearizable_revision(&self.door, &self.whom, &at.member, b"\0").await;
-            tracing::debug!(member = %at.member.id, confirmed = read.is_ok(), "a lease was told as gone");
-        }
-        if let Some(token) = &at.token {
-            token.mark_used();
-        }
-        Some(verdict)
+    /// Once it has answered, the member has applied every grant that was acknowledged before.
+    async fn read(&self, member: &Arc<Member>) {
+        let read = linearizable_revision(&self.door, &self.whom, member, b"\0").await;
+        tracing::debug!(member = %member.id, confirmed = read.is_ok(), "a lease was told as gone");
     }
 
     fn ended(&self, method: &'static Method, pending: &mut Pending, at: &Upstream, status: &Status) -> After {
@@ -265,11 +360,13 @@ impl KeepAlive {
             {
                 self.refused(pending, status)
             }
+            // No answer to what was asked.
+            (outcome::Verdict::Final, _, _) if status.is_ok() => After::Elsewhere,
             (outcome::Verdict::Heal | outcome::Verdict::Final, _, _) => After::Tell(status.clone()),
             // Whatever a member says of itself, another may do better.
             (outcome::Verdict::Elsewhere | outcome::Verdict::Unclear, _, _) => {
                 self.door.members.hints.send(Hint::NotLeader(at.member.id));
-                After::Pause
+                After::Elsewhere
             }
         }
     }
@@ -280,13 +377,6 @@ impl KeepAlive {
             return After::Tell(status.clone());
         }
         After::Now
-    }
-}
-
-async fn next_answer(upstream: &mut Option<Upstream>) -> Next {
-    match upstream {
-        Some(upstream) => upstream.stream.next().await,
-        None => std::future::pending().await,
     }
 }
 

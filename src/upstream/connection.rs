@@ -84,6 +84,8 @@ impl http_body::Body for Outgoing {
 pub enum SendError {
     /// Nothing reached the member: the request comes back and may go elsewhere, whatever it is.
     NeverSent(Box<Request<Outgoing>>),
+    /// The member reset the stream with REFUSED_STREAM: it did nothing (RFC 9113, section 8.7). The request is gone.
+    Refused,
     /// It was, or may have been, sent; the outcome is unknown.
     Lost(hyper::Error),
 }
@@ -185,7 +187,7 @@ impl Connection {
     /// Whether another call fits: below 80 % of the member's limit, and not closing.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        !self.send.is_closed() && self.load.in_flight.get() < self.load.limit.get() * 4 / 5
+        !self.send.is_closed() && self.load.in_flight.get() < (self.load.limit.get() * 4 / 5).max(1)
     }
 
     /// Whether it has ended.
@@ -214,10 +216,20 @@ impl Connection {
             Ok(response) => Ok((response, in_flight)),
             Err(mut error) => match error.take_message() {
                 Some(request) => Err(SendError::NeverSent(Box::new(request))),
-                None => Err(SendError::Lost(error.into_error())),
+                None => {
+                    let error = error.into_error();
+                    Err(if is_refused_stream(&error) { SendError::Refused } else { SendError::Lost(error) })
+                }
             },
         }
     }
+}
+
+fn is_refused_stream(error: &hyper::Error) -> bool {
+    let reset = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
+    reset.is_some_and(|reset| {
+        reset.is_remote() && reset.is_reset() && reset.reason() == Some(h2::Reason::REFUSED_STREAM)
+    })
 }
 
 fn settings(lane: Lane) -> Builder<LocalExecutor> {

@@ -10,7 +10,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use futures_util::future::{LocalBoxFuture, Shared};
+use futures_util::future::Shared;
+use tokio::sync::oneshot;
 
 use crate::identity::MemberId;
 use crate::rpc::method::Lane;
@@ -19,7 +20,8 @@ use crate::upstream::connect::{ConnectError, Connector};
 use crate::upstream::connection::{Connection, Origin};
 use crate::upstream::membership::{Hint, Hints, Member};
 
-type Opening = Shared<LocalBoxFuture<'static, Result<Rc<Connection>, ConnectError>>>;
+/// An attempt that a task of its own makes; all who wait are told how it ended.
+type Opening = Shared<oneshot::Receiver<Result<(), ConnectError>>>;
 
 #[derive(Default)]
 struct Slot {
@@ -27,42 +29,52 @@ struct Slot {
     opening: Option<Opening>,
 }
 
+type Slots = Rc<RefCell<HashMap<(MemberId, Lane), Slot>>>;
+
 /// The connections of one shard.
 pub struct Pool {
     connector: Connector,
     hints: Hints,
     tasks: Tasks,
-    slots: RefCell<HashMap<(MemberId, Lane), Slot>>,
+    slots: Slots,
 }
 
 impl Pool {
     /// An empty pool; connections run on `tasks`.
     #[must_use]
     pub fn new(connector: Connector, hints: Hints, tasks: Tasks) -> Self {
-        Self { connector, hints, tasks, slots: RefCell::default() }
+        Self { connector, hints, tasks, slots: Slots::default() }
     }
 
-    /// A connection of `lane` to `member` that has room, opened if there is none. Cancel-safe.
+    /// A connection of `lane` to `member` that has room, opened if there is none. Cancel-safe: an attempt that was
+    /// begun goes on.
     ///
     /// # Errors
     /// None could be opened; nothing was sent, and the member is marked unreachable.
     pub async fn connection(&self, member: &Arc<Member>, lane: Lane) -> Result<Rc<Connection>, ConnectError> {
-        let opening = {
-            let mut slots = self.slots.borrow_mut();
-            let slot = slots.entry((member.id, lane)).or_default();
-            slot.open.retain(|connection| !connection.is_closed());
-            if let Some(ready) = slot.open.iter().find(|connection| connection.has_room()) {
-                return Ok(Rc::clone(ready));
-            }
-            match &slot.opening {
-                // A finished attempt that nobody cleared: its connection is full or gone by now.
-                Some(opening) if opening.peek().is_none() => opening.clone(),
-                _ => slot.opening.insert(self.open(Arc::clone(member), lane)).clone(),
-            }
-        };
-        let opened = opening.await;
-        self.settle(member, lane, &opened);
-        opened
+        let given_up = || failed(member, "the connection was closed as soon as it was open");
+        let mut opened = false;
+        loop {
+            let opening = {
+                let mut slots = self.slots.borrow_mut();
+                let slot = slots.entry((member.id, lane)).or_default();
+                slot.open.retain(|connection| !connection.is_closed());
+                if let Some(ready) = slot.open.iter().find(|connection| connection.has_room()) {
+                    return Ok(Rc::clone(ready));
+                }
+                if opened && slot.open.is_empty() {
+                    return Err(given_up());
+                }
+                // One that has ended and is still there was given up by its task.
+                match slot.opening.take_if(|opening| opening.peek().is_none()) {
+                    Some(opening) => slot.opening.insert(opening).clone(),
+                    None => slot.opening.insert(self.open(Arc::clone(member), lane)).clone(),
+                }
+            };
+            // All who waited look again: a burst needs more connections than one.
+            opening.await.map_err(|_| given_up())??;
+            opened = true;
+        }
     }
 
     /// Calls in flight to `member` from this shard, on all lanes.
@@ -77,43 +89,53 @@ impl Pool {
             .sum()
     }
 
-    fn settle(&self, member: &Arc<Member>, lane: Lane, opened: &Result<Rc<Connection>, ConnectError>) {
-        let mut slots = self.slots.borrow_mut();
-        let Some(slot) = slots.get_mut(&(member.id, lane)) else { return };
-        // The first waiter to wake settles for all.
-        if slot.opening.take_if(|opening| opening.peek().is_some()).is_none() {
-            return;
-        }
-        match opened {
-            Ok(connection) => slot.open.push(Rc::clone(connection)),
-            Err(error) => {
+    /// Opens a connection in a task, so that a caller who leaves neither stops nor stalls it for the others.
+    fn open(&self, member: Arc<Member>, lane: Lane) -> Opening {
+        let (tell, told) = oneshot::channel();
+        let (connector, hints, tasks) = (self.connector.clone(), self.hints.clone(), self.tasks.clone());
+        let slots = Rc::clone(&self.slots);
+        let attempt = async move {
+            let opened = connect(&connector, &hints, &tasks, &member, lane).await;
+            if let Err(error) = &opened {
                 tracing::debug!(member = %member.id, %error, "no connection to the member");
                 member.suspect();
-                self.hints.send(Hint::Unreachable(member.id));
+                hints.send(Hint::Unreachable(member.id));
             }
-        }
+            let ended = {
+                let mut slots = slots.borrow_mut();
+                let slot = slots.entry((member.id, lane)).or_default();
+                slot.opening = None;
+                opened.map(|connection| slot.open.push(Rc::new(connection)))
+            };
+            if tell.send(ended).is_err() {
+                tracing::trace!("nobody waits for a connection any more");
+            }
+        };
+        self.tasks.spawn("upstream dial", attempt).detach();
+        told.shared()
     }
+}
 
-    fn open(&self, member: Arc<Member>, lane: Lane) -> Opening {
-        let (connector, hints, tasks) = (self.connector.clone(), self.hints.clone(), self.tasks.clone());
-        async move {
-            let stream = connector.connect(&member.endpoint).await?;
-            let lost = {
-                let member = Arc::clone(&member);
-                move || {
-                    member.suspect();
-                    hints.send(Hint::Unreachable(member.id));
-                }
-            };
-            let failed = |reason: String| ConnectError::Failed {
-                endpoint: member.endpoint.clone(),
-                reason: reason.into(),
-            };
-            let origin = Origin::of(&member.endpoint).map_err(|error| failed(error.to_string()))?;
-            let opened = Connection::open(stream, origin, lane, &tasks, lost).await;
-            opened.map(Rc::new).map_err(|error| failed(error.to_string()))
+async fn connect(
+    connector: &Connector,
+    hints: &Hints,
+    tasks: &Tasks,
+    member: &Arc<Member>,
+    lane: Lane,
+) -> Result<Connection, ConnectError> {
+    let stream = connector.connect(&member.endpoint).await?;
+    let lost = {
+        let (member, hints) = (Arc::clone(member), hints.clone());
+        move || {
+            member.suspect();
+            hints.send(Hint::Unreachable(member.id));
         }
-        .boxed_local()
-        .shared()
-    }
+    };
+    let origin = Origin::of(&member.endpoint).map_err(|error| failed(member, &error.to_string()))?;
+    let opened = Connection::open(stream, origin, lane, tasks, lost).await;
+    opened.map_err(|error| failed(member, &error.to_string()))
+}
+
+fn failed(member: &Member, reason: &str) -> ConnectError {
+    ConnectError::Failed { endpoint: member.endpoint.clone(), reason: reason.into() }
 }

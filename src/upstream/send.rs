@@ -2,7 +2,8 @@
 //!
 //! Owns: the header fields that a member sees (an allow-list: what a client says of itself is never forwarded), the
 //! token of whom the call goes as. Must not know: which calls are worth retrying.
-//! Invariants (rules 6, 9): the path is the method table's or one proven canonical; exactly one `token`, ours or none.
+//! Invariants (rules 6, 9): the path is the method table's or one proven canonical; exactly one `token`, ours or none;
+//! without one a call is nobody's, whatever our own certificate says.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,7 @@ use crate::upstream::pool::Pool;
 /// The version of the client API that we speak; etcd counts clients by it, so ours is one value, never the client's.
 const CLIENT_API_VERSION: HeaderValue = HeaderValue::from_static("3.5");
 const API_VERSION_NAME: HeaderName = HeaderName::from_static("client-api-version");
+const NOT_OUR_CERTIFICATE: HeaderName = HeaderName::from_static("grpcgateway-accept");
 const TOKEN: HeaderName = HeaderName::from_static("token");
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -77,7 +79,6 @@ impl Door {
             return Ok(None);
         }
         if let Some(token) = identity.current(member.id) {
-            token.mark_used();
             return Ok(Some(token));
         }
         match identity.token(member.id).await {
@@ -95,6 +96,12 @@ impl Door {
     pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
         let members = self.members.snapshot.load();
         self.chooser.choose(&members, wanted, tried, |id| self.pool.in_flight(id))
+    }
+
+    /// Whether a ready member is left that is not among `tried`.
+    #[must_use]
+    pub fn another(&self, wanted: Wanted, tried: &[MemberId]) -> bool {
+        self.choose(wanted, tried).is_some_and(|member| member.is_ready() && !tried.contains(&member.id))
     }
 
     /// Waits for `pause`, or less if the published members change meanwhile. Cancel-safe.
@@ -134,6 +141,9 @@ impl Door {
             let request = request(&connection, path.clone(), fields, taken);
             match connection.send(request).await {
                 Ok(answered) => return Ok(answered),
+                Err(SendError::Refused) => {
+                    return Err(NoAnswer::NeverSent("the member refused the stream".into()));
+                }
                 Err(SendError::Lost(error)) => return Err(NoAnswer::Lost(error.to_string().into())),
                 Err(SendError::NeverSent(unsent)) => {
                     let (head, unsent) = unsent.into_parts();
@@ -158,9 +168,12 @@ pub fn upstream_headers(client: &HeaderMap, token: Option<&Token>) -> HeaderMap 
         }
     }
     headers.insert(API_VERSION_NAME, CLIENT_API_VERSION);
-    if let Some(token) = token {
-        headers.insert(TOKEN, token.header().clone());
-    }
+    match token {
+        Some(token) => headers.insert(TOKEN, token.header().clone()),
+        // Where our own certificate names an etcd user, a call without a token would be that user's. A call that came
+        // by the JSON gateway is not (auth/store.go, AuthInfoFromTLS), and only this field says that it did.
+        None => headers.insert(NOT_OUR_CERTIFICATE, HeaderValue::from_static("*/*")),
+    };
     headers
 }
 
@@ -179,4 +192,50 @@ fn request(
 
 fn never_sent(error: ConnectError) -> NoAnswer {
     NoAnswer::NeverSent(error.to_string().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is not named here stays where it is, whatever it is called.
+    #[test]
+    fn a_member_sees_the_allowed_fields_once_and_nothing_else() {
+        let mut client = HeaderMap::new();
+        for name in FORWARDED {
+            client.append(name.clone(), HeaderValue::from_static("first"));
+            client.append(name, HeaderValue::from_static("second"));
+        }
+        for name in [
+            "token",
+            "authorization",
+            "cookie",
+            "grpcgateway-accept",
+            "grpcgateway-authorization",
+            "grpc-metadata-token",
+            "client-api-version",
+            "content-type",
+            "te",
+            "connection",
+            "forwarded",
+            "x-anything",
+        ] {
+            client.append(name, HeaderValue::from_static("the client's"));
+        }
+        let headers = upstream_headers(&client, None);
+        let mut seen: Vec<_> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        seen.sort_unstable();
+        let expected = [
+            ("client-api-version", "3.5"),
+            ("content-type", "application/grpc"),
+            ("grpc-timeout", "first"),
+            ("hasleader", "first"),
+            ("te", "trailers"),
+            ("traceparent", "first"),
+            ("tracestate", "first"),
+            ("user-agent", "first"),
+        ];
+        assert_eq!(seen, expected);
+    }
 }

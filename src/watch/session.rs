@@ -24,7 +24,9 @@ use crate::downstream::said::Speaker;
 use crate::identity::{MemberId, Revision};
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::{FrameReader, encode};
+use crate::rpc::header;
 use crate::upstream::bidi::Next;
+use crate::upstream::choose::Wanted;
 use crate::upstream::read::{ReadError, Revealed, linearizable_revision, local_revision};
 use crate::watch::hub::{End, Hub, Input, Loss, Output, Read, StreamId, Timing, WatchKey};
 use crate::watch::source::{Failed, Opening, Route, Source, login_loss};
@@ -73,6 +75,8 @@ struct Running {
     said: VecDeque<Bytes>,
     tried: Vec<MemberId>,
     leaderless_since: Option<Instant>,
+    /// Which upstream stream is looked at first: each in turn, so that a busy one does not starve the others.
+    turn: usize,
     ended: Option<Status>,
 }
 
@@ -91,6 +95,7 @@ impl Session {
             said: VecDeque::new(),
             tried: Vec::new(),
             leaderless_since: None,
+            turn: 0,
             ended: None,
         };
         loop {
@@ -122,7 +127,9 @@ impl Session {
                     }
                 }
                 Some(input) = running.reads.next(), if quiet => running.input(input),
-                (stream, event) = next_event(&mut running.upstream), if quiet => running.event(stream, event),
+                (stream, event) = next_event(&mut running.upstream, running.turn), if quiet => {
+                    running.event(stream, event);
+                }
                 () = at(deadline), if quiet => running.input(Input::Tick),
                 () = at(leaderless) => return client.end(Refusal::NO_LEADER.status()).await,
             }
@@ -149,14 +156,25 @@ impl Running {
                 let opening = self.session.route.open(credential, attempt, self.tried.clone());
                 self.upstream.insert(stream, Upstream::Opening(opening));
             }
-            Output::Close { stream } => drop(self.upstream.remove(&stream)),
+            Output::Close { stream } => {
+                self.upstream.remove(&stream);
+                if self.upstream.is_empty() {
+                    self.leaderless_since = None;
+                }
+            }
             Output::Send { stream, message } => {
                 if let Some(Upstream::Open(source)) = self.upstream.get_mut(&stream) {
                     source.send(&message);
                 }
             }
             Output::Anchor { watch, stream, key, read } => self.anchor(watch, stream, key, read),
-            Output::Emit(message) => self.said.push_back(encode(&message)),
+            Output::Emit(message) => {
+                if let Some(revision) = header::revision_of(&message) {
+                    let floor = &self.session.floor;
+                    floor.set(floor.get().max(Revision(revision)));
+                }
+                self.said.push_back(encode(&message));
+            }
             Output::End(end) => {
                 self.upstream.clear();
                 self.ended = Some(status(end));
@@ -192,6 +210,7 @@ impl Running {
     }
 
     fn event(&mut self, stream: StreamId, event: Event) {
+        self.turn = self.turn.wrapping_add(1);
         match event {
             Event::Opened(source) => {
                 let traits = source.traits;
@@ -199,12 +218,8 @@ impl Running {
                 self.input(Input::Opened { stream, traits });
             }
             Event::Failed(Failed { why, member }) => {
-                self.tried.extend(member);
+                self.avoid(member);
                 self.upstream.remove(&stream);
-                if member.is_none() {
-                    // Every member was tried, or none is ready: begin again.
-                    self.tried.clear();
-                }
                 self.leaderless_since.get_or_insert_with(Instant::now);
                 self.input(Input::Lost { stream, why });
             }
@@ -217,7 +232,7 @@ impl Running {
                 let Some(Upstream::Open(source)) = self.upstream.remove(&stream) else { return };
                 let why = source.ended(&self.session.route.door, &self.session.route.whom, &end);
                 if why == Loss::Upstream {
-                    self.tried.push(source.member.id);
+                    self.avoid(Some(source.member.id));
                 }
                 self.leaderless_since.get_or_insert_with(Instant::now);
                 self.input(Input::Lost { stream, why });
@@ -225,8 +240,19 @@ impl Running {
         }
     }
 
+    /// Tries this one last; when every ready member had its turn, it begins again.
+    fn avoid(&mut self, member: Option<MemberId>) {
+        self.tried.extend(member);
+        let Route { door, home, .. } = &self.session.route;
+        if !door.another(Wanted::Home(*home), &self.tried) {
+            self.tried.clear();
+        }
+    }
+
+    /// Whoever watches nothing needs no leader.
     fn leaderless_deadline(&self) -> Option<Instant> {
-        self.leaderless_since.filter(|_| self.session.wants_leader).map(|since| since + LEADERLESS)
+        let since = self.leaderless_since.filter(|_| self.session.wants_leader && !self.upstream.is_empty());
+        since.map(|since| since + LEADERLESS)
     }
 }
 
@@ -238,9 +264,12 @@ async fn at(deadline: Option<Instant>) {
 }
 
 /// The next thing that any upstream stream does. Cancel-safe.
-async fn next_event(upstream: &mut BTreeMap<StreamId, Upstream>) -> (StreamId, Event) {
+async fn next_event(upstream: &mut BTreeMap<StreamId, Upstream>, turn: usize) -> (StreamId, Event) {
     if upstream.len() > 1 {
         let all = upstream.iter_mut().map(|(stream, state)| one_event(*stream, state).boxed_local());
+        let mut all: Vec<_> = all.collect();
+        let first = turn % all.len();
+        all.rotate_left(first);
         return select_all(all).await.0;
     }
     match upstream.iter_mut().next() {

@@ -159,6 +159,7 @@ fn the_status_of_an_unknown_method_is_recorded() {
             member.called("/etcdserverpb.KV/New").await.refuse(Code::Unimplemented, "unknown method New");
         };
         let (outcome, ()) = tokio::join!(client.call("/etcdserverpb.KV/New", ranged(1)), script);
+        assert_eq!(outcome.headers["grpc-status"], "12", "in the form that it came in");
         assert_eq!(outcome.end.told(), (Code::Unimplemented, "unknown method New"));
         settled().await;
         assert_eq!(keyward.metrics.calls_with(Code::Unimplemented as u8), 1);

@@ -64,7 +64,11 @@ fn a_message_of_just_the_limit_passes() {
 fn requests_that_never_come_whole_cannot_use_up_memory() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::configured(&[&member], Auth::Off, "[limits]\nreplay_buffer = \"4MiB\"\n");
+        let keyward = Keyward::configured(
+            &[&member],
+            Auth::Off,
+            "[limits]\nreplay_buffer = \"4MiB\"\n[runtime]\nshards = 1\n",
+        );
         let client = keyward.client().await;
         let mut held = Vec::new();
         let mut refused = 0;

@@ -56,6 +56,8 @@ fn many_large_writes_at_once_all_arrive() {
         };
         let all = futures_util::future::join_all((0..20).map(|_| client.call(PUT, &request)));
         let (outcomes, ()) = tokio::join!(all, script);
-        outcomes.iter().for_each(|outcome| drop(outcome.message()));
+        for outcome in &outcomes {
+            outcome.message();
+        }
     });
 }

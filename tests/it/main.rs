@@ -32,6 +32,8 @@ mod replays;
 #[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]
+mod sockets;
+#[cfg(test)]
 mod upstream_headers;
 #[cfg(test)]
 mod watches;
