@@ -230,6 +230,8 @@ mod tests {
             ("client-api-version", "3.5"),
             ("content-type", "application/grpc"),
             ("grpc-timeout", "first"),
+            // Ours, not the client's: there is no token.
+            ("grpcgateway-accept", "*/*"),
             ("hasleader", "first"),
             ("te", "trailers"),
             ("traceparent", "first"),
