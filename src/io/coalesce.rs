@@ -273,30 +273,34 @@ mod tests {
         .await;
     }
 
-    /// Each in a task of its own, as in life: the socket has room for one waker only.
+    /// Each with a waker of its own, as tasks have: the socket has room for one only.
     #[tokio::test(start_paused = true)]
     async fn a_shutdown_under_back_pressure_leaves_no_flusher_behind() {
+        use std::time::Duration;
+
+        use futures_util::stream::{FuturesUnordered, StreamExt as _};
+        use futures_util::{FutureExt as _, future::LocalBoxFuture};
+
         let (near, mut far) = tokio::io::duplex(4);
         let (io, flusher) = coalesce(near);
         let mut io = io.into_inner();
-        let tasks = crate::tasks::Tasks::default();
-        let test = async {
-            let flushing = tasks.spawn("flusher", flusher);
-            let ending = async move {
-                io.write_all(b"more than the socket takes").await.expect("accepted");
-                // The flusher meets the full socket first, then the shutdown does.
-                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-                io.shutdown().await.expect("sent");
-            };
-            tasks.spawn("connection", ending).detach();
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        let ending = async move {
+            io.write_all(b"more than the socket takes").await.expect("accepted");
+            // The flusher meets the full socket first, then the shutdown does.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            io.shutdown().await.expect("sent");
+        };
+        let mut both: FuturesUnordered<LocalBoxFuture<'_, ()>> =
+            [flusher.boxed_local(), ending.boxed_local()].into_iter().collect();
+        let ended = async { while both.next().await.is_some() {} };
+        let read = async {
+            tokio::time::sleep(Duration::from_millis(2)).await;
             let mut seen = String::new();
             far.read_to_string(&mut seen).await.expect("reads to the end");
             assert_eq!(seen, "more than the socket takes");
-            let all = tokio::time::timeout(std::time::Duration::from_secs(1), tasks.joined()).await;
-            assert!(all.is_ok() && flushing.is_finished(), "the flusher has ended");
         };
-        tokio::task::LocalSet::new().run_until(test).await;
+        let (ended, ()) = tokio::join!(tokio::time::timeout(Duration::from_secs(1), ended), read);
+        assert!(ended.is_ok(), "neither waits for ever");
     }
 
     #[tokio::test]
