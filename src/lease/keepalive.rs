@@ -181,6 +181,8 @@ impl Running {
     fn asked(&mut self, message: Bytes) {
         if self.pending.is_empty() {
             self.waiting_since = Instant::now();
+            // What was stuck before may have been withheld.
+            self.stuck_since = None;
         }
         self.pending.push(message);
     }

@@ -142,6 +142,12 @@ impl Keyward {
         self.process.output()
     }
 
+    /// Changes its configuration and asks it to read that (SIGHUP), which it does in its own time.
+    pub(crate) fn reload(&self, config: &str) {
+        self.site.write("keyward.toml", config);
+        self.process.signal(Signal::HUP);
+    }
+
     /// Asks it to end (SIGTERM), waits for that, and hands its place on for another start.
     pub(crate) async fn terminate(self) -> (ExitStatus, Site) {
         self.process.signal(Signal::TERM);
