@@ -8,13 +8,12 @@ use std::{
     net::SocketAddr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{ExitStatus, Output, Stdio},
+    process::ExitStatus,
     time::Duration,
 };
 
 use rustix::process::Signal;
 use tempfile::TempDir;
-use tokio::{process::Command, time::timeout};
 
 use super::{
     cluster::{Auth, Cluster, Tls, password},
@@ -160,11 +159,4 @@ impl Keyward {
         self.process.kill();
         self.site
     }
-}
-
-/// Runs the program to its end, such as `check --config FILE`.
-pub(crate) async fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(PROGRAM);
-    command.args(args).stdin(Stdio::null()).kill_on_drop(true);
-    timeout(LIMIT, command.output()).await.expect("keyward ends").expect("keyward can be run")
 }
