@@ -14,7 +14,6 @@ pub mod reply;
 pub mod streams;
 
 use std::cell::{Cell, RefCell};
-use std::hash::BuildHasher;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -58,7 +57,6 @@ pub struct Gateway {
     pub tasks: Tasks,
     /// Tells when the process drains, and until when.
     pub drain: watch::Receiver<Option<Instant>>,
-    dice: Cell<u64>,
     held: Cell<usize>,
 }
 
@@ -107,7 +105,6 @@ impl Gateway {
             settings,
             tasks,
             drain,
-            dice: Cell::new(std::hash::RandomState::new().hash_one(0)),
             held: Cell::default(),
         }
     }
@@ -118,18 +115,6 @@ impl Gateway {
         let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen
-    }
-
-    /// A number below `limit`, for spreading things in time only.
-    #[must_use]
-    pub fn draw(&self, limit: u64) -> u64 {
-        // xorshift64: never zero once it is not.
-        let mut dice = self.dice.get() | 1;
-        dice ^= dice << 13;
-        dice ^= dice >> 7;
-        dice ^= dice << 17;
-        self.dice.set(dice);
-        dice % limit.max(1)
     }
 
     /// Nothing yet of the shard's budget for requests in memory.

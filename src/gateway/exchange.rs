@@ -17,7 +17,7 @@ use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
 use crate::identity::MemberId;
 use crate::refusal::{Refusal, Status};
-use crate::rpc::method::{Effect, Lane, Method, Stream};
+use crate::rpc::method::{Class, Effect, Lane, Method, Stream};
 use crate::rpc::outcome::{Asked, AuthState, Proof, Verdict, auth_state, translate, verdict};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::choose::Wanted;
@@ -195,10 +195,12 @@ impl Exchange<'_> {
         token: Option<&Token>,
         healed: &mut Vec<MemberId>,
     ) -> Attempt {
-        let Some(status) = answer.status() else { return Attempt::Answered(answer) };
-        if status.is_ok() {
+        let status = answer.status();
+        let refused = status.as_ref().is_some_and(|status| !status.is_ok());
+        let Some(status) = status.filter(|_| refused) else {
+            self.extended(token);
             return Attempt::Answered(answer);
-        }
+        };
         let asked = self.asked(token);
         if auth_state(&asked, &status) == Some(AuthState::On) {
             self.gateway.door.auth_is(Auth::On);
@@ -214,9 +216,21 @@ impl Exchange<'_> {
                 self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
-            Verdict::Heal | Verdict::Unclear | Verdict::Final => {
+            Verdict::Final => {
+                self.extended(token);
                 Attempt::Answered(translated(answer, &asked, &status))
             }
+            Verdict::Heal | Verdict::Unclear => Attempt::Answered(translated(answer, &asked, &status)),
+        }
+    }
+
+    /// A call that the member looked at the token for has extended the token's life there. Reads and writes of keys
+    /// are looked at in every version; others are not in some.
+    fn extended(&self, token: Option<&Token>) {
+        if let Some(token) = token
+            && matches!(self.method.class, Class::Read | Class::Write)
+        {
+            token.mark_used();
         }
     }
 
@@ -254,12 +268,11 @@ fn translated(mut answer: Answer, asked: &Asked, status: &Status) -> Answer {
 }
 
 fn login_failed(failure: &LoginFailure) -> Attempt {
-    match failure {
-        // The session's password is not the user's any more: the client must log in again.
-        LoginFailure::WrongPassword | LoginFailure::NoPassword => {
-            Attempt::Refused(Refusal::INVALID_AUTH_TOKEN)
-        }
-        _ => Attempt::Again(None, Refusal::NOTHING_SENT),
+    // The session's password is not the user's any more: the client must log in again.
+    if failure.is_refusal() {
+        Attempt::Refused(Refusal::INVALID_AUTH_TOKEN)
+    } else {
+        Attempt::Again(None, Refusal::NOTHING_SENT)
     }
 }
 

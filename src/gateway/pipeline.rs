@@ -247,7 +247,9 @@ async fn unknown(
     let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     record.member = Some(member.id);
     record.attempts = 1;
-    let token = gateway.door.token(&caller.whom, &member).await.map_err(|_| Refusal::INVALID_AUTH_TOKEN)?;
+    let token = gateway.door.token(&caller.whom, &member).await.map_err(|failure| {
+        if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }
+    })?;
     let headers = upstream_headers(&head.headers, token.as_ref());
     let sent = gateway.door.send(&member, Lane::Stream, path, headers, Outgoing::Piped(body)).await;
     match sent {

@@ -47,7 +47,7 @@ pub fn watch(
         floor: Rc::clone(&client.floor),
         wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),
         timing: Timing {
-            idle_progress: Duration::from_millis(least + gateway.draw(most - least)),
+            idle_progress: Duration::from_millis(least + gateway.door.chooser.draw(most - least)),
             progress_grace: PROGRESS_GRACE,
         },
         largest_request: gateway.settings.request_size,

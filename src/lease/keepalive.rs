@@ -181,6 +181,8 @@ impl Running {
     fn asked(&mut self, message: Bytes) {
         if self.pending.is_empty() {
             self.waiting_since = Instant::now();
+            // What was stuck before may have been withheld.
+            self.stuck_since = None;
         }
         self.pending.push(message);
     }
@@ -268,9 +270,6 @@ impl Running {
         let Link::Open(at) = &self.link else { return Ok(None) };
         let zero = if at.member.traits().keepalive_false_zero { Zero::Confirm } else { Zero::Final };
         let answer = LeaseKeepAliveResponse::decode(message.clone()).ok();
-        if let Some(token) = &at.token {
-            token.mark_used();
-        }
         match answer.map(|answer| self.pending.answered(answer.ttl, zero)) {
             Some(Verdict::Deliver) => {
                 self.losses = 0;

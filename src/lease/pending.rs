@@ -44,6 +44,8 @@ pub struct Pending {
     requests: VecDeque<Request>,
     /// How many of them, from the front, the open upstream stream was given.
     asked: usize,
+    /// The request that was answered last.
+    answered: Option<Bytes>,
 }
 
 impl Pending {
@@ -75,7 +77,7 @@ impl Pending {
             head.confirmed = true;
             return Verdict::Confirm;
         }
-        self.requests.pop_front();
+        self.answered = self.requests.pop_front().map(|request| request.message);
         self.asked -= 1;
         Verdict::Deliver
     }
@@ -90,14 +92,16 @@ impl Pending {
         })
     }
 
-    /// Withholds the request in front, so that those behind it go on: it is never answered. False where it is the only
-    /// one: then the stream itself has to tell.
+    /// Withholds the request in front, so that the other leases of the stream go on: it is never answered. False where
+    /// the stream knows no other lease: then the stream itself has to tell.
     pub fn withhold(&mut self) -> bool {
-        if self.requests.len() < 2 {
-            return false;
+        let Some(head) = self.requests.front() else { return false };
+        let waiting = self.requests.iter().map(|request| &request.message);
+        let alone = waiting.chain(&self.answered).all(|message| *message == head.message);
+        if !alone {
+            self.requests.pop_front();
         }
-        self.requests.pop_front();
-        true
+        !alone
     }
 
     /// Whether nothing waits for an answer.
@@ -160,5 +164,15 @@ mod tests {
         assert!(pending.withhold());
         assert_eq!(asked(&mut pending), ["mine"]);
         assert!(!pending.withhold());
+
+        // Nobody waits, but the stream kept another lease alive just before.
+        assert_eq!(pending.answered(5, Zero::Final), Verdict::Deliver);
+        pending.push(Bytes::from_static(b"forbidden"));
+        pending.push(Bytes::from_static(b"forbidden"));
+        assert!(pending.withhold());
+        assert!(pending.withhold());
+        assert!(pending.is_empty());
+        pending.push(Bytes::from_static(b"mine"));
+        assert!(!pending.withhold(), "what is refused now is the only lease that there was");
     }
 }

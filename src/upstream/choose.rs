@@ -5,6 +5,7 @@
 //! is not ready is never chosen, unless nothing that is ready is left and it merely was suspected.
 
 use std::cell::Cell;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use crate::identity::MemberId;
@@ -12,12 +13,31 @@ use crate::rpc::method::{Method, Target};
 use crate::upstream::membership::{Member, Membership, Readiness};
 
 /// Chooses members; one per shard.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Chooser {
     turn: Cell<usize>,
+    dice: Cell<u64>,
+}
+
+impl Default for Chooser {
+    fn default() -> Self {
+        Self { turn: Cell::default(), dice: Cell::new(RandomState::new().hash_one(0)) }
+    }
 }
 
 impl Chooser {
+    /// A number below `limit`, for spreading things in time only.
+    #[must_use]
+    pub fn draw(&self, limit: u64) -> u64 {
+        // xorshift64: never zero once it is not.
+        let mut dice = self.dice.get() | 1;
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        self.dice.set(dice);
+        dice % limit.max(1)
+    }
+
     /// A member for a call that wants `target`. `home` is the client connection's own member, taken first where the
     /// target is `Home`. Members in `avoid` were just tried in vain and are taken last. `load` says how many calls a
     /// member has in flight. None where no member can serve it now.

@@ -2,7 +2,8 @@
 //!
 //! Owns: the header fields that a member sees (an allow-list: what a client says of itself is never forwarded), the
 //! token of whom the call goes as. Must not know: which calls are worth retrying.
-//! Invariants (rules 6, 9): the path is the method table's or one proven canonical; exactly one `token`, ours or none.
+//! Invariants (rules 6, 9): the path is the method table's or one proven canonical; exactly one `token`, ours or none;
+//! without one a call is nobody's, whatever our own certificate says.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,7 @@ use crate::upstream::pool::Pool;
 /// The version of the client API that we speak; etcd counts clients by it, so ours is one value, never the client's.
 const CLIENT_API_VERSION: HeaderValue = HeaderValue::from_static("3.5");
 const API_VERSION_NAME: HeaderName = HeaderName::from_static("client-api-version");
+const NOT_OUR_CERTIFICATE: HeaderName = HeaderName::from_static("grpcgateway-accept");
 const TOKEN: HeaderName = HeaderName::from_static("token");
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -77,7 +79,6 @@ impl Door {
             return Ok(None);
         }
         if let Some(token) = identity.current(member.id) {
-            token.mark_used();
             return Ok(Some(token));
         }
         match identity.token(member.id).await {
@@ -167,9 +168,12 @@ pub fn upstream_headers(client: &HeaderMap, token: Option<&Token>) -> HeaderMap 
         }
     }
     headers.insert(API_VERSION_NAME, CLIENT_API_VERSION);
-    if let Some(token) = token {
-        headers.insert(TOKEN, token.header().clone());
-    }
+    match token {
+        Some(token) => headers.insert(TOKEN, token.header().clone()),
+        // Where our own certificate names an etcd user, a call without a token would be that user's. A call that came
+        // by the JSON gateway is not (auth/store.go, AuthInfoFromTLS), and only this field says that it did.
+        None => headers.insert(NOT_OUR_CERTIFICATE, HeaderValue::from_static("*/*")),
+    };
     headers
 }
 
@@ -226,6 +230,8 @@ mod tests {
             ("client-api-version", "3.5"),
             ("content-type", "application/grpc"),
             ("grpc-timeout", "first"),
+            // Ours, not the client's: there is no token.
+            ("grpcgateway-accept", "*/*"),
             ("hasleader", "first"),
             ("te", "trailers"),
             ("traceparent", "first"),

@@ -90,7 +90,10 @@ impl Route {
     ) -> Result<Source, Failed> {
         if attempt > 1 {
             let pause = (FIRST_PAUSE * 2_u32.saturating_pow(attempt - 2)).min(LONGEST_PAUSE);
-            self.door.pause_or_change(pause).await;
+            // Half of it to one and a half: the watches of a lost member do not come back all at once.
+            let half = u64::try_from(pause.as_millis() / 2).unwrap_or(0);
+            let drawn = Duration::from_millis(half + self.door.chooser.draw(2 * half));
+            self.door.pause_or_change(drawn).await;
         }
         let nobody = Failed { why: Loss::Upstream, member: None };
         let member = self.door.choose(Wanted::Home(self.home), tried).ok_or(nobody)?;

@@ -9,6 +9,8 @@ mod credentials;
 #[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
+mod expiry;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod harness_works;
@@ -23,8 +25,12 @@ mod members;
 #[cfg(test)]
 mod raw;
 #[cfg(test)]
+mod replicas;
+#[cfg(test)]
 mod steady;
 #[cfg(test)]
 mod stories;
+#[cfg(test)]
+mod storm;
 #[cfg(test)]
 mod twin;

@@ -214,11 +214,21 @@ fn one_forbidden_lease_is_withheld_and_the_others_go_on() {
             call.say(&renewed(lease, 6)).await.expect("taken");
             assert_eq!(told(&mut stream).await, (lease, 6));
         }
-        // Alone, it ends its stream in etcd's words.
+        // Alone in line it is withheld as well: the stream keeps other leases.
         stream.say(&renew(666)).await;
-        asked(&mut call).await;
+        assert_eq!(asked(&mut call).await, 666);
         call.end(Code::PermissionDenied, denied);
         member.called(KEEP_ALIVE).await.refuse(Code::PermissionDenied, denied);
+        stream.say(&renew(1)).await;
+        let mut call = member.called(KEEP_ALIVE).await;
+        assert_eq!(asked(&mut call).await, 1);
+        call.say(&renewed(1, 6)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (1, 6));
+        // The only lease of its stream ends that in etcd's words.
+        let mut stream = renewing(&client, &[666]).await;
+        for _ in 0..2 {
+            member.called(KEEP_ALIVE).await.refuse(Code::PermissionDenied, denied);
+        }
         let end = stream.next().await.expect_err("ended");
         assert_eq!(end.told(), (Code::PermissionDenied, denied));
     });

@@ -909,6 +909,19 @@ fn a_progress_request_during_an_outage_waits_and_is_answered_after_it() {
 }
 
 #[test]
+fn a_progress_request_that_was_lost_with_its_stream_is_asked_again() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.ask_progress();
+    bench.out.clear();
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(2, 8));
+    assert!(matches!(bench.next_sent(2), RequestUnion::ProgressRequest(_)));
+    bench.up(2, answer(-1, 8));
+    assert_eq!(header_revision(&bench.emitted()), 8);
+}
+
+#[test]
 fn where_upstream_stays_silent_what_is_known_answers() {
     // From the next revision of an idle cluster: V4 members do not answer before the next write.
     let mut bench = Bench::watching(NEW);

@@ -62,11 +62,6 @@ impl Client {
         self.process.signal(rustix::process::Signal::TERM);
     }
 
-    /// Milliseconds of the last record line: the client's own clock.
-    pub(crate) fn record_so_far(&self) -> Vec<Value> {
-        lines(&self.process.output())
-    }
-
     /// Waits for its end.
     pub(crate) async fn record(self) -> Record {
         let exit = self.process.ended(LIMIT).await;
@@ -128,13 +123,6 @@ fn program(version: &str) -> PathBuf {
         Command::new(script).arg(version).stderr(Stdio::inherit()).output().expect("the build script runs");
     assert!(built.status.success(), "kwclient {version} cannot be built");
     String::from_utf8(built.stdout).expect("a path").trim().into()
-}
-
-/// The clientv3 versions that there are, oldest first.
-pub(crate) fn clients() -> Vec<String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/go/build");
-    let listed = Command::new(script).arg("--list").output().expect("the build script runs");
-    String::from_utf8(listed.stdout).expect("text").split_whitespace().map(str::to_owned).collect()
 }
 
 /// Waits for `duration` of real time: for a token to expire, which has no event.

@@ -8,13 +8,12 @@ use std::{
     net::SocketAddr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{ExitStatus, Output, Stdio},
+    process::ExitStatus,
     time::Duration,
 };
 
 use rustix::process::Signal;
 use tempfile::TempDir;
-use tokio::{process::Command, time::timeout};
 
 use super::{
     cluster::{Auth, Cluster, Tls, password},
@@ -142,6 +141,12 @@ impl Keyward {
         self.process.output()
     }
 
+    /// Changes its configuration and asks it to read that (SIGHUP), which it does in its own time.
+    pub(crate) fn reload(&self, config: &str) {
+        self.site.write("keyward.toml", config);
+        self.process.signal(Signal::HUP);
+    }
+
     /// Asks it to end (SIGTERM), waits for that, and hands its place on for another start.
     pub(crate) async fn terminate(self) -> (ExitStatus, Site) {
         self.process.signal(Signal::TERM);
@@ -154,11 +159,4 @@ impl Keyward {
         self.process.kill();
         self.site
     }
-}
-
-/// Runs the program to its end, such as `check --config FILE`.
-pub(crate) async fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(PROGRAM);
-    command.args(args).stdin(Stdio::null()).kill_on_drop(true);
-    timeout(LIMIT, command.output()).await.expect("keyward ends").expect("keyward can be run")
 }
