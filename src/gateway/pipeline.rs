@@ -177,7 +177,7 @@ async fn through(
     };
     let in_use = (lane != Lane::Unary).then(|| caller.in_use()).flatten();
     let mut answer = exchange.run(record).await?;
-    if answer.status().is_some_and(|status| status.is_ok()) {
+    if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
         note_auth_change(gateway, method, &message);
     } else if method.body == MessageId::RangeRequest
@@ -206,13 +206,15 @@ fn finish(
     method: &'static Method,
     answer: &mut Answer,
 ) -> Result<(), Refusal> {
-    let Some(framed) = answer.message() else { return Ok(()) };
-    let Some(message) = framed.get(frame::PREFIX..) else { return Ok(()) };
+    let framed = answer.message();
+    let message = framed.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
     if let Some(fields) = member_answers::member_fields(method.path) {
+        // One that is too large to be read whole would name the members' own addresses.
+        let message = message.ok_or(Refusal::UNREADABLE_ANSWER)?;
         let rewritten = member_answers::rewrite(message, fields, &gateway.settings.client_urls);
         let rewritten = rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?;
         answer.data = [rewritten].into();
-    } else if let Some(revision) = header::revision_of(message) {
+    } else if let Some(revision) = message.and_then(header::revision_of) {
         client.shown(Revision(revision));
     }
     Ok(())
