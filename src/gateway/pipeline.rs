@@ -177,16 +177,10 @@ async fn through(
     };
     let in_use = (lane != Lane::Unary).then(|| caller.in_use()).flatten();
     let mut answer = exchange.run(record).await?;
+    // Without a status it is larger than what is held back, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
         note_auth_change(gateway, method, &message);
-    } else if method.body == MessageId::RangeRequest
-        && method.stream == Stream::Unary
-        && let Some(revision) =
-            answer.data.front().and_then(|begun| header::revision_of(begun.get(frame::PREFIX..)?))
-    {
-        // Larger than what is held back: its header came first.
-        client.shown(Revision(revision));
     }
     Ok(Served::Member(Box::new(answer), in_use))
 }
@@ -206,16 +200,22 @@ fn finish(
     method: &'static Method,
     answer: &mut Answer,
 ) -> Result<(), Refusal> {
-    let framed = answer.message();
-    let message = framed.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
+    let whole = answer.message();
     if let Some(fields) = member_answers::member_fields(method.path) {
         // One that is too large to be read whole would name the members' own addresses.
-        let message = message.ok_or(Refusal::UNREADABLE_ANSWER)?;
-        let rewritten = member_answers::rewrite(message, fields, &gateway.settings.client_urls);
-        let rewritten = rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?;
-        answer.data = [rewritten].into();
-    } else if let Some(revision) = message.and_then(header::revision_of) {
-        client.shown(Revision(revision));
+        let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
+        let rewritten = member_answers::rewrite(
+            message.ok_or(Refusal::UNREADABLE_ANSWER)?,
+            fields,
+            &gateway.settings.client_urls,
+        );
+        answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
+    } else if method.stream == Stream::Unary {
+        // The header comes first, also of an answer that is still coming.
+        let begun = whole.as_ref().or(answer.data.front()).and_then(|framed| framed.get(frame::PREFIX..));
+        if let Some(revision) = begun.and_then(header::revision_of) {
+            client.shown(Revision(revision));
+        }
     }
     Ok(())
 }
