@@ -85,7 +85,7 @@ pub enum Listening {
 }
 
 impl Listening {
-    /// Binds `address`. A unix socket's left-over file is replaced; any other file is not.
+    /// Binds `address`. A unix socket that was left behind is replaced; one that is served, or any other file, is not.
     ///
     /// # Errors
     /// The system's.
@@ -134,7 +134,11 @@ impl Listening {
 
 fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path),
+        // Whoever answers there is alive, and not to be robbed of its clients.
+        Ok(found) if found.file_type().is_socket() => match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+            Err(_) => std::fs::remove_file(path),
+        },
         _ => Ok(()),
     }
 }
@@ -174,5 +178,26 @@ pub async fn accept(
         if intake.sender.send(accepted).await.is_err() {
             tracing::error!("a shard is gone; its connections go to the others");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_left_over_socket_is_replaced_and_a_served_one_or_a_file_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("binds"));
+        let address = Address::Unix(path.clone());
+        let serving = Listening::bind(&address).expect("the left-over one is replaced");
+        let robbed = Listening::bind(&address).map(|_| ()).map_err(|error| error.kind());
+        assert_eq!(robbed, Err(io::ErrorKind::AddrInUse));
+        drop(serving);
+        std::fs::remove_file(&path).expect("it is there");
+        std::fs::write(&path, "data").expect("writes");
+        assert!(Listening::bind(&address).is_err());
+        assert_eq!(std::fs::read(&path).expect("it is still there"), b"data");
     }
 }

@@ -153,3 +153,29 @@ async fn without_auth_a_login_gets_a_session_that_proves_nothing_later() {
         drop(keyward);
     }
 }
+
+#[tokio::test]
+async fn a_unix_socket_serves_also_where_an_older_one_was_left_behind() {
+    let version = versions().remove(0);
+    let cluster = Cluster::start(&version, Options::default()).await;
+    let site = Site::new();
+    let path = site.write("marker", "").with_file_name("keyward.sock");
+    // Left behind by a process that was killed.
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket can be made"));
+    let tcp = format!("{{ name = \"main\", address = \"{}\" }}", site.listen);
+    let both = format!("{tcp}, {{ name = \"local\", address = \"unix:{}\" }}", path.display());
+    let config = site.in_front_of(&cluster).replace(&tcp, &both);
+    let keyward = Keyward::start(site, &config).await;
+
+    let connect = tower::service_fn(move |_: http::Uri| {
+        let path = path.clone();
+        async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
+    });
+    let channel =
+        tonic::transport::Endpoint::from_static("http://keyward").connect_with_connector_lazy(connect);
+    let mut kv = keyward::pb::etcdserverpb::kv_client::KvClient::new(channel);
+    let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
+    kv.put(put).await.expect("the socket serves");
+    assert_eq!(cluster.ctl().ok(&["get", "k", "--print-value-only"]).await, "v\n");
+    drop(keyward);
+}
