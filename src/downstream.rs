@@ -4,6 +4,7 @@
 
 pub mod connection;
 pub mod listener;
+pub mod requests;
 pub mod said;
 pub mod session;
 pub mod tls;

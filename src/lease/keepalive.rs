@@ -5,7 +5,6 @@
 //! Invariants: the leader first; a stream is opened only when something is to be asked; a half-close ends the stream
 //! only after everything was answered; the client going away ends everything at once.
 
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +14,17 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use http::uri::PathAndQuery;
-use http_body::Body;
 use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::Instant;
 
+use crate::downstream::requests::{Asked, Requests};
 use crate::downstream::said::Speaker;
 use crate::identity::MemberId;
 use crate::lease::pending::{Pending, Verdict, Zero};
 use crate::pb::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use crate::refusal::{Code, Refusal, Status};
-use crate::rpc::frame::{FrameReader, encode};
+use crate::rpc::frame::encode;
 use crate::rpc::method::{Method, lookup};
 use crate::rpc::outcome::{self, Proof};
 use crate::upstream::bidi::{Bidi, Next};
@@ -132,10 +131,10 @@ struct Running {
 
 impl KeepAlive {
     /// Serves the client's stream to its end.
-    pub async fn run(self, mut body: Incoming, client: Speaker) {
+    pub async fn run(self, body: Incoming, client: Speaker) {
         let Some(method) = lookup(PATH) else { return };
         let mut drain = self.drain.clone();
-        let mut requests = FrameReader::new(LARGEST_REQUEST);
+        let mut requests = Requests::new(body, LARGEST_REQUEST);
         let mut running = Running {
             parts: Rc::new(self),
             method,
@@ -159,8 +158,14 @@ impl KeepAlive {
                 biased; // the client's end first: nobody is left to tell
                 () = client.gone() => return,
                 _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
-                asked = next_request(&mut body, &mut requests), if asks => match asked {
-                    Asked::Message(message) => running.asked(message),
+                asked = requests.next(), if asks => match asked {
+                    Asked::Message(message) if LeaseKeepAliveRequest::decode(message.clone()).is_ok() => {
+                        running.asked(message);
+                    }
+                    Asked::Message(_) => {
+                        let refusal = Refusal::not_canonical("not a LeaseKeepAliveRequest");
+                        return client.end(refusal.status()).await;
+                    }
                     Asked::End => running.half_closed = true,
                     Asked::Bad(refusal) => return client.end(refusal.status()).await,
                     Asked::Gone => return,
@@ -379,38 +384,5 @@ impl KeepAlive {
             return After::Tell(status.clone());
         }
         After::Now
-    }
-}
-
-/// What comes from a client's stream of requests.
-enum Asked {
-    Message(Bytes),
-    End,
-    Bad(Refusal),
-    Gone,
-}
-
-/// The client's next request. Cancel-safe: what was read stays in `reader`.
-async fn next_request(body: &mut Incoming, reader: &mut FrameReader) -> Asked {
-    loop {
-        match reader.next() {
-            Some(Ok(message)) if LeaseKeepAliveRequest::decode(message.clone()).is_ok() => {
-                return Asked::Message(message);
-            }
-            Some(Ok(_)) => return Asked::Bad(Refusal::not_canonical("not a LeaseKeepAliveRequest")),
-            Some(Err(fault)) => return Asked::Bad(fault.refusal(None)),
-            None => {}
-        }
-        match std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
-            Some(Ok(frame)) => {
-                if let Ok(data) = frame.into_data() {
-                    reader.push(data);
-                }
-            }
-            Some(Err(_)) => return Asked::Gone,
-            None => {
-                return reader.finish().map_or_else(|fault| Asked::Bad(fault.refusal(None)), |()| Asked::End);
-            }
-        }
     }
 }

@@ -6,7 +6,6 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,15 +14,15 @@ use futures_util::FutureExt;
 use futures_util::StreamExt;
 use futures_util::future::{LocalBoxFuture, select_all};
 use futures_util::stream::FuturesUnordered;
-use http_body::Body;
 use hyper::body::Incoming;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::downstream::requests::{Asked, Requests};
 use crate::downstream::said::Speaker;
 use crate::identity::{MemberId, Revision};
 use crate::refusal::{Refusal, Status};
-use crate::rpc::frame::{FrameReader, encode};
+use crate::rpc::frame::encode;
 use crate::rpc::header;
 use crate::upstream::bidi::Next;
 use crate::upstream::choose::Wanted;
@@ -82,8 +81,8 @@ struct Running {
 
 impl Session {
     /// Serves the client's stream to its end.
-    pub async fn run(self, mut body: Incoming, client: Speaker) {
-        let mut requests = FrameReader::new(self.largest_request);
+    pub async fn run(self, body: Incoming, client: Speaker) {
+        let mut requests = Requests::new(body, self.largest_request);
         let mut drain = self.drain.clone();
         let mut reading = true;
         let mut running = Running {
@@ -118,7 +117,7 @@ impl Session {
                     running.said.pop_front();
                 }
                 _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
-                asked = next_message(&mut body, &mut requests), if reading && quiet && running.hub.accepts_client() => {
+                asked = requests.next(), if reading && quiet && running.hub.accepts_client() => {
                     match asked {
                         Asked::Message(message) => running.input(Input::Client(message)),
                         Asked::End => reading = false,
@@ -300,32 +299,4 @@ fn status(end: End) -> Status {
 /// A status as etcd puts it into a cancel_reason.
 fn reason(status: &Status) -> String {
     format!("rpc error: code = {} desc = {}", status.code.name(), status.message)
-}
-
-/// What comes from the client.
-enum Asked {
-    Message(Bytes),
-    End,
-    Bad(Refusal),
-    Gone,
-}
-
-/// The client's next message. Cancel-safe: what was read stays in `reader`.
-async fn next_message(body: &mut Incoming, reader: &mut FrameReader) -> Asked {
-    loop {
-        match reader.next() {
-            Some(Ok(message)) => return Asked::Message(message),
-            Some(Err(fault)) => return Asked::Bad(fault.refusal(None)),
-            None => {}
-        }
-        match std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
-            Some(Ok(frame)) => {
-                if let Ok(data) = frame.into_data() {
-                    reader.push(data);
-                }
-            }
-            Some(Err(_)) => return Asked::Gone,
-            None => return Asked::End,
-        }
-    }
 }
