@@ -48,7 +48,7 @@ pub struct Exchange<'a> {
     pub lane: Lane,
     /// Whether it may be sent again whatever happened to it.
     pub effect: Effect,
-    /// Whether it may be sent again with a fresh credential (a Lock without a lease may not).
+    /// Whether it may be sent again after a member answered it (a Lock without a lease may not).
     pub may_reissue: bool,
     /// As whom.
     pub whom: As,
@@ -205,14 +205,14 @@ impl Exchange<'_> {
         if auth_state(&asked, &status) == Some(AuthState::On) {
             self.gateway.door.auth_is(Auth::On);
             // We sent no token since auth was off; it is on now.
-            if matches!(self.whom, As::User(_)) && !healed.contains(&member.id) {
+            if matches!(self.whom, As::User(_)) && self.may_reissue && !healed.contains(&member.id) {
                 healed.push(member.id);
                 return Attempt::Healed;
             }
         }
         match verdict(&asked, &status) {
             Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, token, healed),
-            Verdict::Elsewhere => {
+            Verdict::Elsewhere if self.may_reissue => {
                 self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
@@ -220,7 +220,10 @@ impl Exchange<'_> {
                 self.extended(token);
                 Attempt::Answered(translated(answer, &asked, &status))
             }
-            Verdict::Heal | Verdict::Unclear => Attempt::Answered(translated(answer, &asked, &status)),
+            // A Lock without a lease made one: what refused it came after that.
+            Verdict::Heal | Verdict::Elsewhere | Verdict::Unclear => {
+                Attempt::Answered(translated(answer, &asked, &status))
+            }
         }
     }
 

@@ -390,3 +390,35 @@ fn the_deadline_covers_the_request_itself() {
         nothing_else(&members);
     });
 }
+
+/// A Lock without a lease was given one before anything refused it: asked again, it would wait for itself (rules 28).
+#[test]
+fn a_lock_without_a_lease_is_asked_once_whatever_the_member_says() {
+    const LOCK: &str = "/v3lockpb.Lock/Lock";
+    paused(async {
+        for (code, text) in [
+            (Code::Unknown, "etcdserver: too many requests"),
+            (Code::Unknown, "etcdserver: user name is empty"),
+        ] {
+            for lease in [&b""[..], b"\x10\x07"] {
+                let member = Member::new(1, &Tasks::default());
+                let keyward = Keyward::before(&[&member]);
+                let client = keyward.logged_in("alice").await;
+                let asked = [b"\x0a\x01k", lease].concat();
+                let script = async {
+                    member.called(LOCK).await.refuse(code, text);
+                    if !lease.is_empty() {
+                        member.called(LOCK).await.reply(b"").await;
+                    }
+                };
+                let (outcome, ()) = tokio::join!(client.call(LOCK, asked), script);
+                if lease.is_empty() {
+                    assert_eq!(outcome.end.told(), (code, text));
+                } else {
+                    outcome.message();
+                }
+                assert!(member.was_called_again().is_none(), "{text}");
+            }
+        }
+    });
+}
