@@ -37,8 +37,6 @@ use crate::upstream::send::{As, Door, upstream_headers};
 const PATH: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 /// A keepalive request is one number; this leaves room for what etcd may add.
 const LARGEST_REQUEST: usize = 64 * 1024;
-/// Past so many unanswered requests the client is not read any further: HTTP/2 holds it back.
-const MOST_PENDING: usize = 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long a request may stay without any member that can answer it, before the client is told so: etcd's own limit.
@@ -153,7 +151,7 @@ impl KeepAlive {
                 return client.end(Status::OK).await;
             }
             running.advance();
-            let asks = !running.half_closed && running.pending.len() < MOST_PENDING;
+            let asks = !running.half_closed && !running.pending.is_full();
             tokio::select! {
                 biased; // the client's end first: nobody is left to tell
                 () = client.gone() => return,

@@ -10,6 +10,11 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+/// Unanswered requests of one client stream.
+const MOST: usize = 1024;
+/// Their bytes: a request is one number, but whoever pads it must not fill our memory.
+const MOST_BYTES: usize = 64 * 1024;
+
 /// How a request that etcd answers with TTL 0 is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zero {
@@ -46,11 +51,14 @@ pub struct Pending {
     asked: usize,
     /// The request that was answered last.
     answered: Option<Bytes>,
+    /// Bytes of all of them.
+    bytes: usize,
 }
 
 impl Pending {
     /// A request of the client.
     pub fn push(&mut self, message: Bytes) {
+        self.bytes += message.len();
         self.requests.push_back(Request { message, confirmed: false, refusals: 0 });
     }
 
@@ -77,7 +85,7 @@ impl Pending {
             head.confirmed = true;
             return Verdict::Confirm;
         }
-        self.answered = self.requests.pop_front().map(|request| request.message);
+        self.answered = self.take_front();
         self.asked -= 1;
         Verdict::Deliver
     }
@@ -99,9 +107,15 @@ impl Pending {
         let waiting = self.requests.iter().map(|request| &request.message);
         let alone = waiting.chain(&self.answered).all(|message| *message == head.message);
         if !alone {
-            self.requests.pop_front();
+            self.take_front();
         }
         !alone
+    }
+
+    fn take_front(&mut self) -> Option<Bytes> {
+        let message = self.requests.pop_front()?.message;
+        self.bytes -= message.len();
+        Some(message)
     }
 
     /// Whether nothing waits for an answer.
@@ -110,10 +124,10 @@ impl Pending {
         self.requests.is_empty()
     }
 
-    /// How many requests wait.
+    /// Whether so much waits that no more should be read: HTTP/2 then holds the client back.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.requests.len()
+    pub fn is_full(&self) -> bool {
+        self.requests.len() >= MOST || self.bytes >= MOST_BYTES
     }
 }
 

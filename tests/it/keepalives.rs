@@ -299,3 +299,30 @@ fn no_upstream_stream_is_held_for_a_client_that_asks_nothing() {
         assert!(members.iter().all(|member| member.dials() == 0));
     });
 }
+
+/// A request may be padded with fields that nobody knows: what waits is bounded in bytes, too.
+#[test]
+fn padded_requests_that_nobody_answers_are_not_read_without_end() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1]).await;
+        let mut call = members[0].called(KEEP_ALIVE).await;
+        assert_eq!(asked(&mut call).await, 1);
+        // Field 15, of 60 KiB.
+        let padded = [&renew(2)[..], b"\x7a\x80\xe0\x03", &[0; 60 * 1024]].concat();
+        let mut taken = 0;
+        while taken < 100
+            && tokio::time::timeout(Duration::from_millis(10), stream.say(&padded)).await.is_ok()
+        {
+            taken += 1;
+        }
+        // What Keyward holds, what the stream's window lets through, and the pipe's own buffer.
+        assert!((2..=12).contains(&taken), "{taken} requests were taken");
+        call.say(&renewed(1, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (1, 5));
+        assert_eq!(asked(&mut call).await, 2);
+        call.say(&renewed(2, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (2, 5));
+    });
+}
