@@ -38,17 +38,22 @@ pub async fn authenticate(
     let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
     canonical::check(method.body, &message)?;
     let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
-    let user = UserName::from(login.name.as_str());
-    let password = Secret::new(login.password);
+    let (user, password) = (UserName::from(login.name.as_str()), Secret::new(login.password));
+    let peer = SessionPeer::Password { user, password };
+    // Neither the log nor the identities in memory take what could not become a session.
+    if !peer.fits() {
+        return Err(Refusal::AUTH_FAILED);
+    }
+    let SessionPeer::Password { user, password } = &peer;
     record.user = Some(user.clone());
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
-    let proof = match timeout_at(until, prove(gateway, &user, &password)).await {
+    let proof = match timeout_at(until, prove(gateway, user, password)).await {
         Ok(proof) => proof?,
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
-    let session = Session::begin(SessionPeer::Password { user, password }, proof, 0, SystemTime::now());
+    let session = Session::begin(peer, proof, 0, SystemTime::now());
     let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session.id, token)));
     let (id, token) = sealed.map_err(|failure| match failure {
         SealFailure::TooLong => Refusal::AUTH_FAILED,

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::upstream::membership::Auth;
+use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
@@ -213,5 +215,23 @@ fn what_could_be_read_in_two_ways_is_not_sent() {
             assert_eq!(stream.finish().await.end.code(), Some(code));
         }
         assert!(member.was_called_again().is_none(), "nothing was sent");
+    });
+}
+
+/// Whoever asks need not be anybody: such a pair would be kept, logged and sent to a member, a thousand at a time.
+#[test]
+fn a_name_or_password_that_fits_into_no_session_is_not_even_asked_about() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        for (name, password) in [(4097, 1), (1, 4097), (1_000_000, 1)] {
+            let login = AuthenticateRequest { name: "n".repeat(name), password: "p".repeat(password) };
+            let outcome = client.call("/etcdserverpb.Auth/Authenticate", login.encode_to_vec()).await;
+            let told =
+                (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password");
+            assert_eq!(outcome.end.told(), told);
+        }
+        assert_eq!(member.logins(), 0);
     });
 }

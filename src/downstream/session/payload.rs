@@ -19,6 +19,15 @@ const PASSWORD_PEER: u8 = 1;
 /// Of name and of password. The token has to fit into a header list of 64 KiB, many clients allow 8 KiB.
 const LONGEST: usize = 4096;
 
+impl SessionPeer {
+    /// Whether it fits into a session: one that does not is not worth a look at its password.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        let Self::Password { user, password } = self;
+        user.as_str().len() <= LONGEST && password.expose().len() <= LONGEST
+    }
+}
+
 /// `None` when name or password are longer than [`LONGEST`].
 pub(super) fn encode(session: &Session) -> Option<Zeroizing<Vec<u8>>> {
     let SessionPeer::Password { user, password } = &session.peer;
