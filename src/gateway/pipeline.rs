@@ -9,6 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
@@ -16,7 +17,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Request, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
@@ -37,6 +38,8 @@ use crate::upstream::connection::Outgoing;
 use crate::upstream::membership::Auth;
 use crate::upstream::send::{NoAnswer, upstream_headers};
 
+/// How long the message of a request may take to come whole.
+const ARRIVAL: Duration = Duration::from_secs(30);
 /// The row of the metrics that unknown methods share.
 const UNKNOWN: (usize, &str) = (METHODS.len(), "unknown");
 
@@ -266,8 +269,13 @@ async fn unknown(
     }
 }
 
-/// The whole body of a request whose message is at most as large as allowed.
-pub async fn collect(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes, Held), Refusal> {
+/// The whole body of a request whose message is at most as large as allowed, and comes within [`ARRIVAL`].
+pub async fn collect(gateway: &Rc<Gateway>, body: Incoming) -> Result<(Bytes, Held), Refusal> {
+    // What is held is everybody's: who does not end a request gives it back.
+    timeout(ARRIVAL, gather(gateway, body)).await.unwrap_or(Err(Refusal::NOTHING_SENT))
+}
+
+async fn gather(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes, Held), Refusal> {
     let limit = gateway.settings.request_size;
     let mut held = gateway.hold();
     let mut first = Bytes::new();

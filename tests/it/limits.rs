@@ -235,3 +235,21 @@ fn a_name_or_password_that_fits_into_no_session_is_not_even_asked_about() {
         assert_eq!(member.logins(), 0);
     });
 }
+
+/// The budget for requests is everybody's: who never ends one must not keep a part of it for ever.
+#[test]
+fn a_request_that_does_not_end_is_given_up() {
+    paused(async {
+        let (_member, keyward) = one_member();
+        let client = keyward.client().await;
+        for path in [PUT, "/etcdserverpb.Auth/Authenticate"] {
+            let began = Instant::now();
+            let mut stream = client.open(path).await.expect("open");
+            let half = keyward::rpc::frame::encode(&put(1000)).slice(..500);
+            crate::wire::say_framed(&mut stream.send, half, false).await.expect("taken");
+            let told = (Code::Unavailable, "there is no connection available");
+            assert_eq!(stream.finish().await.end.told(), told);
+            assert_eq!(began.elapsed(), Duration::from_secs(30));
+        }
+    });
+}
