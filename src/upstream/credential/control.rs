@@ -100,15 +100,15 @@ impl Credentials {
         let counters = &self.shared.counters;
         let counter = match outcome {
             Ok(_) => {
-                tracing::debug!(%user, %member, "logged in");
+                tracing::debug!(?user, %member, "logged in");
                 &counters.logins_accepted
             }
             Err(why) if why.is_refusal() => {
-                tracing::info!(%user, %member, %why, "login refused");
+                tracing::info!(?user, %member, %why, "login refused");
                 &counters.logins_refused
             }
             Err(why) => {
-                tracing::warn!(%user, %member, %why, "login failed");
+                tracing::warn!(?user, %member, %why, "login failed");
                 &counters.logins_failed
             }
         };
@@ -119,5 +119,57 @@ impl Credentials {
 impl fmt::Debug for CredentialControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CredentialControl").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::identity::UserName;
+    use crate::secret::Secret;
+    use crate::upstream::credential::CredentialSettings;
+
+    /// Whoever tries a name writes it into our log: it must not end the line there.
+    #[tokio::test]
+    async fn a_users_name_makes_no_log_lines() {
+        let settings = CredentialSettings::default();
+        let (credentials, mut control) = Credentials::new(settings, ControlChannels::default()).unwrap();
+        let user = UserName::from("eve\n2026-01-01 INFO session issued user=root");
+        let identity = credentials.identity(&user, &Secret::new("p".to_owned()));
+        assert!(identity.token(MemberId(1)).now_or_never().is_none());
+        let request = control.requests.try_recv().unwrap();
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let to = Arc::clone(&lines);
+        let writer = move || Lines(Arc::clone(&to));
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .with_writer(writer)
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            credentials.note(&request, &Err(LoginFailure::WrongPassword));
+            credentials.note(&request, &Err(LoginFailure::Busy));
+            credentials.note(&request, &Ok(HeaderValue::from_static("t")));
+        });
+        let lines = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+        assert_eq!(lines.lines().count(), 3, "{lines}");
+        assert!(lines.lines().all(|line| line.contains("eve")), "{lines}");
+    }
+
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
     }
 }
