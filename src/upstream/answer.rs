@@ -82,7 +82,10 @@ impl Answer {
                 }
                 Err(frame) => {
                     answer.rest = Rest::Whole(frame.into_trailers().unwrap_or_default());
-                    return Ok(answer);
+                    return match answer.status() {
+                        Some(_) => Ok(answer),
+                        None => Err("the member's trailers have no status".into()),
+                    };
                 }
             }
         }

@@ -90,6 +90,14 @@ fn trailers_without_a_status_are_no_end() {
         };
         let (outcome, ()) = tokio::join!(client.call(SNAPSHOT, b""), script);
         assert_eq!(outcome.end.told(), (Code::Unavailable, LOST));
+        // A whole reply, too: whether the write was applied is not said.
+        let script = async {
+            let mut call = member.called(PUT).await;
+            call.say(b"").await.expect("taken");
+            call.end_with_empty_trailers();
+        };
+        let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
+        assert_eq!(outcome.end.told(), (Code::Unavailable, LOST));
     });
 }
 
