@@ -114,8 +114,12 @@ impl Door {
         }
     }
 
-    /// Notes what an answer told of auth, for all shards at once, and has the members asked.
+    /// Notes what an answer told of auth, for all shards at once, and has the members asked. What is known already wakes
+    /// nobody: with auth on, every call without a token is told so.
     pub fn auth_is(&self, auth: Auth) {
+        if self.members.auth.now() == auth {
+            return;
+        }
         self.members.auth.set(auth);
         self.members.hints.send(if auth == Auth::Off { Hint::AuthOff } else { Hint::AuthOn });
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use h2::Reason;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::{Auth, Hint};
 use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
@@ -420,5 +420,23 @@ fn a_lock_without_a_lease_is_asked_once_whatever_the_member_says() {
                 assert!(member.was_called_again().is_none(), "{text}");
             }
         }
+    });
+}
+
+/// A hint wakes whoever pauses before a retry: calls that anybody can make must not.
+#[test]
+fn a_call_without_a_token_is_no_news_where_auth_is_on() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let mut keyward = Keyward::before(&[&member]);
+        let client = keyward.client().await;
+        let empty = (Code::InvalidArgument, "etcdserver: user name is empty");
+        for _ in 0..3 {
+            let script = async { member.called(RANGE).await.refuse(empty.0, empty.1) };
+            let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
+            assert_eq!(outcome.end.told(), empty);
+        }
+        assert!(matches!(keyward.hints.try_recv(), Ok(Hint::AuthOn)), "the first told it");
+        assert!(keyward.hints.try_recv().is_err(), "the others told nothing new");
     });
 }

@@ -60,7 +60,7 @@ pub(crate) struct Keyward {
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
     changes: watch::Sender<u64>,
-    _hints: mpsc::Receiver<membership::Hint>,
+    pub(crate) hints: mpsc::Receiver<membership::Hint>,
 }
 
 impl Keyward {
@@ -121,7 +121,7 @@ impl Keyward {
             metrics: Arc::clone(&metrics),
             drain: draining,
         });
-        Self { serving: Some(serving), metrics, members: handle, tasks, drain, changes, _hints: hinted }
+        Self { serving: Some(serving), metrics, members: handle, tasks, drain, changes, hints: hinted }
     }
 
     /// A byte stream to Keyward.
