@@ -44,8 +44,6 @@ const PATIENCE: Duration = Duration::from_secs(7);
 /// A member that has not answered after so long is left for another. etcd answers one by one, nearly always in
 /// milliseconds; a renewal that is asked twice renews once.
 const ANSWER: Duration = Duration::from_secs(5);
-/// A request that is refused this often, each time with a fresh credential, is refused in truth.
-const REFUSALS: u32 = 2;
 
 /// What a keepalive stream needs of its surroundings.
 pub struct KeepAlive {
@@ -352,18 +350,18 @@ impl KeepAlive {
         if outcome::auth_state(&asked, status) == Some(outcome::AuthState::On) {
             self.door.auth_is(Auth::On);
             if matches!(self.whom, As::User(_)) {
-                return self.refused(pending, status);
+                return self.refused(pending, at, status);
             }
         }
         match (outcome::verdict(&asked, status), &self.whom, &at.token) {
             (outcome::Verdict::Heal, As::User(identity), Some(token)) => {
                 identity.invalidate(at.member.id, token);
-                self.refused(pending, status)
+                self.refused(pending, at, status)
             }
             (outcome::Verdict::Heal | outcome::Verdict::Final, _, _)
                 if status.code == Code::PermissionDenied =>
             {
-                self.refused(pending, status)
+                self.refused(pending, at, status)
             }
             // No answer to what was asked.
             (outcome::Verdict::Final, _, _) if status.is_ok() => After::Elsewhere,
@@ -376,9 +374,10 @@ impl KeepAlive {
         }
     }
 
-    /// One lease that may not be renewed must not end the renewals of the others (rules 26).
-    fn refused(&self, pending: &mut Pending, status: &Status) -> After {
-        if pending.refused() >= REFUSALS && !pending.withhold() {
+    /// One lease that may not be renewed must not end the renewals of the others (rules 26). What one member refuses
+    /// twice, the second time with a fresh credential, is refused in truth.
+    fn refused(&self, pending: &mut Pending, at: &Upstream, status: &Status) -> After {
+        if pending.refused(at.member.id) && !pending.withhold() {
             return After::Tell(status.clone());
         }
         After::Now

@@ -1,7 +1,7 @@
 //! What a client asked on its keepalive stream and etcd has not answered yet. Pure.
 //!
 //! Owns: the order of requests, which of them the open upstream stream has seen, and what each answer or end means for
-//! them. Must not know: streams, members, clocks.
+//! them. Must not know: streams, clocks, who the members are.
 //! Invariants (watch-and-lease B.1): one answer per request, in request order; after a loss everything unanswered is
 //! asked again, which is safe since a renewal is idempotent; a TTL is never invented: a lease is told as gone only when
 //! a member said so twice where its version is known to say it falsely (rules 26).
@@ -9,6 +9,8 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+
+use crate::identity::MemberId;
 
 /// Unanswered requests of one client stream.
 const MOST: usize = 1024;
@@ -40,7 +42,7 @@ pub enum Verdict {
 struct Request {
     message: Bytes,
     confirmed: bool,
-    refusals: u32,
+    refused_by: Vec<MemberId>,
 }
 
 /// The unanswered requests of one client stream.
@@ -59,7 +61,7 @@ impl Pending {
     /// A request of the client.
     pub fn push(&mut self, message: Bytes) {
         self.bytes += message.len();
-        self.requests.push_back(Request { message, confirmed: false, refusals: 0 });
+        self.requests.push_back(Request { message, confirmed: false, refused_by: Vec::new() });
     }
 
     /// The next message for the upstream stream, once. etcd answers one by one, but takes them as they come.
@@ -90,14 +92,14 @@ impl Pending {
         Verdict::Deliver
     }
 
-    /// The stream ended since a credential or permission was refused for the request in front. Returns how often that
-    /// has happened to it.
-    pub fn refused(&mut self) -> u32 {
+    /// The stream ended since `member` refused a credential or permission for the request in front. Whether it had done
+    /// so before: each member knows tokens of its own, and the first that is refused there may just be old.
+    pub fn refused(&mut self, member: MemberId) -> bool {
         self.asked = 0;
-        self.requests.front_mut().map_or(0, |head| {
-            head.refusals += 1;
-            head.refusals
-        })
+        let Some(head) = self.requests.front_mut() else { return false };
+        let again = head.refused_by.contains(&member);
+        head.refused_by.push(member);
+        again
     }
 
     /// Withholds the request in front, so that the other leases of the stream go on: it is never answered. False where
@@ -173,8 +175,9 @@ mod tests {
     fn a_forbidden_lease_is_withheld_only_beside_others() {
         let mut pending = pending(&[b"forbidden", b"mine"]);
         assert_eq!(asked(&mut pending).len(), 2);
-        assert_eq!(pending.refused(), 1);
-        assert_eq!(pending.refused(), 2);
+        assert!(!pending.refused(MemberId(1)));
+        assert!(!pending.refused(MemberId(2)));
+        assert!(pending.refused(MemberId(1)));
         assert!(pending.withhold());
         assert_eq!(asked(&mut pending), ["mine"]);
         assert!(!pending.withhold());

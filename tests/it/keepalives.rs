@@ -326,3 +326,26 @@ fn padded_requests_that_nobody_answers_are_not_read_without_end() {
         assert_eq!(told(&mut stream).await, (2, 5));
     });
 }
+
+/// Each member knows tokens of its own: after a restart of them all, the leader may move before anybody answered.
+#[test]
+fn a_token_that_is_old_on_each_of_two_members_does_not_end_the_stream() {
+    paused(async {
+        let tasks = Tasks::default();
+        let members: Vec<_> = (1..=2).map(|id| Member::new(id, &tasks)).collect();
+        let keyward = Keyward::with_auth(&members.iter().collect::<Vec<_>>());
+        let client = keyward.logged_in("alice").await;
+        let mut stream = renewing(&client, &[1]).await;
+        let first = members[0].called(KEEP_ALIVE).await;
+        keyward.publish(|membership| membership.leader = Some(members[1].address.id));
+        first.refuse(Code::Unauthenticated, INVALID_TOKEN);
+        let second = members[1].called(KEEP_ALIVE).await;
+        let old = second.token().map(str::to_owned);
+        second.refuse(Code::Unauthenticated, INVALID_TOKEN);
+        let mut third = members[1].called(KEEP_ALIVE).await;
+        assert_ne!(third.token().map(str::to_owned), old);
+        assert_eq!(asked(&mut third).await, 1);
+        third.say(&renewed(1, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (1, 5));
+    });
+}
