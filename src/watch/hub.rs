@@ -41,6 +41,9 @@ const SETTLED: Duration = Duration::from_secs(30);
 /// How many of the client's requests may wait for their turn before the driver should stop reading more.
 const MAX_PENDING: usize = 1024;
 
+/// How many bytes of requests may be taken in before all of them were answered. Far above what keys need.
+const MAX_PENDING_BYTES: usize = 4 << 20;
+
 /// An upstream Watch stream; ours, never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(u64);
@@ -221,6 +224,8 @@ pub struct Hub {
     told: HashMap<i64, Told>,
     /// The client's requests whose turn has not come, in request order.
     pending: VecDeque<Pending>,
+    /// Bytes of the requests since none waited.
+    pending_bytes: usize,
     last_key: u64,
     last_stream: u64,
     last_upstream_id: i64,
@@ -363,6 +368,7 @@ impl Hub {
             moving: BTreeSet::new(),
             told: HashMap::new(),
             pending: VecDeque::new(),
+            pending_bytes: 0,
             last_key: 0,
             last_stream: 0,
             last_upstream_id: 0,
@@ -427,7 +433,7 @@ impl Hub {
     /// while a request is being worked on.
     #[must_use]
     pub fn accepts_client(&self) -> bool {
-        self.pending.len() < MAX_PENDING
+        self.pending.len() < MAX_PENDING && self.pending_bytes < MAX_PENDING_BYTES
     }
 
     /// Brings everything as far as it can go.

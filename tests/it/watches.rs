@@ -402,3 +402,27 @@ fn auth_that_was_turned_on_is_noticed_by_a_watch() {
         assert!(first.created && !first.canceled);
     });
 }
+
+/// Keys may be as large as a request: what waits for its answer is bounded in bytes, too.
+#[test]
+fn large_creates_that_nobody_answers_are_not_read_without_end() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = client.open(WATCH).await.expect("open");
+        let large = watch(&"k".repeat(512 * 1024), 5);
+        let mut taken = 0;
+        while taken < 100 && tokio::time::timeout(Duration::from_millis(10), stream.say(&large)).await.is_ok()
+        {
+            taken += 1;
+        }
+        // Four megabytes, what the stream's window lets through, and the pipe's own buffer.
+        assert!((8..=11).contains(&taken), "{taken} creates were taken");
+        let (_, mut call) = next_watch(&members).await;
+        for _ in 0..taken {
+            accept(&mut call, 9).await;
+            assert!(watched(&stream.next().await.expect("created")).created);
+        }
+        stream.cancel();
+    });
+}

@@ -14,6 +14,7 @@ const DUPLICATE: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 
 impl Hub {
     pub(super) fn client(&mut self, message: &Bytes) -> Result<(), End> {
+        self.pending_bytes += message.len();
         match Request::read(message).map_err(|wire::Malformed| End::InvalidRequest)? {
             Request::Create(create) => self.create(create),
             Request::Cancel(id) => self.cancel_requested(id),
@@ -86,6 +87,7 @@ impl Hub {
             }
             self.pending.pop_front();
         }
+        self.pending_bytes = 0;
     }
 
     fn tell(&mut self, key: WatchKey, answer: Answer) {
