@@ -185,6 +185,11 @@ impl Cluster {
         wait::within_limit(LIMIT, look).await.unwrap_or(Err(Fault::NotHealthy))
     }
 
+    /// Which etcd its members are.
+    pub(crate) fn version(&self) -> &Version {
+        &self.version
+    }
+
     /// What its members were started with.
     pub(crate) fn options(&self) -> &Options {
         &self.options
