@@ -101,14 +101,6 @@ async fn ask(
             }
             let proof = if token.is_some() { Proof::Token } else { Proof::NoToken };
             let asked = Asked { method, effect: method.effect, proof };
-            if auth_state(&asked, &status) == Some(AuthState::On) {
-                door.auth_is(Auth::On);
-                // It went without a token since auth was off; it is on now.
-                if matches!(whom, As::User(_)) && !healed {
-                    healed = true;
-                    continue;
-                }
-            }
             let refused = verdict(&asked, &status) == Verdict::Heal;
             let now_on = auth_state(&asked, &status) == Some(AuthState::On);
             match (whom, token) {

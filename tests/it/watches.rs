@@ -372,37 +372,6 @@ fn an_outage_is_waited_out_without_a_storm() {
     });
 }
 
-/// Auth was turned on at the members, and a watch is what meets it first (rules 48).
-#[test]
-fn auth_that_was_turned_on_is_noticed_by_a_watch() {
-    paused(async {
-        let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::before(&[&member]);
-        let client = keyward.logged_in("alice").await;
-        let mut stream = watching(&client, 5).await;
-        let script = async {
-            let mut refusing = member.called(WATCH).await;
-            assert_eq!(refusing.token(), None);
-            refusing.messages.next().await.expect("a create");
-            let text = "rpc error: code = InvalidArgument desc = etcdserver: user name is empty";
-            refusing.say(&refused(text)).await.expect("taken");
-            let read = member.called(TXN).await;
-            assert_eq!(read.token(), None);
-            read.refuse(Code::InvalidArgument, "etcdserver: user name is empty");
-            let read = member.called(TXN).await;
-            assert!(read.token().is_some());
-            read.reply(&txn_done(20)).await;
-            let mut call = member.called(WATCH).await;
-            assert!(call.token().is_some());
-            accept(&mut call, 20).await;
-            call
-        };
-        let (first, _call) = tokio::join!(stream.next(), script);
-        let first = watched(&first.expect("the watch lives"));
-        assert!(first.created && !first.canceled);
-    });
-}
-
 /// Keys may be as large as a request: what waits for its answer is bounded in bytes, too.
 #[test]
 fn large_creates_that_nobody_answers_are_not_read_without_end() {
