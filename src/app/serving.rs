@@ -22,6 +22,7 @@ use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Caller;
 use crate::gateway::{Client, Gateway, Settings, pipeline};
 use crate::io::Stream;
+use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Chooser;
@@ -100,7 +101,9 @@ impl Serving {
         let settings = Settings {
             client_urls: config.advertise.client_urls.clone().into(),
             request_size: config.limits.request_size,
-            request_budget: config.limits.replay_buffer / config.runtime.shards.get(),
+            // At least one request of the largest size, or none of that size would ever pass.
+            request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
+                .max(config.limits.request_size + PREFIX),
             access_log: config.log.access,
         };
         let bounds = Bounds {

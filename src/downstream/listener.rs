@@ -166,11 +166,15 @@ pub async fn accept(
             metrics.connections_refused.inc();
             continue;
         }
-        let idlest = intakes
-            .iter()
-            .filter(|intake| !intake.sender.is_closed())
-            .min_by_key(|intake| intake.connections.load(Ordering::Relaxed));
-        let Some(intake) = idlest else { return };
+        // A shard that takes nothing off its intake is stuck: the others go on.
+        let idlest = |takers: &dyn Fn(&Intake) -> bool| {
+            let alive = intakes.iter().filter(|intake| !intake.sender.is_closed() && takers(intake));
+            alive.min_by_key(|intake| intake.connections.load(Ordering::Relaxed))
+        };
+        let Some(intake) = idlest(&|intake| intake.sender.capacity() > 0).or_else(|| idlest(&|_| true))
+        else {
+            return;
+        };
         intake.connections.fetch_add(1, Ordering::Relaxed);
         metrics.connections.inc();
         let slot = Slot { shard: Arc::clone(&intake.connections), metrics: Arc::clone(&metrics) };
