@@ -269,7 +269,7 @@ async fn unknown(
     }
 }
 
-/// The whole body of a request whose message is at most as large as allowed, and comes within [`ARRIVAL`].
+/// The whole body of a request whose message is at most as large as allowed, and comes within 30 seconds.
 pub async fn collect(gateway: &Rc<Gateway>, body: Incoming) -> Result<(Bytes, Held), Refusal> {
     // What is held is everybody's: who does not end a request gives it back.
     timeout(ARRIVAL, gather(gateway, body)).await.unwrap_or(Err(Refusal::NOTHING_SENT))
