@@ -261,6 +261,12 @@ impl Status {
     /// Success.
     pub const OK: Self = Self { code: Code::Ok, message: Cow::Borrowed("") };
 
+    /// As etcd writes it into a watch's `cancel_reason`.
+    #[must_use]
+    pub fn cancel_reason(&self) -> String {
+        format!("rpc error: code = {} desc = {}", self.code.name(), self.message)
+    }
+
     /// Whether it is a success.
     #[must_use]
     pub fn is_ok(&self) -> bool {

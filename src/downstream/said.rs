@@ -46,19 +46,6 @@ impl Speaker {
         self.0.send(Said::Message(framed)).await.map_err(|_| Gone)
     }
 
-    /// Waits for room without saying anything. Cancel-safe.
-    pub async fn room(&self) {
-        if self.0.reserve().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Whether a message can be said at once.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.0.capacity() > 0
-    }
-
     /// Says the end.
     pub async fn end(self, status: Status) {
         if self.0.send(Said::End(status)).await.is_err() {

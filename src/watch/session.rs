@@ -200,7 +200,7 @@ impl Running {
                     Input::AnchorFailed { watch, stream, why: login_loss(&failure) }
                 }
                 Err(ReadError::Refused(status)) => {
-                    Input::AnchorFailed { watch, stream, why: Loss::Denied(reason(&status)) }
+                    Input::AnchorFailed { watch, stream, why: Loss::Denied(status.cancel_reason()) }
                 }
                 Err(ReadError::Lost) => Input::AnchorFailed { watch, stream, why: Loss::Upstream },
             }
@@ -294,9 +294,4 @@ fn status(end: End) -> Status {
         End::RevisionTooLarge => Refusal::REVISION_TOO_LARGE.status(),
         End::Denied(_) => Refusal::INVALID_AUTH_TOKEN.status(),
     }
-}
-
-/// A status as etcd puts it into a cancel_reason.
-fn reason(status: &Status) -> String {
-    format!("rpc error: code = {} desc = {}", status.code.name(), status.message)
 }

@@ -178,13 +178,9 @@ impl Source {
 #[must_use]
 pub fn login_loss(failure: &LoginFailure) -> Loss {
     match failure {
-        LoginFailure::WrongPassword | LoginFailure::NoPassword => Loss::Denied(denied()),
+        LoginFailure::WrongPassword | LoginFailure::NoPassword => {
+            Loss::Denied(Refusal::INVALID_AUTH_TOKEN.status().cancel_reason())
+        }
         _ => Loss::Upstream,
     }
-}
-
-/// The cancel_reason of a watch whose user has no valid credential, as etcd words it.
-fn denied() -> String {
-    let refusal = Refusal::INVALID_AUTH_TOKEN;
-    format!("rpc error: code = {} desc = {}", refusal.code().name(), refusal.message())
 }
