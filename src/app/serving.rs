@@ -30,6 +30,7 @@ use crate::upstream::connect::Connector;
 use crate::upstream::credential::Credentials;
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::pool::Pool;
+use crate::upstream::resumes::Resumes;
 use crate::upstream::send::{As, Door};
 
 /// How long what is left upstream may take to end once no client is left.
@@ -97,6 +98,7 @@ impl Serving {
             members: parts.members,
             credentials: parts.credentials,
             chooser: Chooser::default(),
+            resumes: Resumes::default(),
         });
         let settings = Settings {
             client_urls: config.advertise.client_urls.clone().into(),
