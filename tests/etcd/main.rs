@@ -27,10 +27,14 @@ mod raw;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]
+mod rewatch;
+#[cfg(test)]
 mod steady;
 #[cfg(test)]
 mod stories;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod streams;
 #[cfg(test)]
 mod twin;
