@@ -17,6 +17,8 @@ mod harness_works;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]
+mod large;
+#[cfg(test)]
 mod listeners;
 #[cfg(test)]
 mod load;

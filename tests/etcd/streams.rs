@@ -11,8 +11,8 @@ use h2::{RecvStream, SendStream};
 use http::{Method, Request};
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::pb::etcdserverpb::{
-    PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCancelRequest,
-    WatchCreateRequest, WatchRequest, WatchResponse, request_op,
+    DeleteRangeRequest, DeleteRangeResponse, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest,
+    TxnResponse, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse, request_op,
 };
 use keyward::rpc::frame::{FrameReader, encode};
 use keyward::tasks::{Owned, Tasks};
@@ -70,6 +70,7 @@ impl Connection {
     /// A unary call's answer; `None` where it failed.
     async fn call<T: Message + Default>(&self, path: &str, message: &impl Message) -> Option<T> {
         let (response, mut send) = self.begin(path).await;
+        // h2 keeps what the window has no room for yet.
         send.send_data(encode(&message.encode_to_vec()), true).ok()?;
         let mut says = Says::new(response);
         T::decode(says.message().await?).ok()
@@ -86,6 +87,14 @@ impl Connection {
         };
         let txn = TxnRequest { success: pairs.map(put).collect(), ..TxnRequest::default() };
         let done: TxnResponse = self.call("/etcdserverpb.KV/Txn", &txn).await?;
+        done.header.map(|header| header.revision)
+    }
+
+    /// Deletes all keys that begin with this. The revision of that, where it was answered.
+    pub(crate) async fn delete(&self, prefix: &str) -> Option<i64> {
+        let WatchCreateRequest { key, range_end, .. } = watch_of(prefix, true, 0);
+        let delete = DeleteRangeRequest { key, range_end, ..DeleteRangeRequest::default() };
+        let done: DeleteRangeResponse = self.call("/etcdserverpb.KV/DeleteRange", &delete).await?;
         done.header.map(|header| header.revision)
     }
 
