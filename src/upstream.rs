@@ -12,6 +12,7 @@ pub mod members;
 pub mod membership;
 pub mod pool;
 pub mod read;
+pub mod resumes;
 pub mod send;
 pub mod tls;
 pub mod version;

@@ -31,6 +31,7 @@ use crate::upstream::credential::Credentials;
 use crate::upstream::departures::leave_unfit_members;
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::pool::Pool;
+use crate::upstream::resumes::Resumes;
 use crate::upstream::send::{As, Door};
 
 /// How long what is left upstream may take to end once no client is left.
@@ -100,6 +101,7 @@ impl Serving {
             members: parts.members,
             credentials: parts.credentials,
             chooser: Chooser::default(),
+            resumes: Resumes::default(),
         });
         let departures = tasks.spawn("departures", leave_unfit_members(Rc::clone(&door)));
         let settings = Settings {

@@ -21,6 +21,7 @@ use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
 use crate::upstream::credential::{Credentials, LoginFailure, PasswordIdentity, Token};
 use crate::upstream::membership::{Auth, Hint, Member, MembersHandle};
 use crate::upstream::pool::Pool;
+use crate::upstream::resumes::Resumes;
 
 /// The version of the client API that we speak; etcd counts clients by it, so ours is one value, never the client's.
 const CLIENT_API_VERSION: HeaderValue = HeaderValue::from_static("3.5");
@@ -66,6 +67,8 @@ pub struct Door {
     pub credentials: Arc<Credentials>,
     /// Who is next.
     pub chooser: Chooser,
+    /// Streams of this shard that are being resumed.
+    pub resumes: Resumes,
 }
 
 impl Door {
@@ -91,11 +94,13 @@ impl Door {
         }
     }
 
-    /// A member for a call that wants `wanted`; members in `tried` come last.
+    /// A member for a call that wants `wanted`; members in `tried` come last. A stream that is on its way to a member
+    /// counts there already.
     #[must_use]
     pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
         let members = self.members.snapshot.load();
-        self.chooser.choose(&members, wanted, tried, |id| self.pool.in_flight(id))
+        let load = |id| self.pool.in_flight(id) + self.resumes.coming(id);
+        self.chooser.choose(&members, wanted, tried, load)
     }
 
     /// Whether a ready member is left that is not among `tried`.

@@ -35,6 +35,11 @@ mod tests;
 /// live watches; past this, the watches of the oldest move to the newest.
 const MAX_STREAMS: usize = 4;
 
+/// How many watches that are resumed are unanswered on one stream. Each makes etcd look through its history: enough to
+/// keep the wire busy, few enough that a client's new watch does not wait behind thousands. Small in tests, so that every
+/// run of the model waits.
+const MAX_RESTORING: usize = if cfg!(test) { 3 } else { 32 };
+
 /// After so long without a lost stream, the next loss counts as the first. Longer than any back-off of a driver.
 const SETTLED: Duration = Duration::from_secs(30);
 
@@ -218,7 +223,7 @@ pub struct Hub {
     timing: Timing,
     watches: BTreeMap<WatchKey, Watch>,
     streams: BTreeMap<StreamId, Stream>,
-    /// Watches that need a stream, an anchor, or to be sent; key order is request order.
+    /// Watches that need a stream, and new ones that need an anchor, or to be sent; key order is request order.
     moving: BTreeSet<WatchKey>,
     /// Ids that the client may name.
     told: HashMap<i64, Told>,
@@ -329,8 +334,12 @@ struct Stream {
     /// Known once open.
     traits: Option<Traits>,
     ids: HashMap<i64, WatchKey>,
+    /// Watches that are resumed here and wait for room.
+    waiting: BTreeSet<WatchKey>,
     /// Creates without an answer, in the order sent: etcd answers in that order.
-    creating: VecDeque<i64>,
+    creating: VecDeque<Creating>,
+    /// Of those, how many are resumed watches.
+    restoring: usize,
     /// Progress requests sent.
     asked: u64,
     /// Of those, how many are certainly answered or dropped.
@@ -341,6 +350,12 @@ struct Stream {
     verified: i64,
     /// The watch in whose name that read is under way.
     checking: Option<WatchKey>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Creating {
+    id: i64,
+    resumed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -436,6 +451,14 @@ impl Hub {
         self.pending.len() < MAX_PENDING && self.pending_bytes < MAX_PENDING_BYTES
     }
 
+    /// Whether everything that this stream is to carry is upstream, and answered.
+    #[must_use]
+    pub fn stands(&self, stream: StreamId) -> bool {
+        self.streams.get(&stream).is_none_or(|stream| {
+            stream.traits.is_some() && stream.waiting.is_empty() && stream.creating.is_empty()
+        })
+    }
+
     /// Brings everything as far as it can go.
     fn settle(&mut self, now: Instant) {
         self.answer_in_turn();
@@ -491,7 +514,9 @@ impl Stream {
             credential,
             traits: None,
             ids: HashMap::new(),
+            waiting: BTreeSet::new(),
             creating: VecDeque::new(),
+            restoring: 0,
             asked: 0,
             answered: 0,
             highest: 0,

@@ -57,6 +57,15 @@ enum Upstream {
     Open(Box<Source>),
 }
 
+impl Upstream {
+    fn turn_ends(&self) -> Option<Instant> {
+        match self {
+            Self::Opening(_) => None,
+            Self::Open(source) => source.turn_ends(),
+        }
+    }
+}
+
 /// What one upstream stream did.
 enum Event {
     Opened(Box<Source>),
@@ -97,16 +106,17 @@ impl Session {
             turn: 0,
             ended: None,
         };
-        loop {
+        let status = loop {
             if running.said.is_empty()
                 && let Some(status) = running.ended.take()
             {
-                return client.end(status).await;
+                break status;
             }
             let front = running.said.front().cloned();
             let quiet = front.is_none() && running.ended.is_none();
             let deadline = running.hub.next_deadline();
             let leaderless = running.leaderless_deadline();
+            let turn = running.turn_ends();
             tokio::select! {
                 biased; // the client's end first, then what it is owed, then what it asks, then what comes
                 () = client.gone() => return,
@@ -116,12 +126,12 @@ impl Session {
                     }
                     running.said.pop_front();
                 }
-                _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
+                _ = drain.wait_for(Option::is_some) => break Refusal::SHUTTING_DOWN.status(),
                 asked = requests.next(), if reading && quiet && running.hub.accepts_client() => {
                     match asked {
                         Asked::Message(message) => running.input(Input::Client(message)),
                         Asked::End => reading = false,
-                        Asked::Bad(refusal) => return client.end(refusal.status()).await,
+                        Asked::Bad(refusal) => break refusal.status(),
                         Asked::Gone => return,
                     }
                 }
@@ -130,9 +140,13 @@ impl Session {
                     running.event(stream, event);
                 }
                 () = at(deadline), if quiet => running.input(Input::Tick),
-                () = at(leaderless) => return client.end(Refusal::NO_LEADER.status()).await,
+                () = at(turn) => running.end_turns(),
+                () = at(leaderless) => break Refusal::NO_LEADER.status(),
             }
-        }
+        };
+        // A client that does not listen to the end must hold nothing upstream.
+        drop(running);
+        client.end(status).await;
     }
 }
 
@@ -144,6 +158,30 @@ impl Running {
             self.carry_out(output);
         }
         self.outputs = outputs;
+        for (stream, upstream) in &mut self.upstream {
+            if let Upstream::Open(source) = upstream
+                && source.turn_ends().is_some()
+                && self.hub.stands(*stream)
+            {
+                source.end_turn();
+            }
+        }
+    }
+
+    /// When the first stream's turn to be resumed is over. Also while nothing is read because the client takes nothing.
+    fn turn_ends(&self) -> Option<Instant> {
+        self.upstream.values().filter_map(Upstream::turn_ends).min()
+    }
+
+    fn end_turns(&mut self) {
+        let now = Instant::now();
+        for upstream in self.upstream.values_mut() {
+            if let Upstream::Open(source) = upstream
+                && source.turn_ends().is_some_and(|until| until <= now)
+            {
+                source.end_turn();
+            }
+        }
     }
 
     fn carry_out(&mut self, output: Output) {

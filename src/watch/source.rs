@@ -1,9 +1,11 @@
 //! One upstream Watch stream: from "wanted" to its end.
 //!
-//! Owns: choosing its member, waiting before it where others failed, having its credential proven. Must not know what
-//! a watch is: the hub's business. Invariants: every wait and read has a limit; `hasleader` always goes upstream, so
-//! that a member without a leader ends the stream instead of going silent.
+//! Owns: choosing its member, waiting before it where others failed or resume too, having its credential proven. Must
+//! not know what a watch is: the hub's business. Invariants: every wait and read has a limit; `hasleader` always goes
+//! upstream, so that a member without a leader ends the stream instead of going silent; a stream that is resumed waits
+//! for its turn on its member, and nobody waits longer than [`STANDING`] for one that does not come to stand.
 
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::time::Instant;
 
 use crate::identity::MemberId;
 use crate::refusal::{Refusal, Status};
@@ -22,6 +25,7 @@ use crate::upstream::choose::Wanted;
 use crate::upstream::credential::{LoginFailure, Token};
 use crate::upstream::membership::{Auth, Hint, Member};
 use crate::upstream::read::{ReadError, local_revision};
+use crate::upstream::resumes::{Coming, Turn};
 use crate::upstream::send::{As, Door, upstream_headers};
 use crate::watch::hub::{Credential, Loss, Traits};
 
@@ -30,6 +34,12 @@ pub const PATH: &str = "/etcdserverpb.Watch/Watch";
 const HAS_LEADER: HeaderName = HeaderName::from_static("hasleader");
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How far apart the streams of a lost member are resumed, on average and at first: a dial and a create take about as
+/// long. A lone stream does not wait.
+const APART: Duration = Duration::from_millis(1);
+/// How long a resumed stream may take to stand again before the next has its turn all the same: a hundred times what a
+/// member needs that is well, so that it is spent only where a client does not read, or the member is stuck.
+const STANDING: Duration = Duration::from_secs(1);
 
 /// What opening a stream takes.
 #[derive(Clone)]
@@ -52,6 +62,8 @@ pub struct Source {
     pub traits: Traits,
     stream: Bidi,
     token: Option<Token>,
+    /// While it is being resumed, and until when at most.
+    turn: Option<(Turn, Instant)>,
 }
 
 /// A stream that is being opened.
@@ -88,16 +100,12 @@ impl Route {
         attempt: u32,
         tried: &[MemberId],
     ) -> Result<Source, Failed> {
-        if attempt > 1 {
-            let pause = (FIRST_PAUSE * 2_u32.saturating_pow(attempt - 2)).min(LONGEST_PAUSE);
-            // Half of it to one and a half: the watches of a lost member do not come back all at once.
-            let half = u64::try_from(pause.as_millis() / 2).unwrap_or(0);
-            let drawn = Duration::from_millis(half + self.door.chooser.draw(2 * half));
-            self.door.pause_or_change(drawn).await;
-        }
+        let resuming = (attempt > 0).then(|| self.door.resumes.begin());
+        self.pause(attempt).await;
         let nobody = Failed { why: Loss::Upstream, member: None };
         let member = self.door.choose(Wanted::Home(self.home), tried).ok_or(nobody)?;
         let failed = |why| Failed { why, member: Some(member.id) };
+        let coming = resuming.map(|resuming| self.door.resumes.on(member.id, resuming));
         if credential == Credential::Fresh {
             if matches!(self.whom, As::User(_)) && self.door.members.auth.now() == Auth::Off {
                 // Only with auth on is a credential refused. Where it is off after all, the login says so.
@@ -112,6 +120,10 @@ impl Route {
         }
         let token = self.door.token(&self.whom, &member).await;
         let token = token.map_err(|failure| failed(login_loss(&failure)))?;
+        let turn = match coming {
+            Some(coming) => Some(self.turn(coming, &member).await.ok_or(failed(Loss::Upstream))?),
+            None => None,
+        };
         let mut headers = upstream_headers(&self.headers, token.as_ref());
         headers.insert(HAS_LEADER, HeaderValue::from_static("true"));
         headers.remove("grpc-timeout");
@@ -122,7 +134,48 @@ impl Route {
             exact_refusals: told.exact_watch_refusals,
             late_created: told.late_created,
         };
-        Ok(Source { member, traits, stream, token })
+        let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
+        Ok(Source { member, traits, stream, token, turn })
+    }
+
+    /// The more losses before, the longer. After the first, only as long as keeps those apart that lost the same member.
+    async fn pause(&self, attempt: u32) {
+        let door = &self.door;
+        match attempt {
+            0 => {}
+            1 => {
+                let others = u32::try_from(door.resumes.all().saturating_sub(1)).unwrap_or(u32::MAX);
+                let most = APART.saturating_mul(2).saturating_mul(others).min(LONGEST_PAUSE);
+                let drawn = door.chooser.draw(u64::try_from(most.as_micros()).unwrap_or(0));
+                tokio::time::sleep(Duration::from_micros(drawn)).await;
+            }
+            _ => {
+                let pause = (FIRST_PAUSE * 2_u32.saturating_pow(attempt - 2)).min(LONGEST_PAUSE);
+                // Half of it to one and a half: the watches of a lost member do not come back all at once.
+                let half = u64::try_from(pause.as_millis() / 2).unwrap_or(0);
+                door.pause_or_change(Duration::from_millis(half + door.chooser.draw(2 * half))).await;
+            }
+        }
+    }
+
+    /// Waits for the stream's turn on `member`; none where the member was lost meanwhile.
+    async fn turn(&self, coming: Coming, member: &Member) -> Option<Turn> {
+        // One that was not ready when it was chosen was the best there is.
+        let was = member.is_ready();
+        let is = || self.door.members.snapshot.load().get(member.id).is_some_and(|member| member.is_ready());
+        let lost = || was && !is();
+        let mut changes = self.door.members.changes.clone();
+        changes.mark_unchanged();
+        let mut turn = pin!(coming.turn());
+        loop {
+            tokio::select! {
+                turn = &mut turn => return (!lost()).then_some(turn),
+                Ok(()) = changes.changed() => {}
+            }
+            if lost() {
+                return None;
+            }
+        }
     }
 
     /// Reads a revision of `source`'s member, for the anchor of a watch from now.
@@ -135,6 +188,17 @@ impl Source {
     /// Puts a WatchRequest in line.
     pub fn send(&mut self, message: &[u8]) {
         self.stream.send(message);
+    }
+
+    /// Until when others wait for this stream at most; none where nobody waits for it.
+    #[must_use]
+    pub fn turn_ends(&self) -> Option<Instant> {
+        self.turn.as_ref().map(|(_, until)| *until)
+    }
+
+    /// Whoever waits may go on: its watches stand, or it took too long.
+    pub fn end_turn(&mut self) {
+        self.turn = None;
     }
 
     /// What comes next. Cancel-safe.

@@ -12,6 +12,7 @@ pub(crate) mod keyward;
 pub(crate) mod pki;
 pub(crate) mod ports;
 pub(crate) mod process;
+pub(crate) mod relay;
 mod setup;
 pub(crate) mod wait;
 

@@ -17,6 +17,8 @@ mod harness_works;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]
+mod large;
+#[cfg(test)]
 mod listeners;
 #[cfg(test)]
 mod load;
@@ -27,10 +29,14 @@ mod raw;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]
+mod rewatch;
+#[cfg(test)]
 mod steady;
 #[cfg(test)]
 mod stories;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod streams;
 #[cfg(test)]
 mod twin;

@@ -34,6 +34,8 @@ mod slow_watchers;
 #[cfg(test)]
 mod sockets;
 #[cfg(test)]
+mod storms;
+#[cfg(test)]
 mod upstream_headers;
 #[cfg(test)]
 mod watches;

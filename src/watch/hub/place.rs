@@ -8,8 +8,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Answer, Credential, End, Header, Hub, Incarnation, Loss, MAX_STREAMS, NO_WATCH, Output, Place, Read,
-    Response, Revision, SETTLED, Stream, StreamId, Traits, Want, Watch, WatchKey, wire,
+    Answer, Creating, Credential, End, Header, Hub, Incarnation, Loss, MAX_RESTORING, MAX_STREAMS, NO_WATCH,
+    Output, Place, Read, Response, Revision, SETTLED, Stream, StreamId, Traits, Want, Watch, WatchKey, wire,
 };
 
 impl Hub {
@@ -72,10 +72,11 @@ impl Hub {
     /// anywhere → nowhere. A watch that the client was not told of begins from scratch, with a new anchor.
     pub(super) fn displace(&mut self, key: WatchKey, want: Want) {
         let Some(watch) = self.watches.get_mut(&key) else { return };
-        if let Place::Upstream(stream, incarnation) = &watch.place
-            && let Some(stream) = self.streams.get_mut(stream)
-        {
-            stream.ids.remove(&incarnation.id);
+        if let Some(stream) = watch.place.stream().and_then(|id| self.streams.get_mut(&id)) {
+            stream.waiting.remove(&key);
+            if let Place::Upstream(_, incarnation) = &watch.place {
+                stream.ids.remove(&incarnation.id);
+            }
         }
         watch.cursor.drop_held();
         if watch.id.is_none() {
@@ -95,6 +96,9 @@ impl Hub {
     pub(super) fn withdraw(&mut self, key: WatchKey) -> Option<Watch> {
         let watch = self.watches.remove(&key)?;
         self.moving.remove(&key);
+        if let Some(stream) = watch.place.stream().and_then(|id| self.streams.get_mut(&id)) {
+            stream.waiting.remove(&key);
+        }
         self.forget_upstream(&watch.place);
         Some(watch)
     }
@@ -127,10 +131,22 @@ impl Hub {
                     continue;
                 }
                 let stream = self.fitting(want).unwrap_or_else(|| self.open(now, want.credential));
-                if let Some(watch) = self.watches.get_mut(&key) {
-                    watch.place = Place::Assigned(stream);
-                }
+                self.assign(key, stream);
             }
+        }
+    }
+
+    /// nowhere, doubtful → assigned. A watch that the client knows waits for room there, a new one for its turn.
+    pub(super) fn assign(&mut self, key: WatchKey, id: StreamId) {
+        let (Some(watch), Some(stream)) = (self.watches.get_mut(&key), self.streams.get_mut(&id)) else {
+            return;
+        };
+        watch.place = Place::Assigned(id);
+        if watch.id.is_some() {
+            self.moving.remove(&key);
+            stream.waiting.insert(key);
+        } else {
+            self.moving.insert(key);
         }
     }
 
@@ -159,17 +175,17 @@ impl Hub {
 
     /// assigned → anchoring, upstream.
     pub(super) fn send_creates(&mut self) {
+        self.send_waiting();
         // An earlier create that is not on its way yet holds back the later ones: etcd answers in the order sent.
         let mut held_up = false;
         for key in self.moving.iter().copied().collect::<Vec<_>>() {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
-            let untold = watch.id.is_none();
             let Place::Assigned(id) = watch.place else {
-                held_up |= untold;
+                held_up = true;
                 continue;
             };
             let Some(traits) = self.streams.get(&id).and_then(|stream| stream.traits) else {
-                held_up |= untold;
+                held_up = true;
                 continue;
             };
             if watch.needs_anchor(traits) {
@@ -177,7 +193,20 @@ impl Hub {
                 let key_bytes = watch.key();
                 self.out.push(Output::Anchor { watch: key, stream: id, key: key_bytes, read: Read::Local });
                 held_up = true;
-            } else if !(untold && held_up) {
+            } else if !held_up {
+                self.send_create(key, id, traits);
+            }
+        }
+    }
+
+    /// Resumed watches, as many as may be unanswered at once.
+    fn send_waiting(&mut self) {
+        for id in self.streams.keys().copied().collect::<Vec<_>>() {
+            while let Some(stream) = self.streams.get_mut(&id)
+                && let Some(traits) = stream.traits
+                && stream.restoring < MAX_RESTORING
+                && let Some(key) = stream.waiting.pop_first()
+            {
                 self.send_create(key, id, traits);
             }
         }
@@ -191,7 +220,9 @@ impl Hub {
         self.last_upstream_id += 1;
         let upstream_id = self.last_upstream_id;
         stream.ids.insert(upstream_id, key);
-        stream.creating.push_back(upstream_id);
+        let resumed = watch.id.is_some();
+        stream.creating.push_back(Creating { id: upstream_id, resumed });
+        stream.restoring += usize::from(resumed);
         let asked_before = stream.asked;
         watch.place = Place::Upstream(
             id,
@@ -264,8 +295,7 @@ impl Hub {
                 self.end_as_compacted(key, revision);
                 self.known.step_back(revision);
             } else {
-                watch.place = Place::Assigned(id);
-                self.moving.insert(key);
+                self.assign(key, id);
             }
         }
     }
@@ -312,7 +342,8 @@ impl Hub {
         let assigned: Vec<StreamId> =
             self.moving.iter().filter_map(|key| self.watches.get(key)?.place.stream()).collect();
         let unused = |id: &StreamId, stream: &Stream| {
-            stream.ids.is_empty() && stream.checking.is_none() && !assigned.contains(id)
+            let empty = stream.ids.is_empty() && stream.waiting.is_empty() && stream.checking.is_none();
+            empty && !assigned.contains(id)
         };
         let unused: Vec<StreamId> =
             self.streams.iter().filter(|(id, stream)| unused(id, stream)).map(|(id, _)| *id).collect();

@@ -67,6 +67,8 @@ impl Hub {
         if told().next().is_none() {
             // As etcd: nothing watches, nothing is said.
             self.round = None;
+        } else if self.streams.values().any(|stream| stream.restoring > 0 || !stream.waiting.is_empty()) {
+            // Known without a look at every watch, which each answer to thousands of creates would cost.
         } else if told().all(Watch::is_live) {
             if self.round.as_ref().is_some_and(|round| round.deadline.is_none()) {
                 self.begin_round(now);

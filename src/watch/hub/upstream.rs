@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use super::super::cursor::{Fault, Ready};
 use super::super::wire::Event;
 use super::{
-    ANY_STREAM, Answer, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place, Read, Response,
-    StreamId, Traits, Want, WatchKey,
+    ANY_STREAM, Answer, Creating, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place, Read,
+    Response, StreamId, Traits, Want, WatchKey,
 };
 
 /// A client that asked for fragments gets pieces of at most this many bytes of events: etcd's default request limit with
@@ -88,9 +88,12 @@ impl Hub {
         let answers = |expected: i64| {
             response.watch_id == expected || (response.canceled && response.watch_id == NO_WATCH)
         };
-        let Some(expected) = stream.creating.pop_front().filter(|expected| answers(*expected)) else {
+        let Some(Creating { id: expected, resumed }) =
+            stream.creating.pop_front().filter(|creating| answers(creating.id))
+        else {
             return self.abandon(now, id);
         };
+        stream.restoring -= usize::from(resumed);
         // Not there: given up in the meantime.
         let Some(key) = stream.ids.get(&expected).copied() else { return };
         if response.canceled {
@@ -222,11 +225,11 @@ impl Hub {
             self.tell_compacted(key, response);
         } else if compacted > incarnation.start {
             // Only what it had delivered already is gone: begin where it really stands.
-            let place = std::mem::replace(&mut watch.place, Place::Assigned(id));
+            let place = std::mem::replace(&mut watch.place, Place::Nowhere);
             watch.exact = true;
             watch.cursor.drop_held();
-            self.moving.insert(key);
             self.forget_upstream(&place);
+            self.assign(key, id);
             self.interrupt_round();
         } else {
             // Not the client's wish, and not compaction: it goes on elsewhere.

@@ -31,6 +31,8 @@ pub(crate) struct Options {
     pub(crate) fsync: bool,
     /// `--heartbeat-interval` and `--election-timeout` in milliseconds; etcd's own defaults are 100 and 1000.
     pub(crate) timing: Option<(u32, u32)>,
+    /// Where clients are told to reach each member, if not at the member itself: relays.
+    pub(crate) advertise: Vec<SocketAddr>,
     /// Further flags of etcd, as they are.
     pub(crate) flags: Vec<String>,
 }
@@ -65,6 +67,7 @@ impl Default for Options {
             bcrypt_cost: 4,
             fsync: false,
             timing: None,
+            advertise: Vec::new(),
             flags: Vec::new(),
         }
     }
@@ -136,7 +139,7 @@ impl Cluster {
             format!("--listen-peer-urls=http://{}", member.peer),
             format!("--initial-advertise-peer-urls=http://{}", member.peer),
             format!("--listen-client-urls={}", self.url(i)),
-            format!("--advertise-client-urls={}", self.url(i)),
+            format!("--advertise-client-urls={}", self.advertised(i)),
             format!("--listen-metrics-urls=http://{}", member.metrics),
             format!("--initial-cluster={}", peers.join(",")),
             format!("--initial-cluster-state={cluster_state}"),
@@ -219,6 +222,11 @@ impl Cluster {
     pub(crate) fn url(&self, i: usize) -> String {
         let scheme = if self.options.tls == Tls::Off { "http" } else { "https" };
         format!("{scheme}://{}", self.members[i].client)
+    }
+
+    /// Where clients are told to reach this member.
+    pub(crate) fn advertised(&self, i: usize) -> String {
+        self.options.advertise.get(i).map_or_else(|| self.url(i), |relay| format!("http://{relay}"))
     }
 
     /// The client URLs of all members.

@@ -23,6 +23,8 @@ use super::{
 };
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_keyward");
+/// Another build to run instead, such as a release, for figures as an operator has them.
+const ANOTHER: &str = "KEYWARD_TEST_PROGRAM";
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Where one Keyward lives: its folder and its addresses, before it is started.
@@ -56,10 +58,11 @@ impl Site {
 
     /// The same with further fields of the listener, such as `, default_user = "alice"`.
     pub(crate) fn listening(&self, cluster: &Cluster, fields: &str) -> String {
+        let advertised: Vec<String> = (0..cluster.len()).map(|i| cluster.advertised(i)).collect();
         let mut lines = vec![
             format!("listener = [{{ name = \"main\", address = \"{}\"{fields} }}]", self.listen),
             format!("admin.address = \"{}\"", self.admin),
-            format!("cluster.endpoints = {:?}", cluster.urls()),
+            format!("cluster.endpoints = {:?}", advertised),
         ];
         lines
             .extend(cluster.options().token_ttl.map(|seconds| format!("cluster.token_ttl = \"{seconds}s\"")));
@@ -97,8 +100,7 @@ impl Keyward {
         let file = site.write("keyward.toml", config);
         let log = site.folder.path().join("keyward.log");
         let args = [Path::new("serve"), Path::new("--config"), &file];
-        let keyward =
-            Keyward { process: Process::start("keyward", Path::new(PROGRAM), args, &[], &log), site };
+        let keyward = Keyward { process: Process::start("keyward", &program(), args, &[], &log), site };
         keyward.answers("/livez").await;
         keyward
     }
@@ -136,6 +138,13 @@ impl Keyward {
         http::sum(&self.admin("/metrics").await.1, metric, labels)
     }
 
+    /// Bytes of memory that it has in use, as the system counts them.
+    pub(crate) fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("every process has it");
+        line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1024
+    }
+
     /// Everything that it logged, over all its starts.
     pub(crate) fn log(&self) -> String {
         self.process.output()
@@ -159,4 +168,9 @@ impl Keyward {
         self.process.kill();
         self.site
     }
+}
+
+/// The build that runs.
+pub(crate) fn program() -> PathBuf {
+    std::env::var_os(ANOTHER).map_or_else(|| PathBuf::from(PROGRAM), PathBuf::from)
 }

@@ -1,0 +1,108 @@
+//! A TCP relay in front of a member: where a test cuts what Keyward and the member say to each other.
+//!
+//! Owns: its address and the connections through it. Must not know what is said. Invariants: a closed relay refuses and has no
+//! connection; a cut comes after exactly so many bytes of the member's as were asked for.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use keyward::tasks::{Owned, Tasks};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::ports;
+
+/// A relay; closed at first.
+pub(crate) struct Relay {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    state: Rc<State>,
+    _accepting: Owned,
+}
+
+struct State {
+    target: Cell<Option<SocketAddr>>,
+    /// Bytes of the member's that still pass before a cut, where one is wanted.
+    left: Cell<Option<usize>>,
+    cuts: Cell<usize>,
+    connections: RefCell<Vec<Owned>>,
+}
+
+impl Relay {
+    /// A relay on a port of its own.
+    pub(crate) async fn start(tasks: &Tasks) -> Relay {
+        let address = ports::free();
+        let listener = TcpListener::bind(address).await.expect("a free port");
+        let state = Rc::new(State {
+            target: Cell::default(),
+            left: Cell::default(),
+            cuts: Cell::default(),
+            connections: RefCell::default(),
+        });
+        let (this, pumps) = (Rc::clone(&state), tasks.clone());
+        let accept = async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let Some(target) = this.target.get() else { continue };
+                let pump = pump(Rc::clone(&this), near, target);
+                this.connections.borrow_mut().push(pumps.spawn("relay", pump));
+            }
+        };
+        Relay { address, state, _accepting: tasks.spawn("relay accepts", accept) }
+    }
+
+    /// Lets connections through from now on.
+    pub(crate) fn open(&self, target: SocketAddr) {
+        self.state.target.set(Some(target));
+    }
+
+    /// Cuts every connection once this many more bytes came from the member; later ones pass.
+    pub(crate) fn cut_after(&self, bytes: usize) {
+        self.state.left.set(Some(bytes));
+    }
+
+    /// How many cuts there were.
+    pub(crate) fn cuts(&self) -> usize {
+        self.state.cuts.get()
+    }
+}
+
+impl State {
+    /// How many of these bytes still pass.
+    fn pass(&self, bytes: usize) -> usize {
+        let Some(left) = self.left.get() else { return bytes };
+        self.left.set(Some(left - bytes.min(left)));
+        bytes.min(left)
+    }
+
+    fn cut(&self) {
+        self.left.set(None);
+        self.cuts.set(self.cuts.get() + 1);
+        self.connections.borrow_mut().clear();
+    }
+}
+
+async fn pump(state: Rc<State>, near: TcpStream, target: SocketAddr) {
+    let Ok(far) = TcpStream::connect(target).await else { return };
+    near.set_nodelay(true).and(far.set_nodelay(true)).expect("TCP takes nodelay");
+    let ((mut from_near, to_near), (from_far, mut to_far)) = (near.into_split(), far.into_split());
+    tokio::select! {
+        _ = tokio::io::copy(&mut from_near, &mut to_far) => {}
+        () = down(&state, from_far, to_near) => {}
+    }
+}
+
+async fn down(state: &State, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(read) = from.read(&mut buffer).await {
+        let passed = state.pass(read);
+        if read == 0 || to.write_all(&buffer[..passed]).await.is_err() {
+            return;
+        }
+        if state.left.get() == Some(0) {
+            // Ends this one too, at its next wait.
+            return state.cut();
+        }
+    }
+}

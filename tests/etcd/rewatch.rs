@@ -1,0 +1,273 @@
+//! Must show 4: the member that carries thousands of watches is killed while writes go on. All watches are resumed, each is told every
+//! event once and in order. Printed: the time to the last resume (aim: 10 s), and what an idle connection (aim: 24 KiB) and an idle
+//! watch (aim: 4 KiB) cost.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Duration;
+
+use keyward::tasks::Tasks;
+use tokio::runtime::{Builder, LocalOptions};
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use crate::harness::binary::{Version, full};
+use crate::harness::keyward::{Keyward, Site, program};
+use crate::harness::relay::Relay;
+use crate::harness::{Cluster, Options, versions, wait};
+use crate::streams::{Connection, Says, watch_of};
+
+/// Far above what anything here takes; a limit, never a pause.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How often all keys are written: every watch is told something, so this is how exactly its resume is seen.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// Below the 128 operations that a transaction may have.
+const KEYS: usize = 100;
+
+/// How many watches, and how they are spread.
+#[derive(Clone, Copy)]
+struct Shape {
+    connections: usize,
+    streams: usize,
+    watches: usize,
+}
+
+/// As Go clients have them, a stream per connection; at full length also as clients have them that open a stream per watch.
+fn shapes() -> Vec<Shape> {
+    if full() {
+        let connections = 50;
+        vec![Shape { connections, streams: 1, watches: 100 }, Shape { connections, streams: 100, watches: 1 }]
+    } else {
+        vec![Shape { connections: 10, streams: 1, watches: 50 }]
+    }
+}
+
+/// What every watch was told.
+#[derive(Default)]
+struct Told {
+    /// By watch: the revisions of its events.
+    revisions: RefCell<Vec<Vec<i64>>>,
+    /// By watch: when it was first told something later than `mark`.
+    after: RefCell<Vec<Option<Instant>>>,
+    mark: Cell<i64>,
+    created: Cell<usize>,
+    /// Streams that ended, and answers that are neither Created nor events.
+    odd: Cell<usize>,
+    news: Notify,
+}
+
+impl Told {
+    async fn until(&self, what: &str, done: impl Fn(&Told) -> bool) {
+        let waited = timeout(LIMIT, async {
+            while !done(self) {
+                self.news.notified().await;
+            }
+        });
+        assert!(waited.await.is_ok(), "not within {LIMIT:?}: {what}");
+    }
+
+    /// Whether a watch that came back has yet to be told of `revision`.
+    fn some_are_behind(&self, revision: i64) -> bool {
+        let (after, revisions) = (self.after.borrow(), self.revisions.borrow());
+        let mut both = after.iter().zip(revisions.iter());
+        both.any(|(after, told)| after.is_some() && told.last().is_none_or(|last| *last < revision))
+    }
+
+    fn all_reached(&self, revision: i64) -> bool {
+        self.revisions.borrow().iter().all(|told| told.last().is_some_and(|last| *last >= revision))
+    }
+}
+
+/// Listens to one stream whose watches are `first..` by the order of their creates.
+async fn listen(told: Rc<Told>, mut says: Says, first: usize) {
+    while let Some(response) = says.next().await {
+        if response.created && !response.canceled {
+            told.created.set(told.created.get() + 1);
+        } else if response.events.is_empty() || response.canceled {
+            told.odd.set(told.odd.get() + 1);
+        } else {
+            let watch = first + usize::try_from(response.watch_id).expect("ids go upward from 0");
+            for kv in response.events.iter().filter_map(|event| event.kv.as_ref()) {
+                told.revisions.borrow_mut()[watch].push(kv.mod_revision);
+                if kv.mod_revision > told.mark.get() {
+                    told.after.borrow_mut()[watch].get_or_insert_with(Instant::now);
+                }
+            }
+        }
+        told.news.notify_one();
+    }
+    told.odd.set(told.odd.get() + 1);
+    told.news.notify_one();
+}
+
+fn key(watch: usize) -> String {
+    format!("k{:03}", watch % KEYS)
+}
+
+/// A transaction that writes every key. What a member that knows no leader took may be lost: it is not waited for long.
+async fn write(to: &Connection) -> Option<i64> {
+    let keys = (0..KEYS).map(|watch| (key(watch), b"value".to_vec()));
+    timeout(2 * EVERY, to.put(keys)).await.ok().flatten()
+}
+
+/// The revisions that there were after `start`, by a member's own word.
+async fn truth(tasks: &Tasks, cluster: &Cluster, member: usize, start: i64, head: i64) -> Vec<i64> {
+    let direct = Connection::open(tasks, cluster.address(member)).await;
+    let mut stream = direct.watch().await;
+    stream.asks.create(watch_of(&key(0), false, start + 1));
+    let mut revisions = Vec::new();
+    while revisions.last().is_none_or(|last| *last < head) {
+        let response =
+            timeout(LIMIT, stream.says.next()).await.expect("the member answers").expect("goes on");
+        revisions
+            .extend(response.events.iter().filter_map(|event| event.kv.as_ref()).map(|kv| kv.mod_revision));
+    }
+    revisions
+}
+
+/// Whether Keyward sends calls to this member.
+async fn used(keyward: &Keyward, cluster: &Cluster, member: usize) {
+    let label = format!("{:x}", cluster.member_id(member).await);
+    let ready = async || {
+        let ready = keyward.metric("keyward_member_ready", &[("member", &label)]).await;
+        (ready == 1.0).then_some(())
+    };
+    wait::until(LIMIT, "keyward uses the member", ready).await;
+}
+
+async fn idle_connections(tasks: &Tasks, keyward: &Keyward, count: usize) -> Vec<Connection> {
+    let mut connections = Vec::new();
+    for _ in 0..count {
+        let connection = Connection::open(tasks, keyward.site().listen).await;
+        connection.head().await;
+        connections.push(connection);
+    }
+    connections
+}
+
+async fn survives(version: &Version, shape: Shape) {
+    let tasks = Tasks::default();
+    let mut relays = Vec::new();
+    for _ in 0..3 {
+        relays.push(Relay::start(&tasks).await);
+    }
+    let advertise = relays.iter().map(|relay| relay.address).collect();
+    let mut cluster = Cluster::start(version, Options { members: 3, advertise, ..Options::default() }).await;
+    let leader = cluster.leader().await;
+    // The other two cannot be reached: all watches are on the leader.
+    relays[leader].open(cluster.address(leader));
+    let site = Site::new();
+    let config = site.in_front_of(&cluster);
+    let keyward = Keyward::start(site, &config).await;
+
+    // What the first clients cost is no client's: buffers of the allocator, threads, upstream connections.
+    drop(idle_connections(&tasks, &keyward, 8).await);
+    let empty = keyward.resident();
+    let connections = idle_connections(&tasks, &keyward, shape.connections).await;
+    let connected = keyward.resident();
+    let start = connections[0].head().await;
+    let watches = shape.connections * shape.streams * shape.watches;
+    let told = Rc::new(Told {
+        revisions: RefCell::new(vec![Vec::new(); watches]),
+        after: RefCell::new(vec![None; watches]),
+        mark: Cell::new(i64::MAX),
+        ..Told::default()
+    });
+    let mut asks = Vec::new();
+    let mut first = 0;
+    for connection in &connections {
+        for _ in 0..shape.streams {
+            let mut stream = connection.watch().await;
+            for watch in first..first + shape.watches {
+                // From now, and from a revision on.
+                let from = if watch % 2 == 0 { 0 } else { start + 1 };
+                stream.asks.create(watch_of(&key(watch), false, from));
+            }
+            tasks.spawn("listens", listen(Rc::clone(&told), stream.says, first)).detach();
+            asks.push(stream.asks);
+            first += shape.watches;
+        }
+    }
+    told.until("every watch is created", |told| told.created.get() == watches).await;
+    let watching = keyward.resident();
+    let carried = cluster.counter(leader, "etcd_debugging_mvcc_watcher_total", &[]).await;
+    assert!(carried >= watches as f64, "the leader carries {carried} of {watches}");
+
+    for (at, relay) in relays.iter().enumerate() {
+        relay.open(cluster.address(at));
+        used(&keyward, &cluster, at).await;
+    }
+    let survivor = (leader + 1) % 3;
+    let writer = Connection::open(&tasks, cluster.address(survivor)).await;
+    let before = write(&writer).await.expect("a cluster that is whole takes writes");
+    told.until("the first event", |told| told.all_reached(before)).await;
+    let resumes = keyward.metric("keyward_watch_resumes_total", &[]).await;
+    told.mark.set(before);
+    let killed = Instant::now();
+    cluster.kill(leader);
+    let mut pace = interval(EVERY);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut head, mut taken) = (0, None);
+    let resumed = async {
+        while head == 0 || told.after.borrow().iter().any(Option::is_none) {
+            pace.tick().await;
+            // A build for tests is slow: what came back is told everything before more is written.
+            if told.some_are_behind(head) {
+                continue;
+            }
+            if let Some(revision) = write(&writer).await {
+                head = revision;
+                taken.get_or_insert_with(|| killed.elapsed());
+            }
+        }
+    };
+    assert!(timeout(LIMIT, resumed).await.is_ok(), "a watch did not come back");
+    told.until("the last event", |told| told.all_reached(head)).await;
+
+    let truth = truth(&tasks, &cluster, survivor, start, head).await;
+    for (watch, revisions) in told.revisions.borrow().iter().enumerate() {
+        assert_eq!(*revisions, truth, "{version}: watch {watch}");
+    }
+    assert_eq!(told.odd.get(), 0, "no stream ended, nothing else was said");
+    let mut times: Vec<_> = told.after.borrow().iter().flatten().map(|at| *at - killed).collect();
+    times.sort_unstable();
+    let resumes = keyward.metric("keyward_watch_resumes_total", &[]).await - resumes;
+    println!(
+        "{version}: {watches} watches on {} connections, {} a stream: {} events each, all told once; {resumes} streams resumed; after the \
+         kill writes were taken again in {:?}, half of the watches told something in {:?}, the last in {:?}",
+        shape.connections,
+        shape.watches,
+        truth.len(),
+        taken.unwrap_or_default(),
+        times[times.len() / 2],
+        times[times.len() - 1],
+    );
+    println!(
+        "{version}: {}: {} bytes an idle connection, {} bytes an idle watch ({} KiB, {} KiB, {} KiB resident)",
+        program().display(),
+        connected.saturating_sub(empty) / shape.connections,
+        watching.saturating_sub(connected) / watches,
+        empty / 1024,
+        connected / 1024,
+        watching / 1024,
+    );
+}
+
+/// On a runtime for tasks of this thread alone.
+pub(crate) fn local(test: impl Future<Output = ()>) {
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+    runtime.expect("a runtime").block_on(test);
+}
+
+#[test]
+fn all_watches_of_a_killed_member_are_resumed_and_told_everything_once() {
+    local(async {
+        for version in versions() {
+            for shape in shapes() {
+                survives(&version, shape).await;
+            }
+        }
+    });
+}
