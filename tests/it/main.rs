@@ -26,6 +26,8 @@ mod keepalives;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod locks;
+#[cfg(test)]
 mod lone_frames;
 #[cfg(test)]
 mod replays;
