@@ -4,5 +4,7 @@
 pub mod claim;
 pub mod claims;
 pub mod keepalive;
+pub mod leaders;
+pub mod observe;
 pub mod pending;
 pub mod ticket;

@@ -26,6 +26,7 @@ use crate::gateway::exchange::Exchange;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::{Client, Gateway, Held, blocked, health, login, member_answers, streams};
 use crate::identity::{Revision, UserName};
+use crate::lease::observe;
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
 use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
@@ -168,6 +169,9 @@ async fn through(
     }
     let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
     canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
+    if method.path == observe::PATH {
+        return Ok(Served::Stream(streams::observe(gateway, caller, headers, deadline, &message)?));
+    }
     let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,

@@ -30,6 +30,8 @@ mod locks;
 #[cfg(test)]
 mod lone_frames;
 #[cfg(test)]
+mod observers;
+#[cfg(test)]
 mod replays;
 #[cfg(test)]
 mod slow_watchers;
