@@ -32,6 +32,8 @@ mod lone_frames;
 #[cfg(test)]
 mod observers;
 #[cfg(test)]
+mod pinned;
+#[cfg(test)]
 mod replays;
 #[cfg(test)]
 mod slow_watchers;
