@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod caller;
+#[cfg(test)]
 mod credentials;
 #[cfg(test)]
 mod etcdctl;
@@ -20,6 +22,8 @@ mod kill;
 mod listeners;
 #[cfg(test)]
 mod load;
+#[cfg(test)]
+mod locks;
 #[cfg(test)]
 mod members;
 #[cfg(test)]
