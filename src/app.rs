@@ -110,6 +110,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         sealer: Arc::clone(&sealer),
         metrics: Arc::clone(&metrics),
         drain: draining,
+        claims: Arc::default(),
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));

@@ -4,6 +4,7 @@
 //! Invariant: everything here belongs to one shard; what shards share is immutable, atomic or published whole.
 
 pub mod access_log;
+pub mod blocked;
 pub mod caller;
 pub mod exchange;
 pub mod health;
@@ -23,10 +24,15 @@ use tokio::time::Instant;
 use crate::downstream::session::{Sealer, Session};
 use crate::gateway::caller::{Caller, Callers};
 use crate::identity::{MemberId, Revision};
+use crate::lease::claims::Claims;
+use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
 use crate::upstream::send::Door;
+
+/// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
+const WAITING: usize = 8 * 1024 * 1024;
 
 /// What the gateway takes from the configuration.
 #[derive(Clone, Debug)]
@@ -57,7 +63,10 @@ pub struct Gateway {
     pub tasks: Tasks,
     /// Tells when the process drains, and until when.
     pub drain: watch::Receiver<Option<Instant>>,
-    held: Cell<usize>,
+    /// Locks and campaigns that are being waited for, on all shards.
+    pub claims: Arc<Claims>,
+    held: Rc<Budget>,
+    waiting: Rc<Budget>,
 }
 
 /// One client connection, as its calls see it.
@@ -96,8 +105,13 @@ impl Gateway {
         settings: Settings,
         tasks: Tasks,
         drain: watch::Receiver<Option<Instant>>,
+        claims: Arc<Claims>,
     ) -> Self {
+        let largest = settings.request_size + PREFIX;
         Self {
+            held: Budget::of(settings.request_budget),
+            waiting: Budget::of(WAITING.max(largest)),
+            claims,
             door,
             callers: Callers::new(Arc::clone(&sealer)),
             sealer,
@@ -105,7 +119,6 @@ impl Gateway {
             settings,
             tasks,
             drain,
-            held: Cell::default(),
         }
     }
 
@@ -119,14 +132,34 @@ impl Gateway {
 
     /// Nothing yet of the shard's budget for requests in memory.
     #[must_use]
-    pub fn hold(self: &Rc<Self>) -> Held {
-        Held { gateway: Rc::clone(self), bytes: 0 }
+    pub fn hold(&self) -> Held {
+        Held { budget: Rc::clone(&self.held), bytes: 0 }
+    }
+
+    /// The same of the budget for requests that wait in etcd without limit: thousands of them must not keep all others
+    /// from being sent. None where it is used up.
+    #[must_use]
+    pub fn hold_waiting(&self, bytes: usize) -> Option<Held> {
+        let mut held = Held { budget: Rc::clone(&self.waiting), bytes: 0 };
+        held.more(bytes).then_some(held)
     }
 }
 
-/// A part of the shard's budget for requests in memory, given back on drop.
+/// Bytes of requests that may be in memory at once.
+struct Budget {
+    used: Cell<usize>,
+    limit: usize,
+}
+
+impl Budget {
+    fn of(limit: usize) -> Rc<Self> {
+        Rc::new(Self { used: Cell::new(0), limit })
+    }
+}
+
+/// A part of a budget, given back on drop.
 pub struct Held {
-    gateway: Rc<Gateway>,
+    budget: Rc<Budget>,
     bytes: usize,
 }
 
@@ -134,11 +167,11 @@ impl Held {
     /// Takes `bytes` more; false where the budget is used up.
     #[must_use]
     pub fn more(&mut self, bytes: usize) -> bool {
-        let all = self.gateway.held.get() + bytes;
-        if all > self.gateway.settings.request_budget {
+        let all = self.budget.used.get() + bytes;
+        if all > self.budget.limit {
             return false;
         }
-        self.gateway.held.set(all);
+        self.budget.used.set(all);
         self.bytes += bytes;
         true
     }
@@ -146,6 +179,6 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.gateway.held.set(self.gateway.held.get().saturating_sub(self.bytes));
+        self.budget.used.set(self.budget.used.get().saturating_sub(self.bytes));
     }
 }

@@ -22,6 +22,7 @@ use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Caller;
 use crate::gateway::{Client, Gateway, Settings, pipeline};
 use crate::io::Stream;
+use crate::lease::claims::Claims;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
@@ -56,6 +57,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// Tells when the process drains, and until when.
     pub drain: watch::Receiver<Option<Instant>>,
+    /// Locks and campaigns that are being waited for.
+    pub claims: Arc<Claims>,
 }
 
 /// One shard's part of the data path.
@@ -124,6 +127,7 @@ impl Serving {
             settings,
             tasks.clone(),
             parts.drain.clone(),
+            parts.claims,
         ));
         Self {
             gateway,

@@ -16,21 +16,20 @@ use tokio::time::{Instant, timeout_at};
 use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
 use crate::identity::MemberId;
+use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::method::{Class, Effect, Lane, Method, Stream};
-use crate::rpc::outcome::{Asked, AuthState, Proof, Verdict, auth_state, translate, verdict};
+use crate::rpc::outcome::{Asked, AuthState, Proof, Verdict, auth_state, is_trouble, translate, verdict};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Token};
 use crate::upstream::membership::{Auth, Hint, Member};
-use crate::upstream::read::{ReadError, local_revision};
 use crate::upstream::send::{As, NoAnswer, upstream_headers};
 
 /// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
 /// 1 s), after which its clients are used to `etcdserver: request timed out`.
 pub const PATIENCE: Duration = Duration::from_secs(7);
-const OBSERVE: &str = "/v3electionpb.Election/Observe";
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -74,20 +73,21 @@ enum Attempt {
 }
 
 impl Exchange<'_> {
-    /// Tries until there is an answer for the client.
+    /// Tries until there is an answer for the client. A call with a claim is the same twice as once: it is also sent
+    /// again where it may have been applied, and each time that it was seen in line its troubles are counted anew.
     ///
     /// # Errors
     /// Our own refusal, where no member's answer can be passed on.
-    pub async fn run(&self, record: &mut Record) -> Result<Answer, Refusal> {
-        let patience = Instant::now() + PATIENCE;
-        let Some(deadline) = self.deadline else { return self.attempts(patience, record).await };
-        match timeout_at(deadline, self.attempts(patience, record)).await {
+    pub async fn run(&self, claim: Option<&Claim>, record: &mut Record) -> Result<Answer, Refusal> {
+        let Some(deadline) = self.deadline else { return self.attempts(claim, record).await };
+        match timeout_at(deadline, self.attempts(claim, record)).await {
             Ok(ended) => ended,
             Err(_) => Err(Refusal::DEADLINE_EXCEEDED),
         }
     }
 
-    async fn attempts(&self, patience: Instant, record: &mut Record) -> Result<Answer, Refusal> {
+    async fn attempts(&self, claim: Option<&Claim>, record: &mut Record) -> Result<Answer, Refusal> {
+        let mut patience = Instant::now() + PATIENCE;
         let mut tried: Vec<MemberId> = Vec::new();
         let mut healed: Vec<MemberId> = Vec::new();
         let mut pause = FIRST_PAUSE;
@@ -97,7 +97,14 @@ impl Exchange<'_> {
             if let Some(member) = chosen {
                 record.member = Some(member.id);
                 record.attempts += 1;
-                match self.attempt(&member, &mut healed, record.attempts).await {
+                let attempt = self.attempt(claim, &member, &mut healed, record.attempts).await;
+                if claim.is_some_and(Claim::was_in_line) {
+                    patience = Instant::now() + PATIENCE;
+                    pause = FIRST_PAUSE;
+                    tried.clear();
+                    healed.clear();
+                }
+                match attempt {
                     Attempt::Answered(answer) => return Ok(answer),
                     Attempt::Refused(refusal) => return Err(refusal),
                     Attempt::Healed => {
@@ -128,7 +135,13 @@ impl Exchange<'_> {
         }
     }
 
-    async fn attempt(&self, member: &Arc<Member>, healed: &mut Vec<MemberId>, attempts: u32) -> Attempt {
+    async fn attempt(
+        &self,
+        claim: Option<&Claim>,
+        member: &Arc<Member>,
+        healed: &mut Vec<MemberId>,
+        attempts: u32,
+    ) -> Attempt {
         let door = &self.gateway.door;
         let token = match door.token(&self.whom, member).await {
             Ok(token) => token,
@@ -140,21 +153,13 @@ impl Exchange<'_> {
         {
             headers.insert("grpc-timeout", timeout_value(deadline));
         }
-        let body = Outgoing::Once(Some(self.body.clone()));
-        let sent = door.send(member, self.lane, self.path.clone(), headers, body).await;
-        let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
-        let read = match sent {
-            Ok((response, in_flight)) => {
-                Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost)
-            }
-            Err(no_answer) => Err(no_answer),
+        let reading = self.read(member, headers);
+        let read = match claim {
+            None => reading.await,
+            Some(claim) => claim.beside(reading).await,
         };
         match read {
-            Ok(answer) if self.is_silent_refusal(&answer) && !healed.contains(&member.id) => {
-                healed.push(member.id);
-                self.prove_token(member).await
-            }
-            Ok(answer) => self.judge(answer, member, token.as_ref(), healed),
+            Ok(answer) => self.judge(answer, claim, member, token.as_ref(), healed),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)
@@ -163,34 +168,29 @@ impl Exchange<'_> {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
                 member.suspect();
                 self.gateway.door.members.hints.send(Hint::Unreachable(member.id));
-                match self.effect {
-                    Effect::ReadOnly => Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
-                    _ => Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
+                if let Some(claim) = claim {
+                    claim.lost();
                 }
+                if self.effect == Effect::ReadOnly || claim.is_some() {
+                    return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST);
+                }
+                Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
             }
         }
     }
 
-    /// etcd ends an Observe whose token it does not know with OK and without a message, as one that lacks the right.
-    fn is_silent_refusal(&self, answer: &Answer) -> bool {
-        self.method.path == OBSERVE
-            && answer.data.is_empty()
-            && answer.status().is_some_and(|status| status.is_ok())
-    }
-
-    /// A read finds out whether the token is good, and renews it where it is not: a login for every Observe that lacks
-    /// the right would cost the member far more.
-    async fn prove_token(&self, member: &Arc<Member>) -> Attempt {
-        match local_revision(&self.gateway.door, &self.whom, member).await {
-            Ok(_) | Err(ReadError::Refused(_)) => Attempt::Healed,
-            Err(ReadError::Login(failure)) => login_failed(&failure),
-            Err(ReadError::Lost) => Attempt::Again(None, Refusal::NO_LEADER),
-        }
+    async fn read(&self, member: &Arc<Member>, headers: HeaderMap) -> Result<Answer, NoAnswer> {
+        let body = Outgoing::Once(Some(self.body.clone()));
+        let sent = self.gateway.door.send(member, self.lane, self.path.clone(), headers, body).await;
+        let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
+        let (response, in_flight) = sent?;
+        Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost)
     }
 
     fn judge(
         &self,
         answer: Answer,
+        claim: Option<&Claim>,
         member: &Member,
         token: Option<&Token>,
         healed: &mut Vec<MemberId>,
@@ -214,6 +214,10 @@ impl Exchange<'_> {
             Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, token, healed),
             Verdict::Elsewhere if self.may_reissue => {
                 self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
+                Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
+            }
+            Verdict::Unclear if claim.is_some() && is_trouble(&status) => {
+                claim.inspect(|claim| claim.lost());
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
             Verdict::Final => {

@@ -24,8 +24,9 @@ use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::reply::{self, Downstream};
-use crate::gateway::{Client, Gateway, Held, health, login, member_answers, streams};
+use crate::gateway::{Client, Gateway, Held, blocked, health, login, member_answers, streams};
 use crate::identity::{Revision, UserName};
+use crate::lease::observe;
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
 use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
@@ -161,9 +162,16 @@ async fn through(
         Some(deadline) => timeout_at(deadline, collect(gateway, body)).await,
         None => Ok(collect(gateway, body).await),
     };
-    let (framed, _held) = collected.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?;
+    let (mut framed, mut _held) = collected.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?;
+    let blocks = blocked::blocks(method);
+    if blocks {
+        (framed, _held) = blocked::kept(gateway, &framed)?;
+    }
     let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
     canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
+    if method.path == observe::PATH {
+        return Ok(Served::Stream(streams::observe(gateway, caller, headers, deadline, &message)?));
+    }
     let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
@@ -179,7 +187,12 @@ async fn through(
         deadline,
     };
     let in_use = (lane != Lane::Unary).then(|| caller.in_use()).flatten();
-    let mut answer = exchange.run(record).await?;
+    let mut answer = if blocks {
+        let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
+        blocked::run(exchange, claim, record).await?
+    } else {
+        exchange.run(None, record).await?
+    };
     // Without a status it is larger than what is held back, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;

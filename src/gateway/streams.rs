@@ -1,4 +1,4 @@
-//! Watch and LeaseKeepAlive: streams that we end on both sides, each in a task of its own on its shard.
+//! Watch, LeaseKeepAlive and Observe: streams that we end on both sides, each in a task of its own on its shard.
 //!
 //! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariant: the
 //! credential is in use for exactly as long as the stream lives.
@@ -7,6 +7,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::HeaderMap;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
@@ -14,8 +15,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::downstream::said::{Said, Speaker};
 use crate::gateway::caller::Caller;
-use crate::gateway::{Client, Gateway};
+use crate::gateway::{Client, Gateway, blocked};
 use crate::lease::keepalive::KeepAlive;
+use crate::lease::observe::Observe;
 use crate::refusal::Refusal;
 use crate::watch::hub::Timing;
 use crate::watch::session::Session;
@@ -86,6 +88,36 @@ pub fn keep_alive(
     };
     gateway.tasks.spawn("keepalive", run).detach();
     said
+}
+
+/// A client's Observe stream. `message` is its one request.
+///
+/// # Errors
+/// The budget for requests that wait is used up.
+pub fn observe(
+    gateway: &Rc<Gateway>,
+    caller: &Caller,
+    headers: &HeaderMap,
+    deadline: Option<Instant>,
+    message: &Bytes,
+) -> Result<mpsc::Receiver<Said>, Refusal> {
+    let (request, held) = blocked::kept(gateway, message)?;
+    let (speaker, said) = Speaker::channel();
+    let observe = Observe {
+        door: Rc::clone(&gateway.door),
+        whom: caller.whom.clone(),
+        headers: headers.clone(),
+        request,
+        drain: gateway.drain.clone(),
+        resumed: gateway.metrics.observe_resumes.clone(),
+    };
+    let in_use = caller.in_use();
+    let run = async move {
+        within(deadline, speaker.clone(), observe.run(speaker)).await;
+        drop((in_use, held));
+    };
+    gateway.tasks.spawn("observe", run).detach();
+    Ok(said)
 }
 
 /// Runs a stream to its end, or to the client's deadline, which it is told.

@@ -216,6 +216,33 @@ pub fn translate(asked: &Asked, status: &Status, client_caused: bool) -> Option<
     translated.then(|| Refusal::REQUEST_TIMED_OUT.status())
 }
 
+/// Whether a status that leaves a call's outcome open speaks of the member or the cluster, not of the request: what is
+/// the same twice as once may then be asked again. The Lock and Election services tell nearly everything with code
+/// Unknown, so there the text decides.
+#[must_use]
+pub fn is_trouble(status: &Status) -> bool {
+    match status.code {
+        Code::Unavailable | Code::Canceled | Code::DeadlineExceeded | Code::Internal | Code::Aborted => true,
+        Code::Unknown => TROUBLE.contains(&&*status.message),
+        _ => false,
+    }
+}
+
+/// What etcd's own client tells those services (server/etcdserver/errors, client/v3/concurrency/key.go).
+const TROUBLE: [&str; 11] = [
+    "etcdserver: request timed out",
+    "etcdserver: request timed out, possibly due to previous leader failure",
+    "etcdserver: request timed out, possibly due to connection lost",
+    "etcdserver: leader changed",
+    "etcdserver: no leader",
+    "etcdserver: server stopped",
+    "etcdserver: stopped",
+    "etcdserver: mvcc: required revision has been compacted",
+    "lost watcher waiting for delete",
+    "context canceled",
+    "context deadline exceeded",
+];
+
 /// What `status` tells about authentication on the cluster, if anything. (A refused token tells nothing: old
 /// members refuse a stale one with authentication off, too.)
 #[must_use]
@@ -455,6 +482,28 @@ mod tests {
             (put(), Code::Unauthenticated, "etcdserver: invalid auth token"),
         ] {
             assert_eq!(translate(&asked, &status(code, text), false), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn trouble_is_the_members_and_not_the_requests() {
+        for (code, text) in [
+            (Code::Unavailable, "etcdserver: request timed out"),
+            (Code::Canceled, "x"),
+            (Code::Unknown, "lost watcher waiting for delete"),
+            (Code::Unknown, "etcdserver: leader changed"),
+        ] {
+            assert!(is_trouble(&status(code, text)), "{text}");
+        }
+        for (code, text) in [
+            (Code::Ok, ""),
+            (Code::Unknown, "etcdserver: permission denied"),
+            (Code::Unknown, "etcdserver: requested lease not found"),
+            (Code::Unknown, "mutex: session is expired"),
+            (Code::PermissionDenied, "etcdserver: permission denied"),
+            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"),
+        ] {
+            assert!(!is_trouble(&status(code, text)), "{text}");
         }
     }
 

@@ -58,6 +58,10 @@ pub struct Metrics {
     pub watch_resumes: Counter,
     /// Upstream keepalive streams that were opened to go on where another ended.
     pub keepalive_resumes: Counter,
+    /// Upstream Observe streams that were opened to go on where another ended.
+    pub observe_resumes: Counter,
+    /// Keys of failed Lock and Campaign calls that were removed.
+    pub lock_keys_removed: Counter,
     /// Connections of clients that are open now.
     pub connections: Gauge,
     /// Connections that were refused since a limit was reached.
@@ -97,6 +101,9 @@ impl Metrics {
         let retried = counter("calls_retried", "Calls sent again since the first attempt did not apply");
         let watch_resumes = counter("watch_resumes", "Upstream watch streams opened to go on");
         let keepalive_resumes = counter("keepalive_resumes", "Upstream keepalive streams opened to go on");
+        let observe_resumes = counter("observe_resumes", "Upstream Observe streams opened to go on");
+        let lock_keys_removed =
+            counter("lock_keys_removed", "Keys of failed Lock and Campaign calls removed");
         let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
@@ -119,6 +126,8 @@ impl Metrics {
             retried,
             watch_resumes,
             keepalive_resumes,
+            observe_resumes,
+            lock_keys_removed,
             connections,
             connections_refused,
             handshakes_failed,

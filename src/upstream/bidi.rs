@@ -63,9 +63,32 @@ impl Bidi {
     #[must_use]
     pub fn open(door: &Rc<Door>, member: &Arc<Member>, path: PathAndQuery, headers: HeaderMap) -> Self {
         let (requests, frames) = mpsc::channel(OUTBOX);
+        Self::opening(door, member, path, headers, requests, Outgoing::Frames(frames))
+    }
+
+    /// The same with one request, which ends what we have to say: nothing may be sent on it.
+    #[must_use]
+    pub fn ask(
+        door: &Rc<Door>,
+        member: &Arc<Member>,
+        path: PathAndQuery,
+        headers: HeaderMap,
+        framed: Bytes,
+    ) -> Self {
+        let (requests, _) = mpsc::channel(1);
+        Self::opening(door, member, path, headers, requests, Outgoing::Once(Some(framed)))
+    }
+
+    fn opening(
+        door: &Rc<Door>,
+        member: &Arc<Member>,
+        path: PathAndQuery,
+        headers: HeaderMap,
+        requests: mpsc::Sender<Bytes>,
+        body: Outgoing,
+    ) -> Self {
         let (door, member) = (Rc::clone(door), Arc::clone(member));
-        let opening =
-            async move { door.send(&member, Lane::Stream, path, headers, Outgoing::Frames(frames)).await };
+        let opening = async move { door.send(&member, Lane::Stream, path, headers, body).await };
         Self {
             outbox: VecDeque::new(),
             requests,

@@ -1,7 +1,8 @@
-//! Small reads of our own, with a client's identity: what revision is a member, or the cluster, at?
+//! Small requests of our own, with a client's identity: what revision is a member, or the cluster, at?
 //!
-//! Owns: those requests and the reading of their header. Must not know what the revision is for. Invariants: a read
-//! never returns a value of a key (count only); it has a time limit, since a member may be stuck.
+//! Owns: those requests, their healing, and the reading of their header. Must not know what the answer is for.
+//! Invariants: a read never returns a value of a key (count only); a request has a time limit, since a member may be
+//! stuck.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Why a read gave no revision.
+/// Why there is no answer.
 #[derive(Debug)]
 pub enum ReadError {
     /// The member answered with a status.
@@ -54,7 +55,7 @@ pub struct Revealed {
 /// # Errors
 /// [`ReadError`].
 pub async fn local_revision(door: &Rc<Door>, whom: &As, member: &Arc<Member>) -> Result<Revealed, ReadError> {
-    ask(door, whom, member, TXN, Bytes::new()).await
+    ask(door, whom, member, TXN, &[]).await.and_then(revealed)
 }
 
 /// Reads the cluster's revision by a linearizable count of `key`: the member has applied all that was acknowledged
@@ -74,17 +75,22 @@ pub async fn linearizable_revision(
         limit: 1,
         ..RangeRequest::default()
     };
-    ask(door, whom, member, RANGE, request.encode_to_vec().into()).await
+    ask(door, whom, member, RANGE, &request.encode_to_vec()).await.and_then(revealed)
 }
 
-async fn ask(
+/// Makes a unary call of the method at `path` and returns its answer's message; once more with a fresh credential where
+/// the first is refused. After [`ReadError::Lost`] the member may have done what it was asked. Cancel-safe for reads.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn ask(
     door: &Rc<Door>,
     whom: &As,
     member: &Arc<Member>,
     path: &'static str,
-    message: Bytes,
-) -> Result<Revealed, ReadError> {
-    let framed = encode(&message);
+    message: &[u8],
+) -> Result<Bytes, ReadError> {
+    let framed = encode(message);
     let reading = async {
         let method = lookup(path).ok_or(ReadError::Lost)?;
         let mut healed = false;
@@ -97,7 +103,8 @@ async fn ask(
             let answer = Answer::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
             let status = answer.status().ok_or(ReadError::Lost)?;
             if status.is_ok() {
-                return answer.message().and_then(revealed).ok_or(ReadError::Lost);
+                let message = answer.message().ok_or(ReadError::Lost)?;
+                return Ok(message.slice(PREFIX.min(message.len())..));
             }
             let proof = if token.is_some() { Proof::Token } else { Proof::NoToken };
             let asked = Asked { method, effect: method.effect, proof };
@@ -124,8 +131,8 @@ fn lost(_: NoAnswer) -> ReadError {
     ReadError::Lost
 }
 
-fn revealed(framed: Bytes) -> Option<Revealed> {
-    let message = framed.slice_ref(framed.get(PREFIX..)?);
-    let header = header::of(&message)?;
-    Some(Revealed { revision: header::revision(&header)?, header })
+fn revealed(message: Bytes) -> Result<Revealed, ReadError> {
+    let header = header::of(&message).ok_or(ReadError::Lost)?;
+    let revision = header::revision(&header).ok_or(ReadError::Lost)?;
+    Ok(Revealed { header, revision })
 }

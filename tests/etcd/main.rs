@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod caller;
+#[cfg(test)]
 mod credentials;
 #[cfg(test)]
 mod etcdctl;
@@ -22,6 +24,8 @@ mod large;
 mod listeners;
 #[cfg(test)]
 mod load;
+#[cfg(test)]
+mod locks;
 #[cfg(test)]
 mod members;
 #[cfg(test)]

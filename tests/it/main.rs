@@ -26,7 +26,13 @@ mod keepalives;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod locks;
+#[cfg(test)]
 mod lone_frames;
+#[cfg(test)]
+mod observers;
+#[cfg(test)]
+mod pinned;
 #[cfg(test)]
 mod replays;
 #[cfg(test)]

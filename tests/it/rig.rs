@@ -120,6 +120,7 @@ impl Keyward {
             sealer: Arc::new(sealer),
             metrics: Arc::clone(&metrics),
             drain: draining,
+            claims: Arc::default(),
         });
         Self { serving: Some(serving), metrics, members: handle, tasks, drain, changes, hints: hinted }
     }

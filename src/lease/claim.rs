@@ -1,0 +1,324 @@
+//! One Lock or Campaign that waits, and the removal of its key when the wait fails.
+//!
+//! Owns: looking where its ticket stands, confirming its success, removing its key. Must not know: how the call is sent,
+//! or what its client is told.
+//! Invariants (rules 28): a key is removed only where it was seen in line, behind others, while its call waited: so its
+//! lease held nothing by it before; nothing is removed once the client may have been told of a success.
+//!
+//! etcd removes the key itself where auth is off. With auth on it tries to without a user, fails, and says nothing
+//! (etcd-io/etcd#13330): whoever died in line would hold the lock.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::identity::MemberId;
+use crate::lease::claims::{Claims, Debt, Left};
+use crate::lease::ticket::{Place, Ticket};
+use crate::rpc::method::Method;
+use crate::rpc::outcome::is_trouble;
+use crate::tasks::Tasks;
+use crate::upstream::choose::Wanted;
+use crate::upstream::membership::Member;
+use crate::upstream::read::{ReadError, ask};
+use crate::upstream::send::{As, Door};
+
+const TXN: &str = "/etcdserverpb.KV/Txn";
+/// A call without an answer for so long waits in line, and it is looked where: longer than an answer takes that does not
+/// wait, shorter than anybody's patience.
+const FIRST_LOOK: Duration = Duration::from_millis(100);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// For so long a key that has become the first is still removed: later, its owner may have asked again elsewhere and been
+/// told that it holds the lock.
+const SURE: Duration = Duration::from_secs(1);
+/// What a member took may be applied so much later: etcd's own limit.
+const LATE: Duration = Duration::from_secs(7);
+/// How long a removal is tried without any member that takes it. After that the key stays until its lease ends.
+const TRIED: Duration = Duration::from_secs(60);
+
+/// What a claim stands on.
+#[derive(Clone)]
+pub struct Ground {
+    /// All claims of the process.
+    pub claims: Arc<Claims>,
+    /// The way upstream.
+    pub door: Rc<Door>,
+    /// As whom the call waits, and its key is removed.
+    pub whom: As,
+    /// Where removals run.
+    pub tasks: Tasks,
+    /// Counts keys that were removed.
+    pub removed: Counter,
+}
+
+/// A call that waits with a ticket. Dropped without [`Claim::keep`], it has the key removed.
+pub struct Claim {
+    ground: Ground,
+    ticket: Rc<Ticket>,
+    state: Cell<State>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct State {
+    /// The call was sent.
+    sent: bool,
+    /// It was sent, and what became of that is not known: its member may still create the key, or remove it.
+    lost: bool,
+    /// The create revision at which its key was first seen behind others.
+    since: Option<i64>,
+    /// Nothing that was sent can still create it.
+    settled: bool,
+    /// It was seen in line since it was sent last.
+    in_line: bool,
+    fate: Fate,
+    /// It is registered no more.
+    left: bool,
+}
+
+/// What is to become of the key.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Fate {
+    #[default]
+    Removed,
+    Kept,
+    /// There is none.
+    Nothing,
+}
+
+impl Claim {
+    /// Registers a call that will wait with `ticket`. Returns once no removal of it is under way. Cancel-safe.
+    pub async fn new(ground: Ground, ticket: Ticket) -> Self {
+        ground.claims.arrive(ticket.key()).await;
+        Self { ground, ticket: Rc::new(ticket), state: Cell::default() }
+    }
+
+    /// Waits for `answer` to the call, which is about to be sent, and looks meanwhile where its ticket stands.
+    pub async fn beside<T>(&self, answer: impl Future<Output = T>) -> T {
+        // What was lost before may come later than what is sent now.
+        self.change(|state| State { sent: true, in_line: false, settled: false, ..state });
+        tokio::select! {
+            biased; // an answer makes every look needless
+            answer = answer => answer,
+            never = self.look_out() => match never {},
+        }
+    }
+
+    /// Whether the call was seen in line since it was sent last: the cluster worked then.
+    #[must_use]
+    pub fn was_in_line(&self) -> bool {
+        self.state.get().in_line
+    }
+
+    /// What became of the call where it was sent last will not be known.
+    pub fn lost(&self) {
+        self.change(|state| State { lost: true, ..state });
+    }
+
+    /// Whether what became of an earlier sending is not known.
+    #[must_use]
+    pub fn was_lost(&self) -> bool {
+        self.state.get().lost
+    }
+
+    /// Whether a success may be untrue: the key stood in line, where others can remove it.
+    #[must_use]
+    pub fn is_doubtful(&self) -> bool {
+        let State { since, lost, .. } = self.state.get();
+        since.is_some() || lost
+    }
+
+    /// Whether a success of `method` with this message is true; none where no member can tell within etcd's own time.
+    pub async fn holds(&self, method: &Method, message: &Bytes) -> Option<bool> {
+        let until = Instant::now() + LATE;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.look().await {
+                Ok(place) => return Some(Ticket::holds(method, message, place)),
+                Err(_) if Instant::now() + pause < until => self.ground.door.pause_or_change(pause).await,
+                Err(_) => return None,
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// The client is told of its success: from here on nothing is removed.
+    pub fn keep(self) {
+        self.change(|state| State { fate: Fate::Kept, ..state });
+    }
+
+    /// The call failed and its client is still there: has the key removed, and returns when that was tried once, so that
+    /// the client's next call finds the line without it. `refused` says that the cluster itself refused the call.
+    pub async fn give_up(self, refused: bool) {
+        if refused && !self.is_doubtful() {
+            // It never stood in line.
+            self.change(|state| State { fate: Fate::Nothing, ..state });
+        }
+        if let Some(tried) = self.leave() {
+            // An error is its end by other means.
+            drop(timeout(SURE, tried).await);
+        }
+    }
+
+    fn change(&self, to: impl FnOnce(State) -> State) {
+        self.state.set(to(self.state.get()));
+    }
+
+    async fn look_out(&self) -> Infallible {
+        let mut pause = FIRST_LOOK;
+        loop {
+            sleep(pause).await;
+            match self.look().await {
+                Ok(Place::Behind(created)) => self.change(|state| State {
+                    since: state.since.or(Some(created)),
+                    settled: !state.lost,
+                    in_line: true,
+                    ..state
+                }),
+                // It holds the lock: the answer is on its way.
+                Ok(Place::First(_)) => self.change(|state| State { settled: !state.lost, ..state }),
+                Ok(Place::Absent) | Err(_) => {
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    continue;
+                }
+            }
+            return std::future::pending().await;
+        }
+    }
+
+    async fn look(&self) -> Result<Place, ReadError> {
+        let Ground { door, whom, .. } = &self.ground;
+        let member = door.choose(Wanted::Any, &[]).ok_or(ReadError::Lost)?;
+        look(door, whom, &self.ticket, &member).await
+    }
+
+    /// Leaves the register, once; a removal that is due begins. Told when it was tried once.
+    fn leave(&self) -> Option<oneshot::Receiver<()>> {
+        let State { since, settled, fate, sent, left, .. } = self.state.get();
+        if left {
+            return None;
+        }
+        self.change(|state| State { left: true, ..state });
+        let left = match fate {
+            Fate::Kept => Left::Kept,
+            Fate::Removed if sent => Left::Owing(Debt { whom: self.ground.whom.clone(), since, settled }),
+            Fate::Removed | Fate::Nothing => Left::Nothing,
+        };
+        // At the very end of the process there is nobody left to do it.
+        let due = self.ground.claims.leave(self.ticket.key(), left);
+        (due && tokio::runtime::Handle::try_current().is_ok()).then(|| {
+            let (ground, ticket) = (self.ground.clone(), Rc::clone(&self.ticket));
+            let (tried, told) = oneshot::channel();
+            self.ground.tasks.spawn("lock clean-up", remove(ground, ticket, tried)).detach();
+            told
+        })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        drop(self.leave());
+    }
+}
+
+/// How one try at a removal ended.
+enum Step {
+    /// Nothing is left to do.
+    Done,
+    /// The key does not exist, but may still come.
+    NotYet,
+    /// No member did it.
+    Lost,
+}
+
+/// Removes the ticket of calls that failed, unless another call takes it over meanwhile.
+async fn remove(ground: Ground, ticket: Rc<Ticket>, tried: oneshot::Sender<()>) {
+    let began = Instant::now();
+    let mut tried = Some(tried);
+    let mut pause = FIRST_PAUSE;
+    let mut avoid = Vec::new();
+    while let Some(mut removal) = ground.claims.removal(ticket.key()) {
+        let Some(debt) = &mut removal.debt else { return };
+        if began.elapsed() >= SURE {
+            debt.since = None;
+        }
+        let patience = match step(&ground, &ticket, debt, &mut avoid).await {
+            Step::Done => Duration::ZERO,
+            Step::NotYet => LATE,
+            Step::Lost => TRIED,
+        };
+        if began.elapsed() + pause > patience {
+            removal.debt = None;
+            return;
+        }
+        drop(removal);
+        // Whoever waits for the first try may have gone.
+        tried.take().map(|tried| tried.send(()));
+        ground.door.pause_or_change(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn step(ground: &Ground, ticket: &Ticket, debt: &mut Debt, avoid: &mut Vec<MemberId>) -> Step {
+    let Some(member) = ground.door.choose(Wanted::Any, avoid) else { return Step::Lost };
+    match remove_once(ground, ticket, debt, &member).await {
+        Ok(()) if debt.settled => Step::Done,
+        Ok(()) => {
+            // What comes late is in line again, or somebody else's.
+            debt.since = None;
+            Step::NotYet
+        }
+        Err(ReadError::Refused(status)) if !is_trouble(&status) => {
+            tracing::debug!(?status, "the key of a failed lock call may not be removed");
+            Step::Done
+        }
+        Err(ReadError::Login(failure)) if failure.is_refusal() => Step::Done,
+        Err(_) => {
+            avoid.push(member.id);
+            if !ground.door.another(Wanted::Any, avoid) {
+                avoid.clear();
+            }
+            Step::Lost
+        }
+    }
+}
+
+/// The key is gone, or not the failed call's to remove.
+async fn remove_once(
+    ground: &Ground,
+    ticket: &Ticket,
+    debt: &mut Debt,
+    member: &Arc<Member>,
+) -> Result<(), ReadError> {
+    let Ground { door, .. } = ground;
+    let since = match debt.since {
+        Some(since) => since,
+        None => match look(door, &debt.whom, ticket, member).await? {
+            Place::Behind(created) => created,
+            Place::Absent => return Ok(()),
+            // It may have held the lock before this call, as etcd would have told it at once. etcd leaves it, too.
+            Place::First(_) => {
+                debt.settled = true;
+                return Ok(());
+            }
+        },
+    };
+    let answer = ask(door, &debt.whom, member, TXN, &ticket.remove(since)).await?;
+    if Ticket::removed(&answer).ok_or(ReadError::Lost)? {
+        ground.removed.inc();
+    }
+    Ok(())
+}
+
+async fn look(door: &Rc<Door>, whom: &As, ticket: &Ticket, member: &Arc<Member>) -> Result<Place, ReadError> {
+    let answer = ask(door, whom, member, TXN, &ticket.look()).await?;
+    Ticket::place(&answer).ok_or(ReadError::Lost)
+}

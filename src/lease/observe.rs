@@ -1,0 +1,353 @@
+//! One client's Observe stream, over as many upstream streams as it takes.
+//!
+//! Owns: opening the next stream, finding out what the end of one means. Which leaders are news is [`Leaders`]' to say.
+//! Must not know: TLS, sessions, how a member is connected.
+//! Invariants: a silent end is believed only of whom etcd also refuses to read the election, or the second time in a row
+//! after a good read; `hasleader` always goes upstream, so that a member without a leader ends the stream instead of
+//! going silent; while the client does not take what is said, nothing more is read.
+//!
+//! etcd ends an Observe with OK and without a word when its token is not known, when the right is missing, and when its
+//! own watch breaks (server/etcdserver/api/v3election/election.go).
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use prost::Message as _;
+use tokio::time::{Instant, sleep_until};
+
+use crate::downstream::said::Speaker;
+use crate::identity::MemberId;
+use crate::lease::leaders::{Leaders, Told};
+use crate::lease::ticket::Line;
+use crate::pb::v3electionpb::LeaderRequest;
+use crate::refusal::{Refusal, Status};
+use crate::rpc::frame::encode;
+use crate::rpc::method::{Method, lookup};
+use crate::rpc::outcome::{self, Proof, Verdict, is_trouble};
+use crate::upstream::bidi::{Bidi, Next};
+use crate::upstream::choose::Wanted;
+use crate::upstream::credential::Token;
+use crate::upstream::membership::{Auth, Hint, Member};
+use crate::upstream::read::{ReadError, ask};
+use crate::upstream::send::{As, Door, upstream_headers};
+
+/// The method's path.
+pub const PATH: &str = "/v3electionpb.Election/Observe";
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const HAS_LEADER: HeaderName = HeaderName::from_static("hasleader");
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A client that asked for a leader waits this long without one: three election time-outs, as etcd.
+const LEADERLESS: Duration = Duration::from_secs(3);
+/// Silent ends in a row, each after a good read, that are believed.
+const SILENT: u32 = 2;
+
+/// What an Observe stream needs of its surroundings.
+pub struct Observe {
+    /// The way upstream.
+    pub door: Rc<Door>,
+    /// As whom.
+    pub whom: As,
+    /// The client's header.
+    pub headers: HeaderMap,
+    /// The LeaderRequest, without its frame.
+    pub request: Bytes,
+    /// Tells when the process drains.
+    pub drain: tokio::sync::watch::Receiver<Option<Instant>>,
+    /// Counts streams that were opened to go on.
+    pub resumed: prometheus_client::metrics::counter::Counter,
+}
+
+/// An open upstream stream.
+struct Upstream {
+    stream: Bidi,
+    member: Arc<Member>,
+    token: Option<Token>,
+    /// Since when it has been open without a message; none once it brought one.
+    mute_since: Option<Instant>,
+}
+
+/// The way upstream now.
+enum Link {
+    /// None until its time has come.
+    Closed,
+    /// A member and a token are being found.
+    Opening(LocalBoxFuture<'static, Result<Box<Upstream>, NotOpened>>),
+    Open(Box<Upstream>),
+    /// The stream ended; the election is being read, which proves the token and the right.
+    Proving(LocalBoxFuture<'static, After>),
+}
+
+/// What the way upstream did.
+enum Event {
+    /// Its time has come.
+    Due,
+    Opened(Result<Box<Upstream>, NotOpened>),
+    Came(Next),
+    Proved(After),
+}
+
+/// What is to be done after an upstream stream ended.
+enum After {
+    /// Token and right are good. The status is what is told if that goes on.
+    Again(Status),
+    /// Open another, elsewhere if there is a choice, and slower each time.
+    Elsewhere(Option<MemberId>),
+    /// Tell the client.
+    Tell(Status),
+}
+
+/// No stream, and which member that speaks against.
+struct NotOpened(After);
+
+/// Everything that moves while a stream is served.
+struct Running {
+    parts: Rc<Observe>,
+    method: &'static Method,
+    leaders: Leaders,
+    link: Link,
+    /// Members that failed since a stream last brought something.
+    tried: Vec<MemberId>,
+    losses: u32,
+    /// Silent ends in a row.
+    silent: u32,
+    not_before: Instant,
+    /// The client asked for a leader, and since when there may be none.
+    wants_leader: bool,
+    leaderless_since: Option<Instant>,
+    opened: u64,
+}
+
+impl Observe {
+    /// Serves the client's stream to its end.
+    pub async fn run(self, client: Speaker) {
+        let Some(method) = lookup(PATH) else { return };
+        let mut drain = self.drain.clone();
+        let mut running = Running {
+            wants_leader: self.headers.get(HAS_LEADER).is_some_and(|value| value == "true"),
+            parts: Rc::new(self),
+            method,
+            leaders: Leaders::default(),
+            link: Link::Closed,
+            tried: Vec::new(),
+            losses: 0,
+            silent: 0,
+            not_before: Instant::now(),
+            leaderless_since: None,
+            opened: 0,
+        };
+        let mut said: Option<Bytes> = None;
+        loop {
+            running.advance();
+            let leaderless = running.leaderless_deadline();
+            tokio::select! {
+                biased; // the client's end first, then what it is owed, then what comes
+                () = client.gone() => return,
+                _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
+                told = client.say(said.clone().unwrap_or_default()), if said.is_some() => {
+                    if told.is_err() {
+                        return;
+                    }
+                    said = None;
+                }
+                event = running.event(), if said.is_none() => match running.handle(event) {
+                    Ok(message) => said = message.map(|message| encode(&message)),
+                    Err(status) => return client.end(status).await,
+                },
+                () = at(leaderless), if said.is_none() => {
+                    if !running.has_leader() {
+                        return client.end(Refusal::NO_LEADER.status()).await;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Running {
+    /// closed → opening, when its time has come.
+    fn advance(&mut self) {
+        if matches!(self.link, Link::Closed) && Instant::now() >= self.not_before {
+            if self.opened > 0 {
+                self.parts.resumed.inc();
+            }
+            self.opened += 1;
+            let (parts, tried) = (Rc::clone(&self.parts), self.tried.clone());
+            self.link = Link::Opening(async move { parts.open(&tried).await }.boxed_local());
+        }
+    }
+
+    /// What happens next upstream. Cancel-safe.
+    async fn event(&mut self) -> Event {
+        match &mut self.link {
+            Link::Closed => {
+                let wait = self.not_before.saturating_duration_since(Instant::now());
+                self.parts.door.pause_or_change(wait).await;
+                Event::Due
+            }
+            Link::Opening(opening) => Event::Opened(opening.await),
+            Link::Open(upstream) => Event::Came(upstream.stream.next().await),
+            Link::Proving(proving) => Event::Proved(proving.await),
+        }
+    }
+
+    /// A message for the client, or none yet. An error is the end of the client's stream.
+    fn handle(&mut self, event: Event) -> Result<Option<Bytes>, Status> {
+        let after = match event {
+            Event::Due => {
+                self.not_before = Instant::now();
+                return Ok(None);
+            }
+            Event::Opened(Ok(upstream)) => {
+                self.link = Link::Open(upstream);
+                return Ok(None);
+            }
+            Event::Opened(Err(NotOpened(after))) | Event::Proved(after) => after,
+            Event::Came(Next::Message(message)) => return self.came(message),
+            Event::Came(Next::Ended(status)) => match std::mem::replace(&mut self.link, Link::Closed) {
+                Link::Open(at) => return self.ended(*at, status),
+                _ => After::Elsewhere(None),
+            },
+            Event::Came(Next::Broken(reason)) => match &self.link {
+                Link::Open(at) => {
+                    tracing::debug!(member = %at.member.id, %reason, "an observe stream broke");
+                    at.member.suspect();
+                    self.parts.door.members.hints.send(Hint::Unreachable(at.member.id));
+                    After::Elsewhere(Some(at.member.id))
+                }
+                _ => After::Elsewhere(None),
+            },
+        };
+        self.again(after).map(|()| None)
+    }
+
+    fn came(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
+        if let Link::Open(at) = &mut self.link {
+            at.mute_since = None;
+        }
+        self.tried.clear();
+        self.losses = 0;
+        self.silent = 0;
+        self.leaderless_since = None;
+        match self.leaders.told(&message) {
+            Told::News => Ok(Some(message)),
+            Told::Known => Ok(None),
+            // A restored cluster, perhaps: the client begins anew.
+            Told::Older | Told::Unreadable => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.status()),
+        }
+    }
+
+    /// open → proving: a read tells what the end does not. A refusal in words goes the same way, since the read renews
+    /// what was refused.
+    fn ended(&mut self, at: Upstream, status: Status) -> Result<Option<Bytes>, Status> {
+        tracing::debug!(member = %at.member.id, ?status, "a member ended an observe stream");
+        let proof = if at.token.is_some() { Proof::Token } else { Proof::NoToken };
+        let asked = outcome::Asked { method: self.method, effect: self.method.effect, proof };
+        if outcome::auth_state(&asked, &status) == Some(outcome::AuthState::On) {
+            self.parts.door.auth_is(Auth::On);
+        }
+        if outcome::verdict(&asked, &status) == Verdict::Elsewhere || (!status.is_ok() && is_trouble(&status))
+        {
+            return self.again(After::Elsewhere(Some(at.member.id))).map(|()| None);
+        }
+        // A refusal comes at once.
+        if at.mute_since.is_none_or(|since| since.elapsed() > LEADERLESS) {
+            self.silent = 0;
+        }
+        let (parts, told) = (Rc::clone(&self.parts), outcome::translate(&asked, &status, false));
+        let told = told.unwrap_or(status);
+        self.link = Link::Proving(async move { parts.prove(&at.member, told).await }.boxed_local());
+        Ok(None)
+    }
+
+    /// any → closed, or the client's end.
+    fn again(&mut self, after: After) -> Result<(), Status> {
+        self.link = Link::Closed;
+        match after {
+            After::Tell(status) => return Err(status),
+            After::Again(told) => {
+                self.silent += 1;
+                if self.silent >= SILENT {
+                    return Err(told);
+                }
+                // With what the read renewed, and on the same member as well as on another.
+                return Ok(());
+            }
+            After::Elsewhere(member) => self.tried.extend(member),
+        }
+        self.leaderless_since.get_or_insert_with(Instant::now);
+        if !self.parts.door.another(Wanted::Any, &self.tried) {
+            self.tried.clear();
+        }
+        if self.losses > 0 {
+            let pause = FIRST_PAUSE * 2_u32.saturating_pow(self.losses - 1);
+            let half = u64::try_from(pause.min(LONGEST_PAUSE).as_millis() / 2).unwrap_or_default();
+            // Half of it to one and a half: the observers of a lost member do not come back all at once.
+            let drawn = Duration::from_millis(half + self.parts.door.chooser.draw(2 * half));
+            self.not_before = Instant::now() + drawn;
+        }
+        self.losses += 1;
+        Ok(())
+    }
+
+    fn leaderless_deadline(&self) -> Option<Instant> {
+        self.leaderless_since.filter(|_| self.wants_leader).map(|since| since + LEADERLESS)
+    }
+
+    /// A stream that is open is on a member with a leader: the others end it at once.
+    fn has_leader(&mut self) -> bool {
+        let open = matches!(self.link, Link::Open(_));
+        if open {
+            self.leaderless_since = None;
+        }
+        open
+    }
+}
+
+impl Observe {
+    async fn open(&self, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
+        let nobody = NotOpened(After::Elsewhere(None));
+        let member = self.door.choose(Wanted::Any, tried).ok_or(nobody)?;
+        let token = self.door.token(&self.whom, &member).await.map_err(|failure| {
+            NotOpened(if failure.is_refusal() {
+                After::Tell(Refusal::INVALID_AUTH_TOKEN.status())
+            } else {
+                After::Elsewhere(Some(member.id))
+            })
+        })?;
+        let mut headers = upstream_headers(&self.headers, token.as_ref());
+        headers.insert(HAS_LEADER, HeaderValue::from_static("true"));
+        // The client's time is kept downstream; upstream it would begin anew with each stream.
+        headers.remove("grpc-timeout");
+        let path = PathAndQuery::from_static(PATH);
+        let stream = Bidi::ask(&self.door, &member, path, headers, encode(&self.request));
+        Ok(Box::new(Upstream { stream, member, token, mute_since: Some(Instant::now()) }))
+    }
+
+    /// Reads the election as the client, which takes the same right and the same token.
+    async fn prove(&self, member: &Arc<Member>, told: Status) -> After {
+        let name = LeaderRequest::decode(self.request.clone()).unwrap_or_default().name;
+        let first = Line::of(&name).first().encode_to_vec();
+        match ask(&self.door, &self.whom, member, RANGE, &first).await {
+            Ok(_) => After::Again(told),
+            Err(ReadError::Refused(status)) if !is_trouble(&status) => After::Tell(told),
+            Err(ReadError::Login(failure)) if failure.is_refusal() => {
+                After::Tell(Refusal::INVALID_AUTH_TOKEN.status())
+            }
+            Err(_) => After::Elsewhere(Some(member.id)),
+        }
+    }
+}
+
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,271 @@
+//! The key by which a Lock or Campaign waits in etcd: where it stands, and its removal. Pure.
+//!
+//! Owns: the requests that ask for that, and the reading of their answers. Must not know: members, calls, clocks.
+//! Invariants (rules 28): exactly `name/hex(lease)` is ever removed, only as of a revision at which it stood in line and
+//! was not first, so never a key by which its lease held the lock before; without a lease of the client's there is no
+//! ticket, since only etcd knows the key.
+//!
+//! etcd: client/v3/concurrency/mutex.go and election.go. Both queue under `name/`, by create revision.
+
+use bytes::{Bytes, BytesMut};
+use prost::Message as _;
+
+use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use crate::pb::etcdserverpb::range_request::{SortOrder, SortTarget};
+use crate::pb::etcdserverpb::request_op::Request;
+use crate::pb::etcdserverpb::response_op::Response;
+use crate::pb::etcdserverpb::{
+    Compare, DeleteRangeRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
+};
+use crate::pb::v3electionpb::{CampaignRequest, CampaignResponse};
+use crate::pb::v3lockpb::LockRequest;
+use crate::rpc::method::Method;
+use crate::rpc::schema::MessageId;
+
+/// A place in line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    key: Bytes,
+    line: Line,
+}
+
+/// Everybody who waits under one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    begin: Bytes,
+    end: Bytes,
+}
+
+/// Where a ticket stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Nowhere: its key does not exist.
+    Absent,
+    /// Created at this revision, with others before it.
+    Behind(i64),
+    /// Created at this revision, with nobody before it: it holds the lock.
+    First(i64),
+}
+
+impl Line {
+    /// The line under `name`.
+    #[must_use]
+    pub fn of(name: &[u8]) -> Self {
+        let with = |last: u8| -> Bytes { [name, &[last]].concat().into() };
+        // The first key that does not begin with `name/`.
+        Self { begin: with(b'/'), end: with(b'/' + 1) }
+    }
+
+    /// A Range that reads who is first: what Observe reads, and what it needs the right for.
+    #[must_use]
+    pub fn first(&self) -> RangeRequest {
+        RangeRequest {
+            key: self.begin.clone(),
+            range_end: self.end.clone(),
+            limit: 1,
+            sort_order: SortOrder::Ascend.into(),
+            sort_target: SortTarget::Create.into(),
+            keys_only: true,
+            ..RangeRequest::default()
+        }
+    }
+}
+
+impl Ticket {
+    /// The ticket of a Lock or Campaign with this message; none where it names no lease, or for another method.
+    #[must_use]
+    pub fn of(method: &Method, message: &Bytes) -> Option<Self> {
+        let (name, lease) = match method.body {
+            MessageId::LockRequest => {
+                let request = LockRequest::decode(message.clone()).ok()?;
+                (request.name, request.lease)
+            }
+            MessageId::CampaignRequest => {
+                let request = CampaignRequest::decode(message.clone()).ok()?;
+                (request.name, request.lease)
+            }
+            _ => return None,
+        };
+        let line = Line::of(&name);
+        // As Go prints `%x` of an int64.
+        let sign = if lease < 0 { "-" } else { "" };
+        let lease = (lease != 0).then(|| format!("{sign}{:x}", lease.unsigned_abs()))?;
+        let mut key = BytesMut::from(&line.begin[..]);
+        key.extend_from_slice(lease.as_bytes());
+        Some(Self { key: key.freeze(), line })
+    }
+
+    /// The key itself.
+    #[must_use]
+    pub fn key(&self) -> &Bytes {
+        &self.key
+    }
+
+    /// A TxnRequest that only reads where the ticket stands.
+    #[must_use]
+    pub fn look(&self) -> Vec<u8> {
+        let own = RangeRequest { key: self.key.clone(), keys_only: true, ..RangeRequest::default() };
+        let read = |range| RequestOp { request: Some(Request::RequestRange(range)) };
+        TxnRequest { success: vec![read(own), read(self.line.first())], ..TxnRequest::default() }
+            .encode_to_vec()
+    }
+
+    /// What [`Ticket::look`] was answered with; `None` where that cannot be read.
+    #[must_use]
+    pub fn place(answer: &Bytes) -> Option<Place> {
+        let answer = TxnResponse::decode(answer.clone()).ok()?;
+        let mut created = answer.responses.into_iter().map(|op| match op.response? {
+            Response::ResponseRange(range) => Some(range.kvs.first().map(|kv| kv.create_revision)),
+            _ => None,
+        });
+        let (own, first) = (created.next()??, created.next()??);
+        Some(match own {
+            None => Place::Absent,
+            Some(own) if first.is_some_and(|first| first < own) => Place::Behind(own),
+            Some(own) => Place::First(own),
+        })
+    }
+
+    /// A TxnRequest that removes the ticket if its key was created at `since` or later.
+    #[must_use]
+    pub fn remove(&self, since: i64) -> Vec<u8> {
+        let created = Compare {
+            result: CompareResult::Greater.into(),
+            target: CompareTarget::Create.into(),
+            key: self.key.clone(),
+            // A key that does not exist was created at 0.
+            target_union: Some(TargetUnion::CreateRevision(since.max(1) - 1)),
+            ..Compare::default()
+        };
+        let delete = DeleteRangeRequest { key: self.key.clone(), ..DeleteRangeRequest::default() };
+        let delete = RequestOp { request: Some(Request::RequestDeleteRange(delete)) };
+        TxnRequest { compare: vec![created], success: vec![delete], ..TxnRequest::default() }.encode_to_vec()
+    }
+
+    /// Whether [`Ticket::remove`] found what it was to remove; `None` where its answer cannot be read.
+    #[must_use]
+    pub fn removed(answer: &Bytes) -> Option<bool> {
+        TxnResponse::decode(answer.clone()).ok().map(|answer| answer.succeeded)
+    }
+
+    /// Whether a success of `method` with this message is true of a ticket that stands at `place`: Campaign does not look
+    /// whether its key is still there, nor does Lock before 3.5.
+    #[must_use]
+    pub fn holds(method: &Method, message: &Bytes, place: Place) -> bool {
+        let Place::First(created) = place else { return false };
+        match method.body {
+            MessageId::CampaignRequest => CampaignResponse::decode(message.clone())
+                .is_ok_and(|answer| answer.leader.is_some_and(|leader| leader.rev == created)),
+            _ => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pb::etcdserverpb::{RangeResponse, ResponseOp};
+    use crate::pb::mvccpb::KeyValue;
+    use crate::pb::v3electionpb::LeaderKey;
+    use crate::rpc::method::lookup;
+
+    fn lock() -> &'static Method {
+        lookup("/v3lockpb.Lock/Lock").unwrap()
+    }
+
+    fn campaign() -> &'static Method {
+        lookup("/v3electionpb.Election/Campaign").unwrap()
+    }
+
+    fn ticket(lease: i64) -> Option<Ticket> {
+        let asked = LockRequest { name: "n".into(), lease }.encode_to_vec().into();
+        Ticket::of(lock(), &asked)
+    }
+
+    #[test]
+    fn the_key_is_etcds() {
+        assert_eq!(ticket(0x333e_a1fd_d12f_6006).unwrap().key(), &"n/333ea1fdd12f6006");
+        assert_eq!(ticket(-31).unwrap().key(), &"n/-1f");
+        assert_eq!(ticket(i64::MIN).unwrap().key(), &"n/-8000000000000000");
+        assert_eq!(ticket(0), None, "only etcd knows that lease");
+        let asked = CampaignRequest { name: "n".into(), lease: 31, value: "v".into() }.encode_to_vec().into();
+        assert_eq!(
+            Ticket::of(campaign(), &asked).unwrap().key(),
+            &"n/1f",
+            "elections and locks share their keys"
+        );
+        assert_eq!(Ticket::of(lookup("/v3lockpb.Lock/Unlock").unwrap(), &asked), None);
+        assert_eq!(Ticket::of(lock(), &Bytes::from_static(b"\xff")), None);
+    }
+
+    #[test]
+    fn a_look_reads_its_own_key_and_who_is_first_and_no_values() {
+        let txn = TxnRequest::decode(&ticket(31).unwrap().look()[..]).unwrap();
+        assert!(txn.compare.is_empty() && txn.failure.is_empty());
+        let ranges: Vec<_> = txn
+            .success
+            .into_iter()
+            .map(|op| match op.request.unwrap() {
+                Request::RequestRange(range) => range,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let [own, first] = &ranges[..] else { panic!("two") };
+        assert_eq!((&own.key[..], &own.range_end[..]), (&b"n/1f"[..], &b""[..]));
+        assert_eq!((&first.key[..], &first.range_end[..], first.limit), (&b"n/"[..], &b"n0"[..], 1));
+        assert_eq!((first.sort_order(), first.sort_target()), (SortOrder::Ascend, SortTarget::Create));
+        assert!(ranges.iter().all(|range| range.keys_only && !range.serializable));
+    }
+
+    fn looked(own: Option<i64>, first: Option<i64>) -> Option<Place> {
+        let ranged = |created: Option<i64>| {
+            let kvs = created.map(|create_revision| KeyValue { create_revision, ..KeyValue::default() });
+            let range = RangeResponse { kvs: kvs.into_iter().collect(), ..RangeResponse::default() };
+            ResponseOp { response: Some(Response::ResponseRange(range)) }
+        };
+        let answer = TxnResponse { responses: vec![ranged(own), ranged(first)], ..TxnResponse::default() };
+        Ticket::place(&answer.encode_to_vec().into())
+    }
+
+    #[test]
+    fn the_place_is_by_create_revision() {
+        assert_eq!(looked(None, None), Some(Place::Absent));
+        assert_eq!(looked(None, Some(3)), Some(Place::Absent));
+        assert_eq!(looked(Some(5), Some(3)), Some(Place::Behind(5)));
+        assert_eq!(looked(Some(5), Some(5)), Some(Place::First(5)));
+        assert_eq!(Ticket::place(&Bytes::new()), None);
+        assert_eq!(Ticket::place(&Bytes::from_static(b"\xff")), None);
+    }
+
+    #[test]
+    fn only_the_ticket_itself_is_removed_and_only_as_of_its_revision() {
+        let txn = TxnRequest::decode(&ticket(31).unwrap().remove(7)[..]).unwrap();
+        let [compare] = &txn.compare[..] else { panic!("one condition") };
+        assert_eq!((&compare.key[..], &compare.range_end[..]), (&b"n/1f"[..], &b""[..]));
+        assert_eq!((compare.result(), compare.target()), (CompareResult::Greater, CompareTarget::Create));
+        assert_eq!(compare.target_union, Some(TargetUnion::CreateRevision(6)));
+        let [RequestOp { request: Some(Request::RequestDeleteRange(delete)) }] = &txn.success[..] else {
+            panic!("one delete")
+        };
+        assert_eq!((&delete.key[..], &delete.range_end[..]), (&b"n/1f"[..], &b""[..]));
+        assert!(txn.failure.is_empty());
+    }
+
+    #[test]
+    fn a_success_is_true_only_of_who_is_first() {
+        let won = |rev| {
+            let leader = LeaderKey { rev, ..LeaderKey::default() };
+            Bytes::from(CampaignResponse { header: None, leader: Some(leader) }.encode_to_vec())
+        };
+        assert!(Ticket::holds(campaign(), &won(5), Place::First(5)));
+        assert!(
+            !Ticket::holds(campaign(), &won(5), Place::First(6)),
+            "that is another candidacy of the lease"
+        );
+        for place in [Place::Absent, Place::Behind(5)] {
+            assert!(!Ticket::holds(campaign(), &won(5), place));
+            assert!(!Ticket::holds(lock(), &Bytes::new(), place));
+        }
+        assert!(Ticket::holds(lock(), &Bytes::new(), Place::First(5)));
+    }
+}

@@ -1,0 +1,308 @@
+//! An observer of an election outlives members and tokens, and is told of each leader once and in order.
+
+use std::time::Duration;
+
+use h2::Reason;
+use keyward::pb::etcdserverpb::RangeRequest;
+use keyward::pb::mvccpb::KeyValue;
+use keyward::pb::v3electionpb::{LeaderRequest, LeaderResponse};
+use keyward::refusal::Code;
+use keyward::tasks::Tasks;
+use prost::Message as _;
+use tokio::time::Instant;
+
+use crate::client::{Client, Stream};
+use crate::member::{Call, Member};
+use crate::rig::{Keyward, one_member, paused, settled};
+use crate::words::{INVALID_TOKEN, RANGE, header, ranged};
+
+const OBSERVE: &str = "/v3electionpb.Election/Observe";
+const DENIED: &str = "etcdserver: permission denied";
+const NO_LEADER: &str = "etcdserver: no leader";
+
+fn request() -> Vec<u8> {
+    LeaderRequest { name: "n".into() }.encode_to_vec()
+}
+
+/// A proclamation, by the create and mod revision of its leader's key.
+fn leader((create_revision, mod_revision): (i64, i64)) -> Vec<u8> {
+    let kv = KeyValue { key: "n/1f".into(), create_revision, mod_revision, ..KeyValue::default() };
+    LeaderResponse { header: Some(header(mod_revision)), kv: Some(kv) }.encode_to_vec()
+}
+
+fn three() -> (Vec<Member>, Keyward) {
+    let tasks = Tasks::default();
+    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
+    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
+    (members, keyward)
+}
+
+async fn next_of(members: &[Member]) -> (usize, Call) {
+    let all = members.iter().map(|member| Box::pin(member.called(OBSERVE)));
+    let (mut call, at, _) = futures_util::future::select_all(all).await;
+    assert_eq!(call.message().await[..], request()[..], "the same request, and its end");
+    (at, call)
+}
+
+async fn observing(client: &Client) -> Stream {
+    client.begin(OBSERVE, request()).await.expect("sent")
+}
+
+async fn told(call: &mut Call, stream: &mut Stream, leaders: &[(i64, i64)]) {
+    for one in leaders {
+        call.say(&leader(*one)).await.expect("taken");
+        assert_eq!(stream.next().await.expect("a leader")[..], leader(*one)[..], "as it came");
+    }
+}
+
+/// The read by which Keyward finds out whether the election may be read.
+async fn proof(member: &Member) -> Call {
+    let mut call = member.called(RANGE).await;
+    let range = RangeRequest::decode(call.message().await).expect("a Range");
+    assert_eq!((&range.key[..], &range.range_end[..], range.limit), (&b"n/"[..], &b"n0"[..], 1));
+    assert!(range.keys_only && !range.serializable);
+    call
+}
+
+fn silent(call: Call) {
+    call.refuse_in_trailers(Code::Ok, "");
+}
+
+#[test]
+fn a_lost_member_is_replaced_and_no_leader_is_told_twice() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = observing(&client).await;
+        let (first, mut call) = next_of(&members).await;
+        told(&mut call, &mut stream, &[(3, 3), (3, 5)]).await;
+        members[first].refuse_connections(true);
+        members[first].cut();
+        let (second, mut call) = next_of(&members).await;
+        assert_ne!(first, second);
+        // What the next member tells first is known already.
+        call.say(&leader((3, 5))).await.expect("taken");
+        // Who leads now proclaimed while it was in line.
+        told(&mut call, &mut stream, &[(3, 8), (4, 6)]).await;
+        call.end(Code::Unavailable, NO_LEADER);
+        let (_, mut call) = next_of(&members).await;
+        told(&mut call, &mut stream, &[(4, 9)]).await;
+        assert_eq!(keyward.metrics.observe_resumes.get(), 2);
+    });
+}
+
+#[test]
+fn a_history_that_goes_back_ends_the_stream() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = observing(&client).await;
+        let (_, mut call) = next_of(&members).await;
+        told(&mut call, &mut stream, &[(30, 35)]).await;
+        call.reset(Reason::INTERNAL_ERROR);
+        let (_, mut call) = next_of(&members).await;
+        call.say(&leader((3, 5))).await.expect("taken");
+        assert_eq!(stream.next().await.expect_err("ended").told().0, Code::Unavailable);
+        call.canceled().await;
+    });
+}
+
+async fn with_auth() -> (Member, Keyward, Client) {
+    let member = Member::new(1, &Tasks::default());
+    let keyward = Keyward::with_auth(&[&member]);
+    let client = keyward.logged_in("alice").await;
+    (member, keyward, client)
+}
+
+#[test]
+fn a_silent_end_is_healed_at_the_start_and_later() {
+    paused(async {
+        let (member, _keyward, client) = with_auth().await;
+        let mut stream = observing(&client).await;
+        for (token, next) in [("alice.1", "alice.2"), ("alice.2", "alice.3")] {
+            let mut call = member.called(OBSERVE).await;
+            assert_eq!(call.token(), Some(token));
+            if token == "alice.2" {
+                told(&mut call, &mut stream, &[(3, 3)]).await;
+                call.end(Code::Ok, "");
+            } else {
+                silent(call);
+            }
+            proof(&member).await.refuse(Code::Unauthenticated, INVALID_TOKEN);
+            let read = proof(&member).await;
+            assert_eq!(read.token(), Some(next));
+            read.reply(&ranged(3)).await;
+        }
+        let mut call = member.called(OBSERVE).await;
+        assert_eq!(call.token(), Some("alice.3"));
+        call.say(&leader((3, 3))).await.expect("taken");
+        told(&mut call, &mut stream, &[(3, 4)]).await;
+        assert_eq!(member.logins(), 3);
+    });
+}
+
+/// etcd tells an observer without the right nothing but the end; so do we, once it is sure.
+#[test]
+fn who_may_not_read_the_election_is_told_as_etcd_tells_it() {
+    paused(async {
+        let (member, _keyward, client) = with_auth().await;
+        let script = async {
+            silent(member.called(OBSERVE).await);
+            proof(&member).await.refuse(Code::PermissionDenied, DENIED);
+        };
+        let (outcome, ()) = tokio::join!(client.call(OBSERVE, request()), script);
+        assert!(outcome.messages.is_empty());
+        assert_eq!(outcome.end.told(), (Code::Ok, ""));
+        assert_eq!(member.logins(), 1, "the token was good");
+        settled().await;
+        assert!(member.was_called_again().is_none());
+    });
+}
+
+/// Whatever etcd means by it.
+#[test]
+fn a_second_silent_end_at_once_is_the_truth_and_a_late_one_is_not() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let client = keyward.client().await;
+        let script = async {
+            // The late one begins a new count.
+            for late in [false, true, false] {
+                let call = member.called(OBSERVE).await;
+                if late {
+                    tokio::time::sleep(Duration::from_secs(60)).await;
+                }
+                silent(call);
+                proof(&member).await.reply(&ranged(3)).await;
+            }
+        };
+        let (outcome, ()) = tokio::join!(client.call(OBSERVE, request()), script);
+        assert_eq!(outcome.end.told(), (Code::Ok, ""));
+        assert!(outcome.messages.is_empty() && member.was_called_again().is_none());
+    });
+}
+
+/// A read that fails tells nothing of the right.
+#[test]
+fn trouble_is_no_refusal() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = observing(&client).await;
+        for _ in 0..5 {
+            let (at, call) = next_of(&members).await;
+            silent(call);
+            proof(&members[at]).await.refuse(Code::Unavailable, "etcdserver: request timed out");
+        }
+        let (_, mut call) = next_of(&members).await;
+        told(&mut call, &mut stream, &[(3, 3)]).await;
+    });
+}
+
+#[test]
+fn a_client_that_asked_for_a_leader_is_told_when_there_is_none() {
+    paused(async {
+        for (asks, ends) in [(true, true), (false, false)] {
+            let (members, keyward) = three();
+            let mut client = keyward.client().await;
+            if asks {
+                client = client.header("hasleader", "true");
+            }
+            let mut stream = observing(&client).await;
+            let (_, mut call) = next_of(&members).await;
+            assert_eq!(call.headers["hasleader"], "true", "whoever asks");
+            told(&mut call, &mut stream, &[(3, 3)]).await;
+            call.end(Code::Unavailable, NO_LEADER);
+            let began = Instant::now();
+            let refuse = async {
+                loop {
+                    next_of(&members).await.1.refuse(Code::Unavailable, NO_LEADER);
+                }
+            };
+            let end = tokio::select! {
+                end = stream.next() => Some(end.expect_err("ended")),
+                () = refuse => None,
+                () = tokio::time::sleep(Duration::from_secs(60)) => None,
+            };
+            assert_eq!(end.is_some(), ends);
+            if let Some(end) = end {
+                assert_eq!(end.told(), (Code::Unavailable, NO_LEADER));
+                assert!(began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
+            } else {
+                // It goes on as soon as there is one.
+                let (_, mut call) = next_of(&members).await;
+                told(&mut call, &mut stream, &[(3, 7)]).await;
+            }
+        }
+    });
+}
+
+/// An election that nobody leads says nothing: that is no lack of a leader of the cluster.
+#[test]
+fn an_open_stream_that_says_nothing_has_a_leader() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await.header("hasleader", "true");
+        let mut stream = observing(&client).await;
+        next_of(&members).await.1.refuse(Code::Unavailable, NO_LEADER);
+        let (_, mut call) = next_of(&members).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        told(&mut call, &mut stream, &[(3, 3)]).await;
+    });
+}
+
+#[test]
+fn the_client_leaving_its_deadline_and_a_drain_end_it() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let stream = observing(&client).await;
+        let (_, mut call) = next_of(&members).await;
+        stream.cancel();
+        assert_eq!(call.canceled().await, Reason::CANCEL);
+
+        let hurried = keyward.client().await.header("grpc-timeout", "90S");
+        let began = Instant::now();
+        let mut stream = observing(&hurried).await;
+        let (_, call) = next_of(&members).await;
+        assert!(!call.headers.contains_key("grpc-timeout"));
+        assert_eq!(stream.next().await.expect_err("ended").told().0, Code::DeadlineExceeded);
+        assert_eq!(began.elapsed(), Duration::from_secs(90));
+
+        let mut stream = observing(&client).await;
+        let (_, mut call) = next_of(&members).await;
+        told(&mut call, &mut stream, &[(3, 3)]).await;
+        keyward.drain(Duration::from_secs(30));
+        let end = stream.next().await.expect_err("ended");
+        assert_eq!(end.told(), (Code::Unavailable, "etcdserver: server stopped"));
+    });
+}
+
+/// What a client does not read waits at its member, not here.
+#[test]
+fn a_client_that_does_not_read_holds_back_its_own_stream() {
+    paused(async {
+        let (members, keyward) = three();
+        let slow = keyward.connect();
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(1024);
+        let client = Client::with(slow, &keyward.tasks, &builder).await;
+        let mut stream = observing(&client).await;
+        let (_, mut call) = next_of(&members).await;
+        let kv = KeyValue { create_revision: 3, value: vec![7; 32 << 10].into(), ..KeyValue::default() };
+        let big = |revision| {
+            let kv = KeyValue { mod_revision: revision, ..kv.clone() };
+            LeaderResponse { header: Some(header(revision)), kv: Some(kv) }.encode_to_vec()
+        };
+        let mut taken = 0;
+        while taken < 100
+            && tokio::time::timeout(Duration::from_millis(10), call.say(&big(taken + 3))).await.is_ok()
+        {
+            taken += 1;
+        }
+        assert!((2..=40).contains(&taken), "{taken} messages were taken");
+        for revision in 0..taken {
+            assert_eq!(stream.next().await.expect("a leader")[..], big(revision + 3)[..]);
+        }
+    });
+}
