@@ -1,0 +1,70 @@
+//! Cancels: acknowledged once, and nothing of the watch after it.
+
+use super::*;
+
+#[test]
+fn a_cancel_is_acknowledged_at_once_even_during_an_outage() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.up(1, events(1, 6, &[6]));
+    bench.out.clear();
+    bench.lose(1, Loss::Upstream);
+    bench.out.clear();
+    bench.cancel(0);
+    let ack = bench.next_emitted();
+    assert_eq!((ack.watch_id, ack.canceled, ack.created), (0, true, false));
+    assert_eq!((ack.cancel_reason.as_str(), header_revision(&ack)), ("", 6));
+    assert!(matches!(bench.only(), Output::Close { stream: StreamId(2) }), "nothing is resumed");
+}
+
+#[test]
+fn what_upstream_says_after_a_cancel_is_not_told() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(watch("b", 5));
+    bench.create_and_let_in(2);
+    bench.out.clear();
+    bench.cancel(0);
+    assert_eq!(bench.next_cancel(1), 1);
+    assert!(bench.emitted().canceled);
+    bench.up(1, events(1, 6, &[6]));
+    bench.up(1, pb::WatchResponse { canceled: true, ..answer(1, 6) });
+    bench.nothing();
+}
+
+#[test]
+fn a_cancel_of_an_unknown_id_gets_no_answer() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.cancel(33);
+    bench.nothing();
+}
+
+#[test]
+fn a_cancel_behind_its_create_waits_for_it() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(with_id(9));
+    assert_eq!(bench.next_create(1).0, 2);
+    bench.cancel(9);
+    bench.nothing();
+    bench.up(1, created(2, 4));
+    assert!(bench.next_emitted().created);
+    assert_eq!(bench.next_cancel(1), 2);
+    assert!(bench.emitted().canceled);
+}
+
+/// etcd takes requests in order: the second create of the id is refused before the cancel ends the first.
+#[test]
+fn a_cancel_waits_behind_a_create_that_claims_its_id() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(with_id(9));
+    bench.create_and_let_in(2);
+    bench.out.clear();
+    bench.create(with_id(9));
+    assert_eq!(bench.next_create(1).0, 3);
+    bench.cancel(9);
+    bench.nothing();
+    bench.up(1, created(3, 4));
+    assert_eq!(bench.next_cancel(1), 3);
+    assert_eq!(bench.next_emitted().cancel_reason, DUPLICATE);
+    assert_eq!(bench.next_cancel(1), 2);
+    let ack = bench.emitted();
+    assert_eq!((ack.watch_id, ack.created, ack.canceled), (9, false, true));
+}

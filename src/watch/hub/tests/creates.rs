@@ -1,0 +1,320 @@
+//! Creates: one Created for each, in request order; where "from now" is; ids; refusals.
+
+use super::*;
+
+#[test]
+fn from_now_is_anchored_by_a_read_before_it_is_created() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 0));
+    bench.nothing();
+    bench.opened(1, NEW);
+    let anchor = bench.only();
+    assert!(
+        matches!(&anchor, Output::Anchor { stream: StreamId(1), key, read: Read::Local, .. } if key == "a"),
+        "{anchor:?}"
+    );
+    bench.anchored(1, 1, 10);
+    // One back: a watch from the future gets no progress on this member.
+    assert_eq!(bench.next_create(1), (1, 10));
+    bench.up(1, created(1, 15));
+    let told = bench.emitted();
+    assert_eq!((told.watch_id, header_revision(&told), told.created), (0, 10, true));
+    bench.up(1, events(1, 11, &[10, 11]));
+    assert_eq!(revisions(&bench.emitted()), [11]);
+}
+
+#[test]
+fn from_now_needs_no_anchor_where_created_is_exact() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 0));
+    bench.input(Input::Opened { stream: StreamId(1), traits: MIDDLE });
+    assert_eq!(bench.next_create(1), (1, 0));
+    bench.up(1, created(1, 15));
+    assert_eq!(header_revision(&bench.emitted()), 15);
+    bench.resumed(1, 2, MIDDLE);
+    assert_eq!(bench.next_create(2), (2, 16));
+}
+
+#[test]
+fn from_now_is_never_before_what_the_client_was_shown() {
+    let mut bench = Bench::watching(NEW);
+    bench.up(1, events(1, 20, &[20]));
+    bench.out.clear();
+    bench.create(watch("b", 0));
+    assert!(matches!(bench.only(), Output::Anchor { .. }));
+    bench.anchored(2, 1, 12);
+    assert_eq!(bench.next_create(1), (2, 20));
+    bench.up(1, created(2, 12));
+    assert_eq!(header_revision(&bench.emitted()), 20);
+}
+
+#[test]
+fn odd_starts_reach_etcd_as_they_are() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", -3));
+    bench.input(Input::Opened { stream: StreamId(1), traits: NEW });
+    assert_eq!(bench.next_create(1), (1, -3));
+    bench.up(1, refused(-1, "etcdserver: mvcc: required revision has been compacted"));
+    let Output::Emit(message) = bench.out.remove(0) else { panic!() };
+    let told = pb::WatchResponse::decode(message).unwrap();
+    assert_eq!((told.watch_id, told.created, told.canceled), (-1, true, true));
+}
+
+#[test]
+fn a_refused_anchor_lets_etcd_refuse_the_create_itself() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 0));
+    bench.opened(1, NEW);
+    bench.out.clear();
+    let failed = |stream, why| Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(stream), why };
+    bench.input(failed(1, Loss::Credential));
+    assert_eq!(bench.next_create(1), (1, 0));
+    bench.up(1, refused(-1, BAD_TOKEN));
+    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
+    bench.nothing();
+    bench.opened(2, NEW);
+    assert!(matches!(bench.only(), Output::Anchor { stream: StreamId(2), .. }));
+    bench.input(failed(2, Loss::Denied("no".into())));
+    assert_eq!(bench.next_create(2), (2, 0));
+    // Let in after all: it is from what Created says, and nothing before that is told.
+    bench.up(2, created(2, 9));
+    assert_eq!(header_revision(&bench.next_emitted()), 9);
+    bench.out.clear();
+    bench.up(2, events(2, 10, &[9, 10]));
+    assert_eq!(revisions(&bench.emitted()), [10]);
+}
+
+#[test]
+fn a_failed_anchor_is_read_elsewhere() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 0));
+    bench.opened(1, NEW);
+    bench.out.clear();
+    bench.input(Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(1), why: Loss::Upstream });
+    assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
+    assert_eq!(bench.next_open(), (2, Credential::Current, 1));
+    // A late answer of the old one is nobody's.
+    bench.anchored(1, 1, 10);
+    bench.nothing();
+}
+
+#[test]
+fn created_comes_once_per_create_in_request_order() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 5));
+    bench.create(watch("b", 5));
+    bench.opened(1, MIDDLE);
+    bench.up(1, refused(-1, BAD_TOKEN));
+    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
+    // The second one is let in first, and even speaks: neither may be told yet.
+    bench.up(1, created(2, 4));
+    bench.nothing();
+    bench.up(1, events(2, 6, &[6]));
+    assert_eq!(bench.next_cancel(1), 2);
+    bench.nothing();
+    bench.input(Input::Opened { stream: StreamId(2), traits: MIDDLE });
+    assert_eq!(bench.next_create(2), (3, 5));
+    bench.up(2, created(3, 4));
+    assert_eq!(bench.next_emitted().watch_id, 0);
+    assert_eq!(bench.next_emitted().watch_id, 1);
+    assert_eq!(bench.next_create(2), (4, 5));
+    assert!(matches!(bench.only(), Output::Close { stream: StreamId(1) }));
+    bench.up(2, created(4, 4));
+    bench.nothing();
+    bench.up(2, events(4, 6, &[6]));
+    assert_eq!((bench.out.len(), bench.next_emitted().watch_id), (1, 1));
+}
+
+#[test]
+fn a_create_waits_until_the_earlier_ones_are_on_their_way() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 0));
+    bench.create(watch("b", 5));
+    bench.opened(1, NEW);
+    assert!(matches!(bench.only(), Output::Anchor { .. }));
+    bench.anchored(1, 1, 10);
+    assert_eq!(bench.next_create(1), (1, 10));
+    assert_eq!(bench.next_create(1), (2, 5));
+}
+
+#[test]
+fn ids_are_assigned_upward_past_those_in_use_and_never_again() {
+    let mut bench = Bench::watching(MIDDLE);
+    for (upstream, (asked, given)) in [(1, 1), (0, 2), (-7, -7)].into_iter().enumerate() {
+        bench.create(with_id(asked));
+        bench.out.clear();
+        bench.up(1, created(i64::try_from(upstream).unwrap() + 2, 4));
+        assert_eq!(bench.emitted().watch_id, given);
+    }
+    bench.cancel(2);
+    bench.out.clear();
+    bench.create(watch("a", 5));
+    bench.out.clear();
+    bench.up(1, created(5, 4));
+    assert_eq!(bench.emitted().watch_id, 3);
+}
+
+#[test]
+fn a_duplicate_id_is_refused_as_etcd_does() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(with_id(9));
+    bench.create_and_let_in(2);
+    assert_eq!(bench.emitted().watch_id, 9);
+    bench.create(with_id(9));
+    bench.create_and_let_in(3);
+    assert_eq!(bench.next_cancel(1), 3);
+    let told = bench.emitted();
+    assert_eq!((told.watch_id, told.created, told.canceled), (-1, true, true));
+    assert_eq!(told.cancel_reason, DUPLICATE);
+    // The first goes on; once it is cancelled the id is free.
+    bench.up(1, events(2, 8, &[8]));
+    assert_eq!(bench.emitted().watch_id, 9);
+    bench.cancel(9);
+    bench.out.clear();
+    bench.create(with_id(9));
+    bench.create_and_let_in(4);
+    assert_eq!((bench.emitted().watch_id), 9);
+}
+
+#[test]
+fn a_refusal_that_a_fresh_credential_may_cure_is_tried_once_more_alone() {
+    for (traits, reason) in [
+        (NEW, BAD_TOKEN),
+        (NEW, "rpc error: code = InvalidArgument desc = etcdserver: revision of auth store is old"),
+        (NEW, "rpc error: code = InvalidArgument desc = etcdserver: user name is empty"),
+        (OLD, "rpc error: code = Unknown desc = auth: revision in header is old"),
+        (OLD, DENIED),
+    ] {
+        let mut bench = Bench::watching(traits);
+        bench.create(watch("b", 5));
+        bench.out.clear();
+        bench.up(1, refused(if traits == OLD { 2 } else { -1 }, reason));
+        assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
+        bench.nothing();
+        bench.input(Input::Opened { stream: StreamId(2), traits });
+        assert_eq!(bench.next_create(2), (3, 5));
+        bench.up(2, created(3, 4));
+        assert_eq!(bench.emitted().watch_id, 1);
+        // The others stay where they are.
+        bench.up(1, events(1, 6, &[6]));
+        assert_eq!(bench.emitted().watch_id, 0);
+    }
+}
+
+#[test]
+fn a_second_refusal_is_the_truth_and_told_once() {
+    for traits in [NEW, OLD] {
+        let mut bench = Bench::watching(traits);
+        bench.create(with_id(77));
+        bench.out.clear();
+        let reason = if traits == NEW { BAD_TOKEN } else { DENIED };
+        bench.up(1, refused(if traits == OLD { 2 } else { -1 }, reason));
+        bench.out.clear();
+        bench.opened(2, traits);
+        bench.up(2, refused(if traits == OLD { 3 } else { -1 }, reason));
+        let told = bench.next_emitted();
+        assert_eq!((told.created, told.canceled), (true, true));
+        assert_eq!(told.cancel_reason, reason);
+        assert_eq!(told.watch_id, if traits == OLD { 77 } else { -1 }, "as that version says it");
+        assert!(matches!(bench.only(), Output::Close { stream: StreamId(2) }));
+    }
+}
+
+#[test]
+fn a_real_denial_is_told_at_once() {
+    let mut bench = Bench::watching(NEW);
+    bench.create(watch("b", 5));
+    bench.out.clear();
+    bench.up(1, refused(-1, DENIED));
+    assert_eq!(bench.emitted().cancel_reason, DENIED);
+}
+
+#[test]
+fn an_old_refusal_never_names_a_living_watch() {
+    // etcd 3.5.1 says id 0 to the refused one; watch 0 of the same client lives.
+    let mut bench = Bench::watching(OLD);
+    bench.create(watch("b", 5));
+    bench.out.clear();
+    bench.up(1, refused(2, DENIED));
+    bench.out.clear();
+    bench.opened(2, OLD);
+    bench.up(2, refused(3, DENIED));
+    assert_eq!(bench.next_emitted().watch_id, -1);
+    bench.out.clear();
+    bench.up(1, events(1, 6, &[6]));
+    assert_eq!(bench.emitted().watch_id, 0);
+}
+
+#[test]
+fn without_any_credential_the_first_refusal_is_told() {
+    let mut bench = Bench::watching(NEW);
+    bench.create(watch("b", 5));
+    bench.out.clear();
+    bench.up(1, refused(-1, BAD_TOKEN));
+    bench.out.clear();
+    bench.lose(2, Loss::Denied("wrong password".into()));
+    assert_eq!(bench.emitted().cancel_reason, BAD_TOKEN);
+}
+
+#[test]
+fn without_any_credential_or_header_the_stream_ends() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 5));
+    bench.lose(1, Loss::Denied("wrong password".into()));
+    assert!(matches!(bench.only(), Output::End(End::Denied(reason)) if reason == "wrong password"));
+    bench.create(watch("a", 5));
+    bench.nothing();
+}
+
+#[test]
+fn bytes_that_are_no_request_end_the_stream_and_unknown_requests_do_not() {
+    let mut bench = Bench::watching(NEW);
+    bench.input(Input::Client(Bytes::new()));
+    bench.input(Input::Client(Bytes::from_static(&[0x7a, 0])));
+    bench.nothing();
+    bench.input(Input::Client(Bytes::from_static(&[0x0a, 0x05, 0x01])));
+    assert!(matches!(bench.only(), Output::End(End::InvalidRequest)));
+}
+
+#[test]
+fn a_flood_of_creates_is_not_read_without_end() {
+    let mut bench = Bench::new();
+    for _ in 0..MAX_PENDING {
+        assert!(bench.hub.accepts_client());
+        bench.create(watch("a", 5));
+    }
+    assert!(!bench.hub.accepts_client());
+}
+
+#[test]
+fn a_refusal_is_cured_by_a_fresh_credential_also_after_a_loss() {
+    let mut bench = Bench::watching(NEW);
+    bench.create(watch("b", 5));
+    bench.out.clear();
+    bench.up(1, refused(-1, BAD_TOKEN));
+    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
+    bench.lose(2, Loss::Upstream);
+    assert_eq!(bench.next_open(), (3, Credential::Fresh, 1));
+    bench.nothing();
+}
+
+#[test]
+fn no_header_goes_back_on_a_member_that_lags() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(watch("b", 5));
+    bench.create_and_let_in(2);
+    bench.out.clear();
+    bench.up(1, events(2, 40, &[40]));
+    bench.out.clear();
+    // A Created, a refusal and an acknowledgement, each from a member that stands at 4.
+    bench.create(watch("c", 5));
+    bench.create_and_let_in(3);
+    assert_eq!(header_revision(&bench.emitted()), 40);
+    bench.create(watch("d", 5));
+    bench.out.clear();
+    bench.up(1, refused(-1, DENIED));
+    assert_eq!(header_revision(&bench.emitted()), 40);
+    bench.cancel(0);
+    assert_eq!(bench.next_cancel(1), 1);
+    assert_eq!(header_revision(&bench.emitted()), 40);
+}

@@ -1,0 +1,199 @@
+//! Histories that end: compaction, another cluster, a history that went back, a member that lags.
+
+use super::*;
+
+#[test]
+fn compaction_is_told_as_etcd_tells_it_and_its_id_stays_taken_until_cancelled() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(2, 90));
+    bench.up(2, compacted(2, 50));
+    assert_eq!(bench.next_cancel(2), 2);
+    let told = bench.next_emitted();
+    assert_eq!((told.watch_id, told.created, told.canceled), (0, false, true));
+    assert_eq!((told.compact_revision, header_revision(&told)), (50, 0));
+    bench.out.clear();
+    // A later cancel is acknowledged, once.
+    bench.cancel(0);
+    let ack = bench.emitted();
+    assert_eq!((ack.watch_id, ack.canceled, ack.compact_revision), (0, true, 0));
+    bench.cancel(0);
+    bench.nothing();
+}
+
+#[test]
+fn an_id_that_compaction_ended_is_a_duplicate() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(with_id(9));
+    bench.create_and_let_in(2);
+    bench.out.clear();
+    bench.up(1, compacted(2, 50));
+    bench.out.clear();
+    bench.create(with_id(9));
+    bench.create_and_let_in(3);
+    bench.out.remove(0);
+    assert_eq!(bench.emitted().cancel_reason, DUPLICATE);
+}
+
+#[test]
+fn compaction_of_what_was_delivered_is_none() {
+    let mut bench = Bench::watching(NEW);
+    bench.up(1, events(1, 9, &[9]));
+    bench.out.clear();
+    bench.resumed(1, 2, NEW);
+    // Reaches back to 9, so that progress is answered; 9 is compacted, 10 is not.
+    assert_eq!(bench.next_create(2), (2, 9));
+    bench.up(2, created(2, 12));
+    bench.up(2, compacted(2, 10));
+    assert_eq!(bench.next_cancel(2), 2);
+    assert_eq!(bench.next_create(2), (3, 10));
+    bench.nothing();
+}
+
+#[test]
+fn another_cluster_ends_watches_as_compacted() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.cluster = 8;
+    bench.up(2, created(2, 3));
+    assert_eq!(bench.next_cancel(2), 2);
+    let told = bench.next_emitted();
+    assert_eq!((told.watch_id, told.canceled, told.compact_revision), (0, true, 3));
+    assert_eq!(header_revision(&told), 0);
+    assert!(matches!(bench.only(), Output::Close { .. }));
+    // The client starts anew, on the new cluster.
+    bench.create(watch("a", 4));
+    bench.opened(3, MIDDLE);
+    bench.up(3, created(3, 3));
+    assert_eq!(bench.emitted().watch_id, 1);
+}
+
+#[test]
+fn history_that_went_back_ends_watches_as_compacted() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.up(1, events(1, 40, &[40]));
+    bench.out.clear();
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(2, 30));
+    assert_eq!(bench.next_cancel(2), 2);
+    assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
+    bench.anchored(1, 2, 31);
+    let told = bench.next_emitted();
+    assert_eq!((told.watch_id, told.canceled, told.compact_revision), (0, true, 31));
+    assert_eq!(header_revision(&told), 0, "as etcd tells it");
+    assert!(matches!(bench.only(), Output::Close { .. }));
+    // What is told from here on is of the history as it is now.
+    bench.create(watch("a", 32));
+    bench.opened(3, MIDDLE);
+    bench.up(3, created(3, 31));
+    assert_eq!(header_revision(&bench.emitted()), 31);
+}
+
+#[test]
+fn a_member_that_is_only_behind_is_accepted() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.up(1, events(1, 40, &[40]));
+    bench.out.clear();
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(2, 30));
+    bench.out.clear();
+    bench.anchored(1, 2, 45);
+    assert_eq!(bench.next_create(2), (3, 41));
+    bench.up(2, created(3, 30));
+    bench.nothing();
+    // Its progress is behind what the client knows: not told, not believed.
+    bench.up(2, answer(3, 35));
+    bench.nothing();
+    bench.up(2, events(3, 41, &[41]));
+    assert_eq!(revisions(&bench.emitted()), [41]);
+}
+
+#[test]
+fn a_history_that_may_not_be_asked_for_is_taken_on_trust() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.up(1, events(1, 40, &[40]));
+    bench.out.clear();
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(2, 30));
+    bench.out.clear();
+    let why = Loss::Denied(DENIED.into());
+    bench.input(Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(2), why });
+    assert_eq!(bench.next_create(2), (3, 41));
+}
+
+/// A create that waits names a revision of the old cluster: it is created, since the client must hear of it, and ended.
+#[test]
+fn a_create_that_waits_for_another_clusters_revision_is_ended_as_compacted() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(watch("b", 50));
+    assert_eq!(bench.next_create(1), (2, 50));
+    bench.resumed(1, 2, MIDDLE);
+    assert_eq!((bench.next_create(2), bench.next_create(2)), ((3, 5), (4, 50)));
+    bench.cluster = 8;
+    bench.up(2, created(3, 3));
+    assert_eq!(bench.next_cancel(2), 3);
+    assert_eq!(bench.emitted().watch_id, 0);
+    bench.up(2, created(4, 3));
+    let told = bench.next_emitted();
+    assert_eq!((told.watch_id, told.created, told.canceled), (1, true, false));
+    assert_eq!(bench.next_cancel(2), 4);
+    let told = bench.next_emitted();
+    assert_eq!((told.watch_id, told.canceled, told.compact_revision), (1, true, 3));
+    assert!(matches!(bench.only(), Output::Close { .. }));
+}
+
+#[test]
+fn what_was_shown_of_another_cluster_binds_nobody() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.up(1, events(1, 900, &[900]));
+    bench.out.clear();
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.cluster = 8;
+    bench.up(2, created(2, 3));
+    bench.out.clear();
+    bench.create(watch("a", 4));
+    bench.opened(3, MIDDLE);
+    bench.up(3, created(3, 3));
+    assert_eq!(header_revision(&bench.emitted()), 3);
+    bench.ask_progress();
+    bench.out.clear();
+    bench.up(3, answer(-1, 6));
+    assert_eq!(header_revision(&bench.emitted()), 6);
+}
+
+/// It was let in on a stream of the old cluster, and not told yet: it must not go on there, nor keep its anchor.
+#[test]
+fn a_create_that_waits_moves_to_the_other_cluster() {
+    let mut bench = Bench::watching(NEW);
+    bench.create(watch("b", 5));
+    assert_eq!(bench.next_create(1).0, 2);
+    bench.create(watch("c", 0));
+    assert!(matches!(bench.only(), Output::Anchor { .. }));
+    bench.anchored(3, 1, 900);
+    assert_eq!(bench.next_create(1), (3, 900));
+    bench.up(1, refused(-1, BAD_TOKEN));
+    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
+    bench.up(1, created(3, 900));
+    bench.nothing();
+    bench.cluster = 8;
+    bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
+    assert_eq!(bench.next_create(2), (4, 5));
+    bench.up(2, created(4, 3));
+    assert_eq!(bench.next_cancel(1), 1);
+    assert_eq!(bench.next_emitted().watch_id, 0, "it followed the old cluster");
+    assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
+    assert!(bench.next_emitted().created);
+    assert_eq!(bench.next_cancel(2), 4);
+    assert!(bench.next_emitted().canceled, "it named a revision of the old cluster");
+    assert!(matches!(bench.only(), Output::Anchor { stream: StreamId(2), .. }), "from now, in this cluster");
+    bench.anchored(3, 2, 4);
+    assert_eq!(bench.next_create(2), (5, 4));
+    bench.up(2, created(5, 4));
+    assert_eq!(header_revision(&bench.emitted()), 4);
+}

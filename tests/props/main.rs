@@ -1,0 +1,21 @@
+//! For any bytes: nothing that a peer sends panics us, and what we decide on is what etcd reads.
+//!
+//! Each target is a plain function from bytes that panics where a promise is broken, so that a fuzzer can call it as it
+//! is. `choices` turns bytes into decisions, `bodies` decisions into messages, valid and odd; `readers` reads messages
+//! as etcd does. How many cases each property tries is said by `PROPTEST_CASES`; a failure prints its smallest input.
+
+#[cfg(test)]
+mod bodies;
+#[cfg(test)]
+mod choices;
+#[cfg(test)]
+mod readers;
+
+#[cfg(test)]
+mod canonical;
+#[cfg(test)]
+mod frames;
+#[cfg(test)]
+mod headers;
+#[cfg(test)]
+mod txns;
