@@ -1,6 +1,7 @@
 //! Bytes under HTTP/2. Knows nothing of what they mean.
 
 pub mod coalesce;
+pub mod cut;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 

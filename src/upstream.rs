@@ -7,6 +7,7 @@ pub mod choose;
 pub mod connect;
 pub mod connection;
 pub mod credential;
+pub mod departures;
 pub mod members;
 pub mod membership;
 pub mod pool;

@@ -23,11 +23,12 @@ use crate::gateway::caller::Caller;
 use crate::gateway::{Client, Gateway, Settings, pipeline};
 use crate::io::Stream;
 use crate::rpc::frame::PREFIX;
-use crate::tasks::Tasks;
+use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Chooser;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::Credentials;
+use crate::upstream::departures::leave_unfit_members;
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::pool::Pool;
 use crate::upstream::send::{As, Door};
@@ -67,6 +68,8 @@ pub struct Serving {
     connections: Tasks,
     /// Everything else: streams, upstream connections, flushers.
     tasks: Tasks,
+    /// Takes streams off members that do not serve.
+    departures: Owned,
 }
 
 /// A listener, as its connections need it.
@@ -98,6 +101,7 @@ impl Serving {
             credentials: parts.credentials,
             chooser: Chooser::default(),
         });
+        let departures = tasks.spawn("departures", leave_unfit_members(Rc::clone(&door)));
         let settings = Settings {
             client_urls: config.advertise.client_urls.clone().into(),
             request_size: config.limits.request_size,
@@ -127,6 +131,7 @@ impl Serving {
             drain: parts.drain,
             connections: Tasks::default(),
             tasks,
+            departures,
         }
     }
 
@@ -171,7 +176,7 @@ impl Serving {
     pub async fn ended(self) {
         self.connections.joined().await;
         // What is left are streams upstream and flushers: nobody downstream waits for them any more.
-        drop(self.gateway);
+        drop((self.gateway, self.departures));
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();
         }

@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 use crate::config::{Endpoint, Scheme};
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
+use crate::io::cut::{Scissors, cuttable};
 use crate::rpc::method::Lane;
 use crate::tasks::{LocalExecutor, Tasks};
 
@@ -95,6 +96,7 @@ pub struct Connection {
     origin: Origin,
     send: SendRequest<Outgoing>,
     load: Rc<Load>,
+    scissors: Scissors,
 }
 
 /// What a member is called in `:scheme` and `:authority`.
@@ -149,6 +151,7 @@ impl Connection {
         tasks: &Tasks,
         lost: impl FnOnce() + 'static,
     ) -> Result<Self, hyper::Error> {
+        let (stream, scissors) = cuttable(stream);
         let (io, flusher) = coalesce(stream);
         tasks.spawn("upstream flusher", flusher).detach();
         let (send, connection) = settings(lane).handshake(io).await?;
@@ -171,7 +174,12 @@ impl Connection {
             lost();
         };
         tasks.spawn("upstream connection", drive).detach();
-        Ok(Self { origin, send, load })
+        Ok(Self { origin, send, load, scissors })
+    }
+
+    /// Ends the connection at once, and every call on it as lost.
+    pub fn give_up(&self) {
+        self.scissors.cut();
     }
 
     /// The request target for `path` on this connection.

@@ -77,6 +77,15 @@ impl Pool {
         }
     }
 
+    /// Ends the open connections of `lane` to `member`, and what they carry as lost. Returns how many there were.
+    pub fn give_up(&self, member: MemberId, lane: Lane) -> usize {
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get_mut(&(member, lane)) else { return 0 };
+        let given_up = std::mem::take(&mut slot.open);
+        given_up.iter().for_each(|connection| connection.give_up());
+        given_up.len()
+    }
+
     /// Calls in flight to `member` from this shard, on all lanes.
     #[must_use]
     pub fn in_flight(&self, member: MemberId) -> usize {

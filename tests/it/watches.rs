@@ -1,10 +1,12 @@
 //! A client's watch outlives its upstream streams: what it is told is one history, without gap or double.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use h2::Reason;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
+use keyward::upstream::membership::{Readiness, Reason as Unfit};
 use tokio::time::Instant;
 
 use crate::client::{Client, Stream};
@@ -50,6 +52,33 @@ async fn watching(client: &Client, start: i64) -> Stream {
 
 async fn told(stream: &mut Stream) -> Vec<i64> {
     revisions(&watched(&stream.next().await.expect("the watch lives")))
+}
+
+/// A member that hangs keeps its connections; only its probes say so.
+#[test]
+fn leaves_a_member_that_stopped_serving_without_a_word() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = watching(&client, 10).await;
+        let (first, mut silent) = next_watch(&members).await;
+        accept(&mut silent, 9).await;
+        assert!(watched(&stream.next().await.expect("created")).created);
+        let hung = members[first].address.id;
+        let began = Instant::now();
+        keyward.publish(|membership| {
+            for member in membership.members.iter_mut().filter(|member| member.id == hung) {
+                Arc::make_mut(member).readiness = Readiness::NotReady(Unfit::Unreachable);
+            }
+        });
+        let (second, mut call) = next_watch(&members).await;
+        assert_ne!(first, second, "another member");
+        assert!(began.elapsed() < Duration::from_secs(5), "long before HTTP/2's pings fail");
+        let (id, start) = accept(&mut call, 14).await;
+        assert_eq!(start, 10);
+        call.say(&event(id, 11, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, [11]);
+    });
 }
 
 #[test]

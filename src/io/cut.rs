@@ -1,0 +1,110 @@
+//! A byte stream that can be cut from outside, as a pulled cable would: HTTP/2 above it ends, and all that it carries.
+//!
+//! hyper's client drives its connection in a task of its own, which lives for as long as a stream on it does; only the
+//! bytes underneath are ours to end. Owns: the cut. Must not know: who cuts, and why. Invariant: after the cut every
+//! read and write fails, also one that waits.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+#[derive(Default)]
+struct Shared {
+    cut: Cell<bool>,
+    reader: RefCell<Option<Waker>>,
+}
+
+/// The stream's side.
+pub struct Cuttable<T> {
+    io: T,
+    shared: Rc<Shared>,
+}
+
+/// The other side.
+#[derive(Clone)]
+pub struct Scissors(Rc<Shared>);
+
+/// Wraps `io`; both sides stay on this thread.
+pub fn cuttable<T>(io: T) -> (Cuttable<T>, Scissors) {
+    let shared = Rc::new(Shared::default());
+    (Cuttable { io, shared: Rc::clone(&shared) }, Scissors(shared))
+}
+
+impl Scissors {
+    /// Cuts. Whoever waits for a byte is told.
+    pub fn cut(&self) {
+        self.0.cut.set(true);
+        if let Some(reader) = self.0.reader.take() {
+            reader.wake();
+        }
+    }
+}
+
+impl<T> Cuttable<T> {
+    fn whole(&self) -> io::Result<()> {
+        if self.shared.cut.get() { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Cuttable<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.whole()?;
+        let polled = Pin::new(&mut self.io).poll_read(cx, buffer);
+        if polled.is_pending() {
+            let mut reader = self.shared.reader.borrow_mut();
+            match &mut *reader {
+                Some(waker) => waker.clone_from(cx.waker()),
+                none => *none = Some(cx.waker().clone()),
+            }
+        }
+        polled
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Cuttable<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.whole()?;
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.whole()?;
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_cut_ends_a_read_that_waits_and_every_write_after_it() {
+        let (near, mut far) = tokio::io::duplex(64);
+        let (mut near, scissors) = cuttable(near);
+        near.write_all(b"before").await.unwrap();
+        let mut before = [0; 6];
+        far.read_exact(&mut before).await.unwrap();
+        let mut byte = [0];
+        let waiting = near.read_exact(&mut byte);
+        let (read, ()) = tokio::join!(waiting, async { scissors.cut() });
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+        let written = near.write_all(b"after").await;
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+        near.shutdown().await.unwrap();
+        assert_eq!(far.read(&mut byte).await.unwrap(), 0, "what is underneath is closed in order");
+    }
+}
