@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod chaos;
+#[cfg(test)]
 mod credentials;
 #[cfg(test)]
 mod etcdctl;
