@@ -114,11 +114,11 @@ func (s watchSpec) options() ([]clientv3.OpOption, error) {
 	return options, nil
 }
 
-// Run keeps the watch open: after a compaction from its revision on, after any other end behind the last event seen.
+// Run keeps the watch open: after a compaction from its revision on, after any other end behind the last event seen, or from
+// where it was opened.
 func (s watchSpec) run(ctx context.Context, client *clientv3.Client, options []clientv3.OpOption, stands func()) {
 	var once sync.Once
 	start := s.StartRevision
-	last := int64(0)
 	for ctx.Err() == nil {
 		inner, cancel := context.WithCancel(ctx)
 		var compacted int64
@@ -138,7 +138,7 @@ func (s watchSpec) run(ctx context.Context, client *clientv3.Client, options []c
 			case response.IsProgressNotify():
 				emit("progress", fields{"watch": s.Name, "revision": response.Header.Revision})
 			case len(response.Events) > 0:
-				last = response.Events[len(response.Events)-1].Kv.ModRevision
+				start = response.Events[len(response.Events)-1].Kv.ModRevision + 1
 				s.events(response)
 			}
 		}
@@ -146,16 +146,12 @@ func (s watchSpec) run(ctx context.Context, client *clientv3.Client, options []c
 		if ctx.Err() != nil {
 			return
 		}
-		switch {
-		case compacted != 0:
+		if compacted != 0 {
 			start = compacted
 			continue
-		case !told:
-			s.ended(errChannelClosed)
 		}
-		start = 0
-		if last > 0 {
-			start = last + 1
+		if !told {
+			s.ended(errChannelClosed)
 		}
 		time.Sleep(watchAgainAfter)
 	}

@@ -334,7 +334,7 @@ impl Talk<'_> {
         self.closed.insert(id);
         self.order.retain(|other| *other != id);
         if answer.compact_revision != 0 {
-            self.note(watch, Seen::Compacted { revision: answer.compact_revision });
+            self.note(watch, Seen::Compacted { revision: Some(answer.compact_revision) });
             // As etcd has it, its id stays taken until it is cancelled, which is answered.
             self.closing.insert(id);
             if !cancelled {

@@ -1,7 +1,7 @@
 //! The client libraries whose `watchers` programs take part.
 //!
 //! Owns: the list. Must not know what a watch is for. To add one: a folder under `tests/clients` whose `build` prints the path of a
-//! program that keeps the contract of `watchers` (see `tests/clients/go/README.md`), and a row here.
+//! program that keeps the contract of `watchers` (see `tests/clients/README.md`), and a row here.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,6 +16,8 @@ pub(crate) struct Family {
     args: &'static [&'static str],
     /// One program runs for each.
     pub(crate) users: &'static [User],
+    /// Over TLS only: the library sends no password without.
+    pub(crate) tls: bool,
     pub(crate) can: Can,
 }
 
@@ -33,41 +35,49 @@ pub(crate) enum User {
 /// What a library offers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Can {
-    /// It hands responses on as they came, not single events.
-    pub(crate) whole: bool,
     pub(crate) fragment: bool,
+    /// It puts the pieces of a fragmented response together, and takes responses of any size.
+    pub(crate) joins: bool,
     pub(crate) filters: bool,
-    pub(crate) prev_kv: bool,
-    pub(crate) progress_notify: bool,
-    pub(crate) tail: bool,
 }
 
-const ALL: Can =
-    Can { whole: true, fragment: true, filters: true, prev_kv: true, progress_notify: true, tail: true };
+const ALL: Can = Can { fragment: true, joins: true, filters: true };
 
 pub(crate) const FAMILIES: &[Family] = &[
+    go("clientv3 3.5.1", &["3.5.1"], &[User::Alice, User::Tail]),
+    go("clientv3 3.5.11", &["3.5.11"], &[User::Alice, User::Revocable]),
+    go("clientv3 3.6.16", &["3.6.16"], &[User::Alice, User::Tail]),
     Family {
-        name: "clientv3 3.5.1",
-        folder: "go",
-        args: &["3.5.1"],
-        users: &[User::Alice, User::Tail],
-        can: ALL,
-    },
-    Family {
-        name: "clientv3 3.5.11",
-        folder: "go",
-        args: &["3.5.11"],
+        name: "etcd-client",
+        folder: "rust",
+        args: &[],
         users: &[User::Alice, User::Revocable],
-        can: ALL,
+        tls: false,
+        can: Can { joins: false, ..ALL },
     },
+    // It takes a refused watch for one that stands, so it has no user whose right is taken; and none without TLS.
     Family {
-        name: "clientv3 3.6.16",
-        folder: "go",
-        args: &["3.6.16"],
+        name: "python etcd3",
+        folder: "python",
+        args: &[],
         users: &[User::Alice, User::Tail],
-        can: ALL,
+        tls: true,
+        can: Can { fragment: false, joins: false, filters: false },
+    },
+    // After a refused watch it opens none, so it has no user whose right is taken.
+    Family {
+        name: "npm etcd3",
+        folder: "node",
+        args: &[],
+        users: &[User::Alice, User::Tail],
+        tls: false,
+        can: Can { fragment: false, joins: false, filters: true },
     },
 ];
+
+const fn go(name: &'static str, args: &'static [&'static str], users: &'static [User]) -> Family {
+    Family { name, folder: "go", args, users, tls: false, can: ALL }
+}
 
 /// The watches of the test process itself: no library's, bare gRPC.
 pub(crate) const BARE: Can = ALL;

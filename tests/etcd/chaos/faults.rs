@@ -90,8 +90,7 @@ pub(crate) async fn faults(
             revoke(root).await;
         }
         let kind = if rng.percent(60) { Kind::Killed } else { Kind::Stopped };
-        let member = rng.below(cluster.len());
-        let carried = carried(cluster, member).await;
+        let (member, carried) = victim(cluster, &mut rng).await;
         let led = cluster.leader().await == member;
         faults.push(Fault { at: unix_ms(), kind, member, led, carried, resumes: count, denied });
         let away = Duration::from_millis((AWAY.0 + rng.below(AWAY.1 - AWAY.0)) as u64);
@@ -112,6 +111,16 @@ pub(crate) async fn faults(
         sleep_until(next).await;
         next = next.max(Instant::now());
     }
+}
+
+/// Any member that carries watches: a fault of another shows nothing.
+async fn victim(cluster: &Cluster, rng: &mut Rng) -> (usize, usize) {
+    let mut all = Vec::new();
+    for member in 0..cluster.len() {
+        all.push((member, carried(cluster, member).await));
+    }
+    all.retain(|(_, carried)| *carried > 0);
+    *rng.one_of(&all)
 }
 
 /// The watches that Keyward has on this member; one more is the oracle's.

@@ -47,9 +47,8 @@ impl Plan {
         self.made += 1;
         let rng = &mut self.rng;
         let range = match user {
-            User::Alice => range(rng, self.made),
-            User::Tail if can.tail => Range::tail(PREFIXES[rng.below(PREFIXES.len())]),
-            User::Tail => Range::prefix("/a/"),
+            User::Alice => range(rng, self.made, can),
+            User::Tail => Range::tail(PREFIXES[rng.below(PREFIXES.len())]),
             User::Revocable if rng.percent(50) => Range::prefix(REVOCABLE),
             User::Revocable => Range::one(rng.one_of(&keys(REVOCABLE)).as_str()),
         };
@@ -67,8 +66,8 @@ impl Plan {
             name: format!("{}{}", self.letter, self.made),
             range,
             start,
-            prev_kv: can.prev_kv && rng.percent(50),
-            progress_notify: can.progress_notify && rng.percent(40),
+            prev_kv: rng.percent(50),
+            progress_notify: rng.percent(40),
             fragment: can.fragment && rng.percent(40),
             filter,
         }
@@ -76,14 +75,15 @@ impl Plan {
 }
 
 /// In turn, so that every kind is there.
-fn range(rng: &mut Rng, turn: usize) -> Range {
+fn range(rng: &mut Rng, turn: usize, can: Can) -> Range {
     let prefix = *rng.one_of(&PREFIXES);
     match turn % KINDS {
         0..3 => Range::one(rng.one_of(&keys(prefix)).as_str()),
         3..7 => Range::prefix(prefix),
         7 => Range { key: PREFIXES[2].into(), end: PREFIXES[5].into() },
         8 => Range::prefix("/a/"),
-        _ => Range::prefix(LARGE),
+        _ if can.joins => Range::prefix(LARGE),
+        _ => Range::prefix(prefix),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A `watchers` program of a client library: started with its watches, its lines read as they come.
 //!
-//! Owns: the process, its spec file, the contract of its lines (tests/clients/go/README.md). Must not know what is right. Invariant:
+//! Owns: the process, its spec file, the contract of its lines (tests/clients/README.md). Must not know what is right. Invariant:
 //! a line that the contract does not know is kept as strange, never passed over.
 
 use std::cell::{RefCell, RefMut};
@@ -22,6 +22,14 @@ use crate::harness::process::Process;
 
 /// For a program that was asked to end.
 const SOON: Duration = Duration::from_secs(30);
+
+/// How Keyward is reached.
+#[derive(Clone)]
+pub(crate) struct Through {
+    pub(crate) plain: SocketAddr,
+    pub(crate) tls: SocketAddr,
+    pub(crate) ca: PathBuf,
+}
 
 /// A running program.
 pub(crate) struct Program {
@@ -58,7 +66,7 @@ impl Program {
     pub(crate) fn start(
         family: &'static Family,
         user: User,
-        through: SocketAddr,
+        through: &Through,
         watches: Vec<Watch>,
     ) -> Program {
         let folder = tempfile::Builder::new().prefix("watchers-").tempdir().expect("a temporary folder");
@@ -68,18 +76,13 @@ impl Program {
         std::fs::write(file("spec.json"), spec.to_string()).expect("a file can be written");
         let (secret, spec) =
             (file("password").display().to_string(), file("spec.json").display().to_string());
-        let through = through.to_string();
-        let args = [
-            "watchers",
-            "--endpoints",
-            &through,
-            "--user",
-            user.name(),
-            "--password-file",
-            &secret,
-            "--spec",
-            &spec,
-        ];
+        let address = if family.tls { through.tls } else { through.plain }.to_string();
+        let ca = through.ca.display().to_string();
+        let mut args = vec!["watchers", "--endpoints", &address, "--user", user.name()];
+        args.extend(["--password-file", &secret, "--spec", &spec]);
+        if family.tls {
+            args.extend(["--cacert", &ca]);
+        }
         let path = file("record");
         let process = Process::start(family.name, &family.program(), args, &[], &path);
         let records = watches.iter().map(|watch| {
@@ -156,7 +159,8 @@ impl Said {
             "end" | "wire" | "stream_ended" | "attempt_failed" => return,
             "created" => Some(Seen::Created { revision }),
             "progress" => revision.map(|revision| Seen::Progress { revision }),
-            "compacted" => number(&line["compact_revision"]).map(|revision| Seen::Compacted { revision }),
+            "compacted" => Some(Seen::Compacted { revision: number(&line["compact_revision"]) }),
+            "listed" => revision.map(|revision| Seen::Opened { start: revision + 1 }),
             "ended" => Some(Seen::Ended { code: text("code"), message: text("message") }),
             "response" => line["events"]
                 .as_array()
@@ -172,15 +176,25 @@ impl Said {
 }
 
 /// Notes what a watch showed and, after an end, that its application opens it again, as every application of this test does: at
-/// the compacted revision, otherwise after the last event, or from now where there was none.
+/// the compacted revision where it is told, otherwise after the last event, or from where it was opened.
 pub(crate) fn note(record: &mut Record, at: i64, seen: Seen) {
     let again = match &seen {
-        Seen::Compacted { revision } => Some(*revision),
-        Seen::Ended { .. } => Some(last_event(record).map_or(0, |revision| revision + 1)),
+        Seen::Compacted { revision } => *revision,
+        Seen::Ended { .. } => Some(next_event(record)),
         _ => None,
     };
     record.push(Line { at, seen });
     record.extend(again.map(|start| Line { at, seen: Seen::Opened { start } }));
+}
+
+/// Where the application of a watch expects it to begin anew.
+fn next_event(record: &Record) -> i64 {
+    let next = record.iter().rev().find_map(|line| match &line.seen {
+        Seen::Opened { start } => Some(*start),
+        Seen::Events { events, .. } => events.last().map(|event| event.revision + 1),
+        _ => None,
+    });
+    next.unwrap_or_default()
 }
 
 /// The revision of the last event.
@@ -211,7 +225,10 @@ mod tests {
             r#"{"t":3,"kind":"response","watch":"w0","revision":5,"events":[["delete","k","",5,0,0,0,null]]}"#,
             r#"{"t":4,"kind":"progress","watch":"w0","revision":"6"}"#,
             r#"{"t":5,"kind":"ended","watch":"w0","code":"c","message":"m"}"#,
-            r#"{"t":6,"kind":"compacted","watch":"w0","compact_revision":9}"#,
+            r#"{"t":6,"kind":"ended","watch":"w0","code":"c","message":"m"}"#,
+            r#"{"t":7,"kind":"compacted","watch":"w0","compact_revision":9}"#,
+            r#"{"t":8,"kind":"compacted","watch":"w0"}"#,
+            r#"{"t":9,"kind":"listed","watch":"w0","revision":20}"#,
         ]);
         let record = &said.records["w0"];
         let ended = Seen::Ended { code: "c".into(), message: "m".into() };
@@ -220,10 +237,14 @@ mod tests {
             Seen::Created { revision: None },
             Seen::Events { header: Some(5), events },
             Seen::Progress { revision: 6 },
+            ended.clone(),
+            Seen::Opened { start: 6 },
             ended,
             Seen::Opened { start: 6 },
-            Seen::Compacted { revision: 9 },
+            Seen::Compacted { revision: Some(9) },
             Seen::Opened { start: 9 },
+            Seen::Compacted { revision: None },
+            Seen::Opened { start: 21 },
         ];
         let shown: Vec<Seen> = record.iter().map(|line| line.seen.clone()).collect();
         assert_eq!(shown, expected);

@@ -83,8 +83,9 @@ pub(crate) enum Seen {
     Progress {
         revision: i64,
     },
+    /// Etcd's compact revision, where the library shows it.
     Compacted {
-        revision: i64,
+        revision: Option<i64>,
     },
     Ended {
         code: String,

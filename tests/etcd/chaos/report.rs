@@ -85,7 +85,8 @@ impl Report {
                 let record = said.records.remove(&watch.name).unwrap_or_default();
                 let name = format!("{} {} {}", family.name, user.name(), watch.name);
                 let watch = Watch { name, ..watch };
-                judged.push(Judged { watch, record, whole: family.can.whole, user, guest: false });
+                let whole = family.can.joins || !watch.fragment;
+                judged.push(Judged { watch, record, whole, user, guest: false });
             }
         }
         for group in groups {

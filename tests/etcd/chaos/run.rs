@@ -2,7 +2,6 @@
 //!
 //! Owns: the order. Must not know how a part does its work, nor what is right.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -16,13 +15,14 @@ use super::families::{BARE, FAMILIES, User};
 use super::faults::{self, REVOCABLE_ROLE};
 use super::oracle::Oracle;
 use super::plan::{FIRST, Plan};
-use super::program::{Program, last_event};
+use super::program::{Program, Through, last_event};
 use super::record::{Record, Watch};
 use super::report::{Done, Report, last_of};
 use super::seeded::Rng;
 use super::writers::{LARGE, REVOCABLE, Writer, Written};
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
+use crate::harness::ports;
 use crate::harness::{Auth, Cluster, Options, password, wait};
 use crate::steady::{TTL, resumes};
 
@@ -48,7 +48,7 @@ const PROGRESS: &str = "2s";
 struct Stage {
     oracle: Arc<Oracle>,
     root: Door,
-    through: SocketAddr,
+    through: Through,
     writers: JoinSet<Written>,
     writing: Arc<AtomicBool>,
     groups: Vec<Arc<Group>>,
@@ -66,10 +66,8 @@ pub(crate) async fn run(version: &Version, seed: u64, length: Duration) -> Repor
     let mut rng = Rng::new(seed);
     let mut cluster = Cluster::start(version, options(version)).await;
     users(&cluster).await;
-    let site = Site::new();
-    let config = site.in_front_of(&cluster);
-    let keyward = Keyward::start(site, &config).await;
-    let mut stage = Stage::set(&cluster, &keyward, &mut rng).await;
+    let (keyward, through) = keyward(&cluster).await;
+    let mut stage = Stage::set(&cluster, through, &mut rng).await;
 
     let (root, writing) = (stage.root.clone(), Arc::clone(&stage.writing));
     let mut compacting = JoinSet::new();
@@ -83,7 +81,7 @@ pub(crate) async fn run(version: &Version, seed: u64, length: Duration) -> Repor
     let role_changes = roles.join_all().await.into_iter().sum();
 
     let mut written = std::mem::take(&mut stage.writers).join_all().await;
-    let last = Writer::new(Door::open(stage.through, "alice").await, WRITERS, rng.fork());
+    let last = Writer::new(Door::open(stage.through.plain, "alice").await, WRITERS, rng.fork());
     let (last, put, deleted) = last.last().await;
     written.push(last);
     stage.arrive([put, deleted]).await;
@@ -106,11 +104,10 @@ pub(crate) async fn run(version: &Version, seed: u64, length: Duration) -> Repor
 
 impl Stage {
     /// Writers first, then watches; returns when all of these stand.
-    async fn set(cluster: &Cluster, keyward: &Keyward, rng: &mut Rng) -> Stage {
-        let through = keyward.site().listen;
+    async fn set(cluster: &Cluster, through: Through, rng: &mut Rng) -> Stage {
         let mut stage = Stage {
             oracle: Arc::new(Oracle::over(cluster)),
-            root: Door::open(through, "root").await,
+            root: Door::open(through.plain, "root").await,
             through,
             writers: JoinSet::new(),
             writing: Arc::new(AtomicBool::new(true)),
@@ -122,14 +119,14 @@ impl Stage {
             stood_by: 0,
         };
         for number in 0..WRITERS {
-            let writer = Writer::new(Door::open(through, "alice").await, number, rng.fork());
+            let writer = Writer::new(Door::open(stage.through.plain, "alice").await, number, rng.fork());
             stage.writers.spawn_local(writer.run(Arc::clone(&stage.writing)));
         }
         let past = async || (stage.oracle.recorded() >= PAST).then_some(());
         wait::until(SOON, "the writers write", past).await;
         let mut plan = Plan::new(rng.fork(), stage.oracle.newest(), 'w');
         stage.start_bare(&mut plan, rng).await;
-        stage.programs = programs(&mut plan, through);
+        stage.programs = programs(&mut plan, &stage.through);
         let all = async || stage.stand().then_some(());
         wait::until(SOON, "all watches stand", all).await;
         stage.stood_by = revision(&stage.root).await;
@@ -147,7 +144,7 @@ impl Stage {
                 oracle: Arc::clone(&self.oracle),
                 compacted: Arc::clone(&self.compacted),
             });
-            let door = Door::open(self.through, user.name()).await;
+            let door = Door::open(self.through.plain, user.name()).await;
             self.bare.spawn_local(Arc::clone(&group).run(door, source, Arc::clone(&self.watching)));
             self.groups.push(group);
         }
@@ -191,6 +188,18 @@ fn options(version: &Version) -> Options {
     }
 }
 
+/// With two listeners: some libraries send no password without TLS.
+async fn keyward(cluster: &Cluster) -> (Keyward, Through) {
+    let (site, pair) = (Site::new(), cluster.pki().server());
+    let through = Through { plain: site.listen, tls: ports::free(), ca: cluster.pki().ca.clone() };
+    let secure = format!(
+        " }}, {{ name = \"tls\", address = \"{}\", tls.cert = {:?}, tls.key = {:?}",
+        through.tls, pair.cert, pair.key
+    );
+    let config = site.listening(cluster, &secure);
+    (Keyward::start(site, &config).await, through)
+}
+
 /// Alice may write everywhere; one may read everything; one may read one prefix.
 async fn users(cluster: &Cluster) {
     let ctl = cluster.ctl_as_root();
@@ -206,7 +215,7 @@ async fn users(cluster: &Cluster) {
 }
 
 /// Deals the rest of the watches to the programs, in turn.
-fn programs(plan: &mut Plan, through: SocketAddr) -> Vec<Program> {
+fn programs(plan: &mut Plan, through: &Through) -> Vec<Program> {
     let all: Vec<_> =
         FAMILIES.iter().flat_map(|family| family.users.iter().map(move |user| (family, *user))).collect();
     let mut dealt: Vec<Vec<Watch>> = all.iter().map(|_| Vec::new()).collect();
