@@ -64,8 +64,9 @@ func clientVersion() string {
 		return ""
 	}
 	for _, module := range info.Deps {
-		if module.Path == "go.etcd.io/etcd/client/v3" {
-			return module.Version
+		// The second is for clientv3 before 3.5.
+		if module.Path == "go.etcd.io/etcd/client/v3" || module.Path == "go.etcd.io/etcd" {
+			return strings.TrimSuffix(module.Version, "+incompatible")
 		}
 	}
 	return ""
