@@ -151,7 +151,8 @@ func (s watchSpec) run(ctx context.Context, client *clientv3.Client, options []c
 			continue
 		}
 		if !told {
-			s.ended(errChannelClosed)
+			// Also what clientv3 does when etcd ends a watch that stood, with a reason that it keeps to itself.
+			emit("ended", fields{"watch": s.Name, "code": "", "message": ""})
 		}
 		time.Sleep(watchAgainAfter)
 	}

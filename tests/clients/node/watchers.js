@@ -34,7 +34,7 @@ function described(error) {
 function shown({ type, kv, prev_kv: was }) {
   const revisions = pair => [pair.mod_revision, pair.create_revision, pair.version].map(Number);
   const previous = was ? [was.value.toString(), ...revisions(was)] : null;
-  return [type.toLowerCase(), kv.key.toString(), kv.value.toString(), ...revisions(kv), Number(kv.lease), previous];
+  return [type.toLowerCase(), kv.key.toString(), kv.value.toString(), ...revisions(kv), String(kv.lease), previous];
 }
 
 const pause = () => new Promise(resolve => setTimeout(resolve, PAUSE));

@@ -39,11 +39,14 @@ pub(crate) struct Can {
     /// It puts the pieces of a fragmented response together, and takes responses of any size.
     pub(crate) joins: bool,
     pub(crate) filters: bool,
+    /// It tells why etcd ended a watch that stood.
+    pub(crate) tells_why: bool,
 }
 
-const ALL: Can = Can { fragment: true, joins: true, filters: true };
+const ALL: Can = Can { fragment: true, joins: true, filters: true, tells_why: true };
 
 pub(crate) const FAMILIES: &[Family] = &[
+    go("clientv3 3.4.23", &["3.4.23"], &[User::Alice, User::Revocable]),
     go("clientv3 3.5.1", &["3.5.1"], &[User::Alice, User::Tail]),
     go("clientv3 3.5.11", &["3.5.11"], &[User::Alice, User::Revocable]),
     go("clientv3 3.6.16", &["3.6.16"], &[User::Alice, User::Tail]),
@@ -62,7 +65,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         args: &[],
         users: &[User::Alice, User::Tail],
         tls: true,
-        can: Can { fragment: false, joins: false, filters: false },
+        can: Can { fragment: false, joins: false, filters: false, tells_why: true },
     },
     // After a refused watch it opens none, so it has no user whose right is taken.
     Family {
@@ -71,12 +74,12 @@ pub(crate) const FAMILIES: &[Family] = &[
         args: &[],
         users: &[User::Alice, User::Tail],
         tls: false,
-        can: Can { fragment: false, joins: false, filters: true },
+        can: Can { fragment: false, joins: false, filters: true, tells_why: true },
     },
 ];
 
 const fn go(name: &'static str, args: &'static [&'static str], users: &'static [User]) -> Family {
-    Family { name, folder: "go", args, users, tls: false, can: ALL }
+    Family { name, folder: "go", args, users, tls: false, can: Can { tells_why: false, ..ALL } }
 }
 
 /// The watches of the test process itself: no library's, bare gRPC.

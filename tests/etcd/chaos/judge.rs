@@ -68,6 +68,8 @@ pub(crate) struct Case<'a> {
     pub(crate) watch: &'a Watch,
     /// The library shows whole responses: no single events, no pieces.
     pub(crate) whole: bool,
+    /// The library tells why a watch ended that stood.
+    pub(crate) tells_why: bool,
     /// Its user's right is taken away at times.
     pub(crate) revocable: bool,
     /// A revision that was not yet current when the watch was known to stand, or later.
@@ -89,8 +91,10 @@ pub(crate) struct Verdict {
     pub(crate) compacted: Vec<(i64, String)>,
     /// The same where the watch was opened below a compaction in the first place: nothing was lost on the way.
     pub(crate) asked_late: usize,
-    /// Explained ends by a missing right, and when.
+    /// Explained ends by a missing right of watches that stood, and when.
     pub(crate) denied: Vec<(i64, String)>,
+    /// Refusals of the same, each time that it was opened again too early.
+    pub(crate) refused: usize,
     pub(crate) violations: Vec<Violation>,
 }
 
@@ -322,10 +326,12 @@ impl<'a> Judging<'a> {
         let missing = self.history.denials.iter().any(|denial| denial.from <= at && at <= denial.to + SLACK);
         let what = format!("{}: {code} {message}", self.case.watch.name);
         // The code of a watch's end reaches applications only inside etcd's text.
-        if self.case.revocable && missing && message.contains("permission denied") {
-            self.verdict.denied.push((at, what));
-        } else {
-            self.wrong(Wrong::Ended, what);
+        let says_so = message.contains("permission denied");
+        let says_nothing = code.is_empty() && message.is_empty() && walk.created && !self.case.tells_why;
+        match self.case.revocable && missing && (says_so || says_nothing) {
+            true if walk.created => self.verdict.denied.push((at, what)),
+            true => self.verdict.refused += 1,
+            false => self.wrong(Wrong::Ended, what),
         }
     }
 
@@ -459,7 +465,7 @@ mod tests {
     }
 
     fn judged(watch: &Watch, record: &Record, stood_by: i64) -> Verdict {
-        let case = Case { watch, whole: true, revocable: true, stood_by, last: Some(LAST) };
+        let case = Case { watch, whole: true, revocable: true, tells_why: true, stood_by, last: Some(LAST) };
         judge(&case, record, &history())
     }
 
@@ -537,7 +543,14 @@ mod tests {
         record.insert(5, line(Seen::Events { header: Some(5), events: second }));
         let found = wrongs(&judged(&watch, &record, 1));
         assert!(found.contains(&Wrong::Half) && found.contains(&Wrong::Header), "{found:?}");
-        let case = Case { watch: &watch, whole: false, revocable: false, stood_by: 1, last: Some(LAST) };
+        let case = Case {
+            watch: &watch,
+            whole: false,
+            revocable: false,
+            tells_why: true,
+            stood_by: 1,
+            last: Some(LAST),
+        };
         assert_eq!(wrongs(&judge(&case, &record, &history())), []);
     }
 
@@ -611,7 +624,14 @@ mod tests {
         assert_eq!((wrongs(&good), good.compacted.len(), good.incarnations), (vec![], 1, 2));
         let mut late = vec![Line { at: 1_000_001, seen: Seen::Opened { start: 2 } }];
         late.extend([Seen::Created { revision: Some(9) }, end(4)].map(|seen| Line { at: 1_000_002, seen }));
-        let case = Case { watch: &watch(2), whole: true, revocable: false, stood_by: 1, last: None };
+        let case = Case {
+            watch: &watch(2),
+            whole: true,
+            revocable: false,
+            tells_why: true,
+            stood_by: 1,
+            last: None,
+        };
         let verdict = judge(&case, &late, &history());
         assert_eq!((wrongs(&verdict), verdict.compacted.len(), verdict.asked_late), (vec![], 0, 1));
         assert_eq!(wrongs(&reopened(&watch(2), 4, end(4), 1_000_000, 4)), [Wrong::Compacted], "4 had come");
@@ -635,11 +655,35 @@ mod tests {
         assert_eq!((wrongs(&good), good.denied.len()), (vec![], 1));
         assert_eq!(wrongs(&reopened(&watch(2), 4, denied.clone(), 1_000_000, 5)), [Wrong::Ended]);
         assert_eq!(wrongs(&reopened(&watch(2), 4, end("channel closed"), 2_500_000, 5)), [Wrong::Ended]);
-        let case = Case { watch: &watch(2), whole: true, revocable: false, stood_by: 1, last: None };
         let mut record = right(&watch(2), &history(), Some(1), 2);
         record.truncate(4);
+        let stood = record.clone();
         record.push(Line { at: 2_500_000, seen: denied });
-        assert_eq!(wrongs(&judge(&case, &record, &history())), [Wrong::Ended], "nobody took its right");
+        let watch = watch(2);
+        let case = |revocable| Case {
+            watch: &watch,
+            whole: true,
+            revocable,
+            tells_why: false,
+            stood_by: 1,
+            last: None,
+        };
+        assert_eq!(
+            wrongs(&judge(&case(false), &record, &history())),
+            [Wrong::Ended],
+            "nobody took its right"
+        );
+        record.remove(1);
+        let refused = judge(&case(true), &record, &history());
+        assert_eq!(
+            (wrongs(&refused).contains(&Wrong::Ended), refused.denied.len(), refused.refused),
+            (false, 0, 1)
+        );
+        let mute = Line { at: 2_500_000, seen: Seen::Ended { code: String::new(), message: String::new() } };
+        let record = [stood, vec![mute]].concat();
+        assert_eq!(judge(&case(true), &record, &history()).denied.len(), 1);
+        let talks = Case { tells_why: true, ..case(true) };
+        assert_eq!(wrongs(&judge(&talks, &record, &history())), [Wrong::Ended], "without a word");
     }
 
     #[test]

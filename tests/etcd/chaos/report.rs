@@ -3,7 +3,6 @@
 //! Owns: the sums, their text, the last word. Must not know how anything was made to happen. What is counted is in `chaos.rs`.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +57,7 @@ pub(crate) struct Judged {
     watch: Watch,
     record: Record,
     whole: bool,
+    tells_why: bool,
     user: User,
     guest: bool,
 }
@@ -86,7 +86,8 @@ impl Report {
                 let name = format!("{} {} {}", family.name, user.name(), watch.name);
                 let watch = Watch { name, ..watch };
                 let whole = family.can.joins || !watch.fragment;
-                judged.push(Judged { watch, record, whole, user, guest: false });
+                let tells_why = family.can.tells_why;
+                judged.push(Judged { watch, record, whole, tells_why, user, guest: false });
             }
         }
         for group in groups {
@@ -97,7 +98,14 @@ impl Report {
             self.strange.append(&mut held.strange);
             for (watch, record) in held.watches.drain(..) {
                 let watch = Watch { name: format!("bare {manner:?} {}", watch.name), ..watch };
-                judged.push(Judged { watch, record, whole: true, user, guest: manner == Manner::Guests });
+                judged.push(Judged {
+                    watch,
+                    record,
+                    whole: true,
+                    tells_why: true,
+                    user,
+                    guest: manner == Manner::Guests,
+                });
             }
         }
         judged
@@ -116,6 +124,7 @@ impl Report {
             let case = Case {
                 watch: &one.watch,
                 whole: one.whole,
+                tells_why: one.tells_why,
                 revocable: one.user == User::Revocable,
                 stood_by,
                 last: (!one.guest).then(|| last_of(&one.watch, last)),
@@ -142,6 +151,7 @@ impl Report {
         sum.progress += verdict.progress;
         sum.prev_compacted += verdict.prev_compacted;
         sum.asked_late += verdict.asked_late;
+        sum.refused += verdict.refused;
         sum.compacted.extend(verdict.compacted);
         sum.denied.extend(verdict.denied);
         sum.violations.extend(verdict.violations);
@@ -163,58 +173,60 @@ impl Report {
 
     /// What a person reads.
     pub(crate) fn text(&self, version: &Version) -> String {
-        let mut out = String::new();
-        let mut say = |text: String| writeln!(out, "{version}: {text}").expect("a String takes all");
-        self.programs.iter().for_each(|program| say(program.clone()));
-        for (fault, [hit, went_on]) in self.done.faults.iter().zip(self.hits()) {
-            let Fault { kind, member, led, carried, resumes, denied, .. } = fault;
-            say(format!(
-                "{kind:?} m{member}, leader: {led}, right revoked: {denied}, watches there {carried}: hit {hit}, went on {went_on}, upstream streams opened to go on {resumes}"
-            ));
-        }
-        self.verdict.compacted.iter().for_each(|(_, what)| say(format!("compacted: {what}")));
-        self.verdict.denied.iter().for_each(|(_, what)| say(format!("denied while revoked: {what}")));
-        self.errors.iter().for_each(|(error, count)| say(format!("writers' errors: {count} x {error}")));
+        let mut lines = self.programs.clone();
+        lines.extend(self.fault_lines());
+        lines.extend(self.verdict.compacted.iter().map(|(_, what)| format!("compacted: {what}")));
+        lines.extend(self.verdict.denied.iter().map(|(_, what)| format!("denied while revoked: {what}")));
+        lines.extend(self.errors.iter().map(|(error, count)| format!("writers' errors: {count} x {error}")));
         let Audit { acknowledged, unknown, applied, by_lease, .. } = &self.audit;
-        say(format!(
-            "oracle: {} events on three members alike, opened again {} times; writes acknowledged {acknowledged}, of unknown outcome {unknown} ({applied} there), leases {}, revisions made by leases {by_lease}; compactions {}, role changes {}",
-            self.history, self.done.oracle_reopened, self.leases, self.compactions, self.done.role_changes
+        lines.push(format!(
+            "oracle: {} events on three members alike, opened again {} times; compactions {}, role changes {}",
+            self.history, self.done.oracle_reopened, self.compactions, self.done.role_changes
         ));
-        let killed = self.done.faults.iter().filter(|fault| fault.kind == Kind::Killed).count();
-        let led = self.done.faults.iter().filter(|fault| fault.led).count();
-        let (hit, went_on) = self.sums();
-        let hitting = self.done.faults.iter().zip(self.hits()).filter(|(_, [hit, _])| *hit > 0);
-        let resumed = |(fault, [hit, went_on]): &(&Fault, [usize; 2])| {
-            hit == went_on && (fault.kind == Kind::Stopped || fault.resumes > 0.0)
-        };
-        let (all, ended) =
-            hitting.fold((0, 0), |(all, ended), one| (all + 1, ended + usize::from(resumed(&one))));
-        say(format!(
-            "seed {}, {} s; faults {}: killed {killed}, stopped {}, of leaders {led}; faults that hit a watch {all}, ended in a resume {ended}; hits {hit}, went on {went_on}",
-            self.done.seed,
-            self.done.length.as_secs(),
-            self.done.faults.len(),
-            self.done.faults.len() - killed
+        lines.push(format!(
+            "writes: acknowledged {acknowledged}, of unknown outcome {unknown} ({applied} there); leases {}, revisions made by leases {by_lease}",
+            self.leases
         ));
         let [watches, guests] = self.watches;
-        let Verdict {
-            events,
-            incarnations,
-            progress,
-            prev_compacted,
-            asked_late,
-            compacted,
-            denied,
-            violations,
-        } = &self.verdict;
-        say(format!(
-            "watches {watches} and {guests} that came and went, opened {incarnations} times; events checked {events}, progress checked {progress}, resumes {}, previous values compacted {prev_compacted}; compacted endings {} (and {asked_late} that asked for what was gone), denied endings {}, violations {}",
-            self.done.resumes,
-            compacted.len(),
-            denied.len(),
-            violations.len() + self.strange.len() + self.audit.faults.len()
+        let Verdict { events, incarnations, progress, prev_compacted, asked_late, refused, .. } =
+            &self.verdict;
+        lines.push(format!(
+            "watches: {watches}, and {guests} that came and went; opened {incarnations} times; previous values compacted {prev_compacted}; asked for what was gone {asked_late}, refused until the right was back {refused}"
         ));
-        out
+        let wrong = self.verdict.violations.len() + self.strange.len() + self.audit.faults.len();
+        lines.push(format!(
+            "events checked {events}, progress checked {progress}, resumes {}, compacted endings {}, denied endings {}, violations {wrong}",
+            self.done.resumes,
+            self.verdict.compacted.len(),
+            self.verdict.denied.len(),
+        ));
+        lines.iter().map(|line| format!("{version}: {line}\n")).collect()
+    }
+
+    fn fault_lines(&self) -> Vec<String> {
+        let faults = &self.done.faults;
+        let mut lines = Vec::new();
+        let (mut hitting, mut resumed) = (0, 0);
+        for (fault, [hit, went_on]) in faults.iter().zip(self.hits()) {
+            let Fault { kind, member, led, carried, resumes, denied, .. } = fault;
+            lines.push(format!(
+                "{kind:?} m{member}, leader: {led}, right revoked: {denied}, watches there {carried}: hit {hit}, went on {went_on}, upstream streams opened to go on {resumes}"
+            ));
+            let missed = *kind == Kind::Killed && *resumes == 0.0;
+            hitting += usize::from(hit > 0);
+            resumed += usize::from(hit > 0 && hit == went_on && !missed);
+        }
+        let killed = faults.iter().filter(|fault| fault.kind == Kind::Killed).count();
+        let led = faults.iter().filter(|fault| fault.led).count();
+        let (hit, went_on) = self.sums();
+        lines.push(format!(
+            "seed {}, {} s; faults {}: killed {killed}, stopped {}, of leaders {led}; hit a watch {hitting}, ended in a resume {resumed}; hits {hit}, went on {went_on}",
+            self.done.seed,
+            self.done.length.as_secs(),
+            faults.len(),
+            faults.len() - killed
+        ));
+        lines
     }
 
     fn sums(&self) -> (usize, usize) {
