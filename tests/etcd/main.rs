@@ -7,6 +7,8 @@ mod bad_input;
 #[cfg(test)]
 mod caller;
 #[cfg(test)]
+mod chaos;
+#[cfg(test)]
 mod credentials;
 #[cfg(test)]
 mod etcdctl;

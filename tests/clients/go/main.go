@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"strings"
 )
 
 const exitSetUp, exitUsage = 1, 64
@@ -26,11 +27,12 @@ var scenarios = map[string]func(*flag.FlagSet, *options) func() error{
 	"watch-storm":    watchStormScenario,
 	"login-storm":    loginStormScenario,
 	"load":           loadScenario,
+	"watchers":       watchersScenario,
 }
 
 func main() {
 	if len(os.Args) < 2 || scenarios[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: kwclient queue|priority-queue|barrier|mutex|election|watch-storm|login-storm|load [flags] (-h lists them)")
+		fmt.Fprintln(os.Stderr, "usage: kwclient queue|priority-queue|barrier|mutex|election|watch-storm|login-storm|load|watchers [flags] (-h lists them)")
 		os.Exit(exitUsage)
 	}
 	name := os.Args[1]
@@ -42,7 +44,10 @@ func main() {
 		fmt.Fprintln(os.Stderr, "kwclient: bad flags or stray arguments:", flags.Args())
 		os.Exit(exitUsage)
 	}
-	emit("start", fields{"scenario": name, "clientv3": clientVersion(), "unix_ms": started.UnixMilli()})
+	emit("start", fields{
+		"scenario": name, "client": "clientv3 " + strings.TrimPrefix(clientVersion(), "v"), "clientv3": clientVersion(),
+		"unix_ms": started.UnixMilli(),
+	})
 	if err := run(); err != nil {
 		code, message := describe(err)
 		emit("fatal", fields{"code": code, "message": message})
@@ -59,8 +64,9 @@ func clientVersion() string {
 		return ""
 	}
 	for _, module := range info.Deps {
-		if module.Path == "go.etcd.io/etcd/client/v3" {
-			return module.Version
+		// The second is for clientv3 before 3.5.
+		if module.Path == "go.etcd.io/etcd/client/v3" || module.Path == "go.etcd.io/etcd" {
+			return strings.TrimSuffix(module.Version, "+incompatible")
 		}
 	}
 	return ""

@@ -1,0 +1,67 @@
+//! Must show 2 and 3 of the streams: five minutes of faults, and every watch of every client shows what the oracle recorded.
+//!
+//! Three members with auth and tokens that live 2 s, one Keyward in front. Through it random writers, and a hundred watches of all
+//! kinds in the hands of real client libraries (`families`) and of bare gRPC (`bare`). Every ten seconds a member is killed or
+//! stopped for some seconds, roles change all the time, one user loses its right now and then, and history is compacted up to what
+//! the oracle has: direct watches on all members, which must agree with each other, with themselves when replayed, and with
+//! what the writers were told. At the end a last key is put into and deleted from every range, and each watch must get there.
+//!
+//! What is counted:
+//! - A *violation* is what a watch showed and the oracle does not explain (`judge` has the list). Ends by compaction are printed with
+//!   the watch's next revision and etcd's compact revision, ends by a revoked right with etcd's text; any other end is a violation.
+//! - A *hit* is one watch on a member at the moment of a fault, by that member's own count of watches. It *went on* unless its
+//!   application saw it end before the next fault. Which watch was on which member is Keyward's to know, so every end in that time is
+//!   counted against the fault, up to the number of watches there. Ends by a revoked right are right, and count neither way. At
+//!   least 95 % of hits must have gone on. That they did not just fall silent is shown by the last keys.
+//! - A fault that hit a watch *ended in a resume* where all its hits went on and, after a kill, Keyward opened at least one
+//!   upstream stream to go on (`keyward_watch_resumes_total`). A stopped member may be back before anybody misses it.
+//!
+//! `KEYWARD_CHAOS_SECONDS` sets the length (30; 300 with `--full`), `KEYWARD_CHAOS_SEED` repeats the choices of a run (never its
+//! timing), `KEYWARD_CHAOS_ETCD` names the one etcd version to run against.
+
+mod bare;
+mod door;
+mod families;
+mod faults;
+mod history;
+mod judge;
+mod ledger;
+mod oracle;
+mod plan;
+mod program;
+mod record;
+mod report;
+mod run;
+mod seeded;
+mod writers;
+
+use std::env;
+use std::time::Duration;
+
+use tokio::task::LocalSet;
+
+use crate::harness::binary::{Version, full};
+use crate::harness::versions;
+use crate::steady::unix_ms;
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
+#[tokio::test]
+async fn every_watch_shows_what_the_oracle_recorded() {
+    let seconds = number("KEYWARD_CHAOS_SECONDS").unwrap_or(if full() { 300 } else { 30 });
+    let versions = match env::var("KEYWARD_CHAOS_ETCD") {
+        Ok(version) => vec![Version::parse(&version)],
+        Err(_) => versions(),
+    };
+    for version in versions {
+        let now = u64::try_from(unix_ms()).expect("it is past 1970");
+        let seed = number("KEYWARD_CHAOS_SEED").unwrap_or(now);
+        println!("{version}: seed {seed}, {seconds} s");
+        let run = Box::pin(run::run(&version, seed, Duration::from_secs(seconds)));
+        let report = LocalSet::new().run_until(run).await;
+        print!("{}", report.text(&version));
+        report.assert(&version);
+    }
+}
