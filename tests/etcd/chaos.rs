@@ -20,18 +20,18 @@
 //! timing), `KEYWARD_CHAOS_ETCD` names the one etcd version to run against.
 
 mod bare;
-mod door;
-mod families;
+pub(crate) mod door;
+pub(crate) mod families;
 mod faults;
 mod history;
 mod judge;
 mod ledger;
 mod oracle;
 mod plan;
-mod program;
-mod record;
+pub(crate) mod program;
+pub(crate) mod record;
 mod report;
-mod run;
+pub(crate) mod run;
 mod seeded;
 mod writers;
 

@@ -9,6 +9,8 @@ mod caller;
 #[cfg(test)]
 mod chaos;
 #[cfg(test)]
+mod client_families;
+#[cfg(test)]
 mod credentials;
 #[cfg(test)]
 mod etcdctl;

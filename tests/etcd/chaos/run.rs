@@ -189,7 +189,7 @@ fn options(version: &Version) -> Options {
 }
 
 /// With two listeners: some libraries send no password without TLS.
-async fn keyward(cluster: &Cluster) -> (Keyward, Through) {
+pub(crate) async fn keyward(cluster: &Cluster) -> (Keyward, Through) {
     let (site, pair) = (Site::new(), cluster.pki().server());
     let through = Through { plain: site.listen, tls: ports::free(), ca: cluster.pki().ca.clone() };
     let secure = format!(
