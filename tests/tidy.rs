@@ -284,7 +284,7 @@ fn no_file_tells_where_it_was_made() {
     let mut faults = Vec::new();
     for (name, text) in tree() {
         // Cargo writes its registry's name there by itself.
-        if name == "Cargo.lock" {
+        if Path::new(&name).ends_with("Cargo.lock") {
             continue;
         }
         for (line, word) in found_words(&text, &words) {
