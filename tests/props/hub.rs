@@ -100,15 +100,32 @@ struct World<'a> {
     came: usize,
     said: usize,
     largest: usize,
+    counts: Counts,
+}
+
+/// What the client was told, in one run or in many: a promise is only kept where it was put to the test.
+#[derive(Debug, Default)]
+struct Counts {
+    created: u32,
+    refused: u32,
+    events: u32,
+    progress: u32,
+    all_progress: u32,
+    compacted: u32,
+    cancelled: u32,
+    resumed: u32,
+    closed: u32,
 }
 
 /// The target. Every byte is a decision of somebody who is not the hub.
-fn survives(input: &[u8]) {
+fn survives(input: &[u8]) -> Counts {
     let mut world = World::new(Choices::new(input));
     while !world.choices.is_empty() && !world.ended {
         world.step();
     }
+    let counts = std::mem::take(&mut world.counts);
     world.leave();
+    counts
 }
 
 impl<'a> World<'a> {
@@ -138,6 +155,7 @@ impl<'a> World<'a> {
             came: 0,
             said: 0,
             largest: 0,
+            counts: Counts::default(),
         }
     }
 
@@ -305,7 +323,7 @@ impl<'a> World<'a> {
     }
 
     fn header(&mut self, revision: i64) -> pb::ResponseHeader {
-        if self.choices.one_in(64) {
+        if self.choices.one_in(200) {
             self.cluster += 1;
         }
         pb::ResponseHeader { cluster_id: self.cluster, member_id: 1, revision, raft_term: 3 }
@@ -324,11 +342,14 @@ impl<'a> World<'a> {
         let nobody = &mut Upstream::default();
         let stream = self.streams.get_mut(&on).unwrap_or(nobody);
         let live = match stream.live.len() {
-            count @ 1.. if !choices.one_in(12) => stream.live[choices.below(count)],
+            count @ 1.. if !choices.one_in(16) => stream.live[choices.below(count)],
             _ => choices.number().cast_signed(),
         };
         let mut response = pb::WatchResponse { header, watch_id: live, ..Default::default() };
-        match choices.below(16) {
+        let kind = choices.below(16);
+        // A Created that nobody waits for ends the stream: seldom, or nothing else would be seen.
+        let unasked = kind < 5 && stream.creating.is_empty() && !choices.one_in(16);
+        match if unasked { kind + 5 } else { kind } {
             0..5 => {
                 response.created = true;
                 response.watch_id = stream.creating.pop_front().unwrap_or(live);
@@ -359,6 +380,7 @@ impl<'a> World<'a> {
             }
             12 | 13 => response.watch_id = -1,
             14 => {}
+            _ if !choices.one_in(4) => response.watch_id = live,
             _ => {
                 response.header = None;
                 response.created = choices.flag();
@@ -367,7 +389,7 @@ impl<'a> World<'a> {
             }
         }
         let mut message = response.encode_to_vec();
-        if choices.one_in(24) {
+        if choices.one_in(64) {
             match choices.below(4) {
                 0 => message = choices.bytes(12).to_vec(),
                 1 => message.truncate(choices.below(message.len() + 1).min(255)),
@@ -416,9 +438,11 @@ impl<'a> World<'a> {
                 assert!(self.named.insert(stream), "{stream:?} named twice");
                 assert!(matches!(credential, Credential::Current | Credential::Fresh));
                 self.streams.insert(stream, Upstream::default());
+                self.counts.resumed += u32::from(!self.told.is_empty());
             }
             Output::Close { stream } => {
                 assert!(self.streams.remove(&stream).is_some(), "{stream:?} is not there to be closed");
+                self.counts.closed += 1;
             }
             Output::Send { stream, message } => {
                 let upstream = self.streams.get_mut(&stream).expect("sent on a stream that is there");
@@ -475,6 +499,7 @@ impl<'a> World<'a> {
                 assert!(header.revision >= watch.last.max(watch.progress), "went back: {}", told());
                 watch.progress = header.revision;
             }
+            self.counts.all_progress += 1;
             return;
         }
         let watch =
@@ -482,13 +507,16 @@ impl<'a> World<'a> {
         if response.canceled && response.compact_revision > 0 {
             assert!(!watch.ended, "ended twice: {}", told());
             watch.ended = true;
+            self.counts.compacted += 1;
         } else if response.canceled {
             assert!(!watch.ended || self.cancelled.contains(&response.watch_id), "{}", told());
             self.told.remove(&response.watch_id);
+            self.counts.cancelled += 1;
         } else if response.events.is_empty() {
             assert!(watch.notify && !watch.ended, "{}", told());
             assert!(header.revision >= watch.last.max(watch.progress), "went back: {}", told());
             watch.progress = header.revision;
+            self.counts.progress += 1;
         } else {
             assert!(!watch.ended, "{}", told());
             let mut revisions =
@@ -504,6 +532,7 @@ impl<'a> World<'a> {
             assert!(revisions.clone().is_sorted());
             watch.last = revisions.next_back().expect("some");
             assert_eq!(header.revision, watch.last, "a header ahead of what was delivered");
+            self.counts.events += 1;
         }
     }
 
@@ -513,6 +542,7 @@ impl<'a> World<'a> {
         let lives = self.told.get(&id).is_some_and(|watch| !watch.ended);
         if response.canceled {
             assert!(id == -1 || (id == asked && !lives), "a refusal that names a living watch: {response:?}");
+            self.counts.refused += 1;
             return;
         }
         assert!(!lives, "{id} is taken");
@@ -523,6 +553,7 @@ impl<'a> World<'a> {
         }
         let unseen = Told { notify, last: i64::MIN, progress: i64::MIN, ended: false };
         self.told.insert(id, unseen);
+        self.counts.created += 1;
     }
 
     // ---- the end
@@ -561,5 +592,41 @@ fn spoil_for_all<M: prost::Message + Default>(message: &mut Vec<u8>) {
 
 #[test]
 fn the_hub_survives_anybody() {
-    for_any_bytes(1500, survives);
+    for_any_bytes(1500, |input| drop(survives(input)));
+}
+
+/// Bytes of splitmix64, so that how much happens does not depend on luck.
+#[test]
+fn enough_happens_to_the_hub() {
+    let mut total = Counts::default();
+    for seed in 0..300_u64 {
+        let mut state = seed;
+        let bytes: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            (mixed ^ (mixed >> 27)).to_le_bytes()[5]
+        })
+        .take(1500)
+        .collect();
+        total.add(&survives(&bytes));
+    }
+    println!("{total:?}");
+    let Counts { created, refused, events, progress, all_progress, compacted, cancelled, resumed, closed } =
+        total;
+    let floors = [created, refused, events, progress, all_progress, compacted, cancelled, resumed, closed];
+    assert!(floors.iter().all(|happened| *happened >= 30), "too little happened: {floors:?}");
+}
+
+impl Counts {
+    fn add(&mut self, other: &Self) {
+        self.created += other.created;
+        self.refused += other.refused;
+        self.events += other.events;
+        self.progress += other.progress;
+        self.all_progress += other.all_progress;
+        self.compacted += other.compacted;
+        self.cancelled += other.cancelled;
+        self.resumed += other.resumed;
+        self.closed += other.closed;
+    }
 }
