@@ -136,6 +136,32 @@ fn documents_name_keys_that_exist() {
 }
 
 /// The names under which a scraper finds what the registry and the admin address tell.
+/// A promise whose test was renamed or removed is a promise that nobody holds.
+#[test]
+fn the_table_of_promises_names_tests_that_exist() {
+    let listed = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "src", "tests"])
+        .current_dir(root())
+        .output()
+        .expect("git lists the tree");
+    let listed = String::from_utf8(listed.stdout).expect("file names are UTF-8");
+    let sources: String = listed
+        .lines()
+        .filter(|name| Path::new(name).extension().is_some_and(|ext| ext == "rs"))
+        .filter_map(|name| fs::read_to_string(root().join(name)).ok())
+        .collect();
+    let table = read("tests/watches.md");
+    let is_test =
+        |word: &&str| word.contains('_') && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    let named: BTreeSet<&str> = quoted(&table).into_iter().filter(is_test).collect();
+    assert!(named.len() > 60, "found {} tests", named.len());
+    let missing: Vec<_> = named.iter().filter(|name| !sources.contains(&format!("fn {name}("))).collect();
+    assert!(missing.is_empty(), "named, and not there: {missing:?}");
+    let rules = table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| rule"));
+    let unproven: Vec<_> = rules.filter(|line| !line.contains('`')).collect();
+    assert!(unproven.is_empty(), "rules without a test: {unproven:?}");
+}
+
 fn metrics() -> BTreeSet<String> {
     let registry = Metrics::new(vec!["/a/B"]);
     registry.call_ended(0, 0, Some(std::time::Duration::ZERO));

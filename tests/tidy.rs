@@ -87,7 +87,7 @@ fn without_tests(text: &str) -> &str {
     text
 }
 
-/// Files that a `#[cfg(test)] mod name;` of their parent includes.
+/// Files that a `#[cfg(test)] mod name;` of their parent includes, and those in the folder of such a file.
 fn test_only_files(files: &[(String, String)]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (name, text) in files {
@@ -101,6 +101,12 @@ fn test_only_files(files: &[(String, String)]) -> BTreeSet<String> {
             }
         }
     }
+    let within = |name: &str| {
+        let mut folders = found.iter().filter_map(|test| test.strip_suffix(".rs"));
+        folders.any(|folder| name.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
+    };
+    let nested: Vec<_> = files.iter().map(|(name, _)| name.clone()).filter(|name| within(name)).collect();
+    found.extend(nested);
     found
 }
 

@@ -260,7 +260,7 @@ impl Response {
                 3 => response.created = field.bool()?,
                 4 => response.canceled = field.bool()?,
                 5 => response.compact_revision = field.int64()?,
-                6 => response.cancel_reason = field.bytes()?,
+                6 => response.cancel_reason = field.text()?,
                 7 => response.fragment = field.bool()?,
                 11 => response.events.push(Event::read(&field)?),
                 _ => unknown.put_slice(field.raw()),
@@ -318,6 +318,13 @@ impl<'a> Field<'a> {
 
     fn bytes(&self) -> Result<Bytes, Malformed> {
         Ok(self.message.slice_ref(self.value.bytes().ok_or(Malformed)?))
+    }
+
+    /// Bytes that are UTF-8: some readers refuse text that is not.
+    fn text(&self) -> Result<Bytes, Malformed> {
+        let bytes = self.bytes()?;
+        std::str::from_utf8(&bytes).map_err(|_| Malformed)?;
+        Ok(bytes)
     }
 
     /// Tag and value.
@@ -449,7 +456,119 @@ mod tests {
             )
     }
 
+    /// Fields that we do not know: numbers that etcd has not given yet, of every wire type.
+    fn unknown() -> impl Strategy<Value = Vec<u8>> {
+        let value = prop_oneof![
+            any::<u16>().prop_map(|value| (0, vec![u8::try_from(value % 128).unwrap()])),
+            any::<[u8; 8]>().prop_map(|value| (1, value.to_vec())),
+            prop::collection::vec(any::<u8>(), 0..9)
+                .prop_map(|value| (2, [vec![u8::try_from(value.len()).unwrap()], value].concat())),
+            any::<[u8; 4]>().prop_map(|value| (5, value.to_vec())),
+        ];
+        (32_u32..64, value).prop_map(|(number, (wire_type, value))| {
+            let tag = number << 3 | wire_type;
+            [vec![tag.to_le_bytes()[0] & 0x7f | 0x80, (tag >> 7).to_le_bytes()[0]], value].concat()
+        })
+    }
+
+    /// The fields of `message`, each as its bytes, with as many unknown ones between them as there are.
+    fn strewn(message: &[u8], unknown: &[Vec<u8>]) -> Vec<u8> {
+        let message = Bytes::copy_from_slice(message);
+        let mut strewn = Vec::new();
+        let mut unknown = unknown.iter();
+        for field in fields(&message) {
+            strewn.extend(unknown.next().into_iter().flatten());
+            strewn.extend(field.unwrap().raw());
+        }
+        strewn.extend(unknown.flatten());
+        strewn
+    }
+
+    fn nested(number: u32, body: &[u8]) -> Vec<u8> {
+        let mut field = BytesMut::new();
+        append_bytes_field(&mut field, number, body);
+        field.to_vec()
+    }
+
+    /// The fields of one number, each as its bytes.
+    fn of_number(message: &Bytes, wanted: impl Fn(u32) -> bool) -> Vec<Vec<u8>> {
+        let wanted = fields(message).map(Result::unwrap).filter(|field| wanted(field.number));
+        wanted.map(|field| field.raw().to_vec()).collect()
+    }
+
     proptest! {
+        /// What etcd may add tomorrow crosses: beside the fields that we know, in the header, in events and in their keys.
+        #[test]
+        fn unknown_fields_cross_wherever_they_stand(
+            response in any_response(),
+            unknown in prop::collection::vec(unknown(), 0..24),
+            watch_id: i64,
+            revision in 1_i64..,
+        ) {
+            let mut parts = unknown.chunks(3).cycle();
+            let mut next = || parts.next().unwrap_or_default();
+            let header = strewn(&response.header.unwrap().encode_to_vec(), next());
+            let mut message = nested(1, &header);
+            let bare = pb::WatchResponse { header: None, events: Vec::new(), ..response.clone() };
+            message.extend(strewn(&bare.encode_to_vec(), next()));
+            for event in &response.events {
+                let kv = strewn(&event.kv.as_ref().unwrap().encode_to_vec(), next());
+                let bare = mvccpb::Event { kv: None, ..event.clone() };
+                let event = [strewn(&bare.encode_to_vec(), next()), nested(2, &kv)].concat();
+                message.extend(nested(11, &event));
+                message.extend(next().concat());
+            }
+            let message = Bytes::from(message);
+            let mut read = Response::read(&message).unwrap();
+            let revisions: Vec<i64> = read.events.iter().map(|event| event.revision).collect();
+            let expected: Vec<i64> =
+                response.events.iter().map(|event| event.kv.as_ref().unwrap().mod_revision).collect();
+            prop_assert_eq!(revisions, expected);
+            read.watch_id = watch_id;
+            read.header = read.header.map(|header| header.with_revision(revision));
+            let written = read.write();
+            // Events are the very bytes, in their order; so is what nobody knows.
+            prop_assert_eq!(of_number(&written, |n| n == 11), of_number(&message, |n| n == 11));
+            prop_assert_eq!(of_number(&written, |n| n > 11), of_number(&message, |n| n > 11));
+            // Of the header only the revision is another, wherever it stands.
+            let raw = Bytes::copy_from_slice(Response::read(&written).unwrap().header.unwrap().raw.as_ref());
+            let others = |n| n != 3;
+            prop_assert_eq!(of_number(&raw, others), of_number(&Bytes::from(header), others));
+            let mut expected = response;
+            expected.watch_id = watch_id;
+            expected.header.as_mut().unwrap().revision = revision;
+            prop_assert_eq!(pb::WatchResponse::decode(written).unwrap(), expected);
+        }
+
+        /// A create goes upstream with every field of the client's that is not ours to set.
+        #[test]
+        fn a_create_keeps_what_we_do_not_know(
+            key: Vec<u8>,
+            filters in prop::collection::vec(0..2_i32, 0..3),
+            mine in prop::collection::vec(unknown(), 0..6),
+            beside in prop::collection::vec(unknown(), 0..3),
+            ids: (i64, i64),
+        ) {
+            let create = pb::WatchCreateRequest {
+                key: key.into(), filters, prev_kv: true, watch_id: 9, start_revision: 8, ..Default::default()
+            };
+            let body = strewn(&create.encode_to_vec(), &mine);
+            let message = Bytes::from([nested(1, &body), beside.concat()].concat());
+            let Ok(Request::Create(read)) = Request::read(&message) else { panic!("a create") };
+            let sent = read.message(ids.0, ids.1);
+            let expected = pb::WatchCreateRequest {
+                watch_id: ids.0, start_revision: ids.1, progress_notify: true, fragment: true, ..create
+            };
+            let union = pb::watch_request::RequestUnion::CreateRequest(expected);
+            prop_assert_eq!(
+                pb::WatchRequest::decode(sent.clone()).unwrap(),
+                pb::WatchRequest { request_union: Some(union) }
+            );
+            prop_assert_eq!(of_number(&sent, |n| n > 8).concat(), beside.concat());
+            let inside = fields(&sent).next().unwrap().unwrap().bytes().unwrap();
+            prop_assert_eq!(of_number(&inside, |n| n > 8).concat(), mine.concat());
+        }
+
         #[test]
         fn an_untouched_response_is_the_same_bytes(response in any_response()) {
             let message = Bytes::from(response.encode_to_vec());

@@ -132,6 +132,11 @@ impl Member {
         self.state.logins.get()
     }
 
+    /// From now on only this password is right.
+    pub(crate) fn change_password(&self, password: &'static str) {
+        self.state.password.replace(Some(password));
+    }
+
     /// How often it was dialled.
     pub(crate) fn dials(&self) -> usize {
         self.address.dials.load(Ordering::Relaxed)

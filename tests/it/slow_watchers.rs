@@ -1,5 +1,7 @@
 //! A watch that nobody reads holds up itself and nobody else (rules 37; must-show 10).
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::future::join_all;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -107,6 +109,33 @@ fn four_unread_watches_of_small_events() {
 #[test]
 fn four_unread_watches_of_large_events() {
     paused(others_get_everything(4, 2048));
+}
+
+/// Flow control reaches etcd: of what an unread watch would get, only so much is taken as the windows and pipes between
+/// its member and its client hold.
+#[test]
+fn an_unread_watch_stops_its_own_member() {
+    paused(async {
+        let tasks = Tasks::default();
+        let member = Member::new(1, &tasks);
+        let keyward = Keyward::before(&[&member]);
+        let client = watcher(&keyward).await;
+        let (mut stream, mut call, id) = opened(&client, &member).await;
+        let mut taken = 0;
+        while taken < UNREAD {
+            let next = event(id, 10 + taken, 2048);
+            match tokio::time::timeout(Duration::from_secs(10), call.say(&next)).await {
+                Ok(said) => said.expect("the watch lives"),
+                Err(_held_back) => break,
+            }
+            taken += 1;
+        }
+        // Twice a stream's 64 KiB, twice a pipe's 256 KiB, and what is between: 320 events make 640 KiB.
+        assert!((30..1000).contains(&taken), "{taken} events were taken from the member");
+        for revision in 10..10 + taken {
+            assert_eq!(revisions(&watched(&stream.next().await.expect("the watch lives"))), [revision]);
+        }
+    });
 }
 
 /// Why the windows are as they are: on hyper's own, one unread watch of small events ends the connection under all.

@@ -269,6 +269,34 @@ fn a_create_that_stays_refused_is_told_once_as_etcd_tells_it() {
     });
 }
 
+/// The refusal might be cured by a login, and no login is to be had: the client hears etcd's first word, once.
+#[test]
+fn a_password_that_is_wrong_by_now_ends_a_create_and_is_tried_once() {
+    paused(async {
+        let (member, _keyward, client) = with_auth().await;
+        let mut stream = watching(&client, 10).await;
+        let mut call = member.called(WATCH).await;
+        let (id, _) = accept(&mut call, 9).await;
+        stream.next().await.expect("created");
+        member.change_password("another");
+        stream.say(&watch("k2", 10)).await;
+        create_of(&call.messages.next().await.expect("a request")).expect("a create");
+        let reason = format!("rpc error: code = Unauthenticated desc = {INVALID_TOKEN}");
+        call.say(&refused(&reason)).await.expect("taken");
+        let logins = member.logins();
+        member.called(TXN).await.refuse(Code::Unauthenticated, INVALID_TOKEN);
+        let answer = watched(&stream.next().await.expect("an answer"));
+        assert!(answer.created && answer.canceled, "{answer:?}");
+        assert_eq!(answer.cancel_reason, reason);
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        assert!(member.was_called_again().is_none(), "no endless loop");
+        assert_eq!(member.logins(), logins + 1, "a wrong password is costly to check");
+        // What lives goes on: etcd asks a running watch for nothing.
+        call.say(&event(id, 10, 5)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, [10]);
+    });
+}
+
 #[test]
 fn a_client_that_leaves_ends_its_upstream_streams() {
     paused(async {

@@ -2,8 +2,7 @@
 //! and is decided on with care.
 
 use bytes::Bytes;
-use keyward::pb::etcdserverpb as pb;
-use keyward::pb::{v3electionpb as election, v3lockpb as lock};
+use keyward::pb::{etcdserverpb as pb, mvccpb, v3electionpb as election, v3lockpb as lock};
 use keyward::rpc::method::{Effect, METHODS, Method};
 use keyward::rpc::scan::Fields;
 use keyward::rpc::schema::MessageId;
@@ -152,15 +151,16 @@ fn the_header_is_what_prost_reads(input: &[u8]) {
         raft_term: choices.number(),
     };
     let with = choices.flag().then_some(header);
-    let mut answer = pb::PutResponse { header: with, prev_kv: None }.encode_to_vec();
-    answer.extend(choices.bytes(3));
-    let answer = Bytes::from(answer);
+    let kv = choices
+        .flag()
+        .then(|| mvccpb::KeyValue { key: choices.bytes(3).to_vec().into(), ..Default::default() });
+    let mut answer = pb::PutResponse { header: with, prev_kv: kv }.encode_to_vec();
     // etcd writes the header first; bytes after it are another's business.
-    let expected = with.map(|header| header.revision);
-    match with {
-        Some(_) => assert_eq!(header::revision_of(&answer), expected),
-        None => drop(header::revision_of(&answer)),
+    if with.is_some() {
+        answer.extend(choices.bytes(3));
     }
+    let answer = Bytes::from(answer);
+    assert_eq!(header::revision_of(&answer), with.map(|header| header.revision));
     let raw = header::of(&answer);
     assert_eq!(raw.as_deref().and_then(header::revision), header::revision_of(&answer));
     let any = Bytes::copy_from_slice(choices.rest());

@@ -75,12 +75,22 @@ impl<'a> Choices<'a> {
 /// Calls `target` with many byte strings of up to `most` bytes; of one that fails, the smallest is printed.
 pub(crate) fn for_any_bytes(most: usize, target: impl Fn(&[u8])) {
     let config = Config { failure_persistence: None, max_shrink_iters: 200_000, ..Config::default() };
-    let bytes = prop::collection::vec(any::<u8>(), 0..most);
-    let tried = TestRunner::new(config).run(&bytes, |bytes| {
+    let bytes = prop::collection::vec(any::<u8>(), 0..most).prop_map(Case);
+    let tried = TestRunner::new(config).run(&bytes, |Case(bytes)| {
         target(&bytes);
         Ok(())
     });
     if let Err(failure) = tried {
         panic!("{failure}");
+    }
+}
+
+/// Shown on one line, ready to be given to the target again.
+#[derive(Clone)]
+struct Case(Vec<u8>);
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "b\"{}\"", self.0.escape_ascii())
     }
 }

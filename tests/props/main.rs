@@ -18,4 +18,6 @@ mod frames;
 #[cfg(test)]
 mod headers;
 #[cfg(test)]
+mod hub;
+#[cfg(test)]
 mod txns;

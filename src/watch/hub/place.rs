@@ -326,7 +326,9 @@ impl Hub {
     /// The last word on a watch: told in its turn, or at once when it lived.
     pub(super) fn refuse(&mut self, key: WatchKey, refusal: Response) {
         let Some(watch) = self.watches.get_mut(&key) else { return };
-        if watch.id.is_some() {
+        if watch.id.is_some() && refusal.compact_revision > 0 {
+            return self.tell_compacted(key, Response { created: false, ..refusal });
+        } else if watch.id.is_some() {
             return self.tell_denied(key, refusal);
         }
         watch.answer = Some(Answer::Refused(refusal));

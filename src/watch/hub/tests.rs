@@ -1,4 +1,4 @@
-//! The hub's promises, one by one.
+//! The hub's promises, one by one. `tests/watches.md` says which test proves which of them.
 
 use std::time::Duration;
 

@@ -23,7 +23,7 @@ impl Hub {
         if !self.streams.contains_key(&id) {
             return Ok(());
         }
-        let Ok(response) = Response::read(message) else {
+        let Some(response) = Response::read(message).ok().filter(is_sound) else {
             self.abandon(now, id);
             return Ok(());
         };
@@ -41,7 +41,7 @@ impl Hub {
             }
             if !response.events.is_empty() {
                 return self.events(now, id, response);
-            } else if !response.fragment && revision > 0 {
+            } else if revision > 0 {
                 self.progressed(id, revision, response);
             }
         }
@@ -217,13 +217,16 @@ impl Hub {
         };
         let Some(watch) = self.watches.get_mut(&key) else { return };
         let Place::Upstream(_, incarnation) = &watch.place else { return };
+        if incarnation.created.is_none() {
+            return self.abandon(now, id);
+        }
         let compacted = response.compact_revision;
         if compacted > 0 && watch.id.is_none() {
             // Told in its turn, when it begins anew.
             self.park(key);
-        } else if compacted > watch.cursor.next() {
+        } else if compacted > watch.cursor.next().max(0) {
             self.tell_compacted(key, response);
-        } else if compacted > incarnation.start {
+        } else if compacted > incarnation.start.max(0) {
             // Only what it had delivered already is gone: begin where it really stands.
             let place = std::mem::replace(&mut watch.place, Place::Nowhere);
             watch.exact = true;
@@ -246,6 +249,12 @@ impl Known {
         self.shown = self.shown.min(revision);
         self.delivered = self.delivered.min(revision);
     }
+}
+
+/// Events come alone, and nothing but events in fragments.
+fn is_sound(response: &Response) -> bool {
+    let answers = response.created || response.canceled;
+    if response.events.is_empty() { !response.fragment } else { !answers }
 }
 
 /// Whether a fresh credential may turn this refusal of etcd's. Old members (before V6) say "permission denied" to

@@ -126,6 +126,21 @@ fn a_history_that_may_not_be_asked_for_is_taken_on_trust() {
     assert_eq!(bench.next_create(2), (3, 41));
 }
 
+#[test]
+fn a_refused_resume_that_names_a_compaction_is_one() {
+    let mut bench = Bench::watching(NEW);
+    bench.resumed(1, 2, NEW);
+    bench.out.clear();
+    let refusal = refused(-1, "etcdserver: mvcc: required revision has been compacted");
+    bench.up(2, pb::WatchResponse { compact_revision: 50, ..refusal });
+    let told = bench.next_emitted();
+    assert_eq!((told.watch_id, told.created, told.canceled), (0, false, true));
+    assert_eq!((told.compact_revision, header_revision(&told)), (50, 0));
+    bench.out.clear();
+    bench.cancel(0);
+    assert!(bench.emitted().canceled, "acknowledged, as after any compaction");
+}
+
 /// A create that waits names a revision of the old cluster: it is created, since the client must hear of it, and ended.
 #[test]
 fn a_create_that_waits_for_another_clusters_revision_is_ended_as_compacted() {

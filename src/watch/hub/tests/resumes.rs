@@ -155,6 +155,40 @@ fn streams_are_bounded_and_the_oldest_gives_way() {
     panic!("never bounded");
 }
 
+/// etcd holds back what it has to say of a watch until its Created went out.
+#[test]
+fn a_watch_that_ends_before_it_began_costs_the_stream_and_is_created_elsewhere() {
+    for end in [pb::WatchResponse { canceled: true, ..answer(2, 6) }, compacted(2, 50)] {
+        let mut bench = Bench::watching(MIDDLE);
+        bench.create(watch("b", 5));
+        assert_eq!(bench.next_create(1).0, 2);
+        bench.up(1, end);
+        assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
+        assert_eq!(bench.next_open(), (2, Credential::Current, 1));
+        bench.input(Input::Opened { stream: StreamId(2), traits: MIDDLE });
+        assert_eq!((bench.next_create(2), bench.next_create(2)), ((3, 5), (4, 5)));
+        bench.up(2, created(3, 6));
+        bench.nothing();
+        bench.up(2, created(4, 6));
+        assert_eq!(bench.emitted().watch_id, 1, "its one Created");
+    }
+}
+
+/// Members before V8 take a start below 1.
+#[test]
+fn a_watch_from_below_the_beginning_is_resumed_when_its_member_cancels_it() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", -5));
+    bench.opened(1, OLD);
+    bench.up(1, created(1, 4));
+    bench.out.clear();
+    bench.up(1, pb::WatchResponse { canceled: true, ..answer(1, 4) });
+    assert_eq!(bench.next_open(), (2, Credential::Current, 1));
+    bench.out.clear();
+    bench.input(Input::Opened { stream: StreamId(2), traits: OLD });
+    assert_eq!(bench.next_create(2), (2, 1), "never 0, which means now");
+}
+
 #[test]
 fn an_event_without_its_previous_value_crosses_as_it_is() {
     let mut bench = Bench::new();
@@ -171,4 +205,25 @@ fn an_event_without_its_previous_value_crosses_as_it_is() {
     response.events[1].prev_kv = Some(mvccpb::KeyValue { value: "old".into(), ..Default::default() });
     bench.up(2, response.clone());
     assert_eq!(bench.emitted().events, response.events);
+}
+
+/// Whatever else it might mean, the client would take it for something else.
+#[test]
+fn what_etcd_never_says_at_once_costs_the_stream() {
+    let fragment = true;
+    for nonsense in [
+        pb::WatchResponse { created: true, ..events(2, 6, &[6]) },
+        pb::WatchResponse { canceled: true, ..events(1, 6, &[6]) },
+        pb::WatchResponse { fragment, ..created(2, 6) },
+        pb::WatchResponse { fragment, ..compacted(1, 50) },
+        pb::WatchResponse { fragment, ..answer(1, 6) },
+    ] {
+        let mut bench = Bench::watching(MIDDLE);
+        bench.create(watch("b", 5));
+        bench.out.clear();
+        bench.up(1, nonsense);
+        assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
+        assert_eq!(bench.next_open(), (2, Credential::Current, 1));
+        bench.nothing();
+    }
 }
