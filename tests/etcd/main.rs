@@ -31,11 +31,15 @@ mod locks;
 #[cfg(test)]
 mod members;
 #[cfg(test)]
+mod muted;
+#[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]
 mod rewatch;
+#[cfg(test)]
+mod snapshots;
 #[cfg(test)]
 mod steady;
 #[cfg(test)]
