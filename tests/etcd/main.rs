@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
 mod caller;
 #[cfg(test)]
 mod chaos;
@@ -32,6 +34,8 @@ mod locks;
 mod members;
 #[cfg(test)]
 mod muted;
+#[cfg(test)]
+mod outlived;
 #[cfg(test)]
 mod raw;
 #[cfg(test)]
