@@ -77,7 +77,7 @@ struct State {
     since: Option<i64>,
     /// Nothing that was sent can still create it.
     settled: bool,
-    /// It was seen in line since it was sent last.
+    /// It was seen in line, which nobody has asked for yet.
     in_line: bool,
     fate: Fate,
     /// It is registered no more.
@@ -104,7 +104,7 @@ impl Claim {
     /// Waits for `answer` to the call, which is about to be sent, and looks meanwhile where its ticket stands.
     pub async fn beside<T>(&self, answer: impl Future<Output = T>) -> T {
         // What was lost before may come later than what is sent now.
-        self.change(|state| State { sent: true, in_line: false, settled: false, ..state });
+        self.change(|state| State { sent: true, settled: false, ..state });
         tokio::select! {
             biased; // an answer makes every look needless
             answer = answer => answer,
@@ -112,10 +112,23 @@ impl Claim {
         }
     }
 
-    /// Whether the call was seen in line since it was sent last: the cluster worked then.
+    /// Whether the call was seen in line since this was asked last: the cluster worked then.
     #[must_use]
-    pub fn was_in_line(&self) -> bool {
-        self.state.get().in_line
+    pub fn take_in_line(&self) -> bool {
+        let in_line = self.state.get().in_line;
+        self.change(|state| State { in_line: false, ..state });
+        in_line
+    }
+
+    /// Whether the user may read the line that it waits in. Where it stands there, this tells, too.
+    ///
+    /// # Errors
+    /// [`ReadError`]: it may not, or nobody told.
+    pub async fn is_permitted(&self) -> Result<(), ReadError> {
+        if let Place::Behind(created) = self.look().await? {
+            self.change(|state| State { since: state.since.or(Some(created)), ..state });
+        }
+        Ok(())
     }
 
     /// What became of the call where it was sent last will not be known.

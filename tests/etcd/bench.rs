@@ -12,7 +12,7 @@ use tonic::Status;
 use crate::caller::{Caller, Kind};
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Cluster, wait};
+use crate::harness::{Cluster, Options, wait};
 use crate::steady::{TTL, options};
 
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -30,7 +30,11 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) async fn of(version: &Version) -> Bench {
-        let cluster = Cluster::start(version, options(TIMING)).await;
+        Bench::with(version, options(TIMING)).await
+    }
+
+    pub(crate) async fn with(version: &Version, options: Options) -> Bench {
+        let cluster = Cluster::start(version, options).await;
         let site = Site::new();
         let config = site.in_front_of(&cluster);
         let keyward = Keyward::start(site, &config).await;

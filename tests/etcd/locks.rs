@@ -12,7 +12,7 @@ use prost::Message as _;
 use crate::bench::{Bench, LEASE, Open, SOON, THREE, told};
 use crate::caller::{Caller, Kind};
 use crate::harness::client::lifetime;
-use crate::harness::{versions, wait};
+use crate::harness::{Auth, Options, versions, wait};
 use crate::raw;
 use crate::steady::TTL;
 
@@ -206,6 +206,42 @@ async fn a_wait_outlives_its_member_and_keeps_its_place() {
             println!(
                 "{version}: {kind:?}: the member of the first of two was killed; both were granted, in order"
             );
+        }
+    }
+}
+
+/// A member makes one stream for the watches of all who wait there, and looks at the token of whoever was first (etcd-io/etcd#14850):
+/// directly, a user without a right to the other's lock cannot wait for his own.
+#[tokio::test]
+async fn two_users_wait_at_one_member() {
+    for version in versions() {
+        let options =
+            Options { auth: Auth::On { extra_users: 1 }, token_ttl: Some(TTL), ..Options::default() };
+        let bench = Bench::with(&version, options).await;
+        for (direct, address) in [(false, bench.keyward.site().listen), (true, bench.cluster.address(0))] {
+            let side = if direct { "direct" } else { "through" };
+            let mut waiting = Vec::new();
+            for (user, name) in [("u00", format!("/u/{side}")), ("alice", format!("/a/{side}"))] {
+                let caller = Caller::log_in(address, user).await;
+                let (held, awaited) = (caller.grant(LEASE).await, caller.grant(LEASE).await);
+                let key = caller.queue(Kind::Lock, &name, held, "v").await.expect("nobody else is in line");
+                let waiter = Open::queue(&caller, Kind::Lock, &name, awaited, "v");
+                bench.in_line(&name, 2).await;
+                waiting.push((user, key, waiter));
+            }
+            lifetime(Duration::from_secs(1)).await;
+            // The first one's stays until the second had its turn.
+            let (user, key, waiter) = waiting.pop().expect("two");
+            bench.direct("root").await.delete(key).await;
+            let ended = waiter.ended().await;
+            println!(
+                "{version}: {user} waits beside another user, directly: {direct}: {:?}",
+                ended.as_ref().map_err(told)
+            );
+            assert!(direct || ended.is_ok(), "{version}: {ended:?}");
+            if !direct {
+                assert!(!waiting[0].2.is_finished());
+            }
         }
     }
 }

@@ -447,6 +447,30 @@ fn a_long_wait_leaves_all_of_the_patience_for_what_comes_after_it() {
     });
 }
 
+/// A wait in line is counted once, not for each login that fails after it.
+#[test]
+fn a_login_that_fails_after_the_wait_does_not_make_it_endless() {
+    paused(async {
+        let tasks = Tasks::default();
+        let members: Vec<_> = (1..=2).map(|id| Member::new(id, &tasks)).collect();
+        let keyward = Keyward::with_auth(&members.iter().collect::<Vec<_>>());
+        let client = keyward.logged_in("alice").await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        let (_, call) = next_of(&members, LOCK).await;
+        look_at(&members, BEHIND).await;
+        settled().await;
+        let began = Instant::now();
+        for member in &members {
+            member.refuse_connections(true);
+            member.cut();
+        }
+        drop(call);
+        assert_eq!(stream.finish().await.end.code(), Some(Code::Unavailable));
+        let took = began.elapsed();
+        assert!(took > Duration::from_secs(6) && took < Duration::from_secs(12), "{took:?}");
+    });
+}
+
 /// Each time that it was seen to wait, one refusal of its token is healed: for months, if need be.
 #[test]
 fn a_token_that_dies_under_the_wait_is_renewed_each_time() {
@@ -474,6 +498,72 @@ fn a_token_that_dies_under_the_wait_is_renewed_each_time() {
             member.called(LOCK).await.refuse(Code::Unknown, INVALID_TOKEN);
         }
         assert_eq!(stream.finish().await.end.told(), (Code::Unauthenticated, INVALID_TOKEN));
+    });
+}
+
+const ANOTHERS: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
+
+/// etcd's own watch goes by the token of whoever made it first on that member (etcd-io/etcd#14850).
+#[test]
+fn a_refusal_in_anothers_name_sends_the_call_elsewhere() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        let (first, call) = next_of(&members, LOCK).await;
+        call.refuse(Code::Unknown, ANOTHERS);
+        look_at(&members, BEHIND).await;
+        let (second, call) = next_of(&members, LOCK).await;
+        assert_ne!(first, second);
+        look_at(&members, BEHIND).await;
+        settled().await;
+        let script = async {
+            call.reply(&locked()).await;
+            look_at(&members, FIRST).await;
+        };
+        let (outcome, ()) = tokio::join!(stream.finish(), script);
+        outcome.message();
+    });
+}
+
+/// Where no member can keep it waiting, it asks whether its turn has come, for as long as it takes.
+#[test]
+fn a_call_that_every_member_refuses_in_anothers_name_asks_at_leisure() {
+    paused(async {
+        let (member, keyward) = one();
+        let client = keyward.client().await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        let began = Instant::now();
+        for _ in 0..30 {
+            member.called(LOCK).await.refuse(Code::Unknown, ANOTHERS);
+            look(&member, BEHIND).await;
+        }
+        assert!(began.elapsed() >= Duration::from_secs(20), "{:?}", began.elapsed());
+        let script = async {
+            member.called(LOCK).await.reply(&locked()).await;
+            look(&member, FIRST).await;
+        };
+        let (outcome, ()) = tokio::join!(stream.finish(), script);
+        outcome.message();
+    });
+}
+
+/// Who may not read the line is refused in truth; without a lease of its own nobody can tell.
+#[test]
+fn a_refusal_in_ones_own_name_is_told() {
+    paused(async {
+        let (member, keyward) = one();
+        let client = keyward.client().await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        member.called(LOCK).await.refuse(Code::Unknown, ANOTHERS);
+        member.called(TXN).await.refuse(Code::PermissionDenied, "etcdserver: permission denied");
+        // It may have put its key in line before; it may not remove it, either.
+        member.called(TXN).await.refuse(Code::PermissionDenied, "etcdserver: permission denied");
+        assert_eq!(stream.finish().await.end.told(), (Code::Unknown, ANOTHERS));
+        let stream = client.begin(LOCK, lock(0)).await.expect("sent");
+        member.called(LOCK).await.refuse(Code::Unknown, ANOTHERS);
+        assert_eq!(stream.finish().await.end.told(), (Code::Unknown, ANOTHERS));
+        nothing_more(&member).await;
     });
 }
 
