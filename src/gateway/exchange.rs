@@ -166,7 +166,10 @@ impl Exchange<'_> {
         let reading = self.read(member, headers);
         let read = match claim {
             None => reading.await,
-            Some(claim) => claim.beside(reading).await,
+            Some(claim) => match claim.beside(reading).await {
+                Some(read) => read,
+                None => return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT),
+            },
         };
         match read {
             Ok(answer) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => match claim {
