@@ -284,7 +284,7 @@ mod tests {
             let leader = LeaderKey { rev, ..LeaderKey::default() };
             Bytes::from(CampaignResponse { header: None, leader: Some(leader) }.encode_to_vec())
         };
-        assert!(Ticket::holds(campaign(), &won(5), Place::First(5)));
+        assert!(Ticket::holds(campaign(), &won(5), &Place::First(5)));
         assert!(
             !Ticket::holds(campaign(), &won(5), &Place::First(6)),
             "that is another candidacy of the lease"
