@@ -4,7 +4,10 @@
 //! leaves no key in line. Must not know: how it is sent, where its ticket stands. Invariants (rules 28): without a lease
 //! of the client's it is sent once; it is told of a drain at once, so that its client asks elsewhere in time.
 
+use std::future::Future;
+
 use bytes::Bytes;
+use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::Exchange;
@@ -64,7 +67,7 @@ pub async fn run(
     let ended = tokio::select! {
         biased; // a drain first: whoever is told now finds another replica
         _ = drain.wait_for(Option::is_some) => Err(Refusal::SHUTTING_DOWN),
-        ended = answered(&exchange, claim.as_ref(), record) => ended,
+        ended = in_time(exchange.deadline, answered(&exchange, claim.as_ref(), record)) => ended,
     };
     let status = ended.as_ref().ok().and_then(Answer::status);
     match (claim, status) {
@@ -75,6 +78,16 @@ pub async fn run(
         (Some(claim), status) => claim.give_up(status.is_some()).await,
     }
     ended
+}
+
+async fn in_time(
+    deadline: Option<Instant>,
+    answered: impl Future<Output = Result<Answer, Refusal>>,
+) -> Result<Answer, Refusal> {
+    match deadline {
+        None => answered.await,
+        Some(deadline) => timeout_at(deadline, answered).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED)),
+    }
 }
 
 async fn answered(

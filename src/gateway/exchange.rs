@@ -19,12 +19,15 @@ use crate::identity::MemberId;
 use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::method::{Class, Effect, Lane, Method, Stream};
-use crate::rpc::outcome::{Asked, AuthState, Proof, Verdict, auth_state, is_trouble, translate, verdict};
+use crate::rpc::outcome::{
+    Asked, AuthState, Proof, Verdict, auth_state, is_of_shared_watch, is_trouble, translate, verdict,
+};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Token};
 use crate::upstream::membership::{Auth, Hint, Member};
+use crate::upstream::read::ReadError;
 use crate::upstream::send::{As, NoAnswer, upstream_headers};
 
 /// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
@@ -32,6 +35,8 @@ use crate::upstream::send::{As, NoAnswer, upstream_headers};
 pub const PATIENCE: Duration = Duration::from_secs(7);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// How often a call is sent that no member can keep waiting: its turn may have come.
+const TURN: Duration = Duration::from_secs(1);
 
 /// A call ready to go upstream.
 pub struct Exchange<'a> {
@@ -68,6 +73,8 @@ enum Attempt {
     Again(Option<Answer>, Refusal),
     /// Try the same member again at once: its credential was renewed.
     Healed,
+    /// This member refused the call in another's name: elsewhere, or here later.
+    Mistaken(Answer),
     /// No further attempt.
     Refused(Refusal),
 }
@@ -98,7 +105,7 @@ impl Exchange<'_> {
                 record.member = Some(member.id);
                 record.attempts += 1;
                 let attempt = self.attempt(claim, &member, &mut healed, record.attempts).await;
-                if claim.is_some_and(Claim::was_in_line) {
+                if claim.is_some_and(Claim::take_in_line) {
                     patience = Instant::now() + PATIENCE;
                     pause = FIRST_PAUSE;
                     tried.clear();
@@ -111,12 +118,15 @@ impl Exchange<'_> {
                         self.gateway.metrics.healed.inc();
                         continue;
                     }
-                    Attempt::Again(answer, refusal) => {
-                        last = (answer, refusal);
-                        if !tried.contains(&member.id) {
-                            tried.push(member.id);
-                        }
+                    Attempt::Again(answer, refusal) => last = (answer, refusal),
+                    Attempt::Mistaken(answer) => {
+                        last = (Some(answer), Refusal::NO_LEADER);
+                        patience = Instant::now() + PATIENCE;
+                        pause = TURN;
                     }
+                }
+                if !tried.contains(&member.id) {
+                    tried.push(member.id);
                 }
                 // Another member may do at once; when all had their turn, etcd needs time.
                 if self.gateway.door.another(self.wanted, &tried) {
@@ -156,9 +166,16 @@ impl Exchange<'_> {
         let reading = self.read(member, headers);
         let read = match claim {
             None => reading.await,
-            Some(claim) => claim.beside(reading).await,
+            Some(claim) => match claim.beside(reading).await {
+                Some(read) => read,
+                None => return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT),
+            },
         };
         match read {
+            Ok(answer) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => match claim {
+                Some(claim) => mistaken(answer, claim).await,
+                None => Attempt::Answered(answer),
+            },
             Ok(answer) => self.judge(answer, claim, member, token.as_ref(), healed),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
@@ -272,6 +289,16 @@ fn translated(mut answer: Answer, asked: &Asked, status: &Status) -> Answer {
         answer.replace_status(&better);
     }
     answer
+}
+
+/// A Lock or Campaign of whoever may read the line may wait in it.
+async fn mistaken(answer: Answer, claim: &Claim) -> Attempt {
+    claim.lost();
+    match claim.is_permitted().await {
+        Ok(()) => Attempt::Mistaken(answer),
+        Err(ReadError::Refused(status)) if !is_trouble(&status) => Attempt::Answered(answer),
+        Err(_) => Attempt::Again(Some(answer), Refusal::NO_LEADER),
+    }
 }
 
 fn login_failed(failure: &LoginFailure) -> Attempt {

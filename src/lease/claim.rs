@@ -9,7 +9,6 @@
 //! (etcd-io/etcd#13330): whoever died in line would hold the lock.
 
 use std::cell::Cell;
-use std::convert::Infallible;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use crate::rpc::method::Method;
 use crate::rpc::outcome::is_trouble;
 use crate::tasks::Tasks;
 use crate::upstream::choose::Wanted;
-use crate::upstream::membership::Member;
+use crate::upstream::membership::{Auth, Member};
 use crate::upstream::read::{ReadError, ask};
 use crate::upstream::send::{As, Door};
 
@@ -35,6 +34,10 @@ const TXN: &str = "/etcdserverpb.KV/Txn";
 /// A call without an answer for so long waits in line, and it is looked where: longer than an answer takes that does not
 /// wait, shorter than anybody's patience.
 const FIRST_LOOK: Duration = Duration::from_millis(100);
+/// While it waits, it is looked again and again, up to so seldom.
+const LONGEST_WATCH: Duration = Duration::from_secs(15);
+/// Who is first in line is told so within this time; etcd takes milliseconds.
+const ANSWER: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// For so long a key that has become the first is still removed: later, its owner may have asked again elsewhere and been
@@ -77,7 +80,7 @@ struct State {
     since: Option<i64>,
     /// Nothing that was sent can still create it.
     settled: bool,
-    /// It was seen in line since it was sent last.
+    /// It was seen in line, which nobody has asked for yet.
     in_line: bool,
     fate: Fate,
     /// It is registered no more.
@@ -101,21 +104,39 @@ impl Claim {
         Self { ground, ticket: Rc::new(ticket), state: Cell::default() }
     }
 
-    /// Waits for `answer` to the call, which is about to be sent, and looks meanwhile where its ticket stands.
-    pub async fn beside<T>(&self, answer: impl Future<Output = T>) -> T {
+    /// Waits for `answer` to the call, which is about to be sent, and looks meanwhile where its ticket stands. None where
+    /// its turn came and the member did not say so: with auth on, one watch of the member's own serves all who wait there,
+    /// and in 3.4 it goes silent when the token of whoever was first has expired (etcd-io/etcd#14850).
+    pub async fn beside<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
         // What was lost before may come later than what is sent now.
-        self.change(|state| State { sent: true, in_line: false, settled: false, ..state });
+        self.change(|state| State { sent: true, settled: false, ..state });
         tokio::select! {
             biased; // an answer makes every look needless
-            answer = answer => answer,
-            never = self.look_out() => match never {},
+            answer = answer => Some(answer),
+            () = self.overdue() => {
+                self.lost();
+                None
+            }
         }
     }
 
-    /// Whether the call was seen in line since it was sent last: the cluster worked then.
+    /// Whether the call was seen in line since this was asked last: the cluster worked then.
     #[must_use]
-    pub fn was_in_line(&self) -> bool {
-        self.state.get().in_line
+    pub fn take_in_line(&self) -> bool {
+        let in_line = self.state.get().in_line;
+        self.change(|state| State { in_line: false, ..state });
+        in_line
+    }
+
+    /// Whether the user may read the line that it waits in. Where it stands there, this tells, too.
+    ///
+    /// # Errors
+    /// [`ReadError`]: it may not, or nobody told.
+    pub async fn is_permitted(&self) -> Result<(), ReadError> {
+        if let Place::Behind(created, _) = self.look().await? {
+            self.change(|state| State { since: state.since.or(Some(created)), ..state });
+        }
+        Ok(())
     }
 
     /// What became of the call where it was sent last will not be known.
@@ -142,7 +163,7 @@ impl Claim {
         let mut pause = FIRST_PAUSE;
         loop {
             match self.look().await {
-                Ok(place) => return Some(Ticket::holds(method, message, place)),
+                Ok(place) => return Some(Ticket::holds(method, message, &place)),
                 Err(_) if Instant::now() + pause < until => self.ground.door.pause_or_change(pause).await,
                 Err(_) => return None,
             }
@@ -172,26 +193,53 @@ impl Claim {
         self.state.set(to(self.state.get()));
     }
 
-    async fn look_out(&self) -> Infallible {
+    /// Returns when the call holds the lock for some time without having been told.
+    async fn overdue(&self) {
         let mut pause = FIRST_LOOK;
+        let (mut first_in_line, mut came) = (None::<Bytes>, false);
         loop {
             sleep(pause).await;
-            match self.look().await {
-                Ok(Place::Behind(created)) => self.change(|state| State {
-                    since: state.since.or(Some(created)),
-                    settled: !state.lost,
-                    in_line: true,
-                    ..state
-                }),
-                // It holds the lock: the answer is on its way.
-                Ok(Place::First(_)) => self.change(|state| State { settled: !state.lost, ..state }),
+            let place = match &first_in_line {
+                None => self.look().await,
+                Some(first) => self.glance(first).await,
+            };
+            match place {
+                Ok(Place::Behind(created, first)) => {
+                    self.change(|state| State {
+                        since: state.since.or(Some(created)),
+                        settled: !state.lost,
+                        in_line: true,
+                        ..state
+                    });
+                    first_in_line = Some(first);
+                    came = false;
+                    // Not all who wait at once.
+                    let spread = Duration::from_millis(self.ground.door.chooser.draw(1000));
+                    pause = (pause * 2).min(LONGEST_WATCH) + spread;
+                }
+                // A glance knows no others who may have become the first.
+                Ok(Place::First(_)) if first_in_line.take().is_some() => pause = Duration::ZERO,
+                Ok(Place::First(_)) => {
+                    self.change(|state| State { settled: !state.lost, ..state });
+                    if came && self.ground.door.members.auth.now() == Auth::On {
+                        return;
+                    }
+                    came = true;
+                    pause = ANSWER;
+                }
                 Ok(Place::Absent) | Err(_) => {
+                    first_in_line = None;
                     pause = (pause * 2).min(LONGEST_PAUSE);
-                    continue;
                 }
             }
-            return std::future::pending().await;
         }
+    }
+
+    async fn glance(&self, first: &Bytes) -> Result<Place, ReadError> {
+        let Ground { door, whom, .. } = &self.ground;
+        let member = door.choose(Wanted::Any, &[]).ok_or(ReadError::Lost)?;
+        let answer = ask(door, whom, &member, TXN, &self.ticket.glance(first)).await?;
+        Ticket::place(&answer).ok_or(ReadError::Lost)
     }
 
     async fn look(&self) -> Result<Place, ReadError> {
@@ -302,7 +350,7 @@ async fn remove_once(
     let since = match debt.since {
         Some(since) => since,
         None => match look(door, &debt.whom, ticket, member).await? {
-            Place::Behind(created) => created,
+            Place::Behind(created, _) => created,
             Place::Absent => return Ok(()),
             // It may have held the lock before this call, as etcd would have told it at once. etcd leaves it, too.
             Place::First(_) => {

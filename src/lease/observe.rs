@@ -69,8 +69,7 @@ struct Upstream {
     stream: Bidi,
     member: Arc<Member>,
     token: Option<Token>,
-    /// Since when it has been open without a message; none once it brought one.
-    mute_since: Option<Instant>,
+    opened_at: Instant,
 }
 
 /// The way upstream now.
@@ -95,8 +94,8 @@ enum Event {
 
 /// What is to be done after an upstream stream ended.
 enum After {
-    /// Token and right are good. The status is what is told if that goes on.
-    Again(Status),
+    /// Token and right are good on this member. The status is what is told if that goes on.
+    Again(Status, MemberId),
     /// Open another, elsewhere if there is a choice, and slower each time.
     Elsewhere(Option<MemberId>),
     /// Tell the client.
@@ -112,8 +111,9 @@ struct Running {
     method: &'static Method,
     leaders: Leaders,
     link: Link,
-    /// Members that failed since a stream last brought something.
+    /// Members that failed since the last news.
     tried: Vec<MemberId>,
+    /// Streams that ended since.
     losses: u32,
     /// Silent ends in a row.
     silent: u32,
@@ -228,15 +228,15 @@ impl Running {
     }
 
     fn came(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
-        if let Link::Open(at) = &mut self.link {
-            at.mute_since = None;
-        }
-        self.tried.clear();
-        self.losses = 0;
         self.silent = 0;
         self.leaderless_since = None;
         match self.leaders.told(&message) {
-            Told::News => Ok(Some(message)),
+            Told::News => {
+                self.tried.clear();
+                self.losses = 0;
+                Ok(Some(message))
+            }
+            // Each stream begins with what is known: that does not make it a good one.
             Told::Known => Ok(None),
             // A restored cluster, perhaps: the client begins anew.
             Told::Older | Told::Unreadable => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.status()),
@@ -257,8 +257,8 @@ impl Running {
             return self.again(After::Elsewhere(Some(at.member.id))).map(|()| None);
         }
         // A refusal comes at once.
-        if at.mute_since.is_none_or(|since| since.elapsed() > LEADERLESS) {
-            self.silent = 0;
+        if at.opened_at.elapsed() > LEADERLESS {
+            (self.silent, self.losses) = (0, 0);
         }
         let (parts, told) = (Rc::clone(&self.parts), outcome::translate(&asked, &status, false));
         let told = told.unwrap_or(status);
@@ -271,17 +271,20 @@ impl Running {
         self.link = Link::Closed;
         match after {
             After::Tell(status) => return Err(status),
-            After::Again(told) => {
+            After::Again(told, member) => {
                 self.silent += 1;
                 if self.silent >= SILENT {
                     return Err(told);
                 }
-                // With what the read renewed, and on the same member as well as on another.
-                return Ok(());
+                // The first time here, with what the read renewed. A member may refuse it in another's name: its own
+                // watch goes by the token of whoever made it first (etcd-io/etcd#14850).
+                self.tried.extend((self.losses > 0).then_some(member));
             }
-            After::Elsewhere(member) => self.tried.extend(member),
+            After::Elsewhere(member) => {
+                self.tried.extend(member);
+                self.leaderless_since.get_or_insert_with(Instant::now);
+            }
         }
-        self.leaderless_since.get_or_insert_with(Instant::now);
         if !self.parts.door.another(Wanted::Any, &self.tried) {
             self.tried.clear();
         }
@@ -327,7 +330,7 @@ impl Observe {
         headers.remove("grpc-timeout");
         let path = PathAndQuery::from_static(PATH);
         let stream = Bidi::ask(&self.door, &member, path, headers, encode(&self.request));
-        Ok(Box::new(Upstream { stream, member, token, mute_since: Some(Instant::now()) }))
+        Ok(Box::new(Upstream { stream, member, token, opened_at: Instant::now() }))
     }
 
     /// Reads the election as the client, which takes the same right and the same token.
@@ -335,7 +338,7 @@ impl Observe {
         let name = LeaderRequest::decode(self.request.clone()).unwrap_or_default().name;
         let first = Line::of(&name).first().encode_to_vec();
         match ask(&self.door, &self.whom, member, RANGE, &first).await {
-            Ok(_) => After::Again(told),
+            Ok(_) => After::Again(told, member.id),
             Err(ReadError::Refused(status)) if !is_trouble(&status) => After::Tell(told),
             Err(ReadError::Login(failure)) if failure.is_refusal() => {
                 After::Tell(Refusal::INVALID_AUTH_TOKEN.status())

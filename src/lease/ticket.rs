@@ -37,12 +37,12 @@ pub struct Line {
 }
 
 /// Where a ticket stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Nowhere: its key does not exist.
     Absent,
-    /// Created at this revision, with others before it.
-    Behind(i64),
+    /// Created at this revision, with others before it; the key of the first of them.
+    Behind(i64, Bytes),
     /// Created at this revision, with nobody before it: it holds the lock.
     First(i64),
 }
@@ -104,25 +104,28 @@ impl Ticket {
     /// A TxnRequest that only reads where the ticket stands.
     #[must_use]
     pub fn look(&self) -> Vec<u8> {
-        let own = RangeRequest { key: self.key.clone(), keys_only: true, ..RangeRequest::default() };
-        let read = |range| RequestOp { request: Some(Request::RequestRange(range)) };
-        TxnRequest { success: vec![read(own), read(self.line.first())], ..TxnRequest::default() }
-            .encode_to_vec()
+        reads([one(&self.key), self.line.first()])
+    }
+
+    /// The same, for as long as `first` is the first, from what a member has at hand: cheap, however long the line is.
+    #[must_use]
+    pub fn glance(&self, first: &Bytes) -> Vec<u8> {
+        reads([one(&self.key), one(first)].map(|range| RangeRequest { serializable: true, ..range }))
     }
 
     /// What [`Ticket::look`] was answered with; `None` where that cannot be read.
     #[must_use]
     pub fn place(answer: &Bytes) -> Option<Place> {
         let answer = TxnResponse::decode(answer.clone()).ok()?;
-        let mut created = answer.responses.into_iter().map(|op| match op.response? {
-            Response::ResponseRange(range) => Some(range.kvs.first().map(|kv| kv.create_revision)),
+        let mut found = answer.responses.into_iter().map(|op| match op.response? {
+            Response::ResponseRange(range) => Some(range.kvs.into_iter().next()),
             _ => None,
         });
-        let (own, first) = (created.next()??, created.next()??);
-        Some(match own {
-            None => Place::Absent,
-            Some(own) if first.is_some_and(|first| first < own) => Place::Behind(own),
-            Some(own) => Place::First(own),
+        let (own, first) = (found.next()??, found.next()??);
+        let Some(own) = own.map(|kv| kv.create_revision) else { return Some(Place::Absent) };
+        Some(match first.filter(|first| first.create_revision < own) {
+            Some(first) => Place::Behind(own, first.key),
+            None => Place::First(own),
         })
     }
 
@@ -151,14 +154,23 @@ impl Ticket {
     /// Whether a success of `method` with this message is true of a ticket that stands at `place`: Campaign does not look
     /// whether its key is still there, nor does Lock before 3.5.
     #[must_use]
-    pub fn holds(method: &Method, message: &Bytes, place: Place) -> bool {
-        let Place::First(created) = place else { return false };
+    pub fn holds(method: &Method, message: &Bytes, place: &Place) -> bool {
+        let Place::First(created) = *place else { return false };
         match method.body {
             MessageId::CampaignRequest => CampaignResponse::decode(message.clone())
                 .is_ok_and(|answer| answer.leader.is_some_and(|leader| leader.rev == created)),
             _ => true,
         }
     }
+}
+
+fn one(key: &Bytes) -> RangeRequest {
+    RangeRequest { key: key.clone(), keys_only: true, ..RangeRequest::default() }
+}
+
+fn reads(ranges: [RangeRequest; 2]) -> Vec<u8> {
+    let read = |range| RequestOp { request: Some(Request::RequestRange(range)) };
+    TxnRequest { success: ranges.map(read).into(), ..TxnRequest::default() }.encode_to_vec()
 }
 
 #[cfg(test)]
@@ -217,9 +229,24 @@ mod tests {
         assert!(ranges.iter().all(|range| range.keys_only && !range.serializable));
     }
 
+    #[test]
+    fn a_glance_reads_two_keys_from_what_a_member_has() {
+        let txn = TxnRequest::decode(&ticket(31).unwrap().glance(&"n/3".into())[..]).unwrap();
+        let range = |op: &RequestOp| match &op.request {
+            Some(Request::RequestRange(range)) => range.clone(),
+            other => panic!("{other:?}"),
+        };
+        let ranges: Vec<_> = txn.success.iter().map(range).collect();
+        assert!(
+            ranges.iter().all(|range| range.serializable && range.keys_only && range.range_end.is_empty())
+        );
+        assert_eq!(ranges.iter().map(|range| &range.key[..]).collect::<Vec<_>>(), [&b"n/1f"[..], b"n/3"]);
+    }
+
     fn looked(own: Option<i64>, first: Option<i64>) -> Option<Place> {
         let ranged = |created: Option<i64>| {
-            let kvs = created.map(|create_revision| KeyValue { create_revision, ..KeyValue::default() });
+            let key = Bytes::from_static(b"n/3");
+            let kvs = created.map(|create_revision| KeyValue { key, create_revision, ..KeyValue::default() });
             let range = RangeResponse { kvs: kvs.into_iter().collect(), ..RangeResponse::default() };
             ResponseOp { response: Some(Response::ResponseRange(range)) }
         };
@@ -231,7 +258,7 @@ mod tests {
     fn the_place_is_by_create_revision() {
         assert_eq!(looked(None, None), Some(Place::Absent));
         assert_eq!(looked(None, Some(3)), Some(Place::Absent));
-        assert_eq!(looked(Some(5), Some(3)), Some(Place::Behind(5)));
+        assert_eq!(looked(Some(5), Some(3)), Some(Place::Behind(5, "n/3".into())));
         assert_eq!(looked(Some(5), Some(5)), Some(Place::First(5)));
         assert_eq!(Ticket::place(&Bytes::new()), None);
         assert_eq!(Ticket::place(&Bytes::from_static(b"\xff")), None);
@@ -257,15 +284,15 @@ mod tests {
             let leader = LeaderKey { rev, ..LeaderKey::default() };
             Bytes::from(CampaignResponse { header: None, leader: Some(leader) }.encode_to_vec())
         };
-        assert!(Ticket::holds(campaign(), &won(5), Place::First(5)));
+        assert!(Ticket::holds(campaign(), &won(5), &Place::First(5)));
         assert!(
-            !Ticket::holds(campaign(), &won(5), Place::First(6)),
+            !Ticket::holds(campaign(), &won(5), &Place::First(6)),
             "that is another candidacy of the lease"
         );
-        for place in [Place::Absent, Place::Behind(5)] {
-            assert!(!Ticket::holds(campaign(), &won(5), place));
-            assert!(!Ticket::holds(lock(), &Bytes::new(), place));
+        for place in [Place::Absent, Place::Behind(5, Bytes::new())] {
+            assert!(!Ticket::holds(campaign(), &won(5), &place));
+            assert!(!Ticket::holds(lock(), &Bytes::new(), &place));
         }
-        assert!(Ticket::holds(lock(), &Bytes::new(), Place::First(5)));
+        assert!(Ticket::holds(lock(), &Bytes::new(), &Place::First(5)));
     }
 }

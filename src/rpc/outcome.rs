@@ -243,6 +243,14 @@ const TROUBLE: [&str; 11] = [
     "context deadline exceeded",
 ];
 
+/// Whether a Lock or Campaign was refused by the watch that its member makes for it. A member has one stream for all of
+/// those, and looks at the token of whoever opened it (etcd-io/etcd#14850): the refusal may be meant for another.
+#[must_use]
+pub fn is_of_shared_watch(status: &Status) -> bool {
+    // A watch's cancel_reason, as its text.
+    status.code == Code::Unknown && status.message.starts_with("rpc error: code = ")
+}
+
 /// What `status` tells about authentication on the cluster, if anything. (A refused token tells nothing: old
 /// members refuse a stale one with authentication off, too.)
 #[must_use]

@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
 mod caller;
 #[cfg(test)]
 mod chaos;
@@ -33,11 +35,17 @@ mod locks;
 #[cfg(test)]
 mod members;
 #[cfg(test)]
+mod muted;
+#[cfg(test)]
+mod outlived;
+#[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]
 mod rewatch;
+#[cfg(test)]
+mod snapshots;
 #[cfg(test)]
 mod steady;
 #[cfg(test)]

@@ -349,3 +349,93 @@ fn a_token_that_is_old_on_each_of_two_members_does_not_end_the_stream() {
         assert_eq!(told(&mut stream).await, (1, 5));
     });
 }
+
+/// What a member says of itself is no answer: the next one is asked the same, in both forms in which etcd ends a stream.
+#[test]
+fn what_a_member_cannot_do_is_asked_elsewhere() {
+    type Refuse = fn(Call, Code, &'static str);
+    let forms: [Refuse; 2] = [Call::refuse, Call::refuse_in_trailers];
+    let of_members = [
+        (Code::Unknown, "not a primary lessor"),
+        (Code::Unavailable, "etcdserver: no leader"),
+        (Code::Unavailable, "etcdserver: request timed out"),
+        (Code::Unavailable, "etcdserver: request timed out, waiting for the applied index took too long"),
+        (Code::Unavailable, "etcdserver: rpc not supported for learner"),
+    ];
+    paused(async {
+        for (code, text) in of_members {
+            for refuse in forms {
+                let (members, keyward) = three();
+                let client = keyward.client().await;
+                let mut stream = renewing(&client, &[1]).await;
+                let mut call = members[0].called(KEEP_ALIVE).await;
+                assert_eq!(asked(&mut call).await, 1);
+                refuse(call, code, text);
+                let next = members[1..].iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
+                let (mut call, ..) = futures_util::future::select_all(next).await;
+                assert_eq!(asked(&mut call).await, 1);
+                call.say(&renewed(1, 9)).await.expect("taken");
+                assert_eq!(told(&mut stream).await, (1, 9), "{text}");
+            }
+        }
+    });
+}
+
+/// Every way in which etcd says that the stream's credential is not good.
+#[test]
+fn whatever_is_wrong_with_the_credential_it_is_renewed() {
+    paused(async {
+        for (code, text) in [
+            (Code::Unauthenticated, INVALID_TOKEN),
+            (Code::InvalidArgument, "etcdserver: revision of auth store is old"),
+            (Code::InvalidArgument, "etcdserver: user name is empty"),
+        ] {
+            let (member, _keyward, client) = with_auth().await;
+            let mut stream = renewing(&client, &[1, 2]).await;
+            let mut call = member.called(KEEP_ALIVE).await;
+            assert_eq!(asked(&mut call).await, 1);
+            call.say(&renewed(1, 6)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, (1, 6));
+            call.end(code, text);
+            let mut call = member.called(KEEP_ALIVE).await;
+            assert_eq!(call.token(), Some("alice.2"), "{text}");
+            assert_eq!(asked(&mut call).await, 2, "the answered one is not asked again");
+            call.say(&renewed(2, 6)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, (2, 6));
+        }
+    });
+}
+
+/// Auth that is turned on under the stream: it went without a token, and goes on with one.
+#[test]
+fn auth_that_is_turned_on_does_not_end_the_stream() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::before(&[&member]);
+        let client = keyward.logged_in("alice").await;
+        let mut stream = renewing(&client, &[1]).await;
+        let call = member.called(KEEP_ALIVE).await;
+        assert_eq!(call.token(), None);
+        call.refuse(Code::InvalidArgument, "etcdserver: user name is empty");
+        let mut call = member.called(KEEP_ALIVE).await;
+        assert_eq!(call.token(), Some("alice.1"));
+        call.say(&renewed(1, 6)).await.expect("taken");
+        assert_eq!(told(&mut stream).await, (1, 6));
+    });
+}
+
+/// The client hears of a drain at once, whatever waits, and resumes elsewhere.
+#[test]
+fn a_drain_ends_the_stream() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = renewing(&client, &[1]).await;
+        let mut call = members[0].called(KEEP_ALIVE).await;
+        asked(&mut call).await;
+        keyward.drain(Duration::from_secs(30));
+        let end = stream.next().await.expect_err("ended");
+        assert_eq!(end.told(), (Code::Unavailable, "etcdserver: server stopped"));
+        call.canceled().await;
+    });
+}

@@ -116,6 +116,19 @@ async fn look_at(members: &[Member], line: Line) {
     call.reply(&looked(line)).await;
 }
 
+/// Time passes for a call in line: it is looked at where it stands, now and then.
+async fn in_line(members: &[Member], time: Duration) {
+    let looks = async {
+        loop {
+            look_at(members, BEHIND).await;
+        }
+    };
+    tokio::select! {
+        () = looks => {}
+        () = tokio::time::sleep(time) => {}
+    }
+}
+
 /// Time for whatever may still come.
 async fn nothing_more(member: &Member) {
     tokio::time::sleep(Duration::from_secs(90)).await;
@@ -156,7 +169,7 @@ fn a_client_that_leaves_the_line_leaves_no_key() {
 fn a_deadline_and_a_late_refusal_leave_no_key_and_are_told_after_it_is_gone() {
     paused(async {
         let (member, keyward) = one();
-        let client = keyward.client().await.header("grpc-timeout", "5S");
+        let client = keyward.client().await.header("grpc-timeout", "300m");
         let (stream, _call) = waiting(&client, &member).await;
         let (outcome, above) = tokio::join!(stream.finish(), removed(&member));
         assert_eq!(above, 4);
@@ -277,7 +290,7 @@ fn nothing_is_removed_while_another_call_waits_with_that_key() {
         let (second, mut call) = waiting(&other, &member).await;
         second.cancel();
         call.canceled().await;
-        nothing_more(&member).await;
+        in_line(std::slice::from_ref(&member), Duration::from_secs(90)).await;
         // The last one that fails has it removed.
         first.cancel();
         assert_eq!(removed(&member).await, 4);
@@ -350,7 +363,7 @@ fn a_member_that_is_lost_during_the_wait_is_replaced() {
             let (first, mut call) = next_of(&members, path).await;
             call.message().await;
             look_at(&members, BEHIND).await;
-            tokio::time::sleep(Duration::from_secs(600)).await;
+            in_line(&members, Duration::from_secs(600)).await;
             members[first].refuse_connections(true);
             members[first].cut();
             let (second, mut call) = next_of(&members, path).await;
@@ -420,7 +433,7 @@ fn a_long_wait_leaves_all_of_the_patience_for_what_comes_after_it() {
         let (member, keyward) = one();
         let client = keyward.client().await;
         let (stream, call) = waiting(&client, &member).await;
-        tokio::time::sleep(Duration::from_secs(600)).await;
+        in_line(std::slice::from_ref(&member), Duration::from_secs(600)).await;
         member.refuse_connections(true);
         member.cut();
         drop(call);
@@ -444,6 +457,30 @@ fn a_long_wait_leaves_all_of_the_patience_for_what_comes_after_it() {
         keyward.probed();
         look(&member, BEHIND).await;
         assert_eq!(removed(&member).await, 4);
+    });
+}
+
+/// A wait in line is counted once, not for each login that fails after it.
+#[test]
+fn a_login_that_fails_after_the_wait_does_not_make_it_endless() {
+    paused(async {
+        let tasks = Tasks::default();
+        let members: Vec<_> = (1..=2).map(|id| Member::new(id, &tasks)).collect();
+        let keyward = Keyward::with_auth(&members.iter().collect::<Vec<_>>());
+        let client = keyward.logged_in("alice").await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        let (_, call) = next_of(&members, LOCK).await;
+        look_at(&members, BEHIND).await;
+        settled().await;
+        let began = Instant::now();
+        for member in &members {
+            member.refuse_connections(true);
+            member.cut();
+        }
+        drop(call);
+        assert_eq!(stream.finish().await.end.code(), Some(Code::Unavailable));
+        let took = began.elapsed();
+        assert!(took > Duration::from_secs(6) && took < Duration::from_secs(12), "{took:?}");
     });
 }
 
@@ -474,6 +511,100 @@ fn a_token_that_dies_under_the_wait_is_renewed_each_time() {
             member.called(LOCK).await.refuse(Code::Unknown, INVALID_TOKEN);
         }
         assert_eq!(stream.finish().await.end.told(), (Code::Unauthenticated, INVALID_TOKEN));
+    });
+}
+
+const ANOTHERS: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
+
+/// etcd's own watch goes by the token of whoever made it first on that member (etcd-io/etcd#14850).
+#[test]
+fn a_refusal_in_anothers_name_sends_the_call_elsewhere() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        let (first, call) = next_of(&members, LOCK).await;
+        call.refuse(Code::Unknown, ANOTHERS);
+        look_at(&members, BEHIND).await;
+        let (second, call) = next_of(&members, LOCK).await;
+        assert_ne!(first, second);
+        look_at(&members, BEHIND).await;
+        settled().await;
+        let script = async {
+            call.reply(&locked()).await;
+            look_at(&members, FIRST).await;
+        };
+        let (outcome, ()) = tokio::join!(stream.finish(), script);
+        outcome.message();
+    });
+}
+
+/// Where no member can keep it waiting, it asks whether its turn has come, for as long as it takes.
+#[test]
+fn a_call_that_every_member_refuses_in_anothers_name_asks_at_leisure() {
+    paused(async {
+        let (member, keyward) = one();
+        let client = keyward.client().await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        let began = Instant::now();
+        for _ in 0..30 {
+            member.called(LOCK).await.refuse(Code::Unknown, ANOTHERS);
+            look(&member, BEHIND).await;
+        }
+        assert!(began.elapsed() >= Duration::from_secs(20), "{:?}", began.elapsed());
+        let script = async {
+            member.called(LOCK).await.reply(&locked()).await;
+            look(&member, FIRST).await;
+        };
+        let (outcome, ()) = tokio::join!(stream.finish(), script);
+        outcome.message();
+    });
+}
+
+/// With auth on, one watch of the member's own serves all who wait there; in 3.4 it goes silent when the token of whoever was
+/// first has expired.
+#[test]
+fn a_member_that_does_not_tell_whose_turn_it_is_is_left() {
+    paused(async {
+        let tasks = Tasks::default();
+        let members: Vec<_> = (1..=2).map(|id| Member::new(id, &tasks)).collect();
+        let keyward = Keyward::with_auth(&members.iter().collect::<Vec<_>>());
+        let client = keyward.logged_in("alice").await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        let (first, mut call) = next_of(&members, LOCK).await;
+        in_line(&members, Duration::from_secs(60)).await;
+        // The glance, the look, and the look that gives it time.
+        for _ in 0..3 {
+            look_at(&members, FIRST).await;
+        }
+        assert_eq!(call.canceled().await, Reason::CANCEL);
+        let (second, call) = next_of(&members, LOCK).await;
+        assert_ne!(first, second);
+        let script = async {
+            call.reply(&locked()).await;
+            look_at(&members, FIRST).await;
+        };
+        let (outcome, ()) = tokio::join!(stream.finish(), script);
+        outcome.message();
+    });
+}
+
+/// Who may not read the line is refused in truth; without a lease of its own nobody can tell.
+#[test]
+fn a_refusal_in_ones_own_name_is_told() {
+    paused(async {
+        let (member, keyward) = one();
+        let client = keyward.client().await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        member.called(LOCK).await.refuse(Code::Unknown, ANOTHERS);
+        member.called(TXN).await.refuse(Code::PermissionDenied, "etcdserver: permission denied");
+        // It may have put its key in line before; it may not remove it, either.
+        member.called(TXN).await.refuse(Code::PermissionDenied, "etcdserver: permission denied");
+        assert_eq!(stream.finish().await.end.told(), (Code::Unknown, ANOTHERS));
+        let stream = client.begin(LOCK, lock(0)).await.expect("sent");
+        member.called(LOCK).await.refuse(Code::Unknown, ANOTHERS);
+        assert_eq!(stream.finish().await.end.told(), (Code::Unknown, ANOTHERS));
+        nothing_more(&member).await;
     });
 }
 

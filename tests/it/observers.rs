@@ -182,6 +182,34 @@ fn a_second_silent_end_at_once_is_the_truth_and_a_late_one_is_not() {
     });
 }
 
+/// etcd's own watch goes by the token of whoever made it first on that member (etcd-io/etcd#14850): each stream then tells the
+/// leader of the moment and ends. That is no refusal, and no reason to ask as fast as it goes.
+#[test]
+fn members_that_refuse_it_in_anothers_name_are_asked_in_turn_and_at_leisure() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = observing(&client).await;
+        let began = Instant::now();
+        let mut asked = [0; 3];
+        let script = async {
+            for round in 0..40 {
+                let (at, mut call) = next_of(&members).await;
+                asked[at] += 1;
+                let news = if round == 39 { (4, 9) } else { (3, 3) };
+                call.say(&leader(news)).await.expect("taken");
+                call.end(Code::Ok, "");
+                proof(&members[at]).await.reply(&ranged(9)).await;
+            }
+        };
+        let told = async { [stream.next().await, stream.next().await].map(|one| one.expect("a leader")) };
+        let ([first, second], ()) = tokio::join!(told, script);
+        assert_eq!((&first[..], &second[..]), (&leader((3, 3))[..], &leader((4, 9))[..]));
+        assert!(asked.iter().all(|times| *times > 5), "{asked:?}");
+        assert!(began.elapsed() > Duration::from_secs(15), "{:?}", began.elapsed());
+    });
+}
+
 /// A read that fails tells nothing of the right.
 #[test]
 fn trouble_is_no_refusal() {
