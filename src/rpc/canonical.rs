@@ -191,6 +191,10 @@ mod tests {
             "a varint longer than it needs to be"
         );
         assert_eq!(reason(MessageId::WatchCreateRequest, b"\x2a\x01\x81"), "the body ends within a field");
+        assert_eq!(
+            reason(MessageId::WatchCreateRequest, b"\x2a\x06\x00\x80\x80\x80\x80\x10"),
+            "a number too large for its field"
+        );
     }
 
     #[test]

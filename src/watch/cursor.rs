@@ -144,6 +144,7 @@ impl Cursor {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -224,5 +225,74 @@ mod tests {
         assert_eq!((cursor.resume_at(true), cursor.resume_at(false)), (7, 8));
         assert_eq!(Cursor::from_start(-4).resume_at(false), 1);
         assert_eq!((Cursor::after(9).resume_at(true), Cursor::after(9).first()), (9, 10));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Absorb(Vec<i64>, bool),
+        Progress(i64),
+        Lose,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let near = || prop_oneof![20 => 1_i64..30, 1 => any::<i64>()];
+        prop_oneof![
+            4 => (prop::collection::vec(near(), 0..6), any::<bool>(), any::<bool>()).prop_map(
+                |(mut revisions, sorted, more)| {
+                    if sorted {
+                        revisions.sort_unstable();
+                    }
+                    Step::Absorb(revisions, more)
+                }
+            ),
+            2 => near().prop_map(Step::Progress),
+            1 => Just(Step::Lose),
+        ]
+    }
+
+    proptest! {
+        /// Whatever upstream says, in whatever order: `next` never falls, what comes out is new, in order, and ends
+        /// where a revision ends; what is held is bounded by what came since the last loss.
+        #[test]
+        fn what_comes_out_is_new_and_in_order(
+            start in prop_oneof![20 => 1_i64..10, 1 => any::<i64>()],
+            steps in prop::collection::vec(step(), 0..40),
+        ) {
+            let mut cursor = Cursor::from_start(start);
+            let mut came = 0;
+            for step in steps {
+                let next = cursor.next();
+                match step {
+                    Step::Absorb(revisions, more) => {
+                        came += revisions.len();
+                        match cursor.absorb(events(&revisions), more) {
+                            Ok(Some(ready)) => {
+                                let out: Vec<i64> = ready.events.iter().map(|event| event.revision).collect();
+                                prop_assert!(out.is_sorted() && out.first().is_some_and(|first| *first >= next));
+                                prop_assert_eq!(out.last(), Some(&ready.last));
+                                prop_assert_eq!((cursor.floor(), cursor.seen()), (ready.last.min(i64::MAX - 1), ready.last));
+                                prop_assert!(cursor.held.iter().all(|event| event.revision > ready.last));
+                            }
+                            Ok(None) => prop_assert_eq!(cursor.next(), next),
+                            // Its stream is given up, and with it what it began to tell.
+                            Err(_) => cursor.drop_held(),
+                        }
+                    }
+                    Step::Progress(revision) => {
+                        let (held, floor) = (cursor.holds(), cursor.floor());
+                        let moved = cursor.progress(revision);
+                        prop_assert_eq!(moved, !held && revision >= floor);
+                        prop_assert_eq!(cursor.next(), if moved { revision.saturating_add(1) } else { next });
+                    }
+                    Step::Lose => {
+                        cursor.drop_held();
+                        came = 0;
+                    }
+                }
+                prop_assert!(cursor.next() >= next, "{} after {next}", cursor.next());
+                prop_assert!(cursor.held.len() <= came);
+                prop_assert!(cursor.resume_at(true) >= 1 && cursor.resume_at(true) <= cursor.next().max(1));
+            }
+        }
     }
 }

@@ -395,7 +395,7 @@ mod tests {
 
     #[test]
     fn odd_encodings_are_malformed() {
-        let odd: [&[u8]; 8] = [
+        let odd: [&[u8]; 9] = [
             b"\x10\x81\x00",
             b"\x90\x00\x01",
             b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02",
@@ -404,6 +404,7 @@ mod tests {
             b"\x13\x14",
             b"\x00\x01",
             b"\x5a\x02\x08\x01",
+            b"\x32\x01\xff",
         ];
         for message in odd {
             assert!(read(message).is_err(), "{message:x?}");
