@@ -63,12 +63,13 @@ impl Hub {
 
     /// live, compacted → gone, acknowledged once. An unknown id gets no answer at all, as in etcd.
     fn cancel(&mut self, id: i64) {
-        let floor = match self.told.remove(&id) {
-            Some(Told::Watch(key)) => self.withdraw(key).map_or(0, |watch| watch.cursor.floor()),
+        let seen = match self.told.remove(&id) {
+            // Not its floor: a watch that waits for the future has one that the cluster has not reached.
+            Some(Told::Watch(key)) => self.withdraw(key).map_or(0, |watch| watch.cursor.seen()),
             Some(Told::Compacted) => 0,
             None => return,
         };
-        let header = Some(self.header_at_least(floor));
+        let header = Some(self.header_at_least(seen));
         self.emit(&Response { header, watch_id: id, canceled: true, ..Response::default() });
     }
 
@@ -172,7 +173,7 @@ impl Hub {
         self.told.remove(&id);
         refusal.watch_id = id;
         refusal.created = false;
-        refusal.header = Some(self.header_at_least(watch.cursor.floor()));
+        refusal.header = Some(self.header_at_least(watch.cursor.seen()));
         self.emit(&refusal);
     }
 }

@@ -73,17 +73,13 @@ pub(crate) async fn faults(
     length: Duration,
 ) -> (Vec<Fault>, Vec<Denial>) {
     let (mut faults, mut denials): (Vec<Fault>, Vec<Denial>) = (Vec::new(), Vec::new());
-    let mut next = Instant::now();
-    let end = next + length;
-    loop {
+    let begun = Instant::now();
+    let mut next = Duration::ZERO;
+    while next < length {
+        sleep_until(begun + next).await;
         next += EVERY;
-        let count = resumes(keyward).await[0];
-        if let Some(last) = faults.last_mut() {
-            last.resumes = count - last.resumes;
-        }
-        if next > end {
-            return (faults, denials);
-        }
+        let before = resumes(keyward).await[0];
+        count(&mut faults, before);
         let denied = faults.len() % DENIED_EVERY == 1;
         let from = unix_ms();
         if denied {
@@ -92,7 +88,7 @@ pub(crate) async fn faults(
         let kind = if rng.percent(60) { Kind::Killed } else { Kind::Stopped };
         let (member, carried) = victim(cluster, &mut rng).await;
         let led = cluster.leader().await == member;
-        faults.push(Fault { at: unix_ms(), kind, member, led, carried, resumes: count, denied });
+        faults.push(Fault { at: unix_ms(), kind, member, led, carried, resumes: before, denied });
         let away = Duration::from_millis((AWAY.0 + rng.below(AWAY.1 - AWAY.0)) as u64);
         match kind {
             Kind::Killed => cluster.kill(member),
@@ -108,8 +104,16 @@ pub(crate) async fn faults(
             grant(root).await;
             denials.push(Denial { from, to: unix_ms() });
         }
-        sleep_until(next).await;
-        next = next.max(Instant::now());
+    }
+    sleep_until(begun + length).await;
+    count(&mut faults, resumes(keyward).await[0]);
+    (faults, denials)
+}
+
+/// The last fault is over: what was counted before it becomes what was counted since.
+fn count(faults: &mut [Fault], now: f64) {
+    if let Some(last) = faults.last_mut() {
+        last.resumes = now - last.resumes;
     }
 }
 

@@ -6,12 +6,12 @@
 use super::families::{Can, User};
 use super::record::{Filter, Range, Watch};
 use super::seeded::Rng;
-use super::writers::{LARGE, PREFIXES, REVOCABLE, keys};
+use super::writers::{LARGE, PREFIXES, REVOCABLE, STEADY, keys};
 
 /// Around the present, in revisions.
 const FUTURE: usize = 200;
 /// Of the first write in an empty etcd.
-pub(crate) const FIRST: i64 = 2;
+const FIRST: i64 = 2;
 /// Kinds of ranges.
 const KINDS: usize = 10;
 
@@ -30,6 +30,16 @@ impl Plan {
         Plan { rng, now, made: 0, letter }
     }
 
+    /// Watches of one stream. The right to the first one is never missing: clientv3 hangs for ever where its stream's last
+    /// watch is refused while another is asked for (3.5.11, also directly).
+    pub(crate) fn stream(&mut self, user: User, can: Can, count: usize) -> Vec<Watch> {
+        let mut watches: Vec<Watch> = (0..count).map(|_| self.watch(user, can, FIRST)).collect();
+        if let (User::Revocable, Some(first)) = (user, watches.first_mut()) {
+            first.range = Range::prefix(STEADY);
+        }
+        watches
+    }
+
     /// A watch that stays for a moment only; at times one that asks for what was compacted.
     pub(crate) fn guest(&mut self, user: User, can: Can, compacted: i64) -> Watch {
         let gone = compacted > FIRST && self.rng.percent(5);
@@ -42,8 +52,8 @@ impl Plan {
         self.made
     }
 
-    /// Another watch for this user with a library that can do so much. `oldest` is the first revision that may be asked for.
-    pub(crate) fn watch(&mut self, user: User, can: Can, oldest: i64) -> Watch {
+    /// `oldest` is the first revision that may be asked for.
+    fn watch(&mut self, user: User, can: Can, oldest: i64) -> Watch {
         self.made += 1;
         let rng = &mut self.rng;
         let range = match user {

@@ -17,8 +17,8 @@ use tempfile::TempDir;
 
 use super::families::{Family, User};
 use super::record::{Event, Line, Record, Seen, Watch, number};
-use crate::harness::password;
 use crate::harness::process::Process;
+use crate::harness::{password, wait};
 
 /// For a program that was asked to end.
 const SOON: Duration = Duration::from_secs(30);
@@ -115,9 +115,11 @@ impl Program {
     pub(crate) async fn end(self) -> Said {
         self.tail.borrow_mut().ending = true;
         self.process.signal(Signal::TERM);
-        let exit = self.process.ended(SOON).await;
-        if !exit.success() {
-            self.said().strange.push(format!("ended with {exit}: {}", self.process.tail()));
+        let exit = wait::within_limit(SOON, async || self.process.exit()).await;
+        if !exit.is_some_and(|exit| exit.success()) {
+            self.said()
+                .strange
+                .push(format!("asked to end, it ended with {exit:?}: {}", self.process.tail()));
         }
         drop(self.said());
         self.tail.into_inner().said

@@ -14,7 +14,7 @@ use super::judge::{Case, Verdict, Violation, judge};
 use super::ledger::{Audit, audit};
 use super::program::Program;
 use super::record::{Filter, Record, Watch};
-use super::writers::Written;
+use super::writers::{REVOCABLE, Written};
 use crate::harness::binary::Version;
 
 /// Of hits, how many in a hundred must go on.
@@ -125,7 +125,7 @@ impl Report {
                 watch: &one.watch,
                 whole: one.whole,
                 tells_why: one.tells_why,
-                revocable: one.user == User::Revocable,
+                revocable: one.watch.range.key.starts_with(REVOCABLE) && one.user == User::Revocable,
                 stood_by,
                 last: (!one.guest).then(|| last_of(&one.watch, last)),
             };

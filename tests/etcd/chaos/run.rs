@@ -11,15 +11,15 @@ use tokio::task::JoinSet;
 
 use super::bare::{Group, Manner, Source};
 use super::door::{Door, within};
-use super::families::{BARE, FAMILIES, User};
+use super::families::{BARE, FAMILIES, Family, User};
 use super::faults::{self, REVOCABLE_ROLE};
 use super::oracle::Oracle;
-use super::plan::{FIRST, Plan};
+use super::plan::Plan;
 use super::program::{Program, Through, last_event};
 use super::record::{Record, Watch};
 use super::report::{Done, Report, last_of};
 use super::seeded::Rng;
-use super::writers::{LARGE, REVOCABLE, Writer, Written};
+use super::writers::{LARGE, REVOCABLE, STEADY, Writer, Written};
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::ports;
@@ -137,7 +137,7 @@ impl Stage {
         for (user, manner) in BARE_STREAMS {
             let guests = manner == Manner::Guests;
             let count = if guests { 0 } else { ON_BARE };
-            let watches = (0..count).map(|_| plan.watch(user, BARE, FIRST)).collect();
+            let watches = plan.stream(user, BARE, count);
             let group = Arc::new(Group::new(user, manner, watches));
             let source = guests.then(|| Source {
                 plan: Plan::new(rng.fork(), self.oracle.newest(), 'g'),
@@ -200,7 +200,7 @@ pub(crate) async fn keyward(cluster: &Cluster) -> (Keyward, Through) {
     (Keyward::start(site, &config).await, through)
 }
 
-/// Alice may write everywhere; one may read everything; one may read one prefix.
+/// Alice may write everywhere; one may read everything; one may read two prefixes, and one of these not always.
 async fn users(cluster: &Cluster) {
     let ctl = cluster.ctl_as_root();
     ctl.ok(&["role", "grant-permission", "ra", "readwrite", LARGE, "--prefix"]).await;
@@ -211,20 +211,21 @@ async fn users(cluster: &Cluster) {
         ctl.ok(&["user", "grant-role", name, role]).await;
     }
     ctl.ok(&["role", "grant-permission", "rt", "read", "", "--from-key"]).await;
-    ctl.ok(&["role", "grant-permission", REVOCABLE_ROLE, "read", REVOCABLE, "--prefix"]).await;
+    for prefix in [STEADY, REVOCABLE] {
+        ctl.ok(&["role", "grant-permission", REVOCABLE_ROLE, "read", prefix, "--prefix"]).await;
+    }
 }
 
-/// Deals the rest of the watches to the programs, in turn.
+/// Deals the rest of the watches to the programs.
 fn programs(plan: &mut Plan, through: &Through) -> Vec<Program> {
-    let all: Vec<_> =
-        FAMILIES.iter().flat_map(|family| family.users.iter().map(move |user| (family, *user))).collect();
-    let mut dealt: Vec<Vec<Watch>> = all.iter().map(|_| Vec::new()).collect();
-    for turn in 0..WATCHES - plan.made() {
-        let (family, user) = all[turn % all.len()];
-        dealt[turn % all.len()].push(plan.watch(user, family.can, FIRST));
-    }
-    let start = |((family, user), watches)| Program::start(family, user, through, watches);
-    all.into_iter().zip(dealt).map(start).collect()
+    let users = |family: &'static Family| family.users.iter().map(move |user| (family, *user));
+    let all: Vec<_> = FAMILIES.iter().flat_map(users).collect();
+    let (rest, each) = (WATCHES - plan.made(), all.len());
+    let start = |(turn, (family, user)): (usize, (&'static Family, User))| {
+        let count = rest / each + usize::from(turn < rest % each);
+        Program::start(family, user, through, plan.stream(user, family.can, count))
+    };
+    all.into_iter().enumerate().map(start).collect()
 }
 
 async fn revision(root: &Door) -> i64 {

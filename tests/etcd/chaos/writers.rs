@@ -21,11 +21,14 @@ use super::ledger::{Branch, Change, Outcome, Write};
 use super::record::{Range, text};
 use super::seeded::Rng;
 
-/// The prefixes under which the writers write; the last one is that of the revocable user, the first that of large values.
+/// Where large values are.
 pub(crate) const LARGE: &str = "/B/";
+/// The right to this one comes and goes, for one user.
+pub(crate) const REVOCABLE: &str = "/a/r/";
+/// The right of the same user that stays.
+pub(crate) const STEADY: &str = PREFIXES[0];
 pub(crate) const PREFIXES: [&str; 9] =
     ["/a/p0/", "/a/p1/", "/a/p2/", "/a/p3/", "/a/p4/", "/a/p5/", "/a/p6/", "/a/p7/", REVOCABLE];
-pub(crate) const REVOCABLE: &str = "/a/r/";
 const KEYS: usize = 5;
 /// Between two writes of one writer, in milliseconds.
 const PAUSE: (usize, usize) = (40, 160);

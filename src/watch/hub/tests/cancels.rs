@@ -68,3 +68,25 @@ fn a_cancel_waits_behind_a_create_that_claims_its_id() {
     let ack = bench.emitted();
     assert_eq!((ack.watch_id, ack.created, ack.canceled), (9, false, true));
 }
+
+/// A header that runs ahead would anchor the next watch "from now" there: it would miss what comes before.
+#[test]
+fn the_end_of_a_watch_from_the_future_tells_no_revision_that_is_not_there() {
+    let mut bench = Bench::watching(MIDDLE);
+    for (id, upstream_id) in [(1, 2), (2, 3)] {
+        bench.create(watch("b", 1_000));
+        bench.create_and_let_in(upstream_id);
+        bench.out.clear();
+        assert!(bench.hub.told.contains_key(&id));
+    }
+    bench.cancel(1);
+    assert_eq!(bench.next_cancel(1), 2);
+    assert_eq!(header_revision(&bench.emitted()), 4);
+
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(4, 4));
+    bench.up(2, refused(-1, DENIED));
+    let told = bench.emitted();
+    assert_eq!((told.watch_id, told.canceled, header_revision(&told)), (2, true, 4));
+}
