@@ -23,6 +23,11 @@ mod load;
 #[cfg(test)]
 mod members;
 #[cfg(test)]
+#[path = "../model.rs"]
+mod model;
+#[cfg(test)]
+mod model_replay;
+#[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod replicas;

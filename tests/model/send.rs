@@ -83,6 +83,10 @@ impl Outgoing {
         self.fragment.remove(&id);
     }
 
+    pub(super) fn parked(&self) -> usize {
+        self.parked.values().map(Vec::len).sum()
+    }
+
     /// A tick: who is due. Whoever was not is at the next one.
     pub(super) fn progress_due(&mut self) -> Vec<i64> {
         let due = self.progress.iter().filter_map(|(id, due)| due.then_some(*id)).collect();

@@ -128,9 +128,15 @@ impl WatchStream {
         self.watchers.keys().copied()
     }
 
-    /// Whether a pass of `sync` has something to do.
-    pub(crate) fn is_behind(&self) -> bool {
-        self.watchers.values().any(|watcher| matches!(watcher.place, Place::Unsynced))
+    /// How many answers wait for a Created of their id, some of them for ever: of watches that were cancelled or muted.
+    pub(crate) fn parked(&self) -> usize {
+        self.out.parked()
+    }
+
+    /// The watches that a pass of `sync` has something to do for.
+    pub(crate) fn behind(&self) -> impl Iterator<Item = i64> {
+        let behind = |watcher: &Watcher| matches!(watcher.place, Place::Unsynced);
+        self.watchers.iter().filter_map(move |(id, watcher)| behind(watcher).then_some(*id))
     }
 
     /// Whether nothing moves any more until something is asked or applied, the client's reading apart.
@@ -351,11 +357,7 @@ impl WatchStream {
     /// `syncWatchers`: one pass over the watches that have to catch up, each of which gets at most one answer. etcd makes one every
     /// 100 ms, over all streams of the member.
     pub(crate) fn sync(&mut self, store: &Store, member: &Member) -> bool {
-        let behind: Vec<i64> = self
-            .watchers
-            .iter()
-            .filter_map(|(id, watcher)| matches!(watcher.place, Place::Unsynced).then_some(*id))
-            .collect();
+        let behind: Vec<i64> = self.behind().collect();
         let mut moved = false;
         let mut from = i64::MAX;
         for id in &behind {
