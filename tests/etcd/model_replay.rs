@@ -8,6 +8,7 @@ mod dice;
 mod pair;
 mod run;
 mod server;
+mod ticks;
 mod transcript;
 
 use std::{
@@ -74,7 +75,7 @@ async fn replay_all(version: &Version, seeds: std::ops::Range<u64>) -> Result<Co
     let most = if full() { SERVERS_FULL } else { SERVERS_SHORT };
     let servers = usize::try_from(seeds.end - seeds.start).unwrap_or(most).min(most);
     let work = (0..servers).map(|_| async {
-        let mut server = Server::start(version, flavor(version)).await;
+        let mut server = Server::start(version, flavor(version), &[]).await;
         let mut counts = Counts::new();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -106,6 +107,8 @@ fn floors(flavor: Flavor) -> Vec<(&'static str, u64)> {
         ("events, caught up", 500),
         ("events, several of one revision", 500),
         ("deletes", 1_000),
+        ("deletes, at the very compaction", only(flavor.keeps_compacted_tombstone, 10)),
+        ("open end, asked by alice", 20),
         ("previous values", 1_000),
         ("fragments", 50),
         ("batches cut at 1000 revisions", 10),

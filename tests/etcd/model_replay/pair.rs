@@ -39,9 +39,11 @@ pub(super) struct Pair {
     compacted: BTreeSet<i64>,
 }
 
+type Opened = Result<Response<Streaming<WatchResponse>>, Status>;
+
 /// etcd sends its headers with its first answer, so that the stream opens only then.
 enum Answers {
-    Opening(Pin<Box<dyn Future<Output = Result<Response<Streaming<WatchResponse>>, Status>> + Send>>),
+    Opening(Pin<Box<dyn Future<Output = Opened> + Send>>),
     Open(Box<Streaming<WatchResponse>>),
 }
 
@@ -94,10 +96,19 @@ impl Pair {
         });
         let modelled = at_rest(&mut self.model, server, permit);
         let told = self.read(&modelled, early.as_deref()).await?;
-        transcript::count(&told, counts);
+        transcript::count(&told, server.store.compacted(), counts);
         self.count_late_cancels(&told, counts);
         let caught_up = |id: &i64| told.iter().any(|answer| answer.watch_id == *id && !answer.created);
         Ok(!behind.iter().all(caught_up))
+    }
+
+    /// The next answer of etcd; `None` where none came within the limit.
+    pub(super) async fn next(&mut self) -> Result<Option<WatchResponse>, String> {
+        match timeout(LIMIT, self.answers.next()).await {
+            Ok(Ok(answer)) => Ok(Some(answer)),
+            Ok(Err(status)) => Err(format!("the stream of {:?} ended: {status:?}", self.who)),
+            Err(_) => Ok(None),
+        }
     }
 
     fn count_late_cancels(&mut self, told: &[WatchResponse], counts: &mut Counts) {
@@ -126,13 +137,12 @@ impl Pair {
             let state = if told.len() >= most {
                 "all came"
             } else {
-                match timeout(LIMIT, self.answers.next()).await {
-                    Ok(Ok(answer)) => {
+                match self.next().await? {
+                    Some(answer) => {
                         told.push(answer);
                         continue;
                     }
-                    Ok(Err(status)) => return Err(format!("the stream of {:?} ended: {status:?}", self.who)),
-                    Err(_) => "and nothing more came",
+                    None => "and nothing more came",
                 }
             };
             let what = difference(&told, modelled).unwrap_or_default();

@@ -170,6 +170,10 @@ impl Run<'_> {
         *told = format!("stream {stream} asks {requests:?}");
         let progress = matches!(requests.last(), Some(RequestUnion::ProgressRequest(_)));
         for request in requests {
+            let open = matches!(&request, RequestUnion::CreateRequest(create) if create.range_end == "\0");
+            if open && self.pairs[stream].who == Who::Alice {
+                *self.counts.entry("open end, asked by alice").or_default() += 1;
+            }
             self.pairs[stream].ask(request);
         }
         self.probe(stream);

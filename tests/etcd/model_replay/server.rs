@@ -65,13 +65,14 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) async fn start(version: &Version, flavor: Flavor) -> Server {
+    /// A new one, with further flags of etcd.
+    pub(super) async fn start(version: &Version, flavor: Flavor, flags: &[String]) -> Server {
         let cluster = Cluster::start(
             version,
             Options {
                 auth: Auth::On { extra_users: 0 },
                 token_ttl: Some(3600),
-                flags: vec![format!("--max-request-bytes={MAX_REQUEST}")],
+                flags: [&[format!("--max-request-bytes={MAX_REQUEST}")], flags].concat(),
                 ..Options::default()
             },
         )

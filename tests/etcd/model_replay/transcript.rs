@@ -86,8 +86,8 @@ fn line(answer: &WatchResponse) -> String {
 
 const EVENTS_SHOWN: usize = 12;
 
-/// Counts the kinds of answers in a transcript.
-pub(super) fn count(answers: &[WatchResponse], counts: &mut Counts) {
+/// Counts the kinds of answers in a transcript, of a server that compacted at `compacted`.
+pub(super) fn count(answers: &[WatchResponse], compacted: i64, counts: &mut Counts) {
     let mut add = |kind, n: usize| *counts.entry(kind).or_default() += n as u64;
     add("responses", answers.len());
     for answer in answers {
@@ -100,7 +100,9 @@ pub(super) fn count(answers: &[WatchResponse], counts: &mut Counts) {
         let revisions = answer.events.chunk_by(|a, b| mod_revision(a) == mod_revision(b)).count();
         add("events, several of one revision", usize::from(same));
         add("batches cut at 1000 revisions", usize::from(revisions == 1000));
-        add("deletes", answer.events.iter().filter(|event| is_delete(event)).count());
+        let deletes = answer.events.iter().filter(|event| is_delete(event)).map(mod_revision);
+        add("deletes, at the very compaction", deletes.clone().filter(|at| *at == compacted).count());
+        add("deletes", deletes.count());
         add("previous values", answer.events.iter().filter(|event| event.prev_kv.is_some()).count());
         add("fragments", usize::from(answer.fragment));
     }
