@@ -8,6 +8,7 @@ mod dice;
 mod pair;
 mod run;
 mod server;
+mod slow;
 mod ticks;
 mod transcript;
 
@@ -42,11 +43,12 @@ type Counts = BTreeMap<&'static str, u64>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_model_answers_as_real_etcd_does() {
-    let only =
-        env::var("KEYWARD_SEED").ok().map(|seed| seed.parse::<u64>().expect("KEYWARD_SEED is a number"));
+    let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let only = number("KEYWARD_SEED");
+    let count = number("KEYWARD_SEEDS").unwrap_or(if full() { FULL } else { SHORT });
     for version in versions() {
         let began = Instant::now();
-        let seeds = only.map_or(0..if full() { FULL } else { SHORT }, |seed| seed..seed + 1);
+        let seeds = only.map_or(0..count, |seed| seed..seed + 1);
         let scripts = seeds.end - seeds.start;
         let counts = match replay_all(&version, seeds).await {
             Ok(counts) => counts,
@@ -97,31 +99,31 @@ async fn replay_all(version: &Version, seeds: std::ops::Range<u64>) -> Result<Co
 fn floors(flavor: Flavor) -> Vec<(&'static str, u64)> {
     let only = |switch: bool, floor: u64| if switch { floor } else { 0 };
     vec![
-        ("steps", 10_000),
-        ("responses", 30_000),
-        ("created", 3_000),
-        ("canceled", 1_000),
-        ("canceled after compacted", 50),
+        ("steps", 25_000),
+        ("responses", 60_000),
+        ("created", 15_000),
+        ("canceled", 10_000),
+        ("canceled after compacted", 40),
         ("compacted", 200),
-        ("events, live", 5_000),
-        ("events, caught up", 500),
-        ("events, several of one revision", 500),
-        ("deletes", 1_000),
-        ("deletes, at the very compaction", only(flavor.keeps_compacted_tombstone, 10)),
-        ("open end, asked by alice", 20),
-        ("previous values", 1_000),
-        ("fragments", 50),
-        ("batches cut at 1000 revisions", 10),
-        ("progress", 200),
-        ("progress, unanswered", only(flavor.ordered_progress, 20)),
-        ("refused: denied", 200),
-        ("refused: token", only(flavor.exact_refusals, 50)),
-        ("refused: no user", only(flavor.exact_refusals, 20)),
-        ("refused: duplicate id", 100),
-        ("refused: empty range", 50),
-        ("refused: negative start", only(flavor.refuses_negative_start, 50)),
-        ("muted answers", only(!flavor.exact_refusals, 100)),
-        ("half-closed streams", 50),
+        ("events, live", 20_000),
+        ("events, caught up", 400),
+        ("events, several of one revision", 4_000),
+        ("deletes", 10_000),
+        ("deletes, at the very compaction", only(flavor.keeps_compacted_tombstone, 30)),
+        ("previous values", 40_000),
+        ("fragments", 300),
+        ("batches cut at 1000 revisions", 30),
+        ("open end, asked by alice", 40),
+        ("progress", 800),
+        ("progress, unanswered", only(flavor.ordered_progress, 500)),
+        ("refused: denied", 700),
+        ("refused: token", only(flavor.exact_refusals, 800)),
+        ("refused: no user", only(flavor.exact_refusals, 400)),
+        ("refused: duplicate id", 400),
+        ("refused: empty range", 500),
+        ("refused: negative start", only(flavor.refuses_negative_start, 120)),
+        ("muted answers", only(!flavor.exact_refusals, 400)),
+        ("half-closed streams", 80),
     ]
 }
 

@@ -11,7 +11,7 @@ use keyward::pb::etcdserverpb::{
     WatchRequest, WatchResponse, watch_client::WatchClient, watch_request::RequestUnion,
 };
 use tokio::{sync::mpsc, time::timeout};
-use tonic::{Response, Status, Streaming};
+use tonic::{Response, Status, Streaming, transport::Channel};
 
 use crate::model::{
     send::Selected,
@@ -41,6 +41,16 @@ pub(super) struct Pair {
 
 type Opened = Result<Response<Streaming<WatchResponse>>, Status>;
 
+/// Who had to catch up in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Behind {
+    Nobody,
+    /// A watch that was told something, and so has been passed over once at least.
+    Told,
+    /// A watch that was told nothing: etcd may have its pass before it.
+    Silent,
+}
+
 /// etcd sends its headers with its first answer, so that the stream opens only then.
 enum Answers {
     Opening(Pin<Box<dyn Future<Output = Opened> + Send>>),
@@ -49,6 +59,11 @@ enum Answers {
 
 impl Pair {
     pub(super) fn open(server: &Server, who: Who) -> Pair {
+        Pair::open_on(server.channel(), server, who)
+    }
+
+    /// On a connection of one's own.
+    pub(super) fn open_on(channel: Channel, server: &Server, who: Who) -> Pair {
         let (requests, inbox) = mpsc::channel(REQUESTS);
         let outbound = stream::unfold(inbox, async |mut inbox: mpsc::Receiver<WatchRequest>| {
             inbox.recv().await.map(|request| (request, inbox))
@@ -57,7 +72,7 @@ impl Pair {
             Some(token) => signed(&token, outbound),
             None => tonic::Request::new(outbound),
         };
-        let mut client = WatchClient::new(server.channel()).max_decoding_message_size(usize::MAX);
+        let mut client = WatchClient::new(channel).max_decoding_message_size(usize::MAX);
         let opening = Box::pin(async move { client.watch(request).await });
         let model = WatchStream::new(server.flavor, Server::limits());
         let answers = Answers::Opening(opening);
@@ -81,9 +96,8 @@ impl Pair {
         requests.try_send(request).expect("a step has few requests, and the stream takes them");
     }
 
-    /// Lets the model come to rest, reads from etcd what the model says, and compares. Returns whether etcd has yet to make a silent
-    /// pass over a watch of this step: one that is behind and will be told nothing.
-    pub(super) async fn settle(&mut self, server: &Server, counts: &mut Counts) -> Result<bool, String> {
+    /// Lets the model come to rest, reads from etcd what the model says, and compares.
+    pub(super) async fn settle(&mut self, server: &Server, counts: &mut Counts) -> Result<Behind, String> {
         let who = self.who;
         let permit: Permit<'_> = &|asked| server.permit(who, asked);
         while self.model.receive(&server.store, &server.member, permit) {}
@@ -99,7 +113,11 @@ impl Pair {
         transcript::count(&told, server.store.compacted(), counts);
         self.count_late_cancels(&told, counts);
         let caught_up = |id: &i64| told.iter().any(|answer| answer.watch_id == *id && !answer.created);
-        Ok(!behind.iter().all(caught_up))
+        Ok(match behind.iter().all(caught_up) {
+            _ if behind.is_empty() => Behind::Nobody,
+            true => Behind::Told,
+            false => Behind::Silent,
+        })
     }
 
     /// The next answer of etcd; `None` where none came within the limit.

@@ -7,14 +7,19 @@
 //! - A watch that is behind and has nothing to be told is passed over once a second one, made later, got its event.
 //! - At the end each stream has a sentinel, whose event comes after all that was given to the stream before.
 
-use keyward::pb::etcdserverpb::{WatchCancelRequest, WatchCreateRequest, watch_request::RequestUnion};
+use bytes::Bytes;
+use keyward::pb::{
+    etcdserverpb::{WatchCancelRequest, WatchCreateRequest, WatchResponse, watch_request::RequestUnion},
+    mvccpb::{Event, KeyValue},
+};
+use prost::Message as _;
 
 use crate::model::{interval::Interval, store::Op};
 
 use super::{
     Counts,
     dice::{Dice, HEAVY_KEYS, Scene, Theme},
-    pair::Pair,
+    pair::{Behind, Pair},
     server::{Server, Who},
 };
 
@@ -28,6 +33,9 @@ const PROBE_KEY: &str = "/a/probe";
 const PASS_KEY: &str = "/a/pass";
 /// Above the 1,000 revisions of one answer.
 const LONG: usize = 1_030;
+
+/// Large values short of one more making an answer that is cut.
+const EDGE_KEYS: usize = 11;
 
 struct Run<'a> {
     server: &'a mut Server,
@@ -67,7 +75,11 @@ impl Run<'_> {
         match self.scene.theme {
             Theme::Plain => {}
             Theme::Heavy => {
-                self.refill().await?;
+                if self.dice.one_in(2) {
+                    self.refill().await?;
+                } else {
+                    self.edge().await?;
+                }
             }
             Theme::Long => {
                 let puts = (0..LONG).map(|n| (self.scene.key(n % 4), n.to_string().into()));
@@ -127,6 +139,59 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Large values that a watch from the beginning is told in one answer, or in one fragment, that is as large as the limit, or a few bytes
+    /// off it.
+    async fn edge(&mut self) -> Result<(), String> {
+        for n in 0..EDGE_KEYS {
+            self.change(vec![self.scene.large(n)]).await?;
+        }
+        let more = self.dice.one_in(2);
+        let size = Server::limits().fragment.saturating_add_signed(self.dice.pick(&[-3, -2, -1, 0, 1, 2]));
+        let value = self.edge_value(size, more);
+        self.change(vec![Op::Put { key: self.scene.key(EDGE_KEYS), value: value.into(), lease: 0 }]).await?;
+        if more {
+            self.change(vec![put(&String::from_utf8_lossy(&self.scene.key(EDGE_KEYS + 1)), "more")]).await?;
+        }
+        Ok(())
+    }
+
+    /// The value of one more key that makes the answer exactly so large; `more` is a further event behind it.
+    fn edge_value(&self, size: usize, more: bool) -> Bytes {
+        let store = &self.server.store;
+        let revision = store.revision() + 1;
+        let header = self.server.member.header(store, revision + i64::from(more));
+        let (key, range_end) = (self.scene.prefix(), self.scene.prefix_end());
+        let events = store.events(self.scene.base, revision, &key, &range_end);
+        let mut answer = WatchResponse {
+            header: Some(header),
+            fragment: more,
+            events: events.map(|(_, event)| event.clone()).collect(),
+            ..WatchResponse::default()
+        };
+        let others = answer.events.len();
+        let mut length = 0;
+        // Lengths are varints, so one look may not do.
+        for _ in 0..4 {
+            let kv = KeyValue {
+                key: self.scene.key(EDGE_KEYS),
+                create_revision: revision,
+                mod_revision: revision,
+                version: 1,
+                value: vec![b'z'; length].into(),
+                lease: 0,
+            };
+            let value = kv.value.clone();
+            answer.events.truncate(others);
+            answer.events.push(Event { kv: Some(kv), ..Event::default() });
+            let there = answer.encoded_len();
+            if there == size {
+                return value;
+            }
+            length = length + size - there;
+        }
+        panic!("no value makes an answer of {size} bytes")
+    }
+
     async fn write(&mut self, told: &mut String) -> Result<(), String> {
         if self.scene.theme == Theme::Heavy && self.dice.one_in(4) {
             *told = "refill, and delete all".into();
@@ -178,19 +243,20 @@ impl Run<'_> {
         }
         self.probe(stream);
         let before = self.counts.get("progress").copied();
-        let owes = self.settle_all().await?;
+        let behind = self.settle_all().await?;
         if progress && before == self.counts.get("progress").copied() {
             *self.counts.entry("progress, unanswered").or_default() += 1;
         }
-        self.passes(owes).await
+        self.passes(behind).await
     }
 
-    /// Silent passes over watches that are behind.
-    async fn passes(&mut self, owed: bool) -> Result<(), String> {
-        let passes = match self.scene.theme {
-            _ if !owed => 0,
-            Theme::Long => 2,
-            _ => 1,
+    /// Waits for the passes over watches that are behind which no answer has shown.
+    async fn passes(&mut self, behind: Behind) -> Result<(), String> {
+        let passes = match (self.scene.theme, behind) {
+            // Each may need two.
+            (Theme::Long, Behind::Told | Behind::Silent) => 2,
+            (_, Behind::Silent) => 1,
+            _ => 0,
         };
         for _ in 0..passes {
             self.pass().await?;
@@ -302,13 +368,13 @@ impl Run<'_> {
         self.settle_all().await.map(drop)
     }
 
-    async fn settle_all(&mut self) -> Result<bool, String> {
-        let mut owes = false;
+    async fn settle_all(&mut self) -> Result<Behind, String> {
+        let mut behind = Behind::Nobody;
         for (stream, pair) in self.pairs.iter_mut().enumerate() {
             let settled = pair.settle(self.server, self.counts).await;
-            owes |= settled.map_err(|what| format!("stream {stream}: {what}"))?;
+            behind = behind.max(settled.map_err(|what| format!("stream {stream}: {what}"))?);
         }
-        Ok(owes)
+        Ok(behind)
     }
 }
 

@@ -37,6 +37,9 @@ const OVERHEAD: usize = 512 * 1024;
 /// Above all that a test reads from one stream before the next.
 const WINDOW: u32 = 64 * 1024 * 1024;
 
+/// HTTP/2's own default.
+const NARROW: u32 = 65_535;
+
 /// As whom a stream is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
@@ -61,7 +64,7 @@ pub(super) struct Server {
     stale: String,
     alice_reads_c: bool,
     /// Last, so that it outlives its connections.
-    _cluster: Cluster,
+    cluster: Cluster,
 }
 
 impl Server {
@@ -107,7 +110,7 @@ impl Server {
             tokens: [(Who::Root, "root", root), (Who::Alice, "alice", alice), (Who::Bob, "bob", bob)],
             stale,
             alice_reads_c: false,
-            _cluster: cluster,
+            cluster,
         };
         // Before V8 a negative start on a store that was never compacted spoils the pass for every watch of the server.
         let first = [Op::Put { key: "/a/first".into(), value: "1".into(), lease: 0 }];
@@ -119,6 +122,16 @@ impl Server {
 
     pub(super) fn channel(&self) -> Channel {
         self.channel.clone()
+    }
+
+    /// A connection that takes little before it is read.
+    pub(super) async fn narrow_channel(&self) -> Channel {
+        connect(&self.cluster, NARROW).await
+    }
+
+    /// How many watches the server has.
+    pub(super) async fn watches(&self) -> f64 {
+        self.cluster.counter(0, "etcd_debugging_mvcc_watcher_total", &[]).await
     }
 
     pub(super) fn limits() -> Limits {
@@ -258,6 +271,12 @@ impl Server {
         }
         Ok(())
     }
+}
+
+async fn connect(cluster: &Cluster, window: u32) -> Channel {
+    let endpoint = Endpoint::from_shared(cluster.url(0)).expect("a URL").tcp_nodelay(true);
+    let endpoint = endpoint.initial_connection_window_size(window).initial_stream_window_size(window);
+    endpoint.connect().await.expect("the server listens")
 }
 
 async fn log_in(channel: &Channel, name: &str) -> String {
