@@ -126,14 +126,15 @@ impl Dice {
         if ops.is_empty() { vec![self.put(scene, scene.key(0))] } else { ops }
     }
 
-    /// A watch of all that the script writes, from its beginning, in fragments where the client takes them.
-    pub(super) fn whole(&mut self, scene: &Scene) -> RequestUnion {
+    /// A watch of all that the script writes, from its beginning.
+    pub(super) fn whole(&mut self, scene: &Scene, watch_id: i64) -> RequestUnion {
         RequestUnion::CreateRequest(WatchCreateRequest {
             key: scene.prefix(),
             range_end: scene.prefix_end(),
             start_revision: scene.base,
             prev_kv: true,
-            fragment: !self.one_in(4),
+            watch_id,
+            fragment: !self.one_in(6),
             ..WatchCreateRequest::default()
         })
     }
