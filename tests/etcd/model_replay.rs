@@ -5,6 +5,7 @@
 //! repeat it; a kind of answer that never came proves nothing, so each has a floor.
 
 mod dice;
+mod overtaken;
 mod pair;
 mod run;
 mod server;

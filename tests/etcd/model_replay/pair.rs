@@ -108,8 +108,9 @@ impl Pair {
             while early.send(&server.store, &server.member, Selected::Channel) {}
             at_rest(&mut early, server, permit)
         });
-        let modelled = at_rest(&mut self.model, server, permit);
-        let told = self.read(&modelled, early.as_deref()).await?;
+        let mut schedules = vec![at_rest(&mut self.model, server, permit)];
+        schedules.extend(early);
+        let (_, told) = self.read_one_of(&schedules).await?;
         transcript::count(&told, server.store.compacted(), counts);
         self.count_late_cancels(&told, counts);
         let caught_up = |id: &i64| told.iter().any(|answer| answer.watch_id == *id && !answer.created);
@@ -139,18 +140,17 @@ impl Pair {
         }
     }
 
-    /// Reads until one of the two schedules of the model is complete.
-    async fn read(
+    /// Reads until one of the model's schedules is complete, and tells which and what came. The first is the likely one.
+    pub(super) async fn read_one_of(
         &mut self,
-        modelled: &[WatchResponse],
-        early: Option<&[WatchResponse]>,
-    ) -> Result<Vec<WatchResponse>, String> {
-        let most = modelled.len().max(early.map_or(0, <[_]>::len));
-        let is = |told: &[_], all: &[_]| told.len() == all.len() && difference(told, all).is_none();
+        schedules: &[Vec<WatchResponse>],
+    ) -> Result<(usize, Vec<WatchResponse>), String> {
+        let most = schedules.iter().map(Vec::len).max().unwrap_or(0);
         let mut told = Vec::new();
         loop {
-            if is(&told, modelled) || early.is_some_and(|early| is(&told, early)) {
-                return Ok(told);
+            let is = |all: &Vec<_>| told.len() == all.len() && difference(&told, all).is_none();
+            if let Some(which) = schedules.iter().position(is) {
+                return Ok((which, told));
             }
             let state = if told.len() >= most {
                 "all came"
@@ -163,7 +163,7 @@ impl Pair {
                     None => "and nothing more came",
                 }
             };
-            let what = difference(&told, modelled).unwrap_or_default();
+            let what = schedules.first().and_then(|likely| difference(&told, likely)).unwrap_or_default();
             return Err(format!("stream of {:?}, {state}: {what}", self.who));
         }
     }
