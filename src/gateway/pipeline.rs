@@ -189,7 +189,8 @@ async fn through(
     let in_use = (lane != Lane::Unary).then(|| caller.in_use()).flatten();
     let mut answer = if blocks {
         let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
-        blocked::run(exchange, claim, record).await?
+        // Apart: no other call is to be as large as one that waits.
+        Box::pin(blocked::run(exchange, claim, record)).await?
     } else {
         exchange.run(None, record).await?
     };

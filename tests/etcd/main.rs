@@ -35,6 +35,11 @@ mod locks;
 #[cfg(test)]
 mod members;
 #[cfg(test)]
+#[path = "../model.rs"]
+mod model;
+#[cfg(test)]
+mod model_replay;
+#[cfg(test)]
 mod muted;
 #[cfg(test)]
 mod outlived;
