@@ -110,7 +110,7 @@ fn floors(flavor: Flavor) -> Vec<(&'static str, u64)> {
         ("events, caught up", 400),
         ("events, several of one revision", 4_000),
         ("deletes", 10_000),
-        ("deletes, at the very compaction", only(flavor.keeps_compacted_tombstone, 30)),
+        ("deletes, at the very compaction", only(flavor.keeps_compacted_tombstone, 15)),
         ("previous values", 40_000),
         ("fragments", 300),
         ("batches cut at 1000 revisions", 30),
