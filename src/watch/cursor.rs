@@ -270,6 +270,8 @@ mod tests {
                                 let out: Vec<i64> = ready.events.iter().map(|event| event.revision).collect();
                                 prop_assert!(out.is_sorted() && out.first().is_some_and(|first| *first >= next));
                                 prop_assert_eq!(out.last(), Some(&ready.last));
+                                // The newest may go on in the next response.
+                                prop_assert!(!more || revisions.last().is_some_and(|newest| ready.last < *newest));
                                 prop_assert_eq!((cursor.floor(), cursor.seen()), (ready.last.min(i64::MAX - 1), ready.last));
                                 prop_assert!(cursor.held.iter().all(|event| event.revision > ready.last));
                             }
