@@ -97,7 +97,7 @@ pub(crate) async fn run(version: &Version, seed: u64, length: Duration) -> Repor
     let resumes = resumes(&keyward).await[0];
     let oracle_reopened = stage.oracle.reopened();
     let mut report = Report::new(Done { seed, length, faults, role_changes, oracle_reopened, resumes });
-    let judged = report.gather(stage.programs, &stage.groups).await;
+    let judged = report.gather(stage.programs, &stage.groups, &history).await;
     report.judge(&judged, &history, written, stage.stood_by, [put, deleted]);
     report
 }
