@@ -3,8 +3,9 @@
 //! Three members with auth and tokens that live 2 s, one Keyward in front. Through it random writers, and a hundred watches of all
 //! kinds in the hands of real client libraries (`families`) and of bare gRPC (`bare`). Every ten seconds a member is killed or
 //! stopped for some seconds, roles change all the time, one user loses its right now and then, and history is compacted up to what
-//! the oracle has: direct watches on all members, which must agree with each other, with themselves when replayed, and with
-//! what the writers were told. At the end a last key is put into and deleted from every range, and each watch must get there.
+//! the oracle had of every member ten seconds ago. The oracle: direct watches on all members, which must agree with each other,
+//! with themselves when replayed, and with what the writers were told. At the end a last key is put into and deleted from every
+//! range, and each watch must get there.
 //!
 //! What is counted:
 //! - A *violation* is what a watch showed and the oracle does not explain (`judge` has the list). Ends by compaction are printed with

@@ -61,7 +61,8 @@ pub(crate) struct Held {
     pub(crate) watches: Vec<(Watch, Record)>,
     /// What no client may be shown.
     pub(crate) strange: Vec<String>,
-    pub(crate) opened: usize,
+    /// When a header was higher than all before, and how high.
+    pub(crate) highest: Vec<(i64, i64)>,
 }
 
 /// What watches that come and go are made from.
@@ -140,7 +141,6 @@ impl Group {
             next_id: CHOSEN,
             over: false,
         };
-        self.held().opened += 1;
         if self.manner != Manner::Guests {
             let count = self.held().watches.len();
             for watch in 0..count {
@@ -263,8 +263,14 @@ impl Talk<'_> {
         if self.partial.as_ref().is_some_and(|(of, _)| *of != id || answer.events.is_empty()) {
             self.strange("between the pieces of another response", &answer);
         }
-        if answer.header.is_none() {
-            self.strange("without a header", &answer);
+        match &answer.header {
+            None => self.strange("without a header", &answer),
+            Some(header) => {
+                let highest = &mut self.group.held().highest;
+                if highest.last().is_none_or(|(_, revision)| *revision < header.revision) {
+                    highest.push((unix_ms(), header.revision));
+                }
+            }
         }
         if answer.created {
             return self.created(&answer).await;

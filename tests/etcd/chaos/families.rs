@@ -3,8 +3,10 @@
 //! Owns: the list. Must not know what a watch is for. To add one: a folder under `tests/clients` whose `build` prints the path of a
 //! program that keeps the contract of `watchers` (see `tests/clients/README.md`), and a row here.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 /// One client library.
 #[derive(Debug)]
@@ -96,13 +98,18 @@ impl User {
 }
 
 impl Family {
-    /// The program, which `tests/run` has built before.
+    /// The program, which `tests/run` has built before. Blocks while it is asked for, once per process.
     pub(crate) fn program(&self) -> PathBuf {
-        let script =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(self.folder).join("build");
-        let built = Command::new(script).args(self.args).stderr(Stdio::inherit()).output();
-        let built = built.expect("the build script runs");
-        assert!(built.status.success(), "the program of {} cannot be built", self.name);
-        String::from_utf8(built.stdout).expect("a path").trim().into()
+        static FOUND: Mutex<BTreeMap<&str, PathBuf>> = Mutex::new(BTreeMap::new());
+        let mut found = FOUND.lock().expect("no holder panics, or every test must");
+        let program = found.entry(self.name).or_insert_with(|| {
+            let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");
+            let mut build = Command::new(clients.join(self.folder).join("build"));
+            let built = build.args(self.args).stderr(Stdio::inherit()).output();
+            let built = built.expect("the build script runs");
+            assert!(built.status.success(), "the program of {} cannot be built", self.name);
+            String::from_utf8(built.stdout).expect("a path").trim().into()
+        });
+        program.clone()
     }
 }

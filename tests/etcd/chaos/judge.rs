@@ -16,6 +16,8 @@ use super::record::{Event, Line, Seen, Watch};
 
 /// Between what one process did and another wrote down, on one machine; in milliseconds.
 const SLACK: i64 = 3_000;
+/// Between a revision's being told to us and its being recorded by the oracle, of which a member always runs.
+pub(crate) const SOON: i64 = 1_000;
 
 /// What kind of wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -191,6 +193,10 @@ impl<'a> Judging<'a> {
             self.wrong(Wrong::Created, "was said to stand twice".into());
         }
         walk.created = true;
+        let known = self.history.known_at(at + SOON);
+        if let Some(revision) = revision.filter(|revision| *revision > known) {
+            self.wrong(Wrong::Header, format!("created at {revision}, when etcd was at {known}"));
+        }
         walk.stood_by = if walk.first { self.case.stood_by } else { self.history.known_at(at + SLACK) };
         if let (0, Some(revision)) = (walk.start, revision) {
             walk.anchor(revision + 1);
@@ -423,7 +429,7 @@ mod tests {
         let mut history = History::agreed(&[member], LAST).unwrap();
         history.compactions = compactions;
         history.denials = denials;
-        history.arrivals = vec![(0, 1), (500, 6)];
+        history.arrivals = vec![(0, 1), (500, LAST)];
         history
     }
 
@@ -564,6 +570,19 @@ mod tests {
             })
         };
         assert_eq!([header(3), header(4), header(5)], [vec![Wrong::Header], vec![], vec![Wrong::Header]]);
+    }
+
+    #[test]
+    fn created_is_never_ahead_of_etcd() {
+        let watch = watch(0);
+        let mut record = right(&watch, &history(), Some(9), 10);
+        record.truncate(2);
+        record[1].at = -501;
+        let case =
+            Case { watch: &watch, whole: true, tells_why: true, revocable: false, stood_by: 9, last: None };
+        assert_eq!(wrongs(&judge(&case, &record, &history())), [Wrong::Header]);
+        record[1].at = -500;
+        assert_eq!(wrongs(&judge(&case, &record, &history())), []);
     }
 
     #[test]

@@ -22,6 +22,9 @@ use crate::steady::unix_ms;
 
 /// Before a member that does not answer is asked again.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How old a compacted revision is at least, in milliseconds: longer than a member is away. A compaction up to the last word of a
+/// member that is away would end every watch there whose range was quiet for a moment, whatever stands in between.
+const LAG: i64 = 10_000;
 /// For a member that was just started to catch up.
 const SOON: Duration = Duration::from_secs(60);
 
@@ -43,6 +46,11 @@ struct Told {
 }
 
 impl Told {
+    fn told_by(&self, at: i64) -> i64 {
+        let next = self.arrivals.partition_point(|(time, _)| *time <= at);
+        next.checked_sub(1).map_or(0, |i| self.arrivals[i].1)
+    }
+
     fn last(&self) -> i64 {
         self.arrivals.last().map_or(0, |(_, revision)| *revision)
     }
@@ -71,10 +79,11 @@ impl Oracle {
         self.members.iter().map(|member| held(member).last()).max().unwrap_or_default()
     }
 
-    /// The highest revision that may be compacted: all have recorded it, and it deleted nothing. Older servers lose a deletion that
-    /// is exactly at the compacted revision (etcd #18089, #19179), which is theirs to lose and would drown ours.
+    /// The highest revision that may be compacted: all have recorded it, some time ago, and it deleted nothing. Older servers lose
+    /// a deletion that is exactly at the compacted revision (etcd #18089, #19179), which is theirs to lose and would drown ours.
     pub(crate) fn compactable(&self) -> Option<i64> {
-        let recorded = self.recorded();
+        let then = unix_ms() - LAG;
+        let recorded = self.members.iter().map(|member| held(member).told_by(then)).min()?;
         let member = held(self.members.first()?);
         let puts = |(_, events): &(&i64, &Vec<Event>)| events.iter().all(|event| event.put);
         member.revisions.range(..=recorded).rev().find(puts).map(|(revision, _)| *revision)

@@ -227,6 +227,25 @@ impl Event {
     }
 }
 
+/// A record in short, for a person to read.
+pub(crate) fn story(record: &Record) -> String {
+    let parts = record.iter().map(|Line { at, seen }| {
+        let what = match seen {
+            Seen::Opened { start } => format!("opened at {start}"),
+            Seen::Created { revision } => format!("created {revision:?}"),
+            Seen::Events { header, events } => {
+                let revisions: Vec<i64> = events.iter().map(|event| event.revision).collect();
+                format!("events {revisions:?} header {header:?}")
+            }
+            Seen::Progress { revision } => format!("progress {revision}"),
+            Seen::Compacted { revision } => format!("compacted {revision:?}"),
+            Seen::Ended { code, message } => format!("ended {code} {message}"),
+        };
+        format!("{at} {what}")
+    });
+    parts.collect::<Vec<_>>().join("; ")
+}
+
 /// A whole number, or the text of one: languages without 64-bit integers write that.
 pub(crate) fn number(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_str()?.parse().ok())

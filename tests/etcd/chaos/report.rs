@@ -10,10 +10,10 @@ use super::bare::{Group, Manner};
 use super::families::User;
 use super::faults::{Fault, Kind};
 use super::history::History;
-use super::judge::{Case, Verdict, Violation, judge};
+use super::judge::{Case, SOON, Verdict, Violation, judge};
 use super::ledger::{Audit, audit};
 use super::program::Program;
-use super::record::{Filter, Record, Watch};
+use super::record::{Filter, Record, Watch, story};
 use super::writers::{REVOCABLE, Written};
 use crate::harness::binary::Version;
 
@@ -50,6 +50,8 @@ pub(crate) struct Report {
     /// Events in the history.
     history: usize,
     strange: Vec<String>,
+    /// The records that are wrong.
+    stories: Vec<String>,
 }
 
 /// One watch at its end.
@@ -73,7 +75,12 @@ impl Report {
     }
 
     /// Ends the programs and takes all records.
-    pub(crate) async fn gather(&mut self, programs: Vec<Program>, groups: &[Arc<Group>]) -> Vec<Judged> {
+    pub(crate) async fn gather(
+        &mut self,
+        programs: Vec<Program>,
+        groups: &[Arc<Group>],
+        history: &History,
+    ) -> Vec<Judged> {
         let mut judged = Vec::new();
         for program in programs {
             let (family, user) = (program.family, program.user);
@@ -96,6 +103,11 @@ impl Report {
             let count = held.watches.len();
             self.programs.push(format!("bare gRPC as {}, {manner:?}: {count} watches", user.name()));
             self.strange.append(&mut held.strange);
+            let ahead = |(at, revision): &(i64, i64)| *revision > history.known_at(at + SOON);
+            let ahead: Vec<_> = held.highest.iter().filter(|header| ahead(header)).collect();
+            self.strange.extend(ahead.iter().map(|(at, revision)| {
+                format!("{manner:?}: a header at {at} told {revision}, which etcd had not reached")
+            }));
             for (watch, record) in held.watches.drain(..) {
                 let watch = Watch { name: format!("bare {manner:?} {}", watch.name), ..watch };
                 judged.push(Judged {
@@ -129,7 +141,11 @@ impl Report {
                 stood_by,
                 last: (!one.guest).then(|| last_of(&one.watch, last)),
             };
-            self.add(judge(&case, &one.record, history));
+            let verdict = judge(&case, &one.record, history);
+            if !verdict.violations.is_empty() {
+                self.stories.push(format!("{:?}: {}", one.watch, story(&one.record)));
+            }
+            self.add(verdict);
         }
         let mut writes = Vec::new();
         for written in written {
@@ -208,9 +224,9 @@ impl Report {
         let mut lines = Vec::new();
         let (mut hitting, mut resumed) = (0, 0);
         for (fault, [hit, went_on]) in faults.iter().zip(self.hits()) {
-            let Fault { kind, member, led, carried, resumes, denied, .. } = fault;
+            let Fault { at, kind, member, led, carried, resumes, denied } = fault;
             lines.push(format!(
-                "{kind:?} m{member}, leader: {led}, right revoked: {denied}, watches there {carried}: hit {hit}, went on {went_on}, upstream streams opened to go on {resumes}"
+                "at {at} {kind:?} m{member}, leader: {led}, right revoked: {denied}, watches there {carried}: hit {hit}, went on {went_on}, upstream streams opened to go on {resumes}"
             ));
             let missed = *kind == Kind::Killed && *resumes == 0.0;
             hitting += usize::from(hit > 0);
@@ -237,6 +253,7 @@ impl Report {
     pub(crate) fn assert(&self, version: &Version) {
         let first: Vec<String> =
             self.verdict.violations.iter().take(SHOWN).map(Violation::to_string).collect();
+        self.stories.iter().for_each(|story| println!("{version}: wrong: {story}"));
         assert!(first.is_empty(), "{version}: {} violations: {first:#?}", self.verdict.violations.len());
         let first: Vec<&String> = self.strange.iter().take(SHOWN).collect();
         assert!(first.is_empty(), "{version}: {} strange things: {first:#?}", self.strange.len());

@@ -64,6 +64,8 @@ struct Stage {
 /// Runs for `length`, and judges.
 pub(crate) async fn run(version: &Version, seed: u64, length: Duration) -> Report {
     let mut rng = Rng::new(seed);
+    // Asking for them blocks, and the oracle's clock must not stand still.
+    FAMILIES.iter().for_each(|family| drop(family.program()));
     let mut cluster = Cluster::start(version, options(version)).await;
     users(&cluster).await;
     let (keyward, through) = keyward(&cluster).await;
@@ -97,7 +99,7 @@ pub(crate) async fn run(version: &Version, seed: u64, length: Duration) -> Repor
     let resumes = resumes(&keyward).await[0];
     let oracle_reopened = stage.oracle.reopened();
     let mut report = Report::new(Done { seed, length, faults, role_changes, oracle_reopened, resumes });
-    let judged = report.gather(stage.programs, &stage.groups).await;
+    let judged = report.gather(stage.programs, &stage.groups, &history).await;
     report.judge(&judged, &history, written, stage.stood_by, [put, deleted]);
     report
 }
