@@ -255,8 +255,11 @@ impl Hub {
         if let Some(watch) = self.watches.get_mut(&key)
             && matches!(watch.place, Place::Anchoring(stream) if stream == id)
         {
-            watch.anchor = Some(revision.0.max(watch.shown_before).max(1));
+            watch.anchor = Some(revision.0.max(1));
             watch.place = Place::Assigned(id);
+            if revision.0 < watch.shown_before {
+                self.step_back(revision.0);
+            }
         }
     }
 
@@ -291,12 +294,26 @@ impl Hub {
             if !matches!(watch.place, Place::Doubtful(_)) {
                 continue;
             }
-            if watch.cursor.seen() > revision {
+            if watch.id.is_none() {
+                let gone_back = watch.shown_before > revision;
+                self.assign(key, id);
+                if gone_back {
+                    self.step_back(revision);
+                }
+            } else if watch.cursor.seen() > revision {
                 self.end_as_compacted(key, revision);
-                self.known.step_back(revision);
+                self.step_back(revision);
             } else {
                 self.assign(key, id);
             }
+        }
+    }
+
+    /// The cluster's history ends at `revision` now: what was shown above it is of another.
+    fn step_back(&mut self, revision: i64) {
+        self.known.step_back(revision);
+        for watch in self.watches.values_mut() {
+            watch.shown_before = watch.shown_before.min(revision);
         }
     }
 
