@@ -3,6 +3,7 @@
 //! Owns: downstream ids, request order, duplicates, cancels. Must not know: which stream carries a watch.
 //! Invariant: what depends on an earlier create waits for that create's answer; nothing else waits.
 
+use super::super::fault::Planted;
 use super::{
     ANY_STREAM, Answer, Create, Cursor, End, Hub, NO_WATCH, Pending, Place, Request, Response, Told, Watch,
     WatchKey, wire,
@@ -143,6 +144,9 @@ impl Hub {
 
     /// As etcd: upward from 0, past the ids that are in use, never back.
     fn assign_id(&mut self) -> i64 {
+        if Planted::ReusedId.is_on() {
+            self.next_client_id = 0;
+        }
         while self.told.contains_key(&self.next_client_id) {
             self.next_client_id += 1;
         }

@@ -7,6 +7,7 @@
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::super::fault::Planted;
 use super::{
     Answer, Creating, Credential, End, Header, Hub, Incarnation, Loss, MAX_RESTORING, MAX_STREAMS, NO_WATCH,
     Output, Place, Read, Response, Revision, SETTLED, Stream, StreamId, Traits, Want, Watch, WatchKey, wire,
@@ -58,9 +59,14 @@ impl Hub {
 
     /// Moves every watch off a stream that is gone.
     fn vacate(&mut self, stream: StreamId, credential: Credential) {
-        self.streams.remove(&stream);
+        let lost = self.streams.remove(&stream);
         for key in self.on_stream(stream) {
             self.displace(key, Want { newer_than: stream, credential });
+            if Planted::ResumeAtHeader.is_on()
+                && let (Some(watch), Some(lost)) = (self.watches.get_mut(&key), &lost)
+            {
+                watch.cursor.progress(lost.highest);
+            }
         }
     }
 
@@ -218,7 +224,10 @@ impl Hub {
         };
         let start = watch.start(traits);
         self.last_upstream_id += 1;
-        let upstream_id = self.last_upstream_id;
+        let mut upstream_id = self.last_upstream_id;
+        if Planted::ReusedUpstreamId.is_on() {
+            upstream_id = (1..).find(|id| !stream.ids.contains_key(id)).unwrap_or(upstream_id);
+        }
         stream.ids.insert(upstream_id, key);
         let resumed = watch.id.is_some();
         stream.creating.push_back(Creating { id: upstream_id, resumed });

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::super::cursor::{Fault, Ready};
+use super::super::fault::Planted;
 use super::super::wire::Event;
 use super::{
     ANY_STREAM, Answer, Creating, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place, Read,
@@ -139,7 +140,10 @@ impl Hub {
         if header.revision < known && stream.verified < known {
             return self.doubt(key, id);
         }
-        if watch.id.is_some() {
+        if let Some(id) = watch.id {
+            if Planted::DoubledCreated.is_on() {
+                self.emit(&Response { header: Some(header), watch_id: id, ..response });
+            }
             return;
         }
         let mut told = header.revision;
