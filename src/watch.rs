@@ -4,6 +4,7 @@
 //! move its bytes. Must not know: TLS, configuration files.
 
 mod cursor;
+pub mod fault;
 pub mod hub;
 pub mod session;
 pub mod source;

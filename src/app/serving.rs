@@ -84,9 +84,16 @@ struct Listener {
 }
 
 impl Serving {
-    /// Puts a shard together on this thread.
+    /// Puts a shard together on this thread. Its dice are its own, so that shards do not march in step.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
+        Self::choosing(parts, Chooser::default())
+    }
+
+    /// The same with a chooser of the caller's: what a shard does follows from what it is told and from the chooser's
+    /// seed.
+    #[must_use]
+    pub fn choosing(parts: Parts, chooser: Chooser) -> Self {
         let tasks = Tasks::default();
         let config = &parts.config;
         let listeners = config.listeners.iter().zip(parts.tls);
@@ -103,7 +110,7 @@ impl Serving {
             pool: Pool::new(parts.connector, parts.members.hints.clone(), tasks.clone()),
             members: parts.members,
             credentials: parts.credentials,
-            chooser: Chooser::default(),
+            chooser,
             resumes: Resumes::default(),
         });
         let departures = tasks.spawn("departures", leave_unfit_members(Rc::clone(&door)));

@@ -21,11 +21,17 @@ pub struct Chooser {
 
 impl Default for Chooser {
     fn default() -> Self {
-        Self { turn: Cell::default(), dice: Cell::new(RandomState::new().hash_one(0)) }
+        Self::seeded(RandomState::new().hash_one(0))
     }
 }
 
 impl Chooser {
+    /// A chooser whose draws follow from `seed`: the same calls, the same choices.
+    #[must_use]
+    pub fn seeded(seed: u64) -> Self {
+        Self { turn: Cell::default(), dice: Cell::new(seed) }
+    }
+
     /// A number below `limit`, for spreading things in time only.
     #[must_use]
     pub fn draw(&self, limit: u64) -> u64 {

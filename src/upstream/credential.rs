@@ -120,6 +120,8 @@ struct Shared {
     requests: mpsc::Sender<LoginRequest>,
     counters: CredentialCounters,
     lifetimes: Lifetimes,
+    /// Of tokens: one never has another's.
+    serials: AtomicU64,
     epoch: Instant,
 }
 
@@ -189,6 +191,7 @@ impl Credentials {
                 settings,
                 requests,
                 counters: CredentialCounters::default(),
+                serials: AtomicU64::new(0),
                 epoch: Instant::now(),
             }),
         });

@@ -82,6 +82,7 @@ pub async fn leave_unfit_members(door: Rc<Door>) {
             }
         };
         tokio::select! {
+            biased; // in any order, but always the same
             () = again => {}
             changed = changes.changed() => if changed.is_err() {
                 return;

@@ -21,7 +21,7 @@ use arc_swap::ArcSwap;
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
 
@@ -30,7 +30,8 @@ use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
-    Auth, AuthState, ControlChannels, Hint, Hints, Mark, MembersHandle, Membership, Readiness, Reason,
+    Auth, AuthState, Changes, ChangesSender, ControlChannels, Hint, Hints, Mark, MembersHandle, Membership,
+    Readiness, Reason,
 };
 
 use census::{Facts, Listed, Seen, Sighting, Source};
@@ -78,7 +79,7 @@ impl Members {
     /// Starts the task on this thread. It ends with the last clone of the handle, or with `tasks`.
     pub fn start(self, tasks: &Tasks) -> MembersHandle {
         let (hints, hinted) = Hints::channel();
-        let (changed, changes) = watch::channel(0);
+        let (changed, changes) = Changes::channel();
         let snapshot = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
         let auth = Arc::new(AuthState::default());
         let handle =
@@ -92,7 +93,7 @@ impl Members {
 /// Where the task's conclusions go.
 struct Published {
     snapshot: Arc<ArcSwap<Membership>>,
-    changed: watch::Sender<u64>,
+    changed: ChangesSender,
     auth: Arc<AuthState>,
 }
 
@@ -233,7 +234,7 @@ impl Task {
             Hint::LeaderMoved { .. } => {}
             Hint::AuthOn | Hint::AuthOff => {
                 self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
-                self.published.changed.send_modify(|generation| *generation += 1);
+                self.published.changed.tell();
             }
         }
     }
@@ -281,7 +282,7 @@ impl Task {
             known.suspicion.clear(mark);
             if !known.suspicion.is_raised() {
                 tracing::debug!(%member, "member answers again");
-                self.published.changed.send_modify(|generation| *generation += 1);
+                self.published.changed.tell();
             }
         }
     }
@@ -307,7 +308,7 @@ impl Task {
         if self.published.auth.now() != auth {
             tracing::info!(?auth, "found out whether the cluster asks for credentials");
             self.published.auth.set(auth);
-            self.published.changed.send_modify(|generation| *generation += 1);
+            self.published.changed.tell();
         }
     }
 
@@ -355,7 +356,7 @@ impl Task {
         self.route(&after);
         self.published.snapshot.store(Arc::new(after));
         if !changes.is_empty() {
-            self.published.changed.send_modify(|generation| *generation += 1);
+            self.published.changed.tell();
         }
     }
 

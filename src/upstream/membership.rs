@@ -8,10 +8,10 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
@@ -325,6 +325,81 @@ impl AuthState {
     }
 }
 
+/// Tells of changes, to any number of [`Changes`]. Dropped, it ends them.
+#[derive(Debug)]
+pub struct ChangesSender(Arc<News>);
+
+/// Where changes are told. Clones have seen what their original had seen.
+///
+/// As tokio's `watch` without a value, but who waits is woken in the order in which it began to wait, where `watch`
+/// draws lots: what happens after a change can be repeated.
+#[derive(Clone, Debug)]
+pub struct Changes {
+    news: Arc<News>,
+    seen: u64,
+}
+
+/// Nothing will change any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nothing will change any more")]
+pub struct NoMoreChanges;
+
+#[derive(Debug, Default)]
+struct News {
+    generation: AtomicU64,
+    ended: AtomicBool,
+    waiting: Notify,
+}
+
+impl Changes {
+    /// A pair of ends.
+    #[must_use]
+    pub fn channel() -> (ChangesSender, Self) {
+        let news = Arc::new(News::default());
+        (ChangesSender(Arc::clone(&news)), Self { news, seen: 0 })
+    }
+
+    /// Takes what changed so far as seen.
+    pub fn mark_unchanged(&mut self) {
+        self.seen = self.news.generation.load(Ordering::Acquire);
+    }
+
+    /// Waits for a change that was not seen; it is then. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`NoMoreChanges`]: the sender is gone.
+    pub async fn changed(&mut self) -> Result<(), NoMoreChanges> {
+        loop {
+            // It hears what is told from here on, before it is awaited too.
+            let told = self.news.waiting.notified();
+            let generation = self.news.generation.load(Ordering::Acquire);
+            if generation != self.seen {
+                self.seen = generation;
+                return Ok(());
+            }
+            if self.news.ended.load(Ordering::Acquire) {
+                return Err(NoMoreChanges);
+            }
+            told.await;
+        }
+    }
+}
+
+impl ChangesSender {
+    /// Something changed.
+    pub fn tell(&self) {
+        self.0.generation.fetch_add(1, Ordering::Release);
+        self.0.waiting.notify_waiters();
+    }
+}
+
+impl Drop for ChangesSender {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
+        self.0.waiting.notify_waiters();
+    }
+}
+
 /// The control runtime's channel to every member that has answered, for logins and other rare calls.
 pub type ControlChannels = Arc<ArcSwap<HashMap<MemberId, Channel>>>;
 
@@ -334,7 +409,7 @@ pub struct MembersHandle {
     /// The last snapshot. Load it once per call.
     pub snapshot: Arc<ArcSwap<Membership>>,
     /// Moves whenever the snapshot or the auth state changed in anything but times and indexes.
-    pub changes: watch::Receiver<u64>,
+    pub changes: Changes,
     /// The way back.
     pub hints: Hints,
     /// Whether the cluster checks credentials.
@@ -368,6 +443,8 @@ impl fmt::Display for Serving {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::config::Scheme;
 
@@ -440,6 +517,31 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, HINTS);
+    }
+
+    #[tokio::test]
+    async fn changes_wake_everybody_in_order_and_end_with_their_sender() {
+        let (sender, changes) = Changes::channel();
+        let order = std::cell::RefCell::new(Vec::new());
+        let wait = async |name: usize| {
+            let mut changes = changes.clone();
+            assert_eq!(changes.changed().await, Ok(()));
+            order.borrow_mut().push(name);
+            assert_eq!(changes.changed().await, Err(NoMoreChanges));
+        };
+        let mut waiting: futures_util::stream::FuturesUnordered<_> = (0..20).map(wait).collect();
+        assert!(futures_util::StreamExt::next(&mut waiting).now_or_never().is_none());
+        sender.tell();
+        assert!(futures_util::StreamExt::next(&mut waiting).now_or_never().is_none());
+        // FuturesUnordered polls the newest first, so that they began to wait in that order.
+        let began: Vec<usize> = order.borrow().clone();
+        assert!(began.is_sorted() || began.iter().rev().is_sorted(), "{began:?}");
+        assert_eq!(began.len(), 20);
+        drop(sender);
+        assert_eq!(futures_util::StreamExt::collect::<Vec<()>>(waiting).await.len(), 20);
+        let mut late = changes.clone();
+        assert_eq!(late.changed().await, Ok(()), "what was told before counts");
+        assert_eq!(late.changed().await, Err(NoMoreChanges));
     }
 
     #[test]

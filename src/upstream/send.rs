@@ -114,6 +114,7 @@ impl Door {
         let mut changes = self.members.changes.clone();
         changes.mark_unchanged();
         tokio::select! {
+            biased; // in any order, but always the same
             () = tokio::time::sleep(pause) => {}
             Ok(()) = changes.changed() => {}
         }

@@ -6,6 +6,7 @@
 //! Invariants: `next` never falls, and moves only past a whole revision or a progress; only whole revisions come out,
 //! each once, in order.
 
+use super::fault::Planted;
 use super::wire::Event;
 
 /// How many bytes of one unfinished revision are held back; a larger one cannot be delivered whole. etcd's own limits
@@ -79,6 +80,9 @@ impl Cursor {
     /// With `reach_back` it begins at the last revision that was proven, whose events are dropped again: a server that
     /// refuses progress to a watch from the future (V4 in the fact sheet) would answer none until the next write.
     pub(super) fn resume_at(&self, reach_back: bool) -> i64 {
+        if Planted::OneLate.is_on() {
+            return self.next.max(1) + 1;
+        }
         let start = if reach_back && self.seen > 0 && self.seen < self.next { self.seen } else { self.next };
         start.max(1)
     }
@@ -136,6 +140,12 @@ impl Cursor {
 
     /// The upstream watch is gone: what it began to tell comes again from the next one.
     pub(super) fn drop_held(&mut self) {
+        if Planted::DropHeld.is_on() {
+            self.next = self.held.last().map_or(self.next, |event| event.revision + 1);
+        }
+        if Planted::OneEarly.is_on() && self.seen == self.floor() {
+            self.next -= 1;
+        }
         self.held = Vec::new();
         self.held_bytes = 0;
     }

@@ -105,8 +105,8 @@ pub enum Input {
         stream: StreamId,
         /// The raw ResponseHeader of the read.
         header: Bytes,
-        /// For [`Read::Local`] the higher of the revision read and the connection's floor; for
-        /// [`Read::Linearizable`] the revision read.
+        /// For [`Read::Linearizable`] the revision read. For [`Read::Local`] that, but no less than the client's
+        /// connection was shown; unless the whole cluster has less, since its history has gone back.
         revision: Revision,
     },
     /// The read of [`Output::Anchor`] failed.
@@ -482,6 +482,15 @@ impl Hub {
     /// The newest header known, at no lower a revision than the client was shown.
     fn header_at_least(&self, revision: i64) -> Header {
         self.header_at(revision.max(self.known.shown))
+    }
+
+    /// The header of an answer that waited for its turn: as it came, or, where the cluster is another by now, what is
+    /// known of that.
+    fn of_this_cluster(&self, header: Option<Header>) -> Header {
+        let known = || self.known.header.clone().unwrap_or_default();
+        header
+            .filter(|header| header.cluster == 0 || Some(header.cluster) == self.known.cluster)
+            .unwrap_or_else(known)
     }
 
     fn header_at(&self, revision: i64) -> Header {

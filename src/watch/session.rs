@@ -28,7 +28,7 @@ use crate::upstream::bidi::Next;
 use crate::upstream::choose::Wanted;
 use crate::upstream::read::{ReadError, Revealed, linearizable_revision, local_revision};
 use crate::watch::hub::{End, Hub, Input, Loss, Output, Read, StreamId, Timing, WatchKey};
-use crate::watch::source::{Failed, Opening, Route, Source, login_loss};
+use crate::watch::source::{Failed, Opening, Route, Source, login_loss, refuses_credential};
 
 /// A client that asked for a leader waits this long without one: three election time-outs, as etcd.
 const LEADERLESS: Duration = Duration::from_secs(3);
@@ -222,25 +222,37 @@ impl Running {
     fn anchor(&mut self, watch: WatchKey, stream: StreamId, key: Bytes, read: Read) {
         let Some(Upstream::Open(source)) = self.upstream.get(&stream) else { return };
         let (door, whom, member) = self.session.route.reader(source);
-        let floor = self.session.floor.get();
+        let floor = Rc::clone(&self.session.floor);
         let reading = async move {
+            let linearizable = async || linearizable_revision(&door, &whom, &member, &key).await;
             let revealed = match read {
-                Read::Local => local_revision(&door, &whom, &member).await,
-                Read::Linearizable => linearizable_revision(&door, &whom, &member, &key).await,
+                Read::Linearizable => linearizable().await,
+                Read::Local => match local_revision(&door, &whom, &member).await {
+                    // Is the member behind what the client was shown, or is history another now?
+                    Ok(local) if Revision(local.revision) < floor.get() => {
+                        let shown = floor.get();
+                        let whole = linearizable().await;
+                        whole.map(|whole| Revealed {
+                            revision: not_below(&floor, shown, whole.revision),
+                            ..whole
+                        })
+                    }
+                    revealed => revealed,
+                },
             };
             match revealed {
                 Ok(Revealed { header, revision }) => {
-                    let revision = Revision(revision);
-                    let revision = if read == Read::Local { revision.max(floor) } else { revision };
-                    Input::Anchored { watch, stream, header, revision }
+                    Input::Anchored { watch, stream, header, revision: Revision(revision) }
                 }
                 Err(ReadError::Login(failure)) => {
                     Input::AnchorFailed { watch, stream, why: login_loss(&failure) }
                 }
-                Err(ReadError::Refused(status)) => {
+                Err(ReadError::Refused(status)) if refuses_credential(&status) => {
                     Input::AnchorFailed { watch, stream, why: Loss::Denied(status.cancel_reason()) }
                 }
-                Err(ReadError::Lost) => Input::AnchorFailed { watch, stream, why: Loss::Upstream },
+                Err(ReadError::Refused(_) | ReadError::Lost) => {
+                    Input::AnchorFailed { watch, stream, why: Loss::Upstream }
+                }
             }
         };
         self.reads.push(reading.boxed_local());
@@ -291,6 +303,15 @@ impl Running {
         let since = self.leaderless_since.filter(|_| self.session.wants_leader && !self.upstream.is_empty());
         since.map(|since| since + LEADERLESS)
     }
+}
+
+/// Where "now" is for a client that had been shown `shown`, on a member that had less: there, unless the whole cluster
+/// had less. Then what was shown is of a history that is gone, and counts no more.
+fn not_below(floor: &Cell<Revision>, shown: Revision, whole: i64) -> i64 {
+    if whole < shown.0 {
+        floor.set(Revision(whole));
+    }
+    whole.min(shown.0)
 }
 
 async fn at(deadline: Option<Instant>) {

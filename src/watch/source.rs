@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
 use crate::identity::MemberId;
-use crate::refusal::{Refusal, Status};
+use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::lookup;
 use crate::rpc::outcome::{Asked, Proof, Verdict, verdict};
 use crate::upstream::bidi::{Bidi, Next};
@@ -113,9 +113,12 @@ impl Route {
             }
             // A read with the token at hand proves it, or renews it where the member refuses it.
             match local_revision(&self.door, &self.whom, &member).await {
-                Ok(_) | Err(ReadError::Refused(_)) => {}
+                Ok(_) => {}
+                // Refused for good: let the create be refused in etcd's own words.
+                Err(ReadError::Refused(status)) if refuses_credential(&status) => {}
+                // It proved nothing, so that a second refusal would not be the truth.
+                Err(ReadError::Refused(_) | ReadError::Lost) => return Err(failed(Loss::Upstream)),
                 Err(ReadError::Login(failure)) => return Err(failed(login_loss(&failure))),
-                Err(ReadError::Lost) => return Err(failed(Loss::Upstream)),
             }
         }
         let token = self.door.token(&self.whom, &member).await;
@@ -169,6 +172,7 @@ impl Route {
         let mut turn = pin!(coming.turn());
         loop {
             tokio::select! {
+                biased; // in any order, but always the same
                 turn = &mut turn => return (!lost()).then_some(turn),
                 Ok(()) = changes.changed() => {}
             }
@@ -236,6 +240,12 @@ impl Source {
             _ => Loss::Upstream,
         }
     }
+}
+
+/// Whether a status judges who asks, rather than saying that the member could not answer now.
+#[must_use]
+pub fn refuses_credential(status: &Status) -> bool {
+    matches!(status.code, Code::Unauthenticated | Code::PermissionDenied | Code::InvalidArgument)
 }
 
 /// What the hub is told when no token can be had.

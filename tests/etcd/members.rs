@@ -79,7 +79,7 @@ impl Followed {
         let mut changes = self.handle.changes.clone();
         let look = async {
             loop {
-                changes.borrow_and_update();
+                changes.mark_unchanged();
                 let now = self.handle.snapshot.load_full();
                 if wanted(&now) {
                     return now;

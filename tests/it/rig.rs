@@ -20,7 +20,8 @@ use keyward::telemetry::metrics::Metrics;
 use keyward::upstream::connect::{Connector, Dial};
 use keyward::upstream::credential::{CredentialSettings, Credentials};
 use keyward::upstream::membership::{
-    self, Auth, AuthState, ControlChannels, Hints, MembersHandle, Membership, Readiness, Role,
+    self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hints, MembersHandle, Membership,
+    Readiness, Role,
 };
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
@@ -59,7 +60,7 @@ pub(crate) struct Keyward {
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
-    changes: watch::Sender<u64>,
+    changes: ChangesSender,
     pub(crate) hints: mpsc::Receiver<membership::Hint>,
 }
 
@@ -89,7 +90,7 @@ impl Keyward {
             ..Membership::unknown(Instant::now())
         };
         let (hints, hinted) = Hints::channel();
-        let (changes, changed) = watch::channel(0);
+        let (changes, changed) = Changes::channel();
         let handle = MembersHandle {
             snapshot: Arc::new(ArcSwap::from_pointee(membership)),
             changes: changed,
@@ -161,7 +162,7 @@ impl Keyward {
         let mut membership = Membership::clone(&self.members.snapshot.load());
         change(&mut membership);
         self.members.snapshot.store(Arc::new(membership));
-        self.changes.send_modify(|version| *version += 1);
+        self.changes.tell();
     }
 
     /// Lifts the suspicions that lost connections raised, as a probe does that succeeds.
@@ -169,7 +170,7 @@ impl Keyward {
         for member in &self.members.snapshot.load().members {
             member.suspicion.clear(member.suspicion.mark());
         }
-        self.changes.send_modify(|version| *version += 1);
+        self.changes.tell();
     }
 }
 

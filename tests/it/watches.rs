@@ -13,8 +13,8 @@ use crate::client::{Client, Stream};
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{
-    INVALID_TOKEN, TXN, WATCH, cancel_watch, create_of, created, event, refused, revisions, txn_done, watch,
-    watched,
+    INVALID_TOKEN, RANGE, TXN, WATCH, cancel_watch, create_of, created, event, ranged, refused, revisions,
+    txn_done, watch, watched,
 };
 
 fn three() -> (Vec<Member>, Keyward) {
@@ -294,6 +294,55 @@ fn a_password_that_is_wrong_by_now_ends_a_create_and_is_tried_once() {
         // What lives goes on: etcd asks a running watch for nothing.
         call.say(&event(id, 10, 5)).await.expect("taken");
         assert_eq!(told(&mut stream).await, [10]);
+    });
+}
+
+/// A member that could not answer has proven nothing: a second refusal of the same token would not be the truth.
+#[test]
+fn a_token_that_could_not_be_proven_is_not_tried_again() {
+    paused(async {
+        let (member, _keyward, client) = with_auth().await;
+        let mut stream = watching(&client, 10).await;
+        let mut call = member.called(WATCH).await;
+        call.messages.next().await.expect("a create");
+        let reason = format!("rpc error: code = Unauthenticated desc = {INVALID_TOKEN}");
+        call.say(&refused(&reason)).await.expect("taken");
+        member.called(TXN).await.refuse(Code::Unavailable, "etcdserver: leader changed");
+        // It is proven on the next attempt, before anything is created.
+        member.called(TXN).await.refuse(Code::Unauthenticated, INVALID_TOKEN);
+        let proof = member.called(TXN).await;
+        assert_eq!(proof.token(), Some("alice.2"));
+        proof.reply(&txn_done(9)).await;
+        let mut call = member.called(WATCH).await;
+        assert_eq!(call.token(), Some("alice.2"));
+        accept(&mut call, 9).await;
+        let answer = watched(&stream.next().await.expect("an answer"));
+        assert!(answer.created && !answer.canceled, "{answer:?}");
+    });
+}
+
+/// A member that has less than the client was shown is behind, or the cluster's history is another now: then "from now"
+/// must not wait for what was shown.
+#[test]
+fn from_now_is_not_above_a_history_that_went_back() {
+    paused(async {
+        for (whole, start) in [(60, 50), (30, 30)] {
+            let (members, keyward) = three();
+            let client = keyward.client().await;
+            let mut stream = watching(&client, 50).await;
+            let (at, mut call) = next_watch(&members).await;
+            let (id, _) = accept(&mut call, 49).await;
+            stream.next().await.expect("created");
+            call.say(&event(id, 50, 5)).await.expect("taken");
+            assert_eq!(told(&mut stream).await, [50]);
+            let mut other = client.open(WATCH).await.expect("open");
+            other.say(&watch("b", 0)).await;
+            let mut second = members[at].called(WATCH).await;
+            members[at].called(TXN).await.reply(&txn_done(20)).await;
+            members[at].called(RANGE).await.reply(&ranged(whole)).await;
+            let (_, from) = accept(&mut second, 20).await;
+            assert_eq!(from, start, "where the whole cluster is at {whole}");
+        }
     });
 }
 

@@ -12,9 +12,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::FutureExt as _;
+use futures_util::future::Shared as Joined;
 use http::HeaderValue;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::{Fingerprint, LoginFailure, Shared, lock};
@@ -60,11 +62,12 @@ pub struct InUse(Arc<PasswordIdentity>);
 pub(super) struct LoginRequest {
     identity: Arc<PasswordIdentity>,
     member: MemberId,
-    landed: Option<watch::Sender<Option<Outcome>>>,
+    landed: Option<oneshot::Sender<Outcome>>,
 }
 
 type Outcome = Result<Token, LoginFailure>;
-type Flight = watch::Receiver<Option<Outcome>>;
+/// Who waits is woken in the order in which it began to wait.
+type Flight = Joined<oneshot::Receiver<Outcome>>;
 
 #[derive(Default)]
 struct Logins {
@@ -183,7 +186,8 @@ impl PasswordIdentity {
             TrySendError::Full(()) => LoginFailure::Busy,
             TrySendError::Closed(()) => LoginFailure::NoAnswer,
         })?;
-        let (landed, flight) = watch::channel(None);
+        let (landed, flight) = oneshot::channel();
+        let flight = flight.shared();
         logins.under_way.insert(member, flight.clone());
         seat.send(LoginRequest { identity: Arc::clone(self), member, landed: Some(landed) });
         Ok(flight)
@@ -191,12 +195,10 @@ impl PasswordIdentity {
 
     /// Waits for a login to end, or for the control side to: its logins are then nobody's. Both arms are cancel-safe;
     /// what has landed counts.
-    async fn landed(&self, mut flight: Flight) -> Outcome {
+    async fn landed(&self, flight: Flight) -> Outcome {
         tokio::select! {
             biased;
-            landed = flight.wait_for(Option::is_some) => {
-                landed.ok().and_then(|outcome| outcome.clone()).unwrap_or(Err(LoginFailure::NoAnswer))
-            }
+            landed = flight => landed.unwrap_or(Err(LoginFailure::NoAnswer)),
             () = self.shared.requests.closed() => Err(LoginFailure::NoAnswer),
         }
     }
@@ -286,11 +288,10 @@ impl PasswordIdentity {
     }
 
     fn issue(&self, header: HeaderValue) -> Token {
-        static SERIAL: AtomicU64 = AtomicU64::new(0);
         self.note_use();
         Token(Arc::new(Issued {
             header,
-            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            serial: self.shared.serials.fetch_add(1, Ordering::Relaxed),
             obtained_at: Instant::now(),
             alive_at: Stamp::now(self.shared.epoch),
             identity_used: Arc::clone(&self.last_used),
@@ -326,8 +327,10 @@ impl LoginRequest {
     }
 
     fn answer(&mut self, outcome: Result<HeaderValue, LoginFailure>) {
-        if let Some(landed) = self.landed.take() {
-            landed.send_replace(Some(self.identity.land(self.member, outcome)));
+        if let Some(landed) = self.landed.take()
+            && landed.send(self.identity.land(self.member, outcome)).is_err()
+        {
+            tracing::trace!("nobody waits for a login any more");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! Invariants: a token in use is touched on its own member at most a third of its life after its last use, give or take
 //! a round; a member that hangs delays no other member's touches; logins are never made here.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -108,9 +108,9 @@ impl KeepAlive {
     }
 
     /// The tokens to touch now. Identities that nobody uses lose theirs; so does one that was silent for a whole life.
-    fn due(&self) -> HashMap<MemberId, Vec<Due>> {
+    fn due(&self) -> BTreeMap<MemberId, Vec<Due>> {
         let lifetimes = &self.credentials.shared.lifetimes;
-        let mut due: HashMap<MemberId, Vec<Due>> = HashMap::new();
+        let mut due: BTreeMap<MemberId, Vec<Due>> = BTreeMap::new();
         for identity in self.credentials.known() {
             let tokens = identity.tokens();
             if !identity.is_in_use() && !tokens.is_empty() {

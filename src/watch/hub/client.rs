@@ -3,6 +3,7 @@
 //! Owns: downstream ids, request order, duplicates, cancels. Must not know: which stream carries a watch.
 //! Invariant: what depends on an earlier create waits for that create's answer; nothing else waits.
 
+use super::super::fault::Planted;
 use super::{
     ANY_STREAM, Answer, Create, Cursor, End, Hub, NO_WATCH, Pending, Place, Request, Response, Told, Watch,
     WatchKey, wire,
@@ -105,17 +106,16 @@ impl Hub {
         let asked = self.withdraw(key).map_or(NO_WATCH, |watch| watch.create.watch_id);
         let echoed = refusal.watch_id != NO_WATCH && !self.told.contains_key(&asked);
         refusal.watch_id = if echoed { asked } else { NO_WATCH };
-        let revision = refusal.header.as_ref().map_or(0, |header| header.revision);
-        let known = self.header_at_least(revision);
-        refusal.header =
-            Some(refusal.header.map_or(known.clone(), |header| header.with_revision(known.revision)));
+        let header = self.of_this_cluster(refusal.header.take());
+        let revision = header.revision.max(self.known.shown);
+        refusal.header = Some(header.with_revision(revision));
         self.emit(&refusal);
     }
 
     fn tell_created(&mut self, key: WatchKey, mut created: Response) {
         let Some(watch) = self.watches.get(&key) else { return };
         let (asked, from_now, stale) = (watch.create.watch_id, watch.create.start_revision == 0, watch.stale);
-        let header = created.header.take().unwrap_or_default();
+        let header = self.of_this_cluster(created.header.take());
         // A "from now" client resumes by this revision: it is exact. For the others it only must not go back.
         let revision = if from_now { header.revision } else { header.revision.max(self.known.shown) };
         created.header = Some(header.with_revision(revision));
@@ -144,6 +144,9 @@ impl Hub {
 
     /// As etcd: upward from 0, past the ids that are in use, never back.
     fn assign_id(&mut self) -> i64 {
+        if Planted::ReusedId.is_on() {
+            self.next_client_id = 0;
+        }
         while self.told.contains_key(&self.next_client_id) {
             self.next_client_id += 1;
         }

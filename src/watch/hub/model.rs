@@ -419,7 +419,9 @@ impl World {
         if read == Read::Local && server.token < self.valid {
             return self.input(Input::AnchorFailed { watch, stream, why: Loss::Credential });
         }
-        let revision = if read == Read::Local { self.members[server.member] } else { self.head() };
+        // As the driver does: no less than the client was shown.
+        let local = self.members[server.member].max(self.client.shown);
+        let revision = if read == Read::Local { local } else { self.head() };
         let header = header(revision, server.member).encode_to_vec().into();
         self.input(Input::Anchored { watch, stream, header, revision: Revision(revision) });
     }

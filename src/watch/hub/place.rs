@@ -7,6 +7,7 @@
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::super::fault::Planted;
 use super::{
     Answer, Creating, Credential, End, Header, Hub, Incarnation, Loss, MAX_RESTORING, MAX_STREAMS, NO_WATCH,
     Output, Place, Read, Response, Revision, SETTLED, Stream, StreamId, Traits, Want, Watch, WatchKey, wire,
@@ -58,9 +59,14 @@ impl Hub {
 
     /// Moves every watch off a stream that is gone.
     fn vacate(&mut self, stream: StreamId, credential: Credential) {
-        self.streams.remove(&stream);
+        let lost = self.streams.remove(&stream);
         for key in self.on_stream(stream) {
             self.displace(key, Want { newer_than: stream, credential });
+            if Planted::ResumeAtHeader.is_on()
+                && let (Some(watch), Some(lost)) = (self.watches.get_mut(&key), &lost)
+            {
+                watch.cursor.progress(lost.highest);
+            }
         }
     }
 
@@ -218,7 +224,10 @@ impl Hub {
         };
         let start = watch.start(traits);
         self.last_upstream_id += 1;
-        let upstream_id = self.last_upstream_id;
+        let mut upstream_id = self.last_upstream_id;
+        if Planted::ReusedUpstreamId.is_on() {
+            upstream_id = (1..).find(|id| !stream.ids.contains_key(id)).unwrap_or(upstream_id);
+        }
         stream.ids.insert(upstream_id, key);
         let resumed = watch.id.is_some();
         stream.creating.push_back(Creating { id: upstream_id, resumed });
@@ -255,8 +264,11 @@ impl Hub {
         if let Some(watch) = self.watches.get_mut(&key)
             && matches!(watch.place, Place::Anchoring(stream) if stream == id)
         {
-            watch.anchor = Some(revision.0.max(watch.shown_before).max(1));
+            watch.anchor = Some(revision.0.max(1));
             watch.place = Place::Assigned(id);
+            if revision.0 < watch.shown_before {
+                self.step_back(revision.0);
+            }
         }
     }
 
@@ -291,12 +303,26 @@ impl Hub {
             if !matches!(watch.place, Place::Doubtful(_)) {
                 continue;
             }
-            if watch.cursor.seen() > revision {
+            if watch.id.is_none() {
+                let gone_back = watch.shown_before > revision;
+                self.assign(key, id);
+                if gone_back {
+                    self.step_back(revision);
+                }
+            } else if watch.cursor.seen() > revision {
                 self.end_as_compacted(key, revision);
-                self.known.step_back(revision);
+                self.step_back(revision);
             } else {
                 self.assign(key, id);
             }
+        }
+    }
+
+    /// The cluster's history ends at `revision` now: what was shown above it is of another.
+    fn step_back(&mut self, revision: i64) {
+        self.known.step_back(revision);
+        for watch in self.watches.values_mut() {
+            watch.shown_before = watch.shown_before.min(revision);
         }
     }
 

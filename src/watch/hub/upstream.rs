@@ -8,6 +8,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::super::cursor::{Fault, Ready};
+use super::super::fault::Planted;
 use super::super::wire::Event;
 use super::{
     ANY_STREAM, Answer, Creating, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place, Read,
@@ -65,10 +66,15 @@ impl Hub {
             Known { cluster: Some(header.cluster), header: Some(header.clone()), ..Known::default() };
         for key in self.watches.keys().copied().collect::<Vec<_>>() {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
+            watch.shown_before = 0;
             if watch.id.is_some() {
                 self.end_as_compacted(key, header.revision);
             } else if watch.create.start_revision > 0 {
                 watch.stale = Some(header.revision);
+            } else if matches!(watch.place, Place::Parked) && matches!(watch.answer, Some(Answer::Created(_)))
+            {
+                // Where "now" was is of the old history.
+                self.displace(key, ANY_STREAM);
             }
         }
         // What is left waits to be created; it goes where the new cluster is.
@@ -125,10 +131,18 @@ impl Hub {
         let header = response.header.take().unwrap_or_default();
         incarnation.created = Some(header.revision);
         watch.refusal = None;
-        if watch.id.is_some() {
-            let seen = watch.cursor.seen();
-            if header.revision < seen && stream.verified < seen {
-                self.doubt(key, id);
+        let from_now = watch.create.start_revision == 0 && watch.anchor.is_none();
+        let known = match watch.id {
+            Some(_) => watch.cursor.seen(),
+            None if from_now => watch.shown_before,
+            None => 0,
+        };
+        if header.revision < known && stream.verified < known {
+            return self.doubt(key, id);
+        }
+        if let Some(id) = watch.id {
+            if Planted::DoubledCreated.is_on() {
+                self.emit(&Response { header: Some(header), watch_id: id, ..response });
             }
             return;
         }

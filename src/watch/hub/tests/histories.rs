@@ -212,3 +212,84 @@ fn a_create_that_waits_moves_to_the_other_cluster() {
     bench.up(2, created(5, 4));
     assert_eq!(header_revision(&bench.emitted()), 4);
 }
+
+/// A driver that tells less than was shown has asked the whole cluster: what was shown is of a history that is gone.
+#[test]
+fn from_now_is_now_where_history_went_back() {
+    let mut bench = Bench::watching(NEW);
+    bench.up(1, events(1, 20, &[20]));
+    bench.out.clear();
+    bench.create(watch("b", 0));
+    assert!(matches!(bench.only(), Output::Anchor { .. }));
+    bench.anchored(2, 1, 12);
+    assert_eq!(bench.next_create(1), (2, 12));
+    bench.up(1, created(2, 12));
+    assert_eq!(header_revision(&bench.emitted()), 12, "what comes from 13 on is news");
+}
+
+/// Members before V5 need no anchor: one that knows less than was shown is behind, or history went back.
+#[test]
+fn from_now_on_an_exact_member_that_knows_less_is_asked_about() {
+    for (cluster, told) in [(25, 20), (12, 12)] {
+        let mut bench = Bench::watching(MIDDLE);
+        bench.up(1, events(1, 20, &[20]));
+        bench.out.clear();
+        bench.create(watch("b", 0));
+        assert_eq!(bench.next_create(1), (2, 0));
+        bench.up(1, created(2, 12));
+        assert_eq!(bench.next_cancel(1), 2);
+        assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
+        bench.anchored(2, 1, cluster);
+        assert_eq!(bench.next_create(1), (3, 0));
+        bench.nothing();
+        bench.up(1, created(3, 12));
+        assert_eq!(header_revision(&bench.emitted()), told);
+    }
+}
+
+/// Its answer waits behind an earlier create's, and its events came too early: its "now" is of the old cluster.
+#[test]
+fn a_watch_from_now_that_waits_to_be_told_begins_again_in_another_cluster() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 0));
+    bench.create(watch("b", 0));
+    bench.opened(1, MIDDLE);
+    bench.up(1, refused(-1, BAD_TOKEN));
+    bench.out.clear();
+    bench.up(1, created(2, 9));
+    bench.up(1, events(2, 10, &[10]));
+    bench.out.clear();
+    bench.cluster = 8;
+    bench.opened(2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(3, 3));
+    assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }), "{:?}", bench.out);
+    let told = bench.next_emitted();
+    assert_eq!((told.watch_id, header_revision(&told)), (0, 3));
+    assert_eq!(bench.next_create(2), (4, 0));
+    bench.nothing();
+}
+
+/// A refusal of the old cluster's that waits for its turn is told with a header of the one that is there now.
+#[test]
+fn an_answer_that_waited_has_no_header_of_two_clusters() {
+    let mut bench = Bench::watching(MIDDLE);
+    for create in [watch("b", 0), watch("c", 5)] {
+        bench.create(create);
+        bench.out.clear();
+    }
+    for reason in [BAD_TOKEN, DENIED] {
+        bench.up(1, refused(-1, reason));
+        bench.out.clear();
+    }
+    bench.cluster = 8;
+    bench.opened(2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(4, 3));
+    let told = std::mem::take(&mut bench.out).into_iter().filter_map(|output| match output {
+        Output::Emit(message) => pb::WatchResponse::decode(message).unwrap().header,
+        _ => None,
+    });
+    let clusters: Vec<u64> = told.map(|header| header.cluster_id).collect();
+    assert_eq!(clusters, [8, 8, 8], "the first watch's end, a Created, a refusal");
+}

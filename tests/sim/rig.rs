@@ -1,0 +1,207 @@
+//! Keyward as it is shipped, put together for one run: control and one shard on one runtime.
+//!
+//! Owns: the composition, and the members' task's part of it, which the world plays. Must not know what a run does.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures_util::FutureExt;
+use hyper_util::rt::TokioIo;
+use keyward::app::serving::{Parts, Serving};
+use keyward::config::{self, Endpoint, Scheme};
+use keyward::downstream::session::{Realm, Sealer};
+use keyward::identity::{ClusterId, MemberId};
+use keyward::io::Stream;
+use keyward::rpc::method::METHODS;
+use keyward::tasks::Tasks;
+use keyward::telemetry::metrics::Metrics;
+use keyward::upstream::choose::Chooser;
+use keyward::upstream::connect::{Connector, Dial};
+use keyward::upstream::credential::{CredentialSettings, Credentials};
+use keyward::upstream::membership::{
+    self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hint, Hints, MembersHandle, Membership,
+    Readiness, Role,
+};
+use keyward::upstream::version::Version;
+use tokio::io::DuplexStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+/// Bytes in flight on a pipe: small, so that back-pressure is soon felt.
+const PIPE: usize = 32 * 1024;
+/// Longer than any run: tokens die when the world says so.
+const TOKEN_TTL: Duration = Duration::from_secs(86_400);
+
+/// Keyward in a run.
+pub(crate) struct Keyward {
+    serving: Serving,
+    pub(crate) members: MembersHandle,
+    pub(crate) tasks: Tasks,
+    _drain: watch::Sender<Option<Instant>>,
+    changes: ChangesSender,
+    hints: mpsc::Receiver<Hint>,
+}
+
+/// Where a member is dialled, from any thread. None: nobody listens.
+#[derive(Clone)]
+pub(crate) struct Address {
+    pub(crate) id: MemberId,
+    pub(crate) dialled: mpsc::Sender<DuplexStream>,
+    pub(crate) listens: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Address {
+    fn dial(&self) -> std::io::Result<DuplexStream> {
+        if !self.listens.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(std::io::ErrorKind::ConnectionRefused.into());
+        }
+        let (ours, theirs) = tokio::io::duplex(PIPE);
+        self.dialled.try_send(theirs).map_err(std::io::Error::other)?;
+        Ok(ours)
+    }
+}
+
+impl Keyward {
+    pub(crate) fn before(
+        members: &[(Address, Version)],
+        cluster: u64,
+        auth: Auth,
+        seed: u64,
+        tasks: &Tasks,
+    ) -> Self {
+        let addresses: Arc<[Address]> = members.iter().map(|(address, _)| address.clone()).collect();
+        let membership = Membership {
+            cluster: Some(ClusterId(cluster)),
+            leader: members.first().map(|(address, _)| address.id),
+            term: 2,
+            members: members
+                .iter()
+                .map(|(address, version)| Arc::new(published(address.id, *version)))
+                .collect(),
+            ..Membership::unknown(Instant::now())
+        };
+        let (hints, hinted) = Hints::channel();
+        let (changes, changed) = Changes::channel();
+        let handle = MembersHandle {
+            snapshot: Arc::new(ArcSwap::from_pointee(membership)),
+            changes: changed,
+            hints,
+            auth: Arc::new(AuthState::default()),
+        };
+        handle.auth.set(auth);
+        let channels = ControlChannels::default();
+        let all: HashMap<_, _> =
+            addresses.iter().map(|address| (address.id, channel(address.clone()))).collect();
+        channels.store(Arc::new(all));
+        let settings = CredentialSettings { token_ttl: TOKEN_TTL, ..CredentialSettings::default() };
+        let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
+        tasks.spawn("credentials", control.run(tasks.clone())).detach();
+        let config = configuration();
+        let sealer = Sealer::new(keyward::reload::session_keys(&config).expect("keys"));
+        sealer.pin(&Realm::new(None, ClusterId(cluster)));
+        let metrics = Arc::new(Metrics::new(
+            METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
+        ));
+        let (drain, draining) = watch::channel(None);
+        let parts = Parts {
+            config,
+            tls: vec![None],
+            connector: Connector::over(dial(addresses), None, Duration::from_secs(2)),
+            members: handle.clone(),
+            credentials,
+            sealer: Arc::new(sealer),
+            metrics,
+            drain: draining,
+            claims: Arc::default(),
+        };
+        let serving = Serving::choosing(parts, Chooser::seeded(seed));
+        Self { serving, members: handle, tasks: tasks.clone(), _drain: drain, changes, hints: hinted }
+    }
+
+    /// A byte stream to Keyward.
+    pub(crate) fn connect(&self) -> DuplexStream {
+        let (ours, theirs) = tokio::io::duplex(PIPE);
+        self.serving.take(0, Box::new(theirs), None, ());
+        ours
+    }
+
+    /// Publishes another view of the members.
+    pub(crate) fn publish(&self, change: impl FnOnce(&mut Membership)) {
+        let mut membership = Membership::clone(&self.members.snapshot.load());
+        change(&mut membership);
+        self.members.snapshot.store(Arc::new(membership));
+        self.changes.tell();
+    }
+
+    /// Whether something was seen that a probe should look into.
+    pub(crate) fn hinted(&mut self) -> bool {
+        let mut any = false;
+        while self.hints.try_recv().is_ok() {
+            any = true;
+        }
+        any
+    }
+}
+
+/// A member with another readiness.
+pub(crate) fn with_readiness(
+    member: &Arc<membership::Member>,
+    readiness: Readiness,
+) -> Arc<membership::Member> {
+    let mut member = membership::Member::clone(member);
+    member.readiness = readiness;
+    Arc::new(member)
+}
+
+/// Read once: a run needs no file of its own.
+fn configuration() -> Arc<config::Config> {
+    static READ: OnceLock<Arc<config::Config>> = OnceLock::new();
+    Arc::clone(READ.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let password = folder.path().join("password");
+        std::fs::write(&password, "right").expect("written");
+        let text = format!(
+            "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\ndefault_user = \"sim\"\n\
+             [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\n\
+             [[user]]\nname = \"sim\"\npassword_file = {password:?}\n\
+             [log]\naccess = false\n"
+        );
+        let path = folder.path().join("keyward.toml");
+        std::fs::write(&path, text).expect("written");
+        Arc::new(config::load(&path).unwrap_or_else(|faults| panic!("{faults:?}")).0)
+    }))
+}
+
+fn published(id: MemberId, version: Version) -> membership::Member {
+    membership::Member {
+        id,
+        name: format!("m{id}").into(),
+        endpoint: Endpoint { scheme: Scheme::Http, host: host(id), port: 2379 },
+        role: Role::Voter,
+        version: Some(version),
+        readiness: Readiness::Ready,
+        term: 2,
+        applied: 1,
+        client_urls: Arc::default(),
+        suspicion: Arc::default(),
+    }
+}
+
+fn host(id: MemberId) -> String {
+    format!("{}.member.test", id.0)
+}
+
+fn dial(addresses: Arc<[Address]>) -> Dial {
+    Arc::new(move |endpoint| {
+        let address = addresses.iter().find(|address| host(address.id) == endpoint.host);
+        let dialled = address.map_or_else(|| Err(std::io::ErrorKind::NotFound.into()), Address::dial);
+        std::future::ready(dialled.map(|pipe| Box::new(pipe) as Stream)).boxed()
+    })
+}
+
+fn channel(address: Address) -> tonic::transport::Channel {
+    let dial = tower::service_fn(move |_| std::future::ready(address.dial().map(TokioIo::new)));
+    tonic::transport::Endpoint::from_static("http://member.test").connect_with_connector_lazy(dial)
+}
