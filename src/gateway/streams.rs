@@ -3,11 +3,12 @@
 //! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariant: the
 //! credential is in use for exactly as long as the stream lives.
 
-use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
@@ -19,14 +20,14 @@ use crate::gateway::{Client, Gateway, blocked};
 use crate::lease::keepalive::KeepAlive;
 use crate::lease::observe::Observe;
 use crate::refusal::Refusal;
+use crate::upstream::choose::Chooser;
+use crate::watch::budget::Share;
 use crate::watch::hub::Timing;
 use crate::watch::session::Session;
 use crate::watch::source::Route;
 
 /// How long a client's progress request waits for upstream before what is known already may answer it.
 const PROGRESS_GRACE: Duration = Duration::from_millis(500);
-/// Idle watches are refreshed every 30 to 60 s: often enough beside a compaction every 5 minutes.
-const IDLE_PROGRESS: (u64, u64) = (30_000, 60_000);
 
 /// A client's Watch stream.
 pub fn watch(
@@ -38,18 +39,18 @@ pub fn watch(
     body: Incoming,
 ) -> mpsc::Receiver<Said> {
     let (speaker, said) = Speaker::channel();
-    let (least, most) = IDLE_PROGRESS;
     let session = Session {
         route: Route {
             door: Rc::clone(&gateway.door),
             whom: caller.whom.clone(),
             headers: headers.clone(),
             home: gateway.home(client),
+            share: Share::new(&gateway.watch_budget),
         },
         floor: Rc::clone(&client.floor),
         wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),
         timing: Timing {
-            idle_progress: Duration::from_millis(least + gateway.door.chooser.draw(most - least)),
+            idle_progress: gateway.settings.idle_progress.map(|least| between(least, &gateway.door.chooser)),
             progress_grace: PROGRESS_GRACE,
         },
         largest_request: gateway.settings.request_size,
@@ -57,12 +58,15 @@ pub fn watch(
         resumed: gateway.metrics.watch_resumes.clone(),
     };
     let in_use = caller.in_use();
-    let run = async move {
-        within(deadline, speaker.clone(), session.run(body, speaker)).await;
-        drop(in_use);
-    };
-    gateway.tasks.spawn("watch", run).detach();
+    let run = session.run(body, speaker.clone()).boxed_local();
+    gateway.tasks.spawn("watch", within(deadline, speaker, run, in_use)).detach();
     said
+}
+
+/// A time between this and twice this.
+fn between(least: Duration, chooser: &Chooser) -> Duration {
+    let more = chooser.draw(u64::try_from(least.as_millis()).unwrap_or(u64::MAX));
+    least.saturating_add(Duration::from_millis(more))
 }
 
 /// A client's LeaseKeepAlive stream.
@@ -82,11 +86,8 @@ pub fn keep_alive(
         resumed: gateway.metrics.keepalive_resumes.clone(),
     };
     let in_use = caller.in_use();
-    let run = async move {
-        within(deadline, speaker.clone(), keep_alive.run(body, speaker)).await;
-        drop(in_use);
-    };
-    gateway.tasks.spawn("keepalive", run).detach();
+    let run = keep_alive.run(body, speaker.clone()).boxed_local();
+    gateway.tasks.spawn("keepalive", within(deadline, speaker, run, in_use)).detach();
     said
 }
 
@@ -112,18 +113,27 @@ pub fn observe(
         resumed: gateway.metrics.observe_resumes.clone(),
     };
     let in_use = caller.in_use();
-    let run = async move {
-        within(deadline, speaker.clone(), observe.run(speaker)).await;
-        drop((in_use, held));
-    };
-    gateway.tasks.spawn("observe", run).detach();
+    let run = observe.run(speaker.clone()).boxed_local();
+    gateway.tasks.spawn("observe", within(deadline, speaker, run, (in_use, held))).detach();
     Ok(said)
 }
 
-/// Runs a stream to its end, or to the client's deadline, which it is told.
-async fn within(deadline: Option<Instant>, speaker: Speaker, run: impl Future<Output = ()>) {
-    let Some(deadline) = deadline else { return run.await };
-    if timeout_at(deadline, run).await.is_err() {
-        speaker.end(Refusal::DEADLINE_EXCEEDED.status()).await;
+/// Runs a stream to its end, or to the client's deadline, which it is told. `keep` is held until then. The stream is boxed:
+/// nothing here keeps room for it twice.
+async fn within(
+    deadline: Option<Instant>,
+    speaker: Speaker,
+    mut run: LocalBoxFuture<'static, ()>,
+    keep: impl Sized,
+) {
+    match deadline {
+        None => run.await,
+        Some(deadline) => {
+            if timeout_at(deadline, &mut run).await.is_err() {
+                drop(run);
+                speaker.end(Refusal::DEADLINE_EXCEEDED.status()).await;
+            }
+        }
     }
+    drop(keep);
 }

@@ -140,6 +140,12 @@ impl FrameReader {
         self.pending.extend_from_slice(&chunk);
     }
 
+    /// How many bytes wait for the rest of their frame, or to be read.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.chunk.len() + self.pending.len()
+    }
+
     /// Whether the body may end here: no frame has begun that is not complete.
     ///
     /// # Errors
@@ -166,6 +172,10 @@ impl FrameReader {
             return Ok(Some(self.chunk.split_to(length)));
         }
         self.pending.advance(PREFIX);
+        if self.pending.len() == length {
+            // Given away whole: nothing of a large message stays with a stream that is idle after it.
+            return Ok(Some(std::mem::take(&mut self.pending).freeze()));
+        }
         Ok(Some(self.pending.split_to(length).freeze()))
     }
 }

@@ -77,9 +77,9 @@ impl Traits {
 /// Times that a driver chooses.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How often idle watches are refreshed by a progress of our own: 30-60 s, drawn per hub so that hubs do not march
+    /// How often idle watches are refreshed by a progress of our own, if at all: drawn per hub, so that hubs do not march
     /// in step.
-    pub idle_progress: Duration,
+    pub idle_progress: Option<Duration>,
     /// How long a client's progress request waits for upstream before what is known already may answer it.
     pub progress_grace: Duration,
 }
@@ -221,8 +221,9 @@ pub enum End {
 #[derive(Debug)]
 pub struct Hub {
     timing: Timing,
-    watches: BTreeMap<WatchKey, Watch>,
-    streams: BTreeMap<StreamId, Stream>,
+    /// Boxed, as the streams are: a map keeps room for eleven of its entries, and most hubs have one.
+    watches: BTreeMap<WatchKey, Box<Watch>>,
+    streams: BTreeMap<StreamId, Box<Stream>>,
     /// Watches that need a stream, and new ones that need an anchor, or to be sent; key order is request order.
     moving: BTreeSet<WatchKey>,
     /// Ids that the client may name.
@@ -238,8 +239,10 @@ pub struct Hub {
     attempts: u32,
     last_trouble: Option<Instant>,
     known: Known,
+    /// Bytes in all cursors.
+    held: usize,
     round: Option<progress::Round>,
-    refresh_at: Instant,
+    refresh_at: Option<Instant>,
     ended: bool,
     out: Vec<Output>,
 }
@@ -277,7 +280,7 @@ struct Watch {
     /// What the client had been shown when it asked.
     shown_before: i64,
     /// The first refusal of a create that is being tried once more.
-    refusal: Option<Response>,
+    refusal: Option<Box<Response>>,
     /// Asked for a revision of another cluster's history, which ended since: compacted at this revision.
     stale: Option<i64>,
     /// Has spoken in the current round of progress.
@@ -295,8 +298,8 @@ const ANY_STREAM: Want = Want { newer_than: StreamId(0), credential: Credential:
 
 #[derive(Debug)]
 enum Answer {
-    Created(Response),
-    Refused(Response),
+    Created(Box<Response>),
+    Refused(Box<Response>),
 }
 
 #[derive(Debug)]
@@ -336,6 +339,10 @@ struct Stream {
     ids: HashMap<i64, WatchKey>,
     /// Watches that are resumed here and wait for room.
     waiting: BTreeSet<WatchKey>,
+    /// The read that is under way for watches from now.
+    reading: Option<Reading>,
+    /// Watches that asked after it began.
+    unread: Vec<WatchKey>,
     /// Creates without an answer, in the order sent: etcd answers in that order.
     creating: VecDeque<Creating>,
     /// Of those, how many are resumed watches.
@@ -350,6 +357,15 @@ struct Stream {
     verified: i64,
     /// The watch in whose name that read is under way.
     checking: Option<WatchKey>,
+}
+
+/// One read of a member's revision, for all watches that asked before it began.
+#[derive(Debug)]
+struct Reading {
+    /// In whose name.
+    watch: WatchKey,
+    /// For whom.
+    watches: Vec<WatchKey>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -391,8 +407,9 @@ impl Hub {
             attempts: 0,
             last_trouble: None,
             known: Known::default(),
+            held: 0,
             round: None,
-            refresh_at: now + timing.idle_progress,
+            refresh_at: timing.idle_progress.map(|idle| now + idle),
             ended: false,
             out: Vec::new(),
         }
@@ -441,7 +458,7 @@ impl Hub {
             return None;
         }
         let round = self.round.as_ref().and_then(progress::Round::deadline);
-        Some(round.map_or(self.refresh_at, |at| at.min(self.refresh_at)))
+        round.into_iter().chain(self.refresh_at).min()
     }
 
     /// Whether the client's next request should be read now. While not, its stream is left unread, as etcd leaves it
@@ -457,6 +474,12 @@ impl Hub {
         self.streams.get(&stream).is_none_or(|stream| {
             stream.traits.is_some() && stream.waiting.is_empty() && stream.creating.is_empty()
         })
+    }
+
+    /// Bytes of revisions that have begun to arrive and have not ended, over all watches.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held
     }
 
     /// Brings everything as far as it can go.
@@ -524,6 +547,8 @@ impl Stream {
             traits: None,
             ids: HashMap::new(),
             waiting: BTreeSet::new(),
+            reading: None,
+            unread: Vec::new(),
             creating: VecDeque::new(),
             restoring: 0,
             asked: 0,

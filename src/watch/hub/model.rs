@@ -177,7 +177,7 @@ impl World {
         let mut dice = Dice(seed);
         let now = Instant::now();
         let timing =
-            Timing { idle_progress: Duration::from_secs(30), progress_grace: Duration::from_secs(1) };
+            Timing { idle_progress: Some(Duration::from_secs(30)), progress_grace: Duration::from_secs(1) };
         let late_created = dice.one_in(2);
         let progress_trusted = late_created || !dice.one_in(3);
         let exact_refusals = progress_trusted || dice.one_in(2);
@@ -363,6 +363,8 @@ impl World {
     fn input(&mut self, input: Input) {
         let mut out = Vec::new();
         self.hub.handle(self.now, input, &mut out);
+        let held: usize = self.hub.watches.values().map(|watch| watch.cursor.held_bytes()).sum();
+        assert_eq!(self.hub.held(), held, "what is held is counted");
         for output in out {
             self.carry_out(output);
         }
