@@ -30,6 +30,12 @@ pub enum Told {
 }
 
 impl Leaders {
+    /// Whether the observer was told of this proclamation or a newer one, by create and mod revision.
+    #[must_use]
+    pub fn knows(&self, proclaimed: (i64, i64)) -> bool {
+        self.last.is_some_and(|last| proclaimed <= last)
+    }
+
     /// A member tells of a leader; where it is news, it counts as told.
     pub fn told(&mut self, message: &Bytes) -> Told {
         let Some(leader) = LeaderResponse::decode(message.clone()).ok().and_then(|answer| answer.kv) else {
@@ -68,6 +74,8 @@ mod tests {
         assert_eq!(leaders.told(&leader(35, 99)), Told::Older);
         assert_eq!(leaders.told(&leader(40, 39)), Told::Older);
         assert_eq!(leaders.told(&leader(40, 40)), Told::Known, "what is refused changes nothing");
+        assert!(leaders.knows((40, 40)) && leaders.knows((35, 99)) && !leaders.knows((40, 41)));
+        assert!(!Leaders::default().knows((1, 1)));
     }
 
     #[test]

@@ -25,6 +25,7 @@ use crate::downstream::said::Speaker;
 use crate::identity::MemberId;
 use crate::lease::leaders::{Leaders, Told};
 use crate::lease::ticket::Line;
+use crate::pb::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::pb::v3electionpb::LeaderRequest;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
@@ -45,6 +46,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A client that asked for a leader waits this long without one: three election time-outs, as etcd.
 const LEADERLESS: Duration = Duration::from_secs(3);
+/// How often, and a little less, it is looked whether a stream kept something back.
+const WATCH: Duration = Duration::from_secs(15);
+/// What was proclaimed is told within this time; etcd takes milliseconds.
+const ANSWER: Duration = Duration::from_secs(2);
 /// Silent ends in a row, each after a good read, that are believed.
 const SILENT: u32 = 2;
 
@@ -70,7 +75,14 @@ struct Upstream {
     member: Arc<Member>,
     token: Option<Token>,
     opened_at: Instant,
+    /// Who leads, looked at some time from now.
+    looking: LocalBoxFuture<'static, Option<Proclaimed>>,
+    /// Somebody led at the last look of whom it had not told.
+    behind: bool,
 }
+
+/// A proclamation by create and mod revision.
+type Proclaimed = (i64, i64);
 
 /// The way upstream now.
 enum Link {
@@ -89,6 +101,7 @@ enum Event {
     Due,
     Opened(Result<Box<Upstream>, NotOpened>),
     Came(Next),
+    Looked(Option<Proclaimed>),
     Proved(After),
 }
 
@@ -192,7 +205,11 @@ impl Running {
                 Event::Due
             }
             Link::Opening(opening) => Event::Opened(opening.await),
-            Link::Open(upstream) => Event::Came(upstream.stream.next().await),
+            Link::Open(upstream) => tokio::select! {
+                biased; // what it tells makes a look needless
+                came = upstream.stream.next() => Event::Came(came),
+                seen = &mut upstream.looking => Event::Looked(seen),
+            },
             Link::Proving(proving) => Event::Proved(proving.await),
         }
     }
@@ -209,6 +226,10 @@ impl Running {
                 return Ok(None);
             }
             Event::Opened(Err(NotOpened(after))) | Event::Proved(after) => after,
+            Event::Looked(seen) => match self.looked(seen) {
+                Some(member) => After::Elsewhere(Some(member)),
+                None => return Ok(None),
+            },
             Event::Came(Next::Message(message)) => return self.came(message),
             Event::Came(Next::Ended(status)) => match std::mem::replace(&mut self.link, Link::Closed) {
                 Link::Open(at) => return self.ended(*at, status),
@@ -227,11 +248,27 @@ impl Running {
         self.again(after).map(|()| None)
     }
 
+    /// The member to be left, if it keeps something back: with auth on, one watch of its own serves all who wait there, and in
+    /// 3.4 that goes silent when the token of whoever was first has expired (etcd-io/etcd#14850).
+    fn looked(&mut self, seen: Option<Proclaimed>) -> Option<MemberId> {
+        let Link::Open(at) = &mut self.link else { return None };
+        let behind = seen.is_some_and(|seen| !self.leaders.knows(seen));
+        if behind && at.behind && self.parts.door.members.auth.now() == Auth::On {
+            return Some(at.member.id);
+        }
+        at.behind = behind;
+        at.looking = Observe::look(&self.parts, if behind { ANSWER } else { WATCH });
+        None
+    }
+
     fn came(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
         self.silent = 0;
         self.leaderless_since = None;
         match self.leaders.told(&message) {
             Told::News => {
+                if let Link::Open(at) = &mut self.link {
+                    at.behind = false;
+                }
                 self.tried.clear();
                 self.losses = 0;
                 Ok(Some(message))
@@ -314,7 +351,28 @@ impl Running {
 }
 
 impl Observe {
-    async fn open(&self, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
+    /// Who leads, after `pause` and a little more: from what any member has at hand.
+    fn look(parts: &Rc<Self>, pause: Duration) -> LocalBoxFuture<'static, Option<Proclaimed>> {
+        let parts = Rc::clone(parts);
+        async move {
+            let spread = Duration::from_millis(parts.door.chooser.draw(1000));
+            tokio::time::sleep(pause + spread).await;
+            let member = parts.door.choose(Wanted::Any, &[])?;
+            let first = RangeRequest { serializable: true, ..parts.first() };
+            let answer = ask(&parts.door, &parts.whom, &member, RANGE, &first.encode_to_vec()).await.ok()?;
+            let leader = RangeResponse::decode(answer).ok()?.kvs.into_iter().next()?;
+            Some((leader.create_revision, leader.mod_revision))
+        }
+        .boxed_local()
+    }
+
+    /// A Range of who leads.
+    fn first(&self) -> RangeRequest {
+        let name = LeaderRequest::decode(self.request.clone()).unwrap_or_default().name;
+        Line::of(&name).first()
+    }
+
+    async fn open(self: &Rc<Self>, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
         let nobody = NotOpened(After::Elsewhere(None));
         let member = self.door.choose(Wanted::Any, tried).ok_or(nobody)?;
         let token = self.door.token(&self.whom, &member).await.map_err(|failure| {
@@ -330,13 +388,13 @@ impl Observe {
         headers.remove("grpc-timeout");
         let path = PathAndQuery::from_static(PATH);
         let stream = Bidi::ask(&self.door, &member, path, headers, encode(&self.request));
-        Ok(Box::new(Upstream { stream, member, token, opened_at: Instant::now() }))
+        let looking = Self::look(self, WATCH);
+        Ok(Box::new(Upstream { stream, member, token, opened_at: Instant::now(), looking, behind: false }))
     }
 
     /// Reads the election as the client, which takes the same right and the same token.
     async fn prove(&self, member: &Arc<Member>, told: Status) -> After {
-        let name = LeaderRequest::decode(self.request.clone()).unwrap_or_default().name;
-        let first = Line::of(&name).first().encode_to_vec();
+        let first = self.first().encode_to_vec();
         match ask(&self.door, &self.whom, member, RANGE, &first).await {
             Ok(_) => After::Again(told, member.id),
             Err(ReadError::Refused(status)) if !is_trouble(&status) => After::Tell(told),
