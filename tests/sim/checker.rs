@@ -404,6 +404,7 @@ impl Checker {
         }
         ensure(revision >= last, || format!("a header behind what was delivered: {response:?}"))?;
         self.counts.more(What::Events, response.events.len() as u64);
+        self.counts.more(What::Pieces, u64::from(response.fragment));
         Ok(())
     }
 

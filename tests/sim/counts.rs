@@ -36,10 +36,11 @@ pub(crate) enum What {
     PrevKvs,
     HalfCloses,
     Late,
+    Pieces,
 }
 
 /// Each with its words, and its floor in a thousand seeds.
-const ROWS: [(What, &str, u64); 29] = [
+const ROWS: [(What, &str, u64); 30] = [
     (What::Events, "events checked", 20_000),
     (What::Revisions, "revisions written", 10_000),
     (What::Creates, "creates", 4_000),
@@ -69,6 +70,7 @@ const ROWS: [(What, &str, u64); 29] = [
     (What::PrevKvs, "previous values compared", 1_000),
     (What::HalfCloses, "half-closed streams", 50),
     (What::Late, "clients that came late", 100),
+    (What::Pieces, "fragments told to clients that asked for them", 3),
 ];
 
 /// How often each of [`What`] happened.

@@ -83,6 +83,9 @@ pub(crate) struct World {
     pub(crate) value: u64,
     /// Whether history has been exchanged already.
     pub(crate) exchanged: bool,
+    /// Whether a revision is still to be written that is too large for one fragment.
+    pub(crate) large: bool,
+    pub(crate) wide: bool,
     pub(crate) gone_counts: Counts,
     began: Instant,
     names: usize,
@@ -169,6 +172,7 @@ impl World {
         }
         let known = if auth { Auth::On } else { Auth::Off };
         let keyward = Keyward::before(&addresses, CLUSTER, known, dice.next(), tasks);
+        let large = dice.one_in(25);
         let late = (0..1 + dice.below(3)).map(|at| if at == 0 { 0 } else { dice.below(80) }).collect();
         let mut world = Self {
             dice,
@@ -182,6 +186,8 @@ impl World {
             serial: 0,
             value: 0,
             exchanged: false,
+            large,
+            wide: large,
             gone_counts: Counts::default(),
             began: Instant::now(),
             names: 0,
@@ -231,7 +237,9 @@ impl World {
             let at = match shared {
                 Some(at) => at,
                 None => {
-                    let window = self.dice.pick(&[65_535, 65_535, 1 << 20, 1_024, 256]);
+                    let windows = [65_535, 65_535, 1 << 20, 1_024, 256];
+                    // What is large would take for ever through the small ones.
+                    let window = self.dice.pick(if self.wide { &windows[..3] } else { &windows[..] });
                     let pipe = self.keyward.connect();
                     self.connections.push(Some(Connection::over(pipe, window, &self.keyward.tasks).await));
                     self.connections.len() - 1

@@ -18,6 +18,8 @@ use crate::model::store::{Op, is_delete};
 use crate::run::World;
 use crate::truth::{KEYS, Wanted, key};
 
+/// Three values of this size are more than one fragment holds.
+const LARGE: usize = 1 << 20;
 /// More watches than this on one stream are not asked for.
 const WATCHES: usize = 6;
 
@@ -59,14 +61,17 @@ impl World {
     pub(crate) fn write(&mut self) {
         let mut keys = KEYS.to_vec();
         let mut ops = Vec::new();
-        for _ in 0..1 + self.dice.below(4) {
+        let large = self.large && self.step > 30;
+        self.large &= !large;
+        let count = if large { 3 } else { 1 + self.dice.below(4) };
+        for _ in 0..count {
             let at = self.dice.below(keys.len());
             let byte = keys.remove(at);
-            if self.dice.one_in(4) {
+            if !large && self.dice.one_in(4) {
                 ops.push(Op::Delete { key: key(byte), range_end: Bytes::new() });
             } else {
                 self.value += 1;
-                let size = self.dice.pick(&[0, 8, 40, 150]);
+                let size = if large { LARGE } else { self.dice.pick(&[0, 8, 40, 150]) };
                 let value = format!("{}{}", self.value, "x".repeat(size));
                 ops.push(Op::Put { key: key(byte), value: value.into(), lease: self.dice.int(0, 2) });
             }
@@ -118,6 +123,8 @@ impl World {
         let open_end = !single && self.dice.one_in(6);
         let inverted = !single && !open_end && self.dice.one_in(25);
         let high = if single { low } else { low + self.dice.below(KEYS.len() - low) };
+        // Whoever is told of the large revision gets most of it.
+        let (low, high) = if self.wide && !single { (0, KEYS.len() - 1) } else { (low, high) };
         self.serial += 1;
         let filtered = self.dice.below(8);
         let asked = Asked {
@@ -131,7 +138,7 @@ impl World {
             // Not -1: etcd takes it, and a client cannot tell its progress from that of all.
             id: if self.dice.one_in(4) { self.dice.pick(&[-3, -2, 1, 2, 3, 4, 5, 9]) } else { 0 },
             start,
-            fragment: self.dice.one_in(3),
+            fragment: self.dice.one_in(3) || self.wide,
             notify: self.dice.one_in(3),
             prev_kv: self.dice.one_in(2),
             inverted,
