@@ -41,6 +41,8 @@ pub struct Config {
     pub advertise: Arc<Advertise>,
     /// How sessions are sealed.
     pub session: Arc<Session>,
+    /// How watches are kept alive.
+    pub watch: Watch,
     /// Bounds on what clients may use.
     pub limits: Limits,
     /// The address of `/livez`, `/readyz` and `/metrics`.
@@ -196,6 +198,14 @@ pub enum Realm {
     Named(Arc<str>),
     /// The id of the cluster behind us.
     ClusterId,
+}
+
+/// How watches are kept alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// Where idle watches are asked for their progress: after this time at the earliest, after twice as long at the
+    /// latest.
+    pub idle_progress: Option<Duration>,
 }
 
 /// Bounds on what clients may use.

@@ -17,6 +17,7 @@ pub mod streams;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -43,6 +44,8 @@ pub struct Settings {
     pub request_size: usize,
     /// Bytes of requests that a shard may hold at once.
     pub request_budget: usize,
+    /// After how long, at the earliest, idle watches are asked for their progress, if at all.
+    pub idle_progress: Option<Duration>,
     /// Whether every call leaves a record in the log.
     pub access_log: bool,
 }

@@ -27,6 +27,8 @@ pub(super) struct File {
     #[serde(deserialize_with = "tables")]
     pub(super) user: Vec<User>,
     #[serde(deserialize_with = "table")]
+    pub(super) watch: Watch,
+    #[serde(deserialize_with = "table")]
     pub(super) limits: Limits,
     #[serde(deserialize_with = "table")]
     pub(super) admin: Admin,
@@ -120,6 +122,13 @@ pub(super) struct Session {
 pub(super) struct User {
     pub(super) name: Option<String>,
     pub(super) password_file: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Watch {
+    pub(super) idle_progress: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -20,7 +20,8 @@ use zeroize::Zeroize;
 use super::file::{self, File};
 use super::findings::{Faults, Findings, Warning};
 use super::{
-    Config, Drain, KeySource, Limits, Login, Realm, Runtime, Session, SessionKey, secrets, shape, values,
+    Config, Drain, KeySource, Limits, Login, Realm, Runtime, Session, SessionKey, Watch, secrets, shape,
+    values,
 };
 use crate::identity::UserName;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
@@ -33,6 +34,8 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const MOMENT: Duration = Duration::from_millis(1);
+/// As etcd has it for its own timed progress.
+const LEAST_IDLE: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -85,6 +88,7 @@ impl Resolver<'_> {
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &listeners)),
             session: Arc::new(self.session(file.session)),
+            watch: self.watch(file.watch),
             limits: self.limits(file.limits),
             log: self.log(file.log),
             drain: self.drain(file.drain),
@@ -125,6 +129,15 @@ impl Resolver<'_> {
         let realm = session.realm.map_or(Realm::ClusterId, |realm| Realm::Named(realm.into()));
         let key_source = if names.is_empty() { KeySource::Random } else { KeySource::Files };
         Session { keys, key_source, realm }
+    }
+
+    fn watch(&mut self, watch: file::Watch) -> Watch {
+        let path = "watch.idle_progress";
+        let idle = self.duration(path, watch.idle_progress, 30 * SECOND, Duration::ZERO..=DAY);
+        if !idle.is_zero() && idle < LEAST_IDLE {
+            self.findings.fault(path, format!("must be 0s or at least {LEAST_IDLE:?}"));
+        }
+        Watch { idle_progress: Some(idle).filter(|idle| !idle.is_zero()) }
     }
 
     fn limits(&mut self, limits: file::Limits) -> Limits {
@@ -554,6 +567,8 @@ mod tests {
             ("limits", "request_size = '0B'"),
             ("limits", "handshake_timeout = '0s'"),
             ("limits", "replay_buffer = '999999GiB'"),
+            ("watch", "idle_progress = '1ms'"),
+            ("watch", "idle_progress = '25h'"),
             ("cluster", "connect_timeout = '0s'"),
             ("cluster", "id = 'none'"),
             ("drain", "timeout = '0s'"),
@@ -573,6 +588,10 @@ mod tests {
         let (config, _) =
             valid(&format!("{LISTENER}{CLUSTER}[limits]\nreplay_buffer = '0B'\n[runtime]\nshards = 7\n"));
         assert_eq!((config.limits.replay_buffer, config.runtime.shards.get()), (0, 7));
+        let idle =
+            |text: &str| valid(&format!("{LISTENER}{CLUSTER}[watch]\nidle_progress = '{text}'\n")).0.watch;
+        assert_eq!(idle("7s").idle_progress, Some(7 * SECOND));
+        assert_eq!(idle("0s").idle_progress, None);
     }
 
     #[test]

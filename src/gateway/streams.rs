@@ -19,14 +19,13 @@ use crate::gateway::{Client, Gateway, blocked};
 use crate::lease::keepalive::KeepAlive;
 use crate::lease::observe::Observe;
 use crate::refusal::Refusal;
+use crate::upstream::choose::Chooser;
 use crate::watch::hub::Timing;
 use crate::watch::session::Session;
 use crate::watch::source::Route;
 
 /// How long a client's progress request waits for upstream before what is known already may answer it.
 const PROGRESS_GRACE: Duration = Duration::from_millis(500);
-/// Idle watches are refreshed every 30 to 60 s: often enough beside a compaction every 5 minutes.
-const IDLE_PROGRESS: (u64, u64) = (30_000, 60_000);
 
 /// A client's Watch stream.
 pub fn watch(
@@ -38,7 +37,6 @@ pub fn watch(
     body: Incoming,
 ) -> mpsc::Receiver<Said> {
     let (speaker, said) = Speaker::channel();
-    let (least, most) = IDLE_PROGRESS;
     let session = Session {
         route: Route {
             door: Rc::clone(&gateway.door),
@@ -49,7 +47,7 @@ pub fn watch(
         floor: Rc::clone(&client.floor),
         wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),
         timing: Timing {
-            idle_progress: Duration::from_millis(least + gateway.door.chooser.draw(most - least)),
+            idle_progress: gateway.settings.idle_progress.map(|least| between(least, &gateway.door.chooser)),
             progress_grace: PROGRESS_GRACE,
         },
         largest_request: gateway.settings.request_size,
@@ -63,6 +61,12 @@ pub fn watch(
     };
     gateway.tasks.spawn("watch", run).detach();
     said
+}
+
+/// A time between this and twice this.
+fn between(least: Duration, chooser: &Chooser) -> Duration {
+    let more = chooser.draw(u64::try_from(least.as_millis()).unwrap_or(u64::MAX));
+    least.saturating_add(Duration::from_millis(more))
 }
 
 /// A client's LeaseKeepAlive stream.

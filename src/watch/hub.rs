@@ -77,9 +77,9 @@ impl Traits {
 /// Times that a driver chooses.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How often idle watches are refreshed by a progress of our own: 30-60 s, drawn per hub so that hubs do not march
+    /// How often idle watches are refreshed by a progress of our own, if at all: drawn per hub, so that hubs do not march
     /// in step.
-    pub idle_progress: Duration,
+    pub idle_progress: Option<Duration>,
     /// How long a client's progress request waits for upstream before what is known already may answer it.
     pub progress_grace: Duration,
 }
@@ -239,7 +239,7 @@ pub struct Hub {
     last_trouble: Option<Instant>,
     known: Known,
     round: Option<progress::Round>,
-    refresh_at: Instant,
+    refresh_at: Option<Instant>,
     ended: bool,
     out: Vec<Output>,
 }
@@ -392,7 +392,7 @@ impl Hub {
             last_trouble: None,
             known: Known::default(),
             round: None,
-            refresh_at: now + timing.idle_progress,
+            refresh_at: timing.idle_progress.map(|idle| now + idle),
             ended: false,
             out: Vec::new(),
         }
@@ -441,7 +441,7 @@ impl Hub {
             return None;
         }
         let round = self.round.as_ref().and_then(progress::Round::deadline);
-        Some(round.map_or(self.refresh_at, |at| at.min(self.refresh_at)))
+        round.into_iter().chain(self.refresh_at).min()
     }
 
     /// Whether the client's next request should be read now. While not, its stream is left unread, as etcd leaves it

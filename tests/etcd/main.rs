@@ -23,6 +23,8 @@ mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
+mod idle;
+#[cfg(test)]
 mod kill;
 #[cfg(test)]
 mod large;

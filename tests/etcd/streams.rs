@@ -12,7 +12,7 @@ use http::{Method, Request};
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::pb::etcdserverpb::{
     DeleteRangeRequest, DeleteRangeResponse, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest,
-    TxnResponse, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse, request_op,
+    TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse, request_op,
 };
 use keyward::rpc::frame::{FrameReader, encode};
 use keyward::tasks::{Owned, Tasks};
@@ -115,14 +115,7 @@ impl Connection {
 impl Asks {
     /// Creates a watch. Whatever it is sent, the window has room for it in these tests.
     pub(crate) fn create(&mut self, create: WatchCreateRequest) {
-        self.say(RequestUnion::CreateRequest(create));
-    }
-
-    pub(crate) fn cancel(&mut self, watch_id: i64) {
-        self.say(RequestUnion::CancelRequest(WatchCancelRequest { watch_id }));
-    }
-
-    fn say(&mut self, request: RequestUnion) {
+        let request = RequestUnion::CreateRequest(create);
         let message = WatchRequest { request_union: Some(request) }.encode_to_vec();
         self.0.send_data(encode(&message), false).expect("the stream lives");
     }

@@ -61,7 +61,7 @@ static STRANGERS: LazyLock<(Vec<StreamId>, Vec<WatchKey>)> = LazyLock::new(|| {
 });
 
 const TIMING: Timing =
-    Timing { idle_progress: Duration::from_secs(40), progress_grace: Duration::from_secs(1) };
+    Timing { idle_progress: Some(Duration::from_secs(40)), progress_grace: Duration::from_secs(1) };
 
 /// An upstream stream that the hub has asked for and that is not gone.
 #[derive(Default)]

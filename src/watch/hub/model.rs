@@ -177,7 +177,7 @@ impl World {
         let mut dice = Dice(seed);
         let now = Instant::now();
         let timing =
-            Timing { idle_progress: Duration::from_secs(30), progress_grace: Duration::from_secs(1) };
+            Timing { idle_progress: Some(Duration::from_secs(30)), progress_grace: Duration::from_secs(1) };
         let late_created = dice.one_in(2);
         let progress_trusted = late_created || !dice.one_in(3);
         let exact_refusals = progress_trusted || dice.one_in(2);

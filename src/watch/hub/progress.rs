@@ -52,8 +52,8 @@ impl Hub {
         {
             self.interrupt_round();
         }
-        if now >= self.refresh_at {
-            self.refresh_at = now + self.timing.idle_progress;
+        if self.refresh_at.is_some_and(|at| now >= at) {
+            self.refresh_at = self.timing.idle_progress.map(|idle| now + idle);
             self.ask_upstream();
         }
     }

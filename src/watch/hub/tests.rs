@@ -41,7 +41,7 @@ impl Bench {
     fn new() -> Self {
         let now = Instant::now();
         let timing =
-            Timing { idle_progress: Duration::from_secs(40), progress_grace: Duration::from_secs(1) };
+            Timing { idle_progress: Some(Duration::from_secs(40)), progress_grace: Duration::from_secs(1) };
         Self { hub: Hub::new(now, timing), now, cluster: 7, out: Vec::new() }
     }
 

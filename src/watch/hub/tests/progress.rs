@@ -158,3 +158,17 @@ fn idle_watches_are_kept_fresh_unseen() {
     bench.resumed(1, 2, MIDDLE);
     assert_eq!(bench.next_create(2), (2, 71));
 }
+
+#[test]
+fn where_idle_watches_are_not_kept_fresh_nobody_is_asked() {
+    let mut bench = Bench::new();
+    let timing = Timing { idle_progress: None, progress_grace: Duration::from_secs(1) };
+    bench.hub = Hub::new(bench.now, timing);
+    bench.create(watch("a", 5));
+    bench.opened(1, MIDDLE);
+    bench.up(1, created(1, 4));
+    bench.out.clear();
+    assert_eq!(bench.hub.next_deadline(), None);
+    bench.wait(Duration::from_secs(3600));
+    bench.nothing();
+}
