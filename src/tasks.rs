@@ -46,11 +46,12 @@ pub struct Tasks {
 impl Tasks {
     /// Starts `future` on this thread's local set. `name` appears in the log if it panics.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + 'static) -> Owned {
-        let guarded = async move {
-            if std::panic::AssertUnwindSafe(future).catch_unwind().await.is_err() {
+        // Not an async block: it would keep room for the future twice, for as long as the task lives.
+        let guarded = std::panic::AssertUnwindSafe(future).catch_unwind().map(move |ended| {
+            if ended.is_err() {
                 tracing::error!(task = name, "task panicked");
             }
-        };
+        });
         let mut running = self.running.borrow_mut();
         while running.try_join_next().is_some() {}
         Owned(Some(running.spawn_local(guarded)))

@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -89,10 +90,8 @@ where
     let seen = Rc::new(Cell::new(0));
     let (io, flusher) = coalesce(Counted { stream, seen: Rc::clone(&seen) });
     tasks.spawn("downstream flusher", flusher).detach();
-    let service = service_fn(move |request| {
-        let answered = answer(request);
-        async move { Ok::<_, Infallible>(answered.await) }
-    });
+    // Boxed: hyper keeps room for it as long as the answer's body lives, which for a watch is days.
+    let service = service_fn(move |request| Box::pin(answer(request)).map(Ok::<_, Infallible>));
     let mut connection = pin!(settings(bounds).serve_connection(io, service));
     let preface = async {
         // hyper waits for the preface without a limit.

@@ -3,11 +3,12 @@
 //! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariant: the
 //! credential is in use for exactly as long as the stream lives.
 
-use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
@@ -55,11 +56,8 @@ pub fn watch(
         resumed: gateway.metrics.watch_resumes.clone(),
     };
     let in_use = caller.in_use();
-    let run = async move {
-        within(deadline, speaker.clone(), session.run(body, speaker)).await;
-        drop(in_use);
-    };
-    gateway.tasks.spawn("watch", run).detach();
+    let run = session.run(body, speaker.clone()).boxed_local();
+    gateway.tasks.spawn("watch", within(deadline, speaker, run, in_use)).detach();
     said
 }
 
@@ -86,11 +84,8 @@ pub fn keep_alive(
         resumed: gateway.metrics.keepalive_resumes.clone(),
     };
     let in_use = caller.in_use();
-    let run = async move {
-        within(deadline, speaker.clone(), keep_alive.run(body, speaker)).await;
-        drop(in_use);
-    };
-    gateway.tasks.spawn("keepalive", run).detach();
+    let run = keep_alive.run(body, speaker.clone()).boxed_local();
+    gateway.tasks.spawn("keepalive", within(deadline, speaker, run, in_use)).detach();
     said
 }
 
@@ -116,18 +111,27 @@ pub fn observe(
         resumed: gateway.metrics.observe_resumes.clone(),
     };
     let in_use = caller.in_use();
-    let run = async move {
-        within(deadline, speaker.clone(), observe.run(speaker)).await;
-        drop((in_use, held));
-    };
-    gateway.tasks.spawn("observe", run).detach();
+    let run = observe.run(speaker.clone()).boxed_local();
+    gateway.tasks.spawn("observe", within(deadline, speaker, run, (in_use, held))).detach();
     Ok(said)
 }
 
-/// Runs a stream to its end, or to the client's deadline, which it is told.
-async fn within(deadline: Option<Instant>, speaker: Speaker, run: impl Future<Output = ()>) {
-    let Some(deadline) = deadline else { return run.await };
-    if timeout_at(deadline, run).await.is_err() {
-        speaker.end(Refusal::DEADLINE_EXCEEDED.status()).await;
+/// Runs a stream to its end, or to the client's deadline, which it is told. `keep` is held until then. The stream is boxed:
+/// nothing here keeps room for it twice.
+async fn within(
+    deadline: Option<Instant>,
+    speaker: Speaker,
+    mut run: LocalBoxFuture<'static, ()>,
+    keep: impl Sized,
+) {
+    match deadline {
+        None => run.await,
+        Some(deadline) => {
+            if timeout_at(deadline, &mut run).await.is_err() {
+                drop(run);
+                speaker.end(Refusal::DEADLINE_EXCEEDED.status()).await;
+            }
+        }
     }
+    drop(keep);
 }

@@ -166,6 +166,10 @@ impl FrameReader {
             return Ok(Some(self.chunk.split_to(length)));
         }
         self.pending.advance(PREFIX);
+        if self.pending.len() == length {
+            // Given away whole: nothing of a large message stays with a stream that is idle after it.
+            return Ok(Some(std::mem::take(&mut self.pending).freeze()));
+        }
         Ok(Some(self.pending.split_to(length).freeze()))
     }
 }

@@ -221,8 +221,9 @@ pub enum End {
 #[derive(Debug)]
 pub struct Hub {
     timing: Timing,
-    watches: BTreeMap<WatchKey, Watch>,
-    streams: BTreeMap<StreamId, Stream>,
+    /// Boxed, as the streams are: a map keeps room for eleven of its entries, and most hubs have one.
+    watches: BTreeMap<WatchKey, Box<Watch>>,
+    streams: BTreeMap<StreamId, Box<Stream>>,
     /// Watches that need a stream, and new ones that need an anchor, or to be sent; key order is request order.
     moving: BTreeSet<WatchKey>,
     /// Ids that the client may name.
@@ -277,7 +278,7 @@ struct Watch {
     /// What the client had been shown when it asked.
     shown_before: i64,
     /// The first refusal of a create that is being tried once more.
-    refusal: Option<Response>,
+    refusal: Option<Box<Response>>,
     /// Asked for a revision of another cluster's history, which ended since: compacted at this revision.
     stale: Option<i64>,
     /// Has spoken in the current round of progress.
@@ -295,8 +296,8 @@ const ANY_STREAM: Want = Want { newer_than: StreamId(0), credential: Credential:
 
 #[derive(Debug)]
 enum Answer {
-    Created(Response),
-    Refused(Response),
+    Created(Box<Response>),
+    Refused(Box<Response>),
 }
 
 #[derive(Debug)]
@@ -336,6 +337,10 @@ struct Stream {
     ids: HashMap<i64, WatchKey>,
     /// Watches that are resumed here and wait for room.
     waiting: BTreeSet<WatchKey>,
+    /// The read that is under way for watches from now.
+    reading: Option<Reading>,
+    /// Watches that asked after it began.
+    unread: Vec<WatchKey>,
     /// Creates without an answer, in the order sent: etcd answers in that order.
     creating: VecDeque<Creating>,
     /// Of those, how many are resumed watches.
@@ -350,6 +355,15 @@ struct Stream {
     verified: i64,
     /// The watch in whose name that read is under way.
     checking: Option<WatchKey>,
+}
+
+/// One read of a member's revision, for all watches that asked before it began.
+#[derive(Debug)]
+struct Reading {
+    /// In whose name.
+    watch: WatchKey,
+    /// For whom.
+    watches: Vec<WatchKey>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -524,6 +538,8 @@ impl Stream {
             traits: None,
             ids: HashMap::new(),
             waiting: BTreeSet::new(),
+            reading: None,
+            unread: Vec::new(),
             creating: VecDeque::new(),
             restoring: 0,
             asked: 0,

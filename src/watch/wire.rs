@@ -112,7 +112,9 @@ fn read_cancel(message: &Bytes) -> Result<i64, Malformed> {
 
 impl Create {
     fn read(message: &Bytes) -> Result<Self, Malformed> {
-        let mut kept = BytesMut::new();
+        // Copied, not sliced: a watch lives for days, and a slice would keep the whole frame that it came in.
+        let mut kept = BytesMut::with_capacity(message.len());
+        let mut key = 0..0;
         let mut create = Self {
             key: Bytes::new(),
             watch_id: 0,
@@ -130,14 +132,15 @@ impl Create {
                 7 => create.watch_id = field.int64()?,
                 8 => create.fragment = field.bool()?,
                 number => {
-                    if number == 1 {
-                        create.key = field.bytes()?;
-                    }
                     kept.put_slice(field.raw());
+                    if number == 1 {
+                        key = kept.len() - field.bytes()?.len()..kept.len();
+                    }
                 }
             }
         }
         create.kept = kept.freeze();
+        create.key = create.kept.slice(key);
         Ok(create)
     }
 
@@ -190,6 +193,11 @@ impl Header {
             }
         }
         Ok(header)
+    }
+
+    /// The same header, for keeping: of its own, not a slice of the frame that it came in.
+    pub(super) fn detached(&self) -> Self {
+        Self { raw: Bytes::copy_from_slice(&self.raw), ..*self }
     }
 
     /// The same header with another revision; every other byte stays.

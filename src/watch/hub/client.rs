@@ -43,7 +43,7 @@ impl Hub {
             stale: None,
             confirmed: false,
         };
-        self.watches.insert(key, watch);
+        self.watches.insert(key, Box::new(watch));
         self.moving.insert(key);
         self.pending.push_back(Pending::Create(key));
     }
@@ -94,8 +94,8 @@ impl Hub {
 
     fn tell(&mut self, key: WatchKey, answer: Answer) {
         match answer {
-            Answer::Refused(refusal) => self.tell_refused(key, refusal),
-            Answer::Created(created) => self.tell_created(key, created),
+            Answer::Refused(refusal) => self.tell_refused(key, *refusal),
+            Answer::Created(created) => self.tell_created(key, *created),
         }
     }
 

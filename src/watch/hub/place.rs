@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use super::super::fault::Planted;
 use super::{
     Answer, Creating, Credential, End, Header, Hub, Incarnation, Loss, MAX_RESTORING, MAX_STREAMS, NO_WATCH,
-    Output, Place, Read, Response, Revision, SETTLED, Stream, StreamId, Traits, Want, Watch, WatchKey, wire,
+    Output, Place, Read, Reading, Response, Revision, SETTLED, Stream, StreamId, Traits, Want, Watch,
+    WatchKey, wire,
 };
 
 impl Hub {
@@ -99,7 +100,7 @@ impl Hub {
     }
 
     /// Takes a watch out for good, upstream too.
-    pub(super) fn withdraw(&mut self, key: WatchKey) -> Option<Watch> {
+    pub(super) fn withdraw(&mut self, key: WatchKey) -> Option<Box<Watch>> {
         let watch = self.watches.remove(&key)?;
         self.moving.remove(&key);
         if let Some(stream) = watch.place.stream().and_then(|id| self.streams.get_mut(&id)) {
@@ -167,7 +168,7 @@ impl Hub {
     fn open(&mut self, now: Instant, credential: Credential) -> StreamId {
         self.last_stream += 1;
         let stream = StreamId(self.last_stream);
-        self.streams.insert(stream, Stream::new(credential));
+        self.streams.insert(stream, Box::new(Stream::new(credential)));
         self.out.push(Output::Open { stream, credential, attempt: self.attempt(now) });
         stream
     }
@@ -196,13 +197,46 @@ impl Hub {
             };
             if watch.needs_anchor(traits) {
                 watch.place = Place::Anchoring(id);
-                let key_bytes = watch.key();
-                self.out.push(Output::Anchor { watch: key, stream: id, key: key_bytes, read: Read::Local });
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.unread.push(key);
+                }
                 held_up = true;
             } else if !held_up {
                 self.send_create(key, id, traits);
             }
         }
+        self.read_anchors();
+    }
+
+    /// One read at a time on each stream. It serves all who asked before it began: thousands of watches that come at once
+    /// cost a few reads.
+    fn read_anchors(&mut self) {
+        for (id, stream) in &mut self.streams {
+            if stream.reading.is_some() || stream.unread.is_empty() {
+                continue;
+            }
+            let watches = std::mem::take(&mut stream.unread);
+            let here = |key: &WatchKey| {
+                let watch = self.watches.get(key)?;
+                matches!(watch.place, Place::Anchoring(at) if at == *id).then(|| (*key, watch.key()))
+            };
+            if let Some((watch, key)) = watches.iter().find_map(here) {
+                stream.reading = Some(Reading { watch, watches });
+                self.out.push(Output::Anchor { watch, stream: *id, key, read: Read::Local });
+            }
+        }
+    }
+
+    /// The watches whose anchor this read was for, as far as they still wait for it.
+    fn read_for(&mut self, key: WatchKey, id: StreamId) -> Vec<WatchKey> {
+        let reading =
+            self.streams.get_mut(&id).and_then(|stream| stream.reading.take_if(|it| it.watch == key));
+        let mut watches = reading.map(|reading| reading.watches).unwrap_or_default();
+        watches.retain(|key| {
+            let place = self.watches.get(key).map(|watch| &watch.place);
+            matches!(place, Some(Place::Anchoring(at)) if *at == id)
+        });
+        watches
     }
 
     /// Resumed watches, as many as may be unanswered at once.
@@ -261,9 +295,8 @@ impl Hub {
         if checking {
             return self.checked(id, revision.0);
         }
-        if let Some(watch) = self.watches.get_mut(&key)
-            && matches!(watch.place, Place::Anchoring(stream) if stream == id)
-        {
+        for key in self.read_for(key, id) {
+            let Some(watch) = self.watches.get_mut(&key) else { continue };
             watch.anchor = Some(revision.0.max(1));
             watch.place = Place::Assigned(id);
             if revision.0 < watch.shown_before {
@@ -275,24 +308,24 @@ impl Hub {
     pub(super) fn anchor_failed(&mut self, now: Instant, key: WatchKey, id: StreamId, why: Loss) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let checking = stream.checking == Some(key);
-        let anchoring = self
-            .watches
-            .get_mut(&key)
-            .filter(|watch| matches!(watch.place, Place::Anchoring(at) if at == id));
-        match (why, anchoring) {
-            (Loss::Upstream, anchoring) if checking || anchoring.is_some() => self.abandon(now, id),
-            (_, _) if checking => {
-                // The watch itself was let in there; whose history it is, nobody will say.
-                stream.checking = None;
-                stream.verified = i64::MAX;
-                self.checked(id, i64::MAX);
+        if checking && why != Loss::Upstream {
+            // The watch itself was let in there; whose history it is, nobody will say.
+            stream.checking = None;
+            stream.verified = i64::MAX;
+            return self.checked(id, i64::MAX);
+        }
+        let anchoring = self.read_for(key, id);
+        if why == Loss::Upstream {
+            if checking || !anchoring.is_empty() {
+                self.abandon(now, id);
             }
-            (_, Some(watch)) => {
-                // etcd's own refusal of the create says why, in etcd's words.
-                watch.bare = true;
-                watch.place = Place::Assigned(id);
-            }
-            (_, None) => {}
+            return;
+        }
+        for key in anchoring {
+            let Some(watch) = self.watches.get_mut(&key) else { continue };
+            // etcd's own refusal of the create says why, in etcd's words.
+            watch.bare = true;
+            watch.place = Place::Assigned(id);
         }
     }
 
@@ -333,7 +366,7 @@ impl Hub {
             let known = self.known.header.clone();
             let Some(watch) = self.watches.get_mut(&key) else { continue };
             let refusal = match (watch.refusal.take(), known) {
-                (Some(refusal), _) => refusal,
+                (Some(refusal), _) => *refusal,
                 (None, Some(header)) => Response {
                     header: Some(header),
                     watch_id: NO_WATCH,
@@ -357,7 +390,7 @@ impl Hub {
         } else if watch.id.is_some() {
             return self.tell_denied(key, refusal);
         }
-        watch.answer = Some(Answer::Refused(refusal));
+        watch.answer = Some(Answer::Refused(Box::new(refusal)));
         watch.place = Place::Parked;
         self.moving.remove(&key);
     }

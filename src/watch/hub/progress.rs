@@ -69,7 +69,7 @@ impl Hub {
             self.round = None;
         } else if self.streams.values().any(|stream| stream.restoring > 0 || !stream.waiting.is_empty()) {
             // Known without a look at every watch, which each answer to thousands of creates would cost.
-        } else if told().all(Watch::is_live) {
+        } else if told().all(|watch| watch.is_live()) {
             if self.round.as_ref().is_some_and(|round| round.deadline.is_none()) {
                 self.begin_round(now);
             }
@@ -80,7 +80,7 @@ impl Hub {
     fn begin_round(&mut self, now: Instant) {
         self.ask_upstream();
         for watch in self.watches.values_mut() {
-            let trusts = |stream| self.streams.get(&stream).is_some_and(super::Stream::trusts_progress);
+            let trusts = |stream| self.streams.get(&stream).is_some_and(|stream| stream.trusts_progress());
             // A member whose progress may run ahead of its events is not asked: what is known must do.
             watch.confirmed = !watch.place.stream().is_some_and(trusts);
         }

@@ -58,12 +58,12 @@ impl Hub {
             }
         }
         self.known.reached = self.known.reached.max(header.revision);
-        self.known.header = Some(header.clone());
+        self.known.header = Some(header.detached());
     }
 
     fn change_cluster(&mut self, id: StreamId, header: &Header) {
         self.known =
-            Known { cluster: Some(header.cluster), header: Some(header.clone()), ..Known::default() };
+            Known { cluster: Some(header.cluster), header: Some(header.detached()), ..Known::default() };
         for key in self.watches.keys().copied().collect::<Vec<_>>() {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
             watch.shown_before = 0;
@@ -115,7 +115,7 @@ impl Hub {
         let traits = self.streams.get(&id).and_then(|stream| stream.traits).unwrap_or(Traits::UNKNOWN);
         let Some(watch) = self.watches.get_mut(&key) else { return };
         if watch.refusal.is_none() && curable(&refusal.cancel_reason, traits) {
-            watch.refusal = Some(refusal);
+            watch.refusal = Some(Box::new(refusal));
             self.displace(key, Want { newer_than: id, credential: Credential::Fresh });
         } else {
             self.refuse(key, refusal);
@@ -154,7 +154,7 @@ impl Hub {
             watch.cursor = Cursor::after(told);
         }
         response.header = Some(header.with_revision(told));
-        watch.answer = Some(Answer::Created(response));
+        watch.answer = Some(Answer::Created(Box::new(response)));
     }
 
     /// live → doubtful: nothing is delivered before it is known whose history this member tells.

@@ -23,6 +23,30 @@ fn from_now_is_anchored_by_a_read_before_it_is_created() {
     assert_eq!(revisions(&bench.emitted()), [11]);
 }
 
+/// Thousands of watches that come at once cost a few reads; each read begins after the request that it is for.
+#[test]
+fn those_that_come_together_share_a_read_and_later_ones_never_an_earlier_read() {
+    let mut bench = Bench::new();
+    for _ in 0..3 {
+        bench.create(watch("a", 0));
+    }
+    bench.opened(1, NEW);
+    assert!(matches!(bench.only(), Output::Anchor { watch: WatchKey(1), read: Read::Local, .. }));
+    bench.create(watch("a", 0));
+    bench.create(watch("a", 0));
+    bench.nothing();
+    bench.anchored(1, 1, 20);
+    for id in 1..=3 {
+        assert_eq!(bench.next_create(1), (id, 20));
+    }
+    assert!(matches!(bench.only(), Output::Anchor { watch: WatchKey(4), read: Read::Local, .. }));
+    bench.anchored(4, 1, 25);
+    for id in 4..=5 {
+        assert_eq!(bench.next_create(1), (id, 25));
+    }
+    bench.nothing();
+}
+
 #[test]
 fn from_now_needs_no_anchor_where_created_is_exact() {
     let mut bench = Bench::new();
