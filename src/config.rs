@@ -206,6 +206,8 @@ pub struct Watch {
     /// Where idle watches are asked for their progress: after this time at the earliest, after twice as long at the
     /// latest.
     pub idle_progress: Option<Duration>,
+    /// Bytes that watch streams may hold, over all shards.
+    pub buffer: usize,
 }
 
 /// Bounds on what clients may use.

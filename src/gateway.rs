@@ -31,6 +31,7 @@ use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
 use crate::upstream::send::Door;
+use crate::watch::budget;
 
 /// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
 const WAITING: usize = 8 * 1024 * 1024;
@@ -44,6 +45,8 @@ pub struct Settings {
     pub request_size: usize,
     /// Bytes of requests that a shard may hold at once.
     pub request_budget: usize,
+    /// Bytes that a shard's watch streams may hold.
+    pub watch_buffer: usize,
     /// After how long, at the earliest, idle watches are asked for their progress, if at all.
     pub idle_progress: Option<Duration>,
     /// Whether every call leaves a record in the log.
@@ -70,6 +73,8 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     held: Rc<Budget>,
     waiting: Rc<Budget>,
+    /// What this shard's watch streams hold.
+    pub watch_budget: Rc<budget::Budget>,
 }
 
 /// One client connection, as its calls see it.
@@ -111,11 +116,14 @@ impl Gateway {
         claims: Arc<Claims>,
     ) -> Self {
         let largest = settings.request_size + PREFIX;
+        let watch_budget =
+            Rc::new(budget::Budget::new(settings.watch_buffer, metrics.watch_held_bytes.clone()));
         Self {
             held: Budget::of(settings.request_budget),
             waiting: Budget::of(WAITING.max(largest)),
             claims,
             door,
+            watch_budget,
             callers: Callers::new(Arc::clone(&sealer)),
             sealer,
             metrics,

@@ -3,6 +3,7 @@
 //! Owns: everything between one client's Watch stream and the upstream streams that serve it. [`hub`] decides; drivers
 //! move its bytes. Must not know: TLS, configuration files.
 
+pub mod budget;
 mod cursor;
 pub mod fault;
 pub mod hub;

@@ -120,6 +120,7 @@ impl Serving {
             // At least one request of the largest size, or none of that size would ever pass.
             request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
                 .max(config.limits.request_size + PREFIX),
+            watch_buffer: config.watch.buffer / config.runtime.shards.get(),
             idle_progress: config.watch.idle_progress,
             access_log: config.log.access,
         };

@@ -129,6 +129,7 @@ pub(super) struct User {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Watch {
     pub(super) idle_progress: Option<String>,
+    pub(super) buffer: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

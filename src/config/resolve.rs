@@ -137,7 +137,8 @@ impl Resolver<'_> {
         if !idle.is_zero() && idle < LEAST_IDLE {
             self.findings.fault(path, format!("must be 0s or at least {LEAST_IDLE:?}"));
         }
-        Watch { idle_progress: Some(idle).filter(|idle| !idle.is_zero()) }
+        let buffer = self.size("watch.buffer", watch.buffer, 512 * MIB, MIB..=1024 * GIB);
+        Watch { idle_progress: Some(idle).filter(|idle| !idle.is_zero()), buffer }
     }
 
     fn limits(&mut self, limits: file::Limits) -> Limits {
@@ -569,6 +570,7 @@ mod tests {
             ("limits", "replay_buffer = '999999GiB'"),
             ("watch", "idle_progress = '1ms'"),
             ("watch", "idle_progress = '25h'"),
+            ("watch", "buffer = '1KiB'"),
             ("cluster", "connect_timeout = '0s'"),
             ("cluster", "id = 'none'"),
             ("drain", "timeout = '0s'"),
@@ -592,6 +594,8 @@ mod tests {
             |text: &str| valid(&format!("{LISTENER}{CLUSTER}[watch]\nidle_progress = '{text}'\n")).0.watch;
         assert_eq!(idle("7s").idle_progress, Some(7 * SECOND));
         assert_eq!(idle("0s").idle_progress, None);
+        let (config, _) = valid(&format!("{LISTENER}{CLUSTER}[watch]\nbuffer = '3MiB'\n"));
+        assert_eq!(config.watch.buffer, 3 << 20);
     }
 
     #[test]

@@ -33,7 +33,8 @@ use crate::tasks::{LocalExecutor, Tasks};
 /// HTTP/2's client preface: whoever has not sent as much is no HTTP/2 client yet.
 const PREFACE: usize = 24;
 const STREAM_WINDOW: u32 = 256 * 1024;
-const CONNECTION_WINDOW: u32 = 256 * 1024 * 1024;
+/// 256 streams whose requests are not read, as where a Watch waits for its client: what one connection can make us hold.
+const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
 const SEND_BUFFER: usize = 128 * 1024;
 
 /// What a connection may take.

@@ -4,6 +4,8 @@
 //! messages wait, so that a client that does not read holds its own stream back and nobody else's; the task learns
 //! when the client is gone.
 
+use std::any::Any;
+
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -15,16 +17,29 @@ const WAITING: usize = 4;
 /// One thing said.
 #[derive(Debug)]
 pub enum Said {
-    /// A framed message.
-    Message(Bytes),
+    /// A framed message, and what is kept until HTTP/2 has taken it.
+    Message(Bytes, Keep),
     /// The end, with its status.
     End(Status),
 }
+
+/// Something whose drop tells that a message was taken.
+pub type Keep = Option<Box<dyn Any>>;
 
 /// The client is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the client is gone")]
 pub struct Gone;
+
+/// Room for one message.
+pub struct Room<'a>(mpsc::Permit<'a, Said>);
+
+impl Room<'_> {
+    /// Says a framed message.
+    pub fn say(self, framed: Bytes, keep: Keep) {
+        self.0.send(Said::Message(framed, keep));
+    }
+}
 
 /// The stream's side.
 #[derive(Clone, Debug)]
@@ -43,7 +58,29 @@ impl Speaker {
     /// # Errors
     /// [`Gone`].
     pub async fn say(&self, framed: Bytes) -> Result<(), Gone> {
-        self.0.send(Said::Message(framed)).await.map_err(|_| Gone)
+        self.0.send(Said::Message(framed, None)).await.map_err(|_| Gone)
+    }
+
+    /// Waits until there is room for one more. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn room(&self) -> Result<Room<'_>, Gone> {
+        self.0.reserve().await.map(Room).map_err(|_| Gone)
+    }
+
+    /// Whether something that was said was not taken yet.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.0.capacity() < WAITING
+    }
+
+    /// Waits until all that was said was taken. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn taken(&self) -> Result<(), Gone> {
+        self.0.reserve_many(WAITING).await.map(drop).map_err(|_| Gone)
     }
 
     /// Says the end.

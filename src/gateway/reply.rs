@@ -16,7 +16,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
-use crate::downstream::said::Said;
+use crate::downstream::said::{Keep, Said};
 use crate::gateway::access_log::Record;
 use crate::refusal::{Code, Refusal, Status};
 use crate::upstream::answer::{Answer, Rest};
@@ -31,7 +31,8 @@ enum Rests {
     /// A member's body, passed on as it comes.
     Piped(Incoming, Refusal),
     /// A stream of our own making. Its sender going away without a word is an early end.
-    Ours(mpsc::Receiver<Said>, Refusal),
+    /// With what is kept of the message that HTTP/2 took last: it asks for the next when it has sent most of that.
+    Ours(mpsc::Receiver<Said>, Refusal, Keep),
 }
 
 /// The body of every response.
@@ -102,7 +103,7 @@ pub fn deliver(answer: Answer, broken: Refusal, in_use: Option<InUse>, mut recor
 /// A stream that we answer ourselves. `broken` is told if its maker goes away without a word.
 #[must_use]
 pub fn stream(said: mpsc::Receiver<Said>, broken: Refusal, record: Record) -> Downstream {
-    let rest = Rests::Ours(said, broken);
+    let rest = Rests::Ours(said, broken, None);
     respond(ours(), Reply { held: VecDeque::new(), rest, record: Some(record), keep: None })
 }
 
@@ -181,14 +182,20 @@ impl Body for Reply {
                     self.end(trailers)
                 }
             },
-            Rests::Ours(said, broken) => match std::task::ready!(said.poll_recv(cx)) {
-                Some(Said::Message(framed)) => self.data(framed),
-                Some(Said::End(status)) => self.end(status.trailers()),
-                None => {
-                    let trailers = broken.trailers();
-                    self.end(trailers)
+            Rests::Ours(said, broken, taken) => {
+                *taken = None;
+                match std::task::ready!(said.poll_recv(cx)) {
+                    Some(Said::Message(framed, keep)) => {
+                        *taken = keep;
+                        self.data(framed)
+                    }
+                    Some(Said::End(status)) => self.end(status.trailers()),
+                    None => {
+                        let trailers = broken.trailers();
+                        self.end(trailers)
+                    }
                 }
-            },
+            }
         }
     }
 

@@ -21,6 +21,7 @@ use crate::lease::keepalive::KeepAlive;
 use crate::lease::observe::Observe;
 use crate::refusal::Refusal;
 use crate::upstream::choose::Chooser;
+use crate::watch::budget::Share;
 use crate::watch::hub::Timing;
 use crate::watch::session::Session;
 use crate::watch::source::Route;
@@ -44,6 +45,7 @@ pub fn watch(
             whom: caller.whom.clone(),
             headers: headers.clone(),
             home: gateway.home(client),
+            share: Share::new(&gateway.watch_budget),
         },
         floor: Rc::clone(&client.floor),
         wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),

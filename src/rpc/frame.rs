@@ -140,6 +140,12 @@ impl FrameReader {
         self.pending.extend_from_slice(&chunk);
     }
 
+    /// How many bytes wait for the rest of their frame, or to be read.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.chunk.len() + self.pending.len()
+    }
+
     /// Whether the body may end here: no frame has begun that is not complete.
     ///
     /// # Errors

@@ -56,6 +56,8 @@ pub struct Metrics {
     pub retried: Counter,
     /// Upstream watch streams that were opened to go on where another ended.
     pub watch_resumes: Counter,
+    /// Bytes that watch streams hold: of revisions that have not ended, and of what clients have not taken.
+    pub watch_held_bytes: Gauge,
     /// Upstream keepalive streams that were opened to go on where another ended.
     pub keepalive_resumes: Counter,
     /// Upstream Observe streams that were opened to go on where another ended.
@@ -110,6 +112,8 @@ impl Metrics {
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
+        let watch_held_bytes = Gauge::default();
+        registry.register("watch_held_bytes", "Bytes that watch streams hold", watch_held_bytes.clone());
         let connections = Gauge::default();
         registry.register("downstream_connections", "Open connections of clients", connections.clone());
         let member_ready = Family::default();
@@ -125,6 +129,7 @@ impl Metrics {
             healed,
             retried,
             watch_resumes,
+            watch_held_bytes,
             keepalive_resumes,
             observe_resumes,
             lock_keys_removed,

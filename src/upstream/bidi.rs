@@ -50,6 +50,10 @@ pub enum Next {
     Broken(Arc<str>),
 }
 
+/// There is no room for more of an unfinished message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooMuch;
+
 /// A stream to a member.
 pub struct Bidi {
     outbox: VecDeque<Bytes>,
@@ -111,11 +115,27 @@ impl Bidi {
     /// The next message, or the end. Cancel-safe.
     pub async fn next(&mut self) -> Next {
         loop {
-            if let Some(read) = self.reader.next() {
-                return match read {
+            if let Ok(next) = self.next_within(|_| true).await {
+                return next;
+            }
+        }
+    }
+
+    /// The same, unless `room` says that so many bytes of unfinished messages are too many. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`TooMuch`]; the stream can go on.
+    pub async fn next_within(&mut self, mut room: impl FnMut(usize) -> bool) -> Result<Next, TooMuch> {
+        loop {
+            let read = self.reader.next();
+            if !room(self.reader.held()) && read.is_none() {
+                return Err(TooMuch);
+            }
+            if let Some(read) = read {
+                return Ok(match read {
                     Ok(message) => Next::Message(message),
                     Err(fault) => self.broken(fault.to_string().into()),
-                };
+                });
             }
             self.pass_on();
             let more = async {
@@ -132,9 +152,9 @@ impl Bidi {
                     Came::Data(data) => self.reader.push(data),
                     Came::End(status) => {
                         self.state = State::Ended;
-                        return Next::Ended(status);
+                        return Ok(Next::Ended(status));
                     }
-                    Came::Broken(reason) => return self.broken(reason),
+                    Came::Broken(reason) => return Ok(self.broken(reason)),
                 },
             }
         }

@@ -75,6 +75,11 @@ impl Cursor {
         !self.held.is_empty()
     }
 
+    /// Bytes of a revision that has begun to arrive and has not ended.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
     /// Where a new upstream watch must begin. Never 0, which would mean "now".
     ///
     /// With `reach_back` it begins at the last revision that was proven, whose events are dropped again: a server that

@@ -239,6 +239,8 @@ pub struct Hub {
     attempts: u32,
     last_trouble: Option<Instant>,
     known: Known,
+    /// Bytes in all cursors.
+    held: usize,
     round: Option<progress::Round>,
     refresh_at: Option<Instant>,
     ended: bool,
@@ -405,6 +407,7 @@ impl Hub {
             attempts: 0,
             last_trouble: None,
             known: Known::default(),
+            held: 0,
             round: None,
             refresh_at: timing.idle_progress.map(|idle| now + idle),
             ended: false,
@@ -471,6 +474,12 @@ impl Hub {
         self.streams.get(&stream).is_none_or(|stream| {
             stream.traits.is_some() && stream.waiting.is_empty() && stream.creating.is_empty()
         })
+    }
+
+    /// Bytes of revisions that have begun to arrive and have not ended, over all watches.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held
     }
 
     /// Brings everything as far as it can go.

@@ -4,6 +4,7 @@
 //! does not take what is said, nothing more is read from upstream, so that flow control reaches etcd and nobody else
 //! waits; the client's going away ends everything; a client that asked for a leader is told when there is none.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -19,14 +20,15 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::downstream::requests::{Asked, Requests};
-use crate::downstream::said::Speaker;
+use crate::downstream::said::{Keep, Speaker};
 use crate::identity::{MemberId, Revision};
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::header;
-use crate::upstream::bidi::Next;
+use crate::upstream::bidi::{Next, TooMuch};
 use crate::upstream::choose::Wanted;
 use crate::upstream::read::{ReadError, Revealed, linearizable_revision, local_revision};
+use crate::watch::budget::{FREE, Held, SMALL};
 use crate::watch::hub::{End, Hub, Input, Loss, Output, Read, StreamId, Timing, WatchKey};
 use crate::watch::source::{Failed, Opening, Route, Source, login_loss, refuses_credential};
 
@@ -71,6 +73,7 @@ enum Event {
     Opened(Box<Source>),
     Failed(Failed),
     Came(Next),
+    TooMuch,
 }
 
 /// Everything that moves while a session runs.
@@ -80,7 +83,9 @@ struct Running {
     upstream: BTreeMap<StreamId, Upstream>,
     reads: FuturesUnordered<LocalBoxFuture<'static, Input>>,
     outputs: Vec<Output>,
-    said: VecDeque<Bytes>,
+    said: VecDeque<(Bytes, Keep)>,
+    /// Of revisions that have not ended.
+    unfinished: Held,
     tried: Vec<MemberId>,
     leaderless_since: Option<Instant>,
     /// Which upstream stream is looked at first: each in turn, so that a busy one does not starve the others.
@@ -96,6 +101,7 @@ impl Session {
         let mut reading = true;
         let mut running = Running {
             hub: Hub::new(Instant::now(), self.timing),
+            unfinished: self.route.share.hold(0),
             session: self,
             upstream: BTreeMap::new(),
             reads: FuturesUnordered::new(),
@@ -112,19 +118,25 @@ impl Session {
             {
                 break status;
             }
-            let front = running.said.front().cloned();
-            let quiet = front.is_none() && running.ended.is_none();
+            // Where too much is held, whoever has not taken what was said is told nothing more.
+            let waits = client.is_behind() && !running.session.route.share.fits();
+            let quiet = running.said.is_empty() && running.ended.is_none() && !waits;
             let deadline = running.hub.next_deadline();
             let leaderless = running.leaderless_deadline();
             let turn = running.turn_ends();
             tokio::select! {
                 biased; // the client's end first, then what it is owed, then what it asks, then what comes
                 () = client.gone() => return,
-                said = client.say(front.unwrap_or_default()), if !running.said.is_empty() => {
-                    if said.is_err() {
+                room = client.room(), if !running.said.is_empty() => {
+                    let Ok(room) = room else { return };
+                    if let Some((framed, keep)) = running.said.pop_front() {
+                        room.say(framed, keep);
+                    }
+                }
+                taken = client.taken(), if waits && running.said.is_empty() => {
+                    if taken.is_err() {
                         return;
                     }
-                    running.said.pop_front();
                 }
                 _ = drain.wait_for(Option::is_some) => break Refusal::SHUTTING_DOWN.status(),
                 asked = requests.next(), if reading && quiet && running.hub.accepts_client() => {
@@ -158,6 +170,7 @@ impl Running {
             self.carry_out(output);
         }
         self.outputs = outputs;
+        self.unfinished.resize(self.hub.held().saturating_sub(FREE));
         for (stream, upstream) in &mut self.upstream {
             if let Upstream::Open(source) = upstream
                 && source.turn_ends().is_some()
@@ -210,7 +223,11 @@ impl Running {
                     let floor = &self.session.floor;
                     floor.set(floor.get().max(Revision(revision)));
                 }
-                self.said.push_back(encode(&message));
+                let framed = encode(&message);
+                let large = framed.len() > SMALL;
+                let keep =
+                    large.then(|| Box::new(self.session.route.share.hold(framed.len())) as Box<dyn Any>);
+                self.said.push_back((framed, keep));
             }
             Output::End(end) => {
                 self.upstream.clear();
@@ -276,7 +293,11 @@ impl Running {
                 self.tried.clear();
                 self.leaderless_since = None;
                 self.input(Input::Upstream { stream, message });
+                if self.unfinished.bytes() > 0 && !self.session.route.share.fits() {
+                    self.give_up(stream);
+                }
             }
+            Event::TooMuch => self.give_up(stream),
             Event::Came(end) => {
                 let Some(Upstream::Open(source)) = self.upstream.remove(&stream) else { return };
                 let why = source.ended(&self.session.route.door, &self.session.route.whom, &end);
@@ -287,6 +308,14 @@ impl Running {
                 self.input(Input::Lost { stream, why });
             }
         }
+    }
+
+    /// Too much is held on this shard: the stream is opened again later, and what it began to tell comes again. Speaks against
+    /// no member, and for no missing leader.
+    fn give_up(&mut self, stream: StreamId) {
+        tracing::debug!("a watch stream is given up: too much is held");
+        self.upstream.remove(&stream);
+        self.input(Input::Lost { stream, why: Loss::Upstream });
     }
 
     /// Tries this one last; when every ready member had its turn, it begins again.
@@ -342,7 +371,10 @@ async fn one_event(stream: StreamId, state: &mut Upstream) -> (StreamId, Event) 
             Ok(source) => Event::Opened(Box::new(source)),
             Err(failed) => Event::Failed(failed),
         },
-        Upstream::Open(source) => Event::Came(source.next().await),
+        Upstream::Open(source) => match source.next().await {
+            Ok(next) => Event::Came(next),
+            Err(TooMuch) => Event::TooMuch,
+        },
     };
     (stream, event)
 }

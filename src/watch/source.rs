@@ -20,13 +20,14 @@ use crate::identity::MemberId;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::lookup;
 use crate::rpc::outcome::{Asked, Proof, Verdict, verdict};
-use crate::upstream::bidi::{Bidi, Next};
+use crate::upstream::bidi::{Bidi, Next, TooMuch};
 use crate::upstream::choose::Wanted;
 use crate::upstream::credential::{LoginFailure, Token};
 use crate::upstream::membership::{Auth, Hint, Member};
 use crate::upstream::read::{ReadError, local_revision};
 use crate::upstream::resumes::{Coming, Turn};
 use crate::upstream::send::{As, Door, upstream_headers};
+use crate::watch::budget::{FREE, Held, Share};
 use crate::watch::hub::{Credential, Loss, Traits};
 
 /// The method's path.
@@ -52,6 +53,8 @@ pub struct Route {
     pub headers: HeaderMap,
     /// The client connection's own member.
     pub home: Option<MemberId>,
+    /// What the client's stream may hold.
+    pub share: Rc<Share>,
 }
 
 /// A stream that is open, or whose request is on the way.
@@ -62,6 +65,9 @@ pub struct Source {
     pub traits: Traits,
     stream: Bidi,
     token: Option<Token>,
+    share: Rc<Share>,
+    /// Of an unfinished message.
+    held: Held,
     /// While it is being resumed, and until when at most.
     turn: Option<(Turn, Instant)>,
 }
@@ -138,7 +144,9 @@ impl Route {
             late_created: told.late_created,
         };
         let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
-        Ok(Source { member, traits, stream, token, turn })
+        let share = Rc::clone(&self.share);
+        let held = share.hold(0);
+        Ok(Source { member, traits, stream, token, share, held, turn })
     }
 
     /// The more losses before, the longer. After the first, only as long as keeps those apart that lost the same member.
@@ -205,9 +213,17 @@ impl Source {
         self.turn = None;
     }
 
-    /// What comes next. Cancel-safe.
-    pub async fn next(&mut self) -> Next {
-        self.stream.next().await
+    /// What comes next, unless too much is held. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`TooMuch`]: give it up, and open another later.
+    pub async fn next(&mut self) -> Result<Next, TooMuch> {
+        let (share, held) = (&self.share, &mut self.held);
+        let room = |unfinished: usize| {
+            held.resize(unfinished.saturating_sub(FREE));
+            held.bytes() == 0 || share.fits()
+        };
+        self.stream.next_within(room).await
     }
 
     /// What the end of the stream means to the hub; tells those who keep members and tokens.

@@ -16,7 +16,7 @@ use crate::harness::binary::{Version, full};
 use crate::harness::keyward::{Keyward, Site, program};
 use crate::harness::relay::Relay;
 use crate::harness::{Cluster, Options, versions, wait};
-use crate::streams::{Connection, Says, watch_of};
+use crate::streams::{Asks, Connection, Says, watch_of};
 
 /// Far above what anything here takes; a limit, never a pause.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -34,7 +34,14 @@ struct Shape {
     watches: usize,
 }
 
-/// As Go clients have them, a stream per connection; at full length also as clients have them that open a stream per watch.
+impl Shape {
+    fn all(self) -> usize {
+        self.connections * self.streams * self.watches
+    }
+}
+
+/// As Go clients have them, a stream per connection; at full length also as clients have them that open a stream per watch, and all
+/// on one stream.
 fn shapes() -> Vec<Shape> {
     if full() {
         let connections = 50;
@@ -147,111 +154,156 @@ async fn idle_connections(tasks: &Tasks, keyward: &Keyward, count: usize) -> Vec
     connections
 }
 
+/// A cluster whose leader alone can be reached, and a Keyward in front of it.
+struct Scene {
+    tasks: Tasks,
+    relays: Vec<Relay>,
+    cluster: Cluster,
+    leader: usize,
+    keyward: Keyward,
+}
+
+/// Watches that stand, and what it took.
+struct Watching {
+    told: Rc<Told>,
+    /// The revision before the first.
+    start: i64,
+    /// Resident before the connections, before the watches, and with both.
+    memory: [usize; 3],
+    _open: (Vec<Connection>, Vec<Asks>),
+}
+
+impl Scene {
+    async fn start(version: &Version) -> Scene {
+        let tasks = Tasks::default();
+        let mut relays = Vec::new();
+        for _ in 0..3 {
+            relays.push(Relay::start(&tasks).await);
+        }
+        let advertise = relays.iter().map(|relay| relay.address).collect();
+        let options = Options { members: 3, advertise, ..Options::default() };
+        let cluster = Cluster::start(version, options).await;
+        let leader = cluster.leader().await;
+        relays[leader].open(cluster.address(leader));
+        let site = Site::new();
+        let config = site.in_front_of(&cluster);
+        let keyward = Keyward::start(site, &config).await;
+        Scene { tasks, relays, cluster, leader, keyward }
+    }
+
+    async fn watch(&self, shape: Shape) -> Watching {
+        // What the first clients cost is no client's: buffers of the allocator, threads, upstream connections.
+        drop(idle_connections(&self.tasks, &self.keyward, 8).await);
+        let empty = self.keyward.resident();
+        let connections = idle_connections(&self.tasks, &self.keyward, shape.connections).await;
+        let connected = self.keyward.resident();
+        let start = connections[0].head().await;
+        let watches = shape.all();
+        let told = Rc::new(Told {
+            revisions: RefCell::new(vec![Vec::new(); watches]),
+            after: RefCell::new(vec![None; watches]),
+            mark: Cell::new(i64::MAX),
+            ..Told::default()
+        });
+        let (mut asks, mut first) = (Vec::new(), 0);
+        for connection in &connections {
+            for _ in 0..shape.streams {
+                let mut stream = connection.watch().await;
+                for watch in first..first + shape.watches {
+                    // From now, and from a revision on.
+                    let from = if watch % 2 == 0 { 0 } else { start + 1 };
+                    stream.asks.create(watch_of(&key(watch), false, from));
+                }
+                self.tasks.spawn("listens", listen(Rc::clone(&told), stream.says, first)).detach();
+                asks.push(stream.asks);
+                first += shape.watches;
+            }
+        }
+        told.until("every watch is created", |told| told.created.get() == watches).await;
+        let memory = [empty, connected, self.keyward.resident()];
+        let carried = self.cluster.counter(self.leader, "etcd_debugging_mvcc_watcher_total", &[]).await;
+        assert!(carried >= watches as f64, "the leader carries {carried} of {watches}");
+        Watching { told, start, memory, _open: (connections, asks) }
+    }
+
+    /// Lets Keyward reach the other members, too.
+    async fn open_all(&self) {
+        for (at, relay) in self.relays.iter().enumerate() {
+            relay.open(self.cluster.address(at));
+            used(&self.keyward, &self.cluster, at).await;
+        }
+    }
+
+    fn survivor(&self) -> usize {
+        (self.leader + 1) % 3
+    }
+
+    async fn resumes(&self) -> f64 {
+        self.keyward.metric("keyward_watch_resumes_total", &[]).await
+    }
+
+    /// Kills the leader and writes until every watch was told so. The last revision; how long until a write was taken, until half
+    /// of the watches were told something, and all.
+    async fn kill(&mut self, told: &Told) -> (i64, [Duration; 3]) {
+        let writer = Connection::open(&self.tasks, self.cluster.address(self.survivor())).await;
+        let before = write(&writer).await.expect("a cluster that is whole takes writes");
+        told.until("the first event", |told| told.all_reached(before)).await;
+        told.mark.set(before);
+        let killed = Instant::now();
+        self.cluster.kill(self.leader);
+        let mut pace = interval(EVERY);
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut head, mut taken) = (0, None);
+        let resumed = async {
+            while head == 0 || told.after.borrow().iter().any(Option::is_none) {
+                pace.tick().await;
+                // A build for tests is slow: what came back is told everything before more is written.
+                if told.some_are_behind(head) {
+                    continue;
+                }
+                if let Some(revision) = write(&writer).await {
+                    head = revision;
+                    taken.get_or_insert_with(|| killed.elapsed());
+                }
+            }
+        };
+        assert!(timeout(LIMIT, resumed).await.is_ok(), "a watch did not come back");
+        told.until("the last event", |told| told.all_reached(head)).await;
+        let mut times: Vec<_> = told.after.borrow().iter().flatten().map(|at| *at - killed).collect();
+        times.sort_unstable();
+        (head, [taken.unwrap_or_default(), times[times.len() / 2], times[times.len() - 1]])
+    }
+}
+
 async fn survives(version: &Version, shape: Shape) {
-    let tasks = Tasks::default();
-    let mut relays = Vec::new();
-    for _ in 0..3 {
-        relays.push(Relay::start(&tasks).await);
-    }
-    let advertise = relays.iter().map(|relay| relay.address).collect();
-    let mut cluster = Cluster::start(version, Options { members: 3, advertise, ..Options::default() }).await;
-    let leader = cluster.leader().await;
-    // The other two cannot be reached: all watches are on the leader.
-    relays[leader].open(cluster.address(leader));
-    let site = Site::new();
-    let config = site.in_front_of(&cluster);
-    let keyward = Keyward::start(site, &config).await;
-
-    // What the first clients cost is no client's: buffers of the allocator, threads, upstream connections.
-    drop(idle_connections(&tasks, &keyward, 8).await);
-    let empty = keyward.resident();
-    let connections = idle_connections(&tasks, &keyward, shape.connections).await;
-    let connected = keyward.resident();
-    let start = connections[0].head().await;
-    let watches = shape.connections * shape.streams * shape.watches;
-    let told = Rc::new(Told {
-        revisions: RefCell::new(vec![Vec::new(); watches]),
-        after: RefCell::new(vec![None; watches]),
-        mark: Cell::new(i64::MAX),
-        ..Told::default()
-    });
-    let mut asks = Vec::new();
-    let mut first = 0;
-    for connection in &connections {
-        for _ in 0..shape.streams {
-            let mut stream = connection.watch().await;
-            for watch in first..first + shape.watches {
-                // From now, and from a revision on.
-                let from = if watch % 2 == 0 { 0 } else { start + 1 };
-                stream.asks.create(watch_of(&key(watch), false, from));
-            }
-            tasks.spawn("listens", listen(Rc::clone(&told), stream.says, first)).detach();
-            asks.push(stream.asks);
-            first += shape.watches;
-        }
-    }
-    told.until("every watch is created", |told| told.created.get() == watches).await;
-    let watching = keyward.resident();
-    let carried = cluster.counter(leader, "etcd_debugging_mvcc_watcher_total", &[]).await;
-    assert!(carried >= watches as f64, "the leader carries {carried} of {watches}");
-
-    for (at, relay) in relays.iter().enumerate() {
-        relay.open(cluster.address(at));
-        used(&keyward, &cluster, at).await;
-    }
-    let survivor = (leader + 1) % 3;
-    let writer = Connection::open(&tasks, cluster.address(survivor)).await;
-    let before = write(&writer).await.expect("a cluster that is whole takes writes");
-    told.until("the first event", |told| told.all_reached(before)).await;
-    let resumes = keyward.metric("keyward_watch_resumes_total", &[]).await;
-    told.mark.set(before);
-    let killed = Instant::now();
-    cluster.kill(leader);
-    let mut pace = interval(EVERY);
-    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut head, mut taken) = (0, None);
-    let resumed = async {
-        while head == 0 || told.after.borrow().iter().any(Option::is_none) {
-            pace.tick().await;
-            // A build for tests is slow: what came back is told everything before more is written.
-            if told.some_are_behind(head) {
-                continue;
-            }
-            if let Some(revision) = write(&writer).await {
-                head = revision;
-                taken.get_or_insert_with(|| killed.elapsed());
-            }
-        }
-    };
-    assert!(timeout(LIMIT, resumed).await.is_ok(), "a watch did not come back");
-    told.until("the last event", |told| told.all_reached(head)).await;
-
-    let truth = truth(&tasks, &cluster, survivor, start, head).await;
-    for (watch, revisions) in told.revisions.borrow().iter().enumerate() {
+    let mut scene = Scene::start(version).await;
+    let watching = scene.watch(shape).await;
+    scene.open_all().await;
+    let resumes = scene.resumes().await;
+    let (head, [taken, half, last]) = scene.kill(&watching.told).await;
+    let resumes = scene.resumes().await - resumes;
+    let truth = truth(&scene.tasks, &scene.cluster, scene.survivor(), watching.start, head).await;
+    for (watch, revisions) in watching.told.revisions.borrow().iter().enumerate() {
         assert_eq!(*revisions, truth, "{version}: watch {watch}");
     }
-    assert_eq!(told.odd.get(), 0, "no stream ended, nothing else was said");
-    let mut times: Vec<_> = told.after.borrow().iter().flatten().map(|at| *at - killed).collect();
-    times.sort_unstable();
-    let resumes = keyward.metric("keyward_watch_resumes_total", &[]).await - resumes;
+    assert_eq!(watching.told.odd.get(), 0, "no stream ended, nothing else was said");
     println!(
-        "{version}: {watches} watches on {} connections, {} a stream: {} events each, all told once; {resumes} streams resumed; after the \
-         kill writes were taken again in {:?}, half of the watches told something in {:?}, the last in {:?}",
+        "{version}: {} watches on {} connections, {} a stream: {} events each, all told once; {resumes} streams resumed; after the \
+         kill a write was taken in {taken:?}, half of the watches were told something in {half:?}, the last in {last:?}",
+        shape.all(),
         shape.connections,
         shape.watches,
         truth.len(),
-        taken.unwrap_or_default(),
-        times[times.len() / 2],
-        times[times.len() - 1],
     );
+    let [empty, connected, all] = watching.memory;
     println!(
         "{version}: {}: {} bytes an idle connection, {} bytes an idle watch ({} KiB, {} KiB, {} KiB resident)",
         program().display(),
         connected.saturating_sub(empty) / shape.connections,
-        watching.saturating_sub(connected) / watches,
+        all.saturating_sub(connected) / shape.all(),
         empty / 1024,
         connected / 1024,
-        watching / 1024,
+        all / 1024,
     );
 }
 

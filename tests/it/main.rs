@@ -16,6 +16,8 @@ mod wire;
 mod words;
 
 #[cfg(test)]
+mod budgets;
+#[cfg(test)]
 mod cancel_bursts;
 #[cfg(test)]
 mod drain;

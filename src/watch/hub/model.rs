@@ -363,6 +363,8 @@ impl World {
     fn input(&mut self, input: Input) {
         let mut out = Vec::new();
         self.hub.handle(self.now, input, &mut out);
+        let held: usize = self.hub.watches.values().map(|watch| watch.cursor.held_bytes()).sum();
+        assert_eq!(self.hub.held(), held, "what is held is counted");
         for output in out {
             self.carry_out(output);
         }

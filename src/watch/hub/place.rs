@@ -85,6 +85,7 @@ impl Hub {
                 stream.ids.remove(&incarnation.id);
             }
         }
+        self.held -= watch.cursor.held_bytes();
         watch.cursor.drop_held();
         if watch.id.is_none() {
             watch.anchor = None;
@@ -102,6 +103,7 @@ impl Hub {
     /// Takes a watch out for good, upstream too.
     pub(super) fn withdraw(&mut self, key: WatchKey) -> Option<Box<Watch>> {
         let watch = self.watches.remove(&key)?;
+        self.held -= watch.cursor.held_bytes();
         self.moving.remove(&key);
         if let Some(stream) = watch.place.stream().and_then(|id| self.streams.get_mut(&id)) {
             stream.waiting.remove(&key);

@@ -188,7 +188,10 @@ impl Hub {
             self.park(key);
             return Ok(());
         }
-        match watch.cursor.absorb(std::mem::take(&mut response.events), response.fragment) {
+        self.held -= watch.cursor.held_bytes();
+        let absorbed = watch.cursor.absorb(std::mem::take(&mut response.events), response.fragment);
+        self.held += watch.cursor.held_bytes();
+        match absorbed {
             Ok(Some(ready)) => self.deliver(key, response, ready),
             Ok(None) => {}
             Err(Fault::Disorder) => self.abandon(now, id),
@@ -244,6 +247,7 @@ impl Hub {
             // Only what it had delivered already is gone: begin where it really stands.
             let place = std::mem::replace(&mut watch.place, Place::Nowhere);
             watch.exact = true;
+            self.held -= watch.cursor.held_bytes();
             watch.cursor.drop_held();
             self.forget_upstream(&place);
             self.assign(key, id);
