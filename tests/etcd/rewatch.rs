@@ -45,7 +45,11 @@ impl Shape {
 fn shapes() -> Vec<Shape> {
     if full() {
         let connections = 50;
-        vec![Shape { connections, streams: 1, watches: 100 }, Shape { connections, streams: 100, watches: 1 }]
+        vec![
+            Shape { connections, streams: 1, watches: 100 },
+            Shape { connections, streams: 100, watches: 1 },
+            Shape { connections: 1, streams: 1, watches: 5000 },
+        ]
     } else {
         vec![Shape { connections: 10, streams: 1, watches: 50 }]
     }
