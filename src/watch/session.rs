@@ -30,7 +30,7 @@ use crate::upstream::choose::Wanted;
 use crate::upstream::read::{ReadError, Revealed, linearizable_revision, local_revision};
 use crate::watch::budget::{FREE, Held, SMALL};
 use crate::watch::hub::{End, Hub, Input, Loss, Output, Read, StreamId, Timing, WatchKey};
-use crate::watch::source::{Failed, Opening, Route, Source, login_loss, refuses_credential};
+use crate::watch::source::{Failed, Line, Opening, Route, Source, login_loss, refuses_credential};
 
 /// A client that asked for a leader waits this long without one: three election time-outs, as etcd.
 const LEADERLESS: Duration = Duration::from_secs(3);
@@ -55,14 +55,14 @@ pub struct Session {
 
 /// An upstream stream's present state.
 enum Upstream {
-    Opening(Opening),
+    Opening(Opening, Rc<Line>),
     Open(Box<Source>),
 }
 
 impl Upstream {
     fn turn_ends(&self) -> Option<Instant> {
         match self {
-            Self::Opening(_) => None,
+            Self::Opening(..) => None,
             Self::Open(source) => source.turn_ends(),
         }
     }
@@ -148,12 +148,20 @@ impl Session {
                     }
                 }
                 Some(input) = running.reads.next(), if quiet => running.input(input),
-                (stream, event) = next_event(&mut running.upstream, running.turn), if quiet => {
+                (stream, event) = next_event(&mut running.upstream, running.turn, quiet) => {
                     running.event(stream, event);
+                    if !quiet {
+                        // Nothing would come of its turn before the client has taken what it is owed.
+                        running.let_others_on();
+                    }
                 }
                 () = at(deadline), if quiet => running.input(Input::Tick),
                 () = at(turn) => running.end_turns(),
-                () = at(leaderless) => break Refusal::NO_LEADER.status(),
+                () = at(leaderless) => {
+                    if running.leaderless_deadline().is_some() {
+                        break Refusal::NO_LEADER.status();
+                    }
+                }
             }
         };
         // A client that does not listen to the end must hold nothing upstream.
@@ -203,8 +211,10 @@ impl Running {
                 if attempt > 0 {
                     self.session.resumed.inc();
                 }
-                let opening = self.session.route.open(credential, attempt, self.tried.clone());
-                self.upstream.insert(stream, Upstream::Opening(opening));
+                let line = Rc::<Line>::default();
+                let tried = self.tried.clone();
+                let opening = self.session.route.open(credential, attempt, tried, Rc::clone(&line));
+                self.upstream.insert(stream, Upstream::Opening(opening, line));
             }
             Output::Close { stream } => {
                 self.upstream.remove(&stream);
@@ -277,6 +287,9 @@ impl Running {
 
     fn event(&mut self, stream: StreamId, event: Event) {
         self.turn = self.turn.wrapping_add(1);
+        if let Some(Upstream::Opening(_, line)) = self.upstream.get(&stream) {
+            self.leaderless_since = self.leaderless_since.map(|since| since + line.stood());
+        }
         match event {
             Event::Opened(source) => {
                 let traits = source.traits;
@@ -327,8 +340,21 @@ impl Running {
         }
     }
 
-    /// Whoever watches nothing needs no leader.
+    fn let_others_on(&mut self) {
+        for upstream in self.upstream.values_mut() {
+            if let Upstream::Open(source) = upstream {
+                source.end_turn();
+            }
+        }
+    }
+
+    /// Whoever watches nothing needs no leader, and who stands in line for a member does not know of one yet.
     fn leaderless_deadline(&self) -> Option<Instant> {
+        let in_line =
+            |upstream: &Upstream| matches!(upstream, Upstream::Opening(_, line) if line.is_waiting());
+        if self.upstream.values().any(in_line) {
+            return None;
+        }
         let since = self.leaderless_since.filter(|_| self.session.wants_leader && !self.upstream.is_empty());
         since.map(|since| since + LEADERLESS)
     }
@@ -350,16 +376,24 @@ async fn at(deadline: Option<Instant>) {
     }
 }
 
-/// The next thing that any upstream stream does. Cancel-safe.
-async fn next_event(upstream: &mut BTreeMap<StreamId, Upstream>, turn: usize) -> (StreamId, Event) {
+/// The next thing that any upstream stream does; with `read`, what open ones say, too. One that is being opened is always
+/// driven: it may stand in line before others. Cancel-safe.
+async fn next_event(
+    upstream: &mut BTreeMap<StreamId, Upstream>,
+    turn: usize,
+    read: bool,
+) -> (StreamId, Event) {
+    let driven = |upstream: &Upstream| read || matches!(upstream, Upstream::Opening(..));
     if upstream.len() > 1 {
-        let all = upstream.iter_mut().map(|(stream, state)| one_event(*stream, state).boxed_local());
-        let mut all: Vec<_> = all.collect();
-        let first = turn % all.len();
-        all.rotate_left(first);
-        return select_all(all).await.0;
+        let all = upstream.iter_mut().filter(|(_, state)| driven(state));
+        let mut all: Vec<_> = all.map(|(stream, state)| one_event(*stream, state).boxed_local()).collect();
+        if !all.is_empty() {
+            let first = turn % all.len();
+            all.rotate_left(first);
+            return select_all(all).await.0;
+        }
     }
-    match upstream.iter_mut().next() {
+    match upstream.iter_mut().find(|(_, state)| driven(state)) {
         Some((stream, state)) => one_event(*stream, state).await,
         None => std::future::pending().await,
     }
@@ -367,7 +401,7 @@ async fn next_event(upstream: &mut BTreeMap<StreamId, Upstream>, turn: usize) ->
 
 async fn one_event(stream: StreamId, state: &mut Upstream) -> (StreamId, Event) {
     let event = match state {
-        Upstream::Opening(opening) => match opening.await {
+        Upstream::Opening(opening, _) => match opening.await {
             Ok(source) => Event::Opened(Box::new(source)),
             Err(failed) => Event::Failed(failed),
         },

@@ -52,9 +52,9 @@ impl Site {
         });
     }
 
-    /// A client that watches through this member.
+    /// A client that watches through this member, and wants a leader.
     async fn watching(&self, member: usize) -> (Client, Stream, Call) {
-        let client = self.keyward.client().await;
+        let client = self.keyward.client().await.header("hasleader", "true");
         let mut stream = client.open(WATCH).await.expect("open");
         stream.say(&watch("k", 10)).await;
         let mut call = self.members[member].called(WATCH).await;
@@ -204,5 +204,34 @@ fn of_one_stream_a_few_watches_are_unanswered_at_once_and_a_new_one_waits_for_no
             assert!(unanswered.len() <= UNANSWERED + 1);
         }
         assert_eq!(answered, 101, "every watch stands again");
+    });
+}
+
+/// A member that is slow with each: whoever stands in line for it longer than a leader may be missing is not told that there is none.
+#[test]
+fn standing_in_line_is_not_missing_a_leader() {
+    paused(async {
+        let (site, _elsewhere) = Site::on_the_first().await;
+        let mut streams = site.all_watching().await;
+        for _ in 0..CLIENTS {
+            streams.push(site.watching(0).await);
+        }
+        site.kill_the_first();
+        let began = Instant::now();
+        let mut calls: Vec<Call> = Vec::new();
+        while calls.len() < streams.len() {
+            sleep(Duration::from_millis(900)).await;
+            for mut call in site.come().into_iter().flatten() {
+                accept(&mut call).await;
+                calls.push(call);
+            }
+        }
+        assert!(began.elapsed() > Duration::from_secs(4), "the last stood in line for long");
+        for call in &mut calls {
+            call.say(&event(2, 10, 5)).await.expect("taken");
+        }
+        for (_, stream, _) in &mut streams {
+            assert_eq!(revisions(&watched(&stream.next().await.expect("it lives"))), [10]);
+        }
     });
 }
