@@ -20,7 +20,8 @@ use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::method::{Class, Effect, Lane, Method, Stream};
 use crate::rpc::outcome::{
-    Asked, AuthState, Proof, Verdict, auth_state, is_of_shared_watch, is_trouble, translate, verdict,
+    Asked, AuthState, Proof, Verdict, auth_state, is_of_shared_watch, is_outdated, is_trouble, translate,
+    verdict,
 };
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::choose::Wanted;
@@ -35,6 +36,9 @@ use crate::upstream::send::{As, NoAnswer, upstream_headers};
 pub const PATIENCE: Duration = Duration::from_secs(7);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// How often a member may say that users or roles changed meanwhile, before that is told: while an operator's script grants
+/// one role after another, each change refuses what is under way.
+const OUTDATED: usize = 5;
 /// How often a call is sent that no member can keep waiting: its turn may have come.
 const TURN: Duration = Duration::from_secs(1);
 
@@ -116,6 +120,10 @@ impl Exchange<'_> {
                     Attempt::Refused(refusal) => return Err(refusal),
                     Attempt::Healed => {
                         self.gateway.metrics.healed.inc();
+                        // The first fresh credential is tried at once.
+                        let before = healed.iter().filter(|id| **id == member.id).skip(1);
+                        let pause = before.fold(Duration::ZERO, |pause, _| (2 * pause).max(FIRST_PAUSE));
+                        tokio::time::sleep(pause).await;
                         continue;
                     }
                     Attempt::Again(answer, refusal) => last = (answer, refusal),
@@ -267,10 +275,15 @@ impl Exchange<'_> {
         healed: &mut Vec<MemberId>,
     ) -> Attempt {
         let asked = self.asked(token);
+        let times = healed.iter().filter(|id| **id == member.id).count();
         match (&self.whom, token) {
             (As::User(identity), Some(token)) if !healed.contains(&member.id) => {
                 healed.push(member.id);
                 identity.invalidate(member.id, token);
+                Attempt::Healed
+            }
+            (As::User(_), Some(_)) if is_outdated(&asked, status) && times < OUTDATED => {
+                healed.push(member.id);
                 Attempt::Healed
             }
             _ => Attempt::Answered(translated(answer, &asked, status)),

@@ -84,6 +84,8 @@ enum Proves {
 
 use Proves::{CredentialMissing, CredentialRefused, Refused, ThisMember, ThisMemberUnlessPassedOn};
 
+const OUTDATED: [&str; 2] = ["etcdserver: revision of auth store is old", "auth: revision in header is old"];
+
 /// Sources: the auth error table, the table of other errors, and the list of what proves "not applied".
 static ROWS: &[Row] = &[
     row(&[Code::Unauthenticated], "etcdserver: invalid auth token", CredentialRefused),
@@ -183,6 +185,13 @@ fn by_code(effect: Effect, status: &Status) -> Verdict {
         ) => Verdict::Unclear,
         _ => Verdict::Final,
     }
+}
+
+/// Whether `status` says no more than that a user or role changed while the call was under way: the next one may pass
+/// with the same credential, and where changes come in a row, only the one after that.
+#[must_use]
+pub fn is_outdated(asked: &Asked, status: &Status) -> bool {
+    find(asked.method, status).is_some_and(|row| OUTDATED.contains(&row.text))
 }
 
 /// UserAdd says "user name is empty" also of a request that names nobody.

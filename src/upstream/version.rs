@@ -55,6 +55,9 @@ pub struct Traits {
     /// A refused watch create answers id -1 and says why; else it echoes the asked id, always says "permission
     /// denied", even for an expired token, and mutes the live watch of that id.
     pub exact_watch_refusals: bool,
+    /// A watch from a negative revision is refused. Else it makes the member skip events that other watches wait for: its
+    /// start is the lowest of all that are to catch up, and a scan from there finds nothing.
+    pub refuses_negative_start: bool,
     /// Every keepalive, grant, revoke and time-to-live needs a valid user (and a keepalive the right to write every
     /// key of the lease); else none is checked.
     pub keepalive_needs_auth: bool,
@@ -82,6 +85,8 @@ const PROGRESS_AFTER_IDLE: Since = [Some(31), Some(13), Some(0), Some(0)];
 const LATE_CREATED: Since = [Some(38), Some(22), Some(2), Some(0)];
 /// V6, V7: etcd-io/etcd#12385, #14562.
 const EXACT_WATCH_REFUSALS: Since = [Some(22), Some(6), Some(0), Some(0)];
+/// V8: etcd-io/etcd#20707.
+const REFUSES_NEGATIVE_START: Since = [Some(38), Some(24), Some(6), Some(0)];
 /// V13: CVE-2026-33413.
 const LEASE_AUTH: Since = [Some(42), Some(28), Some(9), Some(0)];
 /// The leader confirms a lease as applied before it renews it.
@@ -131,6 +136,7 @@ impl Version {
             progress_after_idle: self.has(PROGRESS_AFTER_IDLE),
             late_created: self.has(LATE_CREATED),
             exact_watch_refusals: self.has(EXACT_WATCH_REFUSALS),
+            refuses_negative_start: self.has(REFUSES_NEGATIVE_START),
             keepalive_needs_auth: self.has(LEASE_AUTH),
             keepalive_false_zero: !self.has(TRUE_ZERO),
             member_list_auth: self.needs(MEMBER_LIST_ROOT, MEMBER_LIST_USER),
@@ -165,6 +171,7 @@ impl Traits {
         progress_after_idle: false,
         late_created: true,
         exact_watch_refusals: false,
+        refuses_negative_start: false,
         keepalive_needs_auth: true,
         keepalive_false_zero: true,
         member_list_auth: Needs::Root,
@@ -207,7 +214,7 @@ mod tests {
     fn every_border_is_at_its_exact_patch() {
         type Has = fn(&Traits) -> bool;
         type LastWithoutFirstWith = &'static [(&'static str, &'static str)];
-        let borders: [(&str, Has, LastWithoutFirstWith); 6] = [
+        let borders: [(&str, Has, LastWithoutFirstWith); 7] = [
             ("progress_ordered", |t| t.progress_ordered, &[("3.4.24", "3.4.25"), ("3.5.7", "3.5.8")]),
             ("progress_after_idle", |t| t.progress_after_idle, &[("3.4.30", "3.4.31"), ("3.5.12", "3.5.13")]),
             (
@@ -216,6 +223,11 @@ mod tests {
                 &[("3.4.37", "3.4.38"), ("3.5.21", "3.5.22"), ("3.6.1", "3.6.2")],
             ),
             ("exact_watch_refusals", |t| t.exact_watch_refusals, &[("3.4.21", "3.4.22"), ("3.5.5", "3.5.6")]),
+            (
+                "refuses_negative_start",
+                |t| t.refuses_negative_start,
+                &[("3.4.37", "3.4.38"), ("3.5.23", "3.5.24"), ("3.6.5", "3.6.6")],
+            ),
             (
                 "keepalive_needs_auth",
                 |t| t.keepalive_needs_auth,

@@ -67,11 +67,18 @@ pub struct Traits {
     /// V5 and V4 (one commit): Created of a watch "from now" may be later than its start, and a watch from the future
     /// gets no progress.
     pub late_created: bool,
+    /// V8: a watch from a negative revision is refused; elsewhere it costs other watches their events.
+    pub refuses_negative_start: bool,
 }
 
 impl Traits {
     /// A member of unknown version: nothing is taken on trust.
-    pub const UNKNOWN: Self = Self { progress_trusted: false, exact_refusals: false, late_created: true };
+    pub const UNKNOWN: Self = Self {
+        progress_trusted: false,
+        exact_refusals: false,
+        late_created: true,
+        refuses_negative_start: false,
+    };
 }
 
 /// Times that a driver chooses.
@@ -176,6 +183,8 @@ pub enum Output {
         credential: Credential,
         /// How many losses came before it without a quiet time: back off by it (none for 0 and 1).
         attempt: u32,
+        /// Whether a watch that the client knows waits for it.
+        resumes: bool,
     },
     /// End the stream; inputs that name it are ignored from now on.
     Close {
@@ -228,6 +237,9 @@ pub struct Hub {
     moving: BTreeSet<WatchKey>,
     /// Ids that the client may name.
     told: HashMap<i64, Told>,
+    /// Ids of watches that were denied while they lived, as far as we might give them: the client may choose one again, but
+    /// a cancel that is on its way means the old watch.
+    denied: BTreeSet<i64>,
     /// The client's requests whose turn has not come, in request order.
     pending: VecDeque<Pending>,
     /// Bytes of the requests since none waited.
@@ -355,8 +367,17 @@ struct Stream {
     highest: i64,
     /// The highest revision of a linearizable read made for this stream.
     verified: i64,
-    /// The watch in whose name that read is under way.
-    checking: Option<WatchKey>,
+    /// That read, while it is under way.
+    checking: Option<Checking>,
+}
+
+/// A linearizable read: has the cluster's history gone back, or is the member only behind?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Checking {
+    /// In whose name.
+    watch: WatchKey,
+    /// What the client had been shown when it began.
+    shown: i64,
 }
 
 /// One read of a member's revision, for all watches that asked before it began.
@@ -398,6 +419,7 @@ impl Hub {
             streams: BTreeMap::new(),
             moving: BTreeSet::new(),
             told: HashMap::new(),
+            denied: BTreeSet::new(),
             pending: VecDeque::new(),
             pending_bytes: 0,
             last_key: 0,

@@ -207,8 +207,8 @@ impl Running {
 
     fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Open { stream, credential, attempt } => {
-                if attempt > 0 {
+            Output::Open { stream, credential, attempt, resumes } => {
+                if resumes {
                     self.session.resumed.inc();
                 }
                 let line = Rc::<Line>::default();

@@ -176,6 +176,7 @@ impl Route {
             progress_trusted: told.progress_ordered && told.progress_after_idle,
             exact_refusals: told.exact_watch_refusals,
             late_created: told.late_created,
+            refuses_negative_start: told.refuses_negative_start,
         };
         let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
         let share = Rc::clone(&self.share);

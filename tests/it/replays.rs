@@ -85,6 +85,34 @@ fn the_second_refusal_is_the_truth() {
     });
 }
 
+/// While roles change one after another, each change refuses what is under way, with a good token too.
+#[test]
+fn a_write_outlives_a_row_of_changes_to_users_and_roles() {
+    const OLD: &str = "etcdserver: revision of auth store is old";
+    paused(async {
+        for refuse in FORMS {
+            for (changes, told) in [(4, None), (6, Some((Code::InvalidArgument, OLD)))] {
+                let (member, _keyward, client) = with_token().await;
+                let script = async {
+                    for _ in 0..changes {
+                        refuse(member.called(PUT).await, Code::InvalidArgument, OLD);
+                    }
+                    if told.is_none() {
+                        member.called(PUT).await.reply(&was_put(3)).await;
+                    }
+                };
+                let (outcome, ()) = tokio::join!(client.call(PUT, put(5)), script);
+                match told {
+                    None => drop(outcome.message()),
+                    Some(told) => assert_eq!(outcome.end.told(), told),
+                }
+                assert_eq!(member.logins(), 2, "one fresh token is enough");
+                assert!(member.was_called_again().is_none());
+            }
+        }
+    });
+}
+
 /// Ten calls that find one token dead cause one login.
 #[test]
 fn many_refusals_of_one_token_cause_one_login() {

@@ -135,6 +135,7 @@ impl<'a> World<'a> {
             progress_trusted: choices.flag(),
             exact_refusals: choices.flag(),
             late_created: choices.flag(),
+            refuses_negative_start: choices.flag(),
         };
         Self {
             choices,

@@ -39,6 +39,8 @@ pub(crate) struct Asked {
     pub(crate) shown: i64,
     /// The era that its client's connection may have known of.
     pub(crate) known: usize,
+    /// The era in which its client was shown the revision that it begins after, if it ever was.
+    pub(crate) heard: usize,
 }
 
 /// What the checker must know of the world beside its history.
@@ -96,11 +98,15 @@ struct Seen {
 pub(crate) struct Checker {
     waiting: VecDeque<Asked>,
     watches: BTreeMap<i64, Seen>,
+    /// Ids of watches that were denied while they lived: not given again, for the client may be about to cancel one.
+    denied: BTreeSet<i64>,
     /// Cancels without an ack; and whether their watch was not told of yet when they were sent.
     cancels: BTreeMap<i64, CancelOf>,
     next_id: i64,
     /// The highest header.revision that this stream was shown, and in which era.
     shown: (usize, i64),
+    /// The highest header.revision that it was ever shown, and in which era.
+    highest: (usize, i64),
     /// The last progress of all, and how often it was below the one before.
     told: i64,
     went_back: usize,
@@ -161,6 +167,12 @@ impl Checker {
         if self.shown.0 == era { self.shown.1 } else { 0 }
     }
 
+    /// The era in which this stream was first shown its highest revision, if a watch from `start` on may rely on it.
+    pub(crate) fn heard_era(&self, start: i64) -> usize {
+        let (era, revision) = self.highest;
+        if start <= revision + 1 { era } else { usize::MAX }
+    }
+
     /// The newest era that this stream has heard of: a restored history looks like the old one.
     pub(crate) fn known_era(&self, truth: &Truth) -> usize {
         let heard = |era: &usize| {
@@ -203,6 +215,9 @@ impl Checker {
             self.saw_events(around, response, revision)?;
         }
         let now = truth.index();
+        if revision > self.highest.1 {
+            self.highest = (now, revision);
+        }
         if self.shown.0 < now {
             // What was shown before counts no more: history is another.
             self.shown = (now, 0);
@@ -229,7 +244,7 @@ impl Checker {
         }
         ensure(!asked.inverted, || format!("an empty range was let in: {asked:?}"))?;
         let id = if asked.id == 0 {
-            while self.watches.contains_key(&self.next_id) {
+            while self.watches.contains_key(&self.next_id) || self.denied.contains(&self.next_id) {
                 self.next_id += 1;
             }
             self.next_id += 1;
@@ -261,6 +276,7 @@ impl Checker {
         }
         let next = if from_now { revision + 1 } else { asked.start.max(1) };
         let proven = if from_now { revision } else { 0 };
+        self.denied.remove(&id);
         if let Some(cancel) = self.cancels.get_mut(&id) {
             *cancel = CancelOf::Told;
         }
@@ -294,6 +310,11 @@ impl Checker {
             ensure(asked.inverted, || format!("no empty range: {asked:?}"))?;
             return ensure(response.watch_id == NO_WATCH, || format!("not -1: {response:?}"));
         }
+        if reason == COMPACTED {
+            // Told by a member, or before one without this refusal is asked: it would cost other watches their events.
+            ensure(asked.start < 0, || format!("compacted at once: {asked:?}"))?;
+            return ensure(response.watch_id == NO_WATCH, || format!("not -1: {response:?}"));
+        }
         let exact = response.watch_id == NO_WATCH;
         let allowed = match around.exact {
             Exact::All => exact,
@@ -309,9 +330,6 @@ impl Checker {
         let none = Refused::default();
         let refused = around.refusals.get(&asked.serial).unwrap_or(&none);
         ensure(refused.times > 0, || format!("{reason:?}, but no member refused {asked:?}"))?;
-        if reason == COMPACTED {
-            return ensure(asked.start < 0, || format!("compacted at once: {asked:?}"));
-        }
         ensure(refused.reason == reason, || format!("{reason:?} is not what a member said: {refused:?}"))?;
         let curable = reason.contains("invalid auth token") || !refused.exact;
         let enough = !curable || (refused.times >= 2 && (!around.auth || refused.proof > refused.first));
@@ -351,6 +369,7 @@ impl Checker {
         let seen = self.watches.remove(&id).ok_or_else(|| format!("a denial of no watch: {response:?}"))?;
         ensure(!seen.compacted, || format!("ended twice: {response:?}"))?;
         self.cancels.remove(&id);
+        self.denied.insert(id);
         self.check_refusal(around, &seen.asked, &response.cancel_reason)
     }
 
@@ -561,7 +580,9 @@ impl Seen {
         if reachable.iter().any(real) {
             return Ok(false);
         }
-        let first = self.eras.first().copied().unwrap_or(self.asked.known).min(self.asked.known);
+        // What it was asked after what was shown in another era may mean that era's.
+        let relies = self.asked.known.min(self.asked.heard);
+        let first = self.eras.first().copied().unwrap_or(relies).min(relies);
         let another = truth.went_back_since(first);
         ensure(another, || {
             format!(

@@ -40,6 +40,8 @@ pub(crate) struct Stream {
     reader: FrameReader,
     end: Option<End>,
     half_closed: bool,
+    /// Bytes that were taken.
+    received: usize,
 }
 
 impl Connection {
@@ -73,6 +75,7 @@ impl Connection {
             reader: FrameReader::new(LARGEST),
             end: None,
             half_closed: false,
+            received: 0,
         })
     }
 }
@@ -120,6 +123,11 @@ impl Stream {
         self.end.as_ref()
     }
 
+    /// How many bytes were taken so far.
+    pub(crate) fn received(&self) -> usize {
+        self.received
+    }
+
     fn answered(&mut self) {
         let Some(response) = &mut self.response else { return };
         let Some(response) = response.now_or_never() else { return };
@@ -145,6 +153,7 @@ impl Stream {
             Poll::Ready(Some(Ok(data))) => {
                 // The window may be gone with its connection.
                 drop(body.flow_control().release_capacity(data.len()));
+                self.received += data.len();
                 self.reader.push(data);
                 true
             }

@@ -245,6 +245,8 @@ impl Cluster {
             let before = carried.ids.insert(create.watch_id, serial);
             if before.is_some() || create.watch_id < 1 {
                 self.violated(format!("upstream id {} used again on stream {number}", create.watch_id));
+            } else if create.start_revision < 0 && !self.nodes[carried.node].flavor.refuses_negative_start {
+                self.violated(format!("a start that costs other watches their events: {create:?}"));
             } else if let Err(why) = self.check_create(serial, create) {
                 self.violated(why);
             }
@@ -378,6 +380,7 @@ impl Cluster {
                 }
                 moved = true;
                 if !front.is_empty() {
+                    self.activity += 1;
                     return moved;
                 }
                 carried.out.pop_front();
@@ -426,13 +429,17 @@ impl Cluster {
             let refused =
                 self.refusals.entry(serial).or_insert_with(|| Refused { first, ..Refused::default() });
             refused.times += 1;
+            // Whether Keyward ever heard that it was let in before, nobody knows.
+            for carried in self.streams.values_mut() {
+                carried.let_in.retain(|let_in| *let_in != serial);
+            }
             refused.proof = proof;
             refused.reason.clone_from(&response.cancel_reason);
             refused.exact = exact;
         }
     }
 
-    /// Everything that was sent has been read by now.
+    /// Everything that was sent has been read by now, and the clients have all that came of it.
     pub(crate) fn settled(&mut self) {
         for carried in self.streams.values_mut().filter(|carried| carried.out.is_empty()) {
             for serial in carried.let_in.drain(..) {

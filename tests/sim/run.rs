@@ -205,8 +205,11 @@ impl World {
             self.arrivals().await;
             self.act().await?;
             self.background();
-            self.breathe().await;
-            self.listen()?;
+            let all_ran = self.breathe().await;
+            let heard = self.listen()?;
+            if all_ran && !heard && self.watchers.iter().all(|watcher| watcher.slow_until <= self.step) {
+                self.cluster.borrow_mut().settled();
+            }
         }
         self.late.clear();
         self.calm();
@@ -264,19 +267,23 @@ impl World {
         }
     }
 
-    /// Lets tasks run: for a few turns, until nothing is left to do, or for some time.
-    async fn breathe(&mut self) {
+    /// Lets tasks run: for a few turns, until nothing is left to do, or for some time. Whether nothing was left.
+    async fn breathe(&mut self) -> bool {
         match self.dice.below(8) {
             0..3 => {
                 for _ in 0..1 + self.dice.below(12) {
                     tokio::task::yield_now().await;
                 }
+                false
             }
             3..7 => {
                 tokio::time::sleep(Duration::from_millis(1)).await;
-                self.cluster.borrow_mut().settled();
+                true
             }
-            _ => tokio::time::sleep(Duration::from_millis(self.dice.next() % 60)).await,
+            _ => {
+                tokio::time::sleep(Duration::from_millis(self.dice.next() % 60)).await;
+                false
+            }
         }
     }
 
@@ -328,6 +335,7 @@ impl World {
             }
             let was_slow = std::mem::take(&mut watcher.slow_until) > 0;
             let mut some = false;
+            let received = watcher.stream.received();
             while let Some(message) = watcher.stream.next() {
                 some = true;
                 let response = WatchResponse::decode(message).map_err(|error| error.to_string())?;
@@ -347,7 +355,7 @@ impl World {
             if was_slow && some {
                 cluster.counts.one(What::Slow);
             }
-            heard |= some;
+            heard |= watcher.stream.received() > received;
             if let Some(end) = watcher.stream.end() {
                 let leaderless = watcher.wants_leader && self.began.elapsed() >= Duration::from_secs(3);
                 let no_leader = End::Status(Code::Unavailable, "etcdserver: no leader".to_owned());
@@ -443,9 +451,9 @@ impl World {
             if moved {
                 quiet_since = Instant::now();
                 tokio::time::sleep(Duration::from_millis(1)).await;
-                self.cluster.borrow_mut().settled();
                 continue;
             }
+            self.cluster.borrow_mut().settled();
             if quiet_since.elapsed() >= QUIET {
                 let busy = self.cluster.borrow().busy();
                 return busy.map_or(Ok(()), |what| Err(format!("{BUSY}: {what}")));

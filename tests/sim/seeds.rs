@@ -12,6 +12,8 @@ use crate::run::{BUSY, RESTLESS};
 /// In every run of CI, and at full length.
 const SEEDS: u64 = 2_000;
 const ALL_SEEDS: u64 = 100_000;
+/// How often a long run says where it is.
+const TOLD_EVERY: u64 = 10_000;
 /// Failing seeds that are told.
 const TOLD: usize = 8;
 #[cfg(feature = "faults")]
@@ -34,6 +36,9 @@ fn run_all(seeds: u64, enough: usize, prepare: impl Fn() + Sync) -> (Counts, Vec
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= seeds {
                         return;
+                    }
+                    if seed > 0 && seed.is_multiple_of(TOLD_EVERY) {
+                        println!("{seed} of {seeds} seeds");
                     }
                     let _reproduce = Reproduce(seed);
                     let outcome = run::run(seed);

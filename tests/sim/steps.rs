@@ -110,10 +110,9 @@ impl World {
         let era = cluster.truth.index();
         let known = self.watchers[at].checker.known_era(&cluster.truth);
         drop(cluster);
-        let exact_starts = self.flavors.iter().all(|flavor| flavor.refuses_negative_start);
         let start = match self.dice.below(12) {
             0..6 => 0,
-            6 if exact_starts => -1,
+            6 => -1,
             7 => head + self.dice.int(1, 4),
             8 => self.dice.int(1, 6),
             _ => (head - self.dice.int(0, 12)).max(1),
@@ -145,6 +144,7 @@ impl World {
             era,
             shown: self.watchers[at].checker.shown_in(era),
             known,
+            heard: self.watchers[at].checker.heard_era(start),
         };
         let range_end = match (single, open_end, inverted) {
             (true, ..) => Bytes::new(),

@@ -128,6 +128,7 @@ impl Hub {
         }
         let id = if asked == 0 { self.assign_id() } else { asked };
         self.told.insert(id, Told::Watch(key));
+        self.denied.remove(&id);
         created.watch_id = id;
         self.emit(&created);
         if let Some(watch) = self.watches.get_mut(&key) {
@@ -142,12 +143,12 @@ impl Hub {
         }
     }
 
-    /// As etcd: upward from 0, past the ids that are in use, never back.
+    /// As etcd: upward from 0, past the ids that are in use or may be cancelled yet, never back.
     fn assign_id(&mut self) -> i64 {
         if Planted::ReusedId.is_on() {
             self.next_client_id = 0;
         }
-        while self.told.contains_key(&self.next_client_id) {
+        while self.told.contains_key(&self.next_client_id) || self.denied.remove(&self.next_client_id) {
             self.next_client_id += 1;
         }
         self.next_client_id += 1;
@@ -174,6 +175,9 @@ impl Hub {
         let Some(watch) = self.withdraw(key) else { return };
         let Some(id) = watch.id else { return };
         self.told.remove(&id);
+        if id >= self.next_client_id {
+            self.denied.insert(id);
+        }
         refusal.watch_id = id;
         refusal.created = false;
         refusal.header = Some(self.header_at_least(watch.cursor.seen()));

@@ -139,6 +139,8 @@ struct Client {
     waiting: VecDeque<Asked>,
     watches: BTreeMap<i64, Seen>,
     acks: HashMap<i64, u32>,
+    /// Of watches that were denied while they lived: not given again.
+    denied: HashSet<i64>,
     next_id: i64,
     shown: i64,
     told: i64,
@@ -181,10 +183,11 @@ impl World {
         let late_created = dice.one_in(2);
         let progress_trusted = late_created || !dice.one_in(3);
         let exact_refusals = progress_trusted || dice.one_in(2);
+        let refuses_negative_start = late_created && dice.one_in(2);
         Self {
             hub: Hub::new(now, timing),
             now,
-            traits: Traits { progress_trusted, exact_refusals, late_created },
+            traits: Traits { progress_trusted, exact_refusals, late_created, refuses_negative_start },
             history: vec![Vec::new()],
             compacted: 0,
             members: [1; 3],
@@ -486,6 +489,8 @@ impl World {
         self.servers.get_mut(&id).unwrap().answered.push_back(serial);
         let member = self.servers[&id].member;
         let before = self.members[member];
+        let spoils = create.start_revision < 0 && !self.traits.refuses_negative_start;
+        assert!(!spoils, "a start that costs other watches their events");
         let reason = if create.start_revision < 0 {
             Some(COMPACTED)
         } else if self.servers[&id].token < self.valid {
@@ -755,14 +760,15 @@ impl World {
                 self.counts.duplicates += 1;
                 return;
             }
-            let echo = if self.traits.exact_refusals || in_use(&asked.id) { -1 } else { asked.id };
+            let ours = response.cancel_reason == COMPACTED;
+            let echo = if ours || self.traits.exact_refusals || in_use(&asked.id) { -1 } else { asked.id };
             assert_eq!(response.watch_id, echo, "a refusal that names no living watch");
             return self.check_refusal(&asked, &response.cancel_reason);
         }
         let id = if asked.id == 0 {
-            while self.client.watches.contains_key(&self.client.next_id) {
-                self.client.next_id += 1;
-            }
+            let Client { watches, denied, next_id, .. } = &self.client;
+            let taken = |id: &i64| watches.contains_key(id) || denied.contains(id);
+            self.client.next_id = (*next_id..).find(|id| !taken(id)).unwrap();
             self.client.next_id += 1;
             self.client.next_id - 1
         } else {
@@ -778,13 +784,15 @@ impl World {
         };
         let next = (start.max(1), 0);
         let seen = Seen { asked, next, last: 0, told: start - 1, in_fragments: false, compacted: false };
+        self.client.denied.remove(&id);
         self.client.watches.insert(id, seen);
     }
 
     fn check_refusal(&mut self, asked: &Asked, reason: &str) {
         let refusals = self.refusals.remove(&asked.serial).unwrap_or(0);
         let curable = reason == BAD_TOKEN || (!self.traits.exact_refusals && reason == DENIED);
-        let expected = if curable { 2 } else { 1 };
+        let ours = reason == COMPACTED && !self.traits.refuses_negative_start;
+        let expected = if curable { 2 } else { u32::from(!ours) };
         // A stale token may come before the denial.
         assert!((expected..=2).contains(&refusals), "refused {refusals} times before it was told {reason}");
         self.counts.denied += 1;
@@ -806,6 +814,7 @@ impl World {
         } else {
             let watch = self.client.watches.remove(&id).expect("a living watch was denied");
             self.client.acks.remove(&id);
+            self.client.denied.insert(id);
             self.check_refusal(&watch.asked, &response.cancel_reason);
         }
     }

@@ -9,10 +9,13 @@ use tokio::time::Instant;
 
 use super::super::fault::Planted;
 use super::{
-    Answer, Creating, Credential, End, Header, Hub, Incarnation, Loss, MAX_RESTORING, MAX_STREAMS, NO_WATCH,
-    Output, Place, Read, Reading, Response, Revision, SETTLED, Stream, StreamId, Traits, Want, Watch,
-    WatchKey, wire,
+    Answer, Checking, Creating, Credential, End, Header, Hub, Incarnation, Loss, MAX_RESTORING, MAX_STREAMS,
+    NO_WATCH, Output, Place, Read, Reading, Response, Revision, SETTLED, Stream, StreamId, Traits, Want,
+    Watch, WatchKey, wire,
 };
+
+/// As etcd says it of a watch from a negative revision (V8).
+const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 
 impl Hub {
     pub(super) fn opened(&mut self, stream: StreamId, traits: Traits) {
@@ -171,7 +174,9 @@ impl Hub {
         self.last_stream += 1;
         let stream = StreamId(self.last_stream);
         self.streams.insert(stream, Box::new(Stream::new(credential)));
-        self.out.push(Output::Open { stream, credential, attempt: self.attempt(now) });
+        let known = |key: &WatchKey| self.watches.get(key).is_some_and(|watch| watch.id.is_some());
+        let resumes = self.moving.iter().any(known);
+        self.out.push(Output::Open { stream, credential, attempt: self.attempt(now), resumes });
         stream
     }
 
@@ -287,18 +292,21 @@ impl Hub {
         revision: Revision,
     ) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let checking = stream.checking == Some(key);
         let Ok(header) = Header::read(header) else { return self.abandon(now, id) };
-        if checking {
-            stream.checking = None;
+        let checking = stream.checking.take_if(|checking| checking.watch == key);
+        if checking.is_some() {
             stream.verified = stream.verified.max(revision.0);
         }
         self.learn(id, &header);
-        if checking {
-            return self.checked(id, revision.0);
+        if let Some(checking) = checking {
+            return self.checked(id, checking, revision.0);
         }
         for key in self.read_for(key, id) {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
+            if watch.create.start_revision < 0 {
+                self.refuse(key, Watch::refused_start(header.clone()));
+                continue;
+            }
             watch.anchor = Some(revision.0.max(1));
             watch.place = Place::Assigned(id);
             if revision.0 < watch.shown_before {
@@ -309,16 +317,17 @@ impl Hub {
 
     pub(super) fn anchor_failed(&mut self, now: Instant, key: WatchKey, id: StreamId, why: Loss) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let checking = stream.checking == Some(key);
-        if checking && why != Loss::Upstream {
+        let checking = stream.checking.take_if(|checking| checking.watch == key);
+        if let Some(checking) = checking
+            && why != Loss::Upstream
+        {
             // The watch itself was let in there; whose history it is, nobody will say.
-            stream.checking = None;
             stream.verified = i64::MAX;
-            return self.checked(id, i64::MAX);
+            return self.checked(id, checking, i64::MAX);
         }
         let anchoring = self.read_for(key, id);
         if why == Loss::Upstream {
-            if checking || !anchoring.is_empty() {
+            if checking.is_some() || !anchoring.is_empty() {
                 self.abandon(now, id);
             }
             return;
@@ -331,33 +340,54 @@ impl Hub {
         }
     }
 
+    /// Asks the whole cluster how far it is, once on each stream.
+    pub(super) fn check(&mut self, key: WatchKey, id: StreamId) {
+        let (Some(watch), Some(stream)) = (self.watches.get(&key), self.streams.get_mut(&id)) else { return };
+        if stream.checking.is_none() {
+            stream.checking = Some(Checking { watch: key, shown: self.known.shown });
+            let read = Read::Linearizable;
+            self.out.push(Output::Anchor { watch: key, stream: id, key: watch.key(), read });
+        }
+    }
+
     /// doubtful → assigned, or ended: the history that a watch followed does not reach that far any more.
-    fn checked(&mut self, id: StreamId, revision: i64) {
+    fn checked(&mut self, id: StreamId, checking: Checking, revision: i64) {
+        let mut gone_back = checking.shown > revision && self.known.shown == checking.shown;
         for key in self.on_stream(id) {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
             if !matches!(watch.place, Place::Doubtful(_)) {
                 continue;
             }
             if watch.id.is_none() {
-                let gone_back = watch.shown_before > revision;
+                gone_back |= watch.shown_before > revision;
                 self.assign(key, id);
-                if gone_back {
-                    self.step_back(revision);
-                }
             } else if watch.cursor.seen() > revision {
+                gone_back = true;
                 self.end_as_compacted(key, revision);
-                self.step_back(revision);
             } else {
                 self.assign(key, id);
             }
         }
+        if gone_back {
+            self.step_back(revision);
+        }
     }
 
-    /// The cluster's history ends at `revision` now: what was shown above it is of another.
+    /// The cluster's history ends at `revision` now: what was shown above it is of another. So is what a watch begins
+    /// after, if that was shown when it was asked for: its client must read anew.
     fn step_back(&mut self, revision: i64) {
         self.known.step_back(revision);
-        for watch in self.watches.values_mut() {
+        let mut ended = Vec::new();
+        for (key, watch) in &mut self.watches {
+            let after = watch.create.start_revision.saturating_sub(1);
+            if after > revision && after <= watch.shown_before && watch.cursor.seen() == 0 {
+                watch.stale = Some(revision);
+                ended.extend(watch.id.map(|_| *key));
+            }
             watch.shown_before = watch.shown_before.min(revision);
+        }
+        for key in ended {
+            self.end_as_compacted(key, revision);
         }
     }
 
@@ -424,8 +454,14 @@ impl Watch {
     }
 
     fn needs_anchor(&self, traits: Traits) -> bool {
-        let from_now = self.id.is_none() && self.create.start_revision == 0;
-        from_now && traits.late_created && self.anchor.is_none() && !self.bare
+        let from_now = self.create.start_revision == 0 && traits.late_created;
+        let read = self.anchor.is_some() || self.bare;
+        self.id.is_none() && !read && (from_now || self.is_spoiling(traits))
+    }
+
+    /// A start that this member should refuse and does not: other clients' watches would lose events by it.
+    fn is_spoiling(&self, traits: Traits) -> bool {
+        self.create.start_revision < 0 && !traits.refuses_negative_start
     }
 
     /// Where to begin upstream. An odd start that the client chose is passed on, so that etcd answers it.
@@ -434,7 +470,21 @@ impl Watch {
             (Some(_), _) => self.cursor.resume_at(traits.late_created && !self.exact),
             // Reaches back by one, see `Cursor::resume_at`.
             (None, Some(anchor)) => anchor,
+            // The member will refuse it, in its own words.
+            (None, None) if self.is_spoiling(traits) => 1,
             (None, None) => self.create.start_revision,
+        }
+    }
+
+    /// What a newer member says to a watch from a negative revision.
+    fn refused_start(header: Header) -> Response {
+        Response {
+            header: Some(header),
+            watch_id: NO_WATCH,
+            created: true,
+            canceled: true,
+            cancel_reason: Bytes::from_static(COMPACTED.as_bytes()),
+            ..Response::default()
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use tokio::time::Instant;
 
-use super::{Hub, Incarnation, NO_WATCH, Place, Response, StreamId, Watch, wire};
+use super::{Hub, Incarnation, NO_WATCH, Place, Response, Stream, StreamId, Watch, wire};
 
 /// How often upstream is asked again at once when the answers of several streams do not meet.
 const TRIES: u32 = 3;
@@ -67,7 +67,7 @@ impl Hub {
         if told().next().is_none() {
             // As etcd: nothing watches, nothing is said.
             self.round = None;
-        } else if self.streams.values().any(|stream| stream.restoring > 0 || !stream.waiting.is_empty()) {
+        } else if self.streams.values().any(|stream| stream.is_restoring()) {
             // Known without a look at every watch, which each answer to thousands of creates would cost.
         } else if told().all(|watch| watch.is_live()) {
             if self.round.as_ref().is_some_and(|round| round.deadline.is_none()) {
@@ -134,6 +134,10 @@ impl Hub {
             begun = begun.max(cursor.first().saturating_sub(1));
             highest = highest.max(cursor.floor());
         }
+        if self.streams.values().any(|stream| stream.checking.is_some()) {
+            // How far the cluster is, is being asked.
+            return false;
+        }
         // Not below where any of them begins, nor below what was told, nor where the cluster never was.
         if highest > self.known.reached || lowest < begun.max(self.known.delivered).max(1) {
             return false;
@@ -197,6 +201,12 @@ impl Hub {
             stream.asked += 1;
             self.send(id, wire::progress_message());
         }
+    }
+}
+
+impl Stream {
+    fn is_restoring(&self) -> bool {
+        self.restoring > 0 || !self.waiting.is_empty() || self.checking.is_some()
     }
 }
 

@@ -14,9 +14,20 @@ use crate::identity::Revision;
 use crate::pb::etcdserverpb::watch_request::RequestUnion;
 use crate::pb::{etcdserverpb as pb, mvccpb};
 
-const NEW: Traits = Traits { progress_trusted: true, exact_refusals: true, late_created: true };
-const MIDDLE: Traits = Traits { progress_trusted: true, exact_refusals: true, late_created: false };
-const OLD: Traits = Traits { progress_trusted: false, exact_refusals: false, late_created: false };
+const NEW: Traits =
+    Traits { progress_trusted: true, exact_refusals: true, late_created: true, refuses_negative_start: true };
+const MIDDLE: Traits = Traits {
+    progress_trusted: true,
+    exact_refusals: true,
+    late_created: false,
+    refuses_negative_start: false,
+};
+const OLD: Traits = Traits {
+    progress_trusted: false,
+    exact_refusals: false,
+    late_created: false,
+    refuses_negative_start: false,
+};
 
 const BAD_TOKEN: &str = "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token";
 const DENIED: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
@@ -171,7 +182,7 @@ impl Bench {
     #[track_caller]
     fn next_open(&mut self) -> (u64, Credential, u32) {
         match self.out.remove(0) {
-            Output::Open { stream, credential, attempt } => (stream.0, credential, attempt),
+            Output::Open { stream, credential, attempt, .. } => (stream.0, credential, attempt),
             other => panic!("{other:?}"),
         }
     }

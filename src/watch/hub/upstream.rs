@@ -11,7 +11,7 @@ use super::super::cursor::{Fault, Ready};
 use super::super::fault::Planted;
 use super::super::wire::Event;
 use super::{
-    ANY_STREAM, Answer, Creating, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place, Read,
+    ANY_STREAM, Answer, Creating, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place,
     Response, StreamId, Traits, Want, WatchKey,
 };
 
@@ -140,6 +140,12 @@ impl Hub {
         if header.revision < known && stream.verified < known {
             return self.doubt(key, id);
         }
+        // This watch lost nothing, but what the client was told of others may be of a history that is gone.
+        let shown = self.known.shown;
+        if watch.anchor.is_none() && header.revision < shown && stream.verified < shown {
+            self.check(key, id);
+        }
+        let Some(watch) = self.watches.get_mut(&key) else { return };
         if let Some(id) = watch.id {
             if Planted::DoubledCreated.is_on() {
                 self.emit(&Response { header: Some(header), watch_id: id, ..response });
@@ -161,16 +167,9 @@ impl Hub {
     fn doubt(&mut self, key: WatchKey, id: StreamId) {
         let Some(watch) = self.watches.get_mut(&key) else { return };
         let place = std::mem::replace(&mut watch.place, Place::Doubtful(id));
-        let key_bytes = watch.key();
         self.forget_upstream(&place);
         self.interrupt_round();
-        if let Some(stream) = self.streams.get_mut(&id)
-            && stream.checking.is_none()
-        {
-            stream.checking = Some(key);
-            let read = Read::Linearizable;
-            self.out.push(Output::Anchor { watch: key, stream: id, key: key_bytes, read });
-        }
+        self.check(key, id);
     }
 
     fn events(&mut self, now: Instant, id: StreamId, mut response: Response) -> Result<(), End> {

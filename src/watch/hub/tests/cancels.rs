@@ -90,3 +90,29 @@ fn the_end_of_a_watch_from_the_future_tells_no_revision_that_is_not_there() {
     let told = bench.emitted();
     assert_eq!((told.watch_id, told.canceled, header_revision(&told)), (2, true, 4));
 }
+
+/// A cancel that is on the way when its watch is denied means that watch, whatever came after it.
+#[test]
+fn the_id_of_a_watch_that_was_denied_is_not_given_again() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(pb::WatchCreateRequest { watch_id: 1, ..watch("b", 5) });
+    bench.create_and_let_in(2);
+    bench.out.clear();
+    bench.resumed(1, 2, MIDDLE);
+    bench.out.clear();
+    bench.up(2, created(3, 4));
+    bench.up(2, refused(-1, DENIED));
+    assert_eq!((bench.emitted().watch_id), 1);
+    bench.create(watch("c", 5));
+    assert_eq!(bench.next_create(2), (5, 5));
+    bench.up(2, created(5, 4));
+    assert_eq!(bench.emitted().watch_id, 2);
+    bench.cancel(1);
+    bench.nothing();
+    // Who chooses it has it.
+    bench.create(pb::WatchCreateRequest { watch_id: 1, ..watch("b", 5) });
+    bench.out.clear();
+    bench.up(2, created(6, 4));
+    let told = bench.emitted();
+    assert_eq!((told.watch_id, told.canceled), (1, false));
+}

@@ -92,6 +92,103 @@ fn history_that_went_back_ends_watches_as_compacted() {
     assert_eq!(header_revision(&bench.emitted()), 31);
 }
 
+/// It begins after what was shown: what came between the new end and that is not what its client knows.
+#[test]
+fn a_watch_that_begins_after_a_history_that_went_back_ends_as_compacted() {
+    for (start, ends) in [(5, false), (32, false), (33, true), (41, true), (42, false)] {
+        let mut bench = Bench::watching(MIDDLE);
+        bench.up(1, events(1, 40, &[40]));
+        bench.out.clear();
+        bench.cancel(0);
+        bench.out.clear();
+        bench.create(watch("b", start));
+        bench.opened(2, MIDDLE);
+        bench.up(2, created(2, 30));
+        assert!(matches!(bench.out.remove(0), Output::Anchor { read: Read::Linearizable, .. }));
+        assert!(bench.emitted().created, "nobody waits for that read");
+        bench.anchored(2, 2, 31);
+        if ends {
+            assert_eq!(bench.next_cancel(2), 2);
+            let told = bench.next_emitted();
+            assert_eq!((told.watch_id, told.canceled, told.compact_revision), (1, true, 31));
+        } else {
+            bench.nothing();
+        }
+    }
+}
+
+/// Whoever had seen the higher revision is gone; those that are left lost nothing.
+#[test]
+fn a_question_is_answered_also_where_only_a_watch_that_ended_saw_more() {
+    for (cluster, answers) in [(31, true), (40, false)] {
+        let mut bench = Bench::watching(MIDDLE);
+        bench.create(watch("b", 5));
+        bench.create_and_let_in(2);
+        bench.out.clear();
+        bench.up(1, events(1, 40, &[40]));
+        bench.out.clear();
+        bench.cancel(0);
+        bench.out.clear();
+        bench.resumed(1, 2, MIDDLE);
+        assert_eq!(bench.next_create(2), (3, 5));
+        bench.up(2, created(3, 31));
+        assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
+        bench.anchored(2, 2, cluster);
+        bench.nothing();
+        bench.ask_progress();
+        bench.out.clear();
+        bench.up(2, answer(-1, 31));
+        if answers {
+            assert_eq!(header_revision(&bench.emitted()), 31);
+        } else {
+            bench.nothing();
+        }
+    }
+}
+
+/// What the cluster has reached is not known before that read is back: no progress until then.
+#[test]
+fn a_question_waits_until_it_is_known_how_far_the_cluster_is() {
+    for (cluster, told) in [(31, None), (45, Some(40))] {
+        let mut bench = Bench::watching(MIDDLE);
+        bench.up(1, events(1, 40, &[40]));
+        bench.out.clear();
+        bench.cancel(0);
+        bench.out.clear();
+        // From the future: below its start there is nothing that it could miss.
+        bench.create(watch("b", 41));
+        bench.opened(2, MIDDLE);
+        bench.up(2, created(2, 30));
+        bench.out.clear();
+        bench.ask_progress();
+        bench.wait(Duration::from_secs(3));
+        bench.nothing();
+        bench.anchored(2, 2, cluster);
+        bench.out.clear();
+        bench.wait(Duration::from_secs(3));
+        let answer = bench.out.drain(..).find_map(|output| match output {
+            Output::Emit(message) => Some(pb::WatchResponse::decode(message).unwrap()),
+            _ => None,
+        });
+        assert_eq!(answer.as_ref().map(header_revision), told);
+    }
+}
+
+/// A member that cannot ask the cluster is left.
+#[test]
+fn a_member_that_knows_less_and_cannot_ask_is_left() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.up(1, events(1, 40, &[40]));
+    bench.out.clear();
+    bench.create(watch("b", 20));
+    assert_eq!(bench.next_create(1), (2, 20));
+    bench.up(1, created(2, 30));
+    bench.out.clear();
+    bench.input(Input::AnchorFailed { watch: WatchKey(2), stream: StreamId(1), why: Loss::Upstream });
+    assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
+    assert_eq!(bench.next_open().0, 2);
+}
+
 #[test]
 fn a_member_that_is_only_behind_is_accepted() {
     let mut bench = Bench::watching(MIDDLE);

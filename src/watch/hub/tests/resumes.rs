@@ -174,18 +174,18 @@ fn a_watch_that_ends_before_it_began_costs_the_stream_and_is_created_elsewhere()
     }
 }
 
-/// Members before V8 take a start below 1.
+/// One that should refuse a start below 1 and did not.
 #[test]
 fn a_watch_from_below_the_beginning_is_resumed_when_its_member_cancels_it() {
     let mut bench = Bench::new();
     bench.create(watch("a", -5));
-    bench.opened(1, OLD);
+    bench.opened(1, NEW);
     bench.up(1, created(1, 4));
     bench.out.clear();
     bench.up(1, pb::WatchResponse { canceled: true, ..answer(1, 4) });
     assert_eq!(bench.next_open(), (2, Credential::Current, 1));
     bench.out.clear();
-    bench.input(Input::Opened { stream: StreamId(2), traits: OLD });
+    bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
     assert_eq!(bench.next_create(2), (2, 1), "never 0, which means now");
 }
 
