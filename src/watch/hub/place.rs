@@ -14,6 +14,9 @@ use super::{
     Watch, WatchKey, wire,
 };
 
+/// A start that no cluster reaches: a member has nothing to look up for it.
+const NEVER: i64 = 1 << 62;
+
 /// As etcd says it of a watch from a negative revision (V8).
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 
@@ -303,10 +306,6 @@ impl Hub {
         }
         for key in self.read_for(key, id) {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
-            if watch.create.start_revision < 0 {
-                self.refuse(key, Watch::refused_start(header.clone()));
-                continue;
-            }
             watch.anchor = Some(revision.0.max(1));
             watch.place = Place::Assigned(id);
             if revision.0 < watch.shown_before {
@@ -454,13 +453,12 @@ impl Watch {
     }
 
     fn needs_anchor(&self, traits: Traits) -> bool {
-        let from_now = self.create.start_revision == 0 && traits.late_created;
-        let read = self.anchor.is_some() || self.bare;
-        self.id.is_none() && !read && (from_now || self.is_spoiling(traits))
+        let from_now = self.id.is_none() && self.create.start_revision == 0;
+        from_now && traits.late_created && self.anchor.is_none() && !self.bare
     }
 
     /// A start that this member should refuse and does not: other clients' watches would lose events by it.
-    fn is_spoiling(&self, traits: Traits) -> bool {
+    pub(super) fn is_spoiling(&self, traits: Traits) -> bool {
         self.create.start_revision < 0 && !traits.refuses_negative_start
     }
 
@@ -470,14 +468,14 @@ impl Watch {
             (Some(_), _) => self.cursor.resume_at(traits.late_created && !self.exact),
             // Reaches back by one, see `Cursor::resume_at`.
             (None, Some(anchor)) => anchor,
-            // The member will refuse it, in its own words.
-            (None, None) if self.is_spoiling(traits) => 1,
+            // Whether this client may watch at all, the member says.
+            (None, None) if self.is_spoiling(traits) => NEVER,
             (None, None) => self.create.start_revision,
         }
     }
 
     /// What a newer member says to a watch from a negative revision.
-    fn refused_start(header: Header) -> Response {
+    pub(super) fn refused_start(header: Header) -> Response {
         Response {
             header: Some(header),
             watch_id: NO_WATCH,

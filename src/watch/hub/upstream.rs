@@ -12,7 +12,7 @@ use super::super::fault::Planted;
 use super::super::wire::Event;
 use super::{
     ANY_STREAM, Answer, Creating, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place,
-    Response, StreamId, Traits, Want, WatchKey,
+    Response, StreamId, Traits, Want, Watch, WatchKey,
 };
 
 /// A client that asked for fragments gets pieces of at most this many bytes of events: etcd's default request limit with
@@ -127,9 +127,16 @@ impl Hub {
         let (Some(watch), Some(stream)) = (self.watches.get_mut(&key), self.streams.get_mut(&id)) else {
             return;
         };
+        let traits = stream.traits.unwrap_or(Traits::UNKNOWN);
+        let spoiling = watch.id.is_none() && watch.is_spoiling(traits);
         let Place::Upstream(_, incarnation) = &mut watch.place else { return };
         let header = response.header.take().unwrap_or_default();
         incarnation.created = Some(header.revision);
+        if spoiling {
+            let place = std::mem::replace(&mut watch.place, Place::Parked);
+            self.forget_upstream(&place);
+            return self.refuse(key, Watch::refused_start(header));
+        }
         watch.refusal = None;
         let from_now = watch.create.start_revision == 0 && watch.anchor.is_none();
         let known = match watch.id {
