@@ -22,4 +22,5 @@ pub mod shard;
 pub mod tasks;
 pub mod telemetry;
 pub mod upstream;
+pub mod users;
 pub mod watch;
