@@ -58,22 +58,47 @@ pub struct Session {
 /// Who a session speaks for, in its own namespace: `password:alice` is nobody else's `alice`.
 #[derive(Debug)]
 pub enum SessionPeer {
-    /// Logged in by user name and password; the password is carried so that any replica can log in upstream.
+    /// Logged in by user name and password; the password is carried so that any replica can log in upstream, and prove
+    /// it once more.
     Password {
         /// The name as the client gave it.
         user: UserName,
         /// The password as the client gave it.
         password: Secret<String>,
     },
+    /// Logged in, and nothing of the client's is needed any more: we act with credentials of our own.
+    Known {
+        /// Who vouched for the name.
+        namespace: Namespace,
+        /// The name as the client gave it.
+        user: UserName,
+    },
 }
 
-/// What a login proved.
+/// Who vouched for the name of a login. The same name in two of them is two peers (rules 9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Namespace {
+    /// etcd: `password:alice`.
+    Password,
+    /// The users file: `file:alice`.
+    File,
+}
+
+/// What a login proved, and as of when: what it was measured against may change (rules 12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
     /// Nothing: auth was off upstream. Never mapped to an etcd user; its password must verify once auth is on.
     None,
     /// etcd accepted the password.
-    Etcd,
+    Etcd {
+        /// etcd's auth revision at the time; 0 where it was not known.
+        auth_revision: u64,
+    },
+    /// The users file accepted the password.
+    File {
+        /// A digest of the user's line at the time: another line is another password.
+        line: u64,
+    },
 }
 
 /// A random name for one login. Tells nothing of the token; logged at login.
@@ -149,6 +174,34 @@ impl Session {
     ) -> Result<Self, SealFailure> {
         let issued_at = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Ok(Self { peer, proof, issued_at, generation, id: SessionId(random()?) })
+    }
+}
+
+impl SessionPeer {
+    /// The name as the client gave it.
+    #[must_use]
+    pub fn user(&self) -> &UserName {
+        match self {
+            Self::Password { user, .. } | Self::Known { user, .. } => user,
+        }
+    }
+
+    /// Who vouched for it.
+    #[must_use]
+    pub fn namespace(&self) -> Namespace {
+        match self {
+            Self::Password { .. } => Namespace::Password,
+            Self::Known { namespace, .. } => *namespace,
+        }
+    }
+
+    /// The password that the session carries, if any.
+    #[must_use]
+    pub fn password(&self) -> Option<&Secret<String>> {
+        match self {
+            Self::Password { password, .. } => Some(password),
+            Self::Known { .. } => None,
+        }
     }
 }
 
@@ -277,9 +330,16 @@ impl fmt::Debug for Sealer {
 
 impl fmt::Display for SessionPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Password { user, .. } => write!(f, "password:{user}"),
-        }
+        write!(f, "{}:{}", self.namespace(), self.user())
+    }
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Password => "password",
+            Self::File => "file",
+        })
     }
 }
 
@@ -315,7 +375,22 @@ mod tests {
     pub(super) fn login(user: &str, password: &str) -> Session {
         let peer = SessionPeer::Password { user: user.into(), password: Secret::new(password.to_owned()) };
         let now = UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
-        Session::begin(peer, Proof::Etcd, 3, now).unwrap()
+        Session::begin(peer, Proof::Etcd { auth_revision: 7 }, 3, now).unwrap()
+    }
+
+    /// A session of every kind.
+    pub(super) fn kinds() -> Vec<Session> {
+        let known = |namespace, proof| Session {
+            peer: SessionPeer::Known { namespace, user: "ålice".into() },
+            proof,
+            ..login("", "")
+        };
+        vec![
+            login("ålice", "pass\0word ü"),
+            Session { proof: Proof::None, ..login("ålice", "") },
+            known(Namespace::Password, Proof::Etcd { auth_revision: u64::MAX }),
+            known(Namespace::File, Proof::File { line: 0x0102_0304_0506_0708 }),
+        ]
     }
 
     fn failure(sealer: &Sealer, token: &[u8]) -> Option<OpenFailure> {
@@ -324,16 +399,17 @@ mod tests {
 
     #[test]
     fn what_was_sealed_is_what_opens() {
-        for proof in [Proof::None, Proof::Etcd] {
-            let session = Session { proof, ..login("ålice", "pass\0word ü") };
+        let mut names = Vec::new();
+        for session in kinds() {
             let token = sealer(&[1]).seal(&session).unwrap();
             let opened = sealer(&[1]).open(token.expose().as_bytes()).unwrap();
-            let SessionPeer::Password { user, password } = &opened.peer;
-            assert_eq!((user.as_str(), password.expose().as_str()), ("ålice", "pass\0word ü"));
-            assert_eq!(opened.proof, proof);
+            let password = |of: &Session| of.peer.password().map(|password| password.expose().clone());
+            assert_eq!(password(&opened), password(&session));
+            assert_eq!(opened.proof, session.proof);
             assert_eq!((opened.issued_at, opened.generation, opened.id), (1_700_000_000, 3, session.id));
-            assert_eq!(opened.peer.to_string(), "password:ålice");
+            names.push(opened.peer.to_string());
         }
+        assert_eq!(names, ["password:ålice", "password:ålice", "password:ålice", "file:ålice"]);
     }
 
     #[test]
@@ -356,6 +432,8 @@ mod tests {
         let length = |password: &str| sealer(&[1]).seal(&login("alice", password)).unwrap().expose().len();
         let lengths: Vec<_> = ["", "p", "correct horse battery staple", &"x".repeat(64)].map(length).into();
         assert_eq!(lengths, [lengths[0]; 4]);
+        let kinds = kinds().iter().map(|s| sealer(&[1]).seal(s).unwrap().expose().len()).collect::<Vec<_>>();
+        assert_eq!(kinds, [lengths[0]; 4], "nor whether there is one");
         assert!(length(&"x".repeat(200)) > lengths[0], "padding cannot hide what does not fit");
     }
 
@@ -479,8 +557,9 @@ mod tests {
             PKjarA1zzIClOH41dWPWDyljdPoQ5P4NOo_3eitI7eq47ZsWbmB3WhqzIrxtRZiMbAMqYudZyzVexcf4LN4BU6AeY2HRZBx4\
             cVMT4_bnurEcDNqlUNaJ06F6TAnE2XDlD5q8IATFc3HJxj4yBGh0Kd7uu2SCf-WRzw";
         let opened = sealer(&[1]).open(token).unwrap();
-        let SessionPeer::Password { user, password } = &opened.peer;
-        assert_eq!((user.as_str(), password.expose().as_str()), ("alice", "hunter2"));
+        assert_eq!(opened.peer.to_string(), "password:alice");
+        assert_eq!(opened.peer.password().unwrap().expose(), "hunter2");
+        assert_eq!(opened.proof, Proof::Etcd { auth_revision: 0 }, "it knew of none");
         assert_eq!((opened.issued_at, opened.generation), (1_700_000_000, 3));
         assert_eq!(opened.id.to_string(), "2188fb71f3e76d20bc325cea09efdc7c");
     }

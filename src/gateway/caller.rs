@@ -89,7 +89,10 @@ impl Callers {
         {
             return Ok(Rc::clone(caller));
         }
-        let SessionPeer::Password { user, password } = &session.peer;
+        let SessionPeer::Password { user, password } = &session.peer else {
+            // Nothing here has a credential of its own for it, and nothing seals such.
+            return Err(Refusal::INVALID_AUTH_TOKEN);
+        };
         let caller = Rc::new(Caller::new(As::User(gateway.door.credentials.identity(user, password))));
         *last = Some((session, Rc::clone(&caller)));
         Ok(caller)

@@ -39,12 +39,12 @@ pub async fn authenticate(
     canonical::check(method.body, &message)?;
     let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
     let (user, password) = (UserName::from(login.name.as_str()), Secret::new(login.password));
-    let peer = SessionPeer::Password { user, password };
+    let peer = SessionPeer::Password { user, password: password.clone() };
     // Neither the log nor the identities in memory take what could not become a session.
     if !peer.fits() {
         return Err(Refusal::AUTH_FAILED);
     }
-    let SessionPeer::Password { user, password } = &peer;
+    let (user, password) = (peer.user(), &password);
     record.user = Some(user.clone());
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
@@ -76,7 +76,7 @@ async fn prove(gateway: &Gateway, user: &UserName, password: &Secret<String>) ->
         let members =
             gateway.door.members.snapshot.load().ready_voters().map(|member| member.id).collect::<Vec<_>>();
         match gateway.door.credentials.verify(user, password, &members).await {
-            Ok(_) => return Ok(Proof::Etcd),
+            Ok(_) => return Ok(Proof::Etcd { auth_revision: 0 }),
             Err(LoginFailure::AuthDisabled) => gateway.door.auth_is(Auth::Off),
             Err(LoginFailure::WrongPassword) => return Err(Refusal::AUTH_FAILED),
             Err(LoginFailure::NoPassword) => return Err(Refusal::NO_PASSWORD_USER),

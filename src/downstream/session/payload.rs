@@ -1,46 +1,94 @@
 //! The bytes inside the box.
 //!
 //! Owns: their layout. Must not know: keys.
-//! Invariant: padded to a multiple of [`BLOCK`], so that the token's length tells nothing of what is in it.
+//! Invariants: padded to a multiple of [`BLOCK`], so that the token's length tells nothing of what is in it; what an
+//! earlier release sealed is still read.
 //!
-//! proof (1) · kind of peer (1) · issued at (8) · generation (8) · id (16) · name length (2) · password length (2) ·
-//! name · password · zeros. Numbers are big-endian.
+//! 2 (1) · proof (1) · kind of peer (1) · issued at (8) · proved at (8) · generation (8) · id (16) · name length (2) ·
+//! password length (2) · name · password · zeros. Numbers are big-endian. The first layout had neither the 2 nor
+//! "proved at", and began with a proof of 0 or 1.
 
 use zeroize::Zeroizing;
 
-use super::{Proof, Session, SessionId, SessionPeer};
+use super::{Namespace, Proof, Session, SessionId, SessionPeer};
 use crate::identity::UserName;
 use crate::secret::Secret;
 
-/// A name and password of 90 bytes together fit into one.
+/// A name and password of 81 bytes together fit into one.
 const BLOCK: usize = 128;
-const HEAD: usize = 38;
-const PASSWORD_PEER: u8 = 1;
+const HEAD: usize = 47;
+/// The first byte. The first layout has a proof there.
+const LAYOUT: u8 = 2;
 /// Of name and of password. The token has to fit into a header list of 64 KiB, many clients allow 8 KiB.
 const LONGEST: usize = 4096;
+
+const WITH_PASSWORD: u8 = 1;
+const KNOWN_TO_ETCD: u8 = 2;
+const KNOWN_TO_FILE: u8 = 3;
 
 impl SessionPeer {
     /// Whether it fits into a session: one that does not is not worth a look at its password.
     #[must_use]
     pub fn fits(&self) -> bool {
-        let Self::Password { user, password } = self;
-        user.as_str().len() <= LONGEST && password.expose().len() <= LONGEST
+        self.user().as_str().len() <= LONGEST
+            && self.password().is_none_or(|password| password.expose().len() <= LONGEST)
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Password { .. } => WITH_PASSWORD,
+            Self::Known { namespace: Namespace::Password, .. } => KNOWN_TO_ETCD,
+            Self::Known { namespace: Namespace::File, .. } => KNOWN_TO_FILE,
+        }
+    }
+
+    /// `None` for a kind that we do not know, or one that carries what its kind does not.
+    fn read(kind: u8, name: &[u8], password: &[u8]) -> Option<Self> {
+        let user = UserName::from(str::from_utf8(name).ok()?);
+        let known = |namespace, user| password.is_empty().then_some(Self::Known { namespace, user });
+        match kind {
+            WITH_PASSWORD => {
+                let password = Secret::new(str::from_utf8(password).ok()?.to_owned());
+                Some(Self::Password { user, password })
+            }
+            KNOWN_TO_ETCD => known(Namespace::Password, user),
+            KNOWN_TO_FILE => known(Namespace::File, user),
+            _ => None,
+        }
+    }
+}
+
+impl Proof {
+    /// Its number, and what it was measured against.
+    fn written(self) -> (u8, u64) {
+        match self {
+            Self::None => (0, 0),
+            Self::Etcd { auth_revision } => (1, auth_revision),
+            Self::File { line } => (2, line),
+        }
+    }
+
+    fn read(number: u8, at: u64) -> Option<Self> {
+        match (number, at) {
+            (0, 0) => Some(Self::None),
+            (1, auth_revision) => Some(Self::Etcd { auth_revision }),
+            (2, line) => Some(Self::File { line }),
+            _ => None,
+        }
     }
 }
 
 /// `None` when name or password are longer than [`LONGEST`].
 pub(super) fn encode(session: &Session) -> Option<Zeroizing<Vec<u8>>> {
-    let SessionPeer::Password { user, password } = &session.peer;
-    let (name, password) = (user.as_str().as_bytes(), password.expose().as_bytes());
+    let name = session.peer.user().as_str().as_bytes();
+    let password = session.peer.password().map_or(&[][..], |password| password.expose().as_bytes());
     let length = (HEAD + name.len() + password.len()).next_multiple_of(BLOCK);
     // Its whole capacity at once: growing would leave copies of the password behind.
     let mut out = Zeroizing::new(Vec::with_capacity(length));
-    out.push(match session.proof {
-        Proof::None => 0,
-        Proof::Etcd => 1,
-    });
-    out.push(PASSWORD_PEER);
+    let (proof, proved_at) = session.proof.written();
+    out.extend_from_slice(&[LAYOUT, proof, session.peer.kind()]);
     out.extend_from_slice(&session.issued_at.to_be_bytes());
+    out.extend_from_slice(&proved_at.to_be_bytes());
     out.extend_from_slice(&session.generation.to_be_bytes());
     out.extend_from_slice(&session.id.0);
     for field in [name, password] {
@@ -55,14 +103,25 @@ pub(super) fn encode(session: &Session) -> Option<Zeroizing<Vec<u8>>> {
 
 /// `None` for bytes of another layout: only a release that we do not know seals such.
 pub(super) fn decode(bytes: &[u8]) -> Option<Session> {
-    let ([proof, PASSWORD_PEER], rest) = bytes.split_first_chunk()? else { return None };
-    let proof = match proof {
-        0 => Proof::None,
-        1 => Proof::Etcd,
-        _ => return None,
-    };
-    let (issued_at, rest) = rest.split_first_chunk()?;
-    let (generation, rest) = rest.split_first_chunk()?;
+    match bytes.split_first()? {
+        (&LAYOUT, rest) => {
+            let ([proof, kind], rest) = rest.split_first_chunk()?;
+            let (issued_at, rest) = number(rest)?;
+            let (proved_at, rest) = number(rest)?;
+            session(Proof::read(*proof, proved_at)?, *kind, issued_at, rest)
+        }
+        (&proof @ (0 | 1), rest) => {
+            let (&kind @ WITH_PASSWORD, rest) = rest.split_first()? else { return None };
+            let (issued_at, rest) = number(rest)?;
+            session(Proof::read(proof, 0)?, kind, issued_at, rest)
+        }
+        _ => None,
+    }
+}
+
+/// What both layouts end with: generation, id, name, password, zeros.
+fn session(proof: Proof, kind: u8, issued_at: u64, rest: &[u8]) -> Option<Session> {
+    let (generation, rest) = number(rest)?;
     let (id, rest) = rest.split_first_chunk()?;
     let (name, rest) = rest.split_first_chunk()?;
     let (password, rest) = rest.split_first_chunk()?;
@@ -71,17 +130,12 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Session> {
     if padding.iter().any(|&byte| byte != 0) {
         return None;
     }
-    let peer = SessionPeer::Password {
-        user: UserName::from(str::from_utf8(name).ok()?),
-        password: Secret::new(str::from_utf8(password).ok()?.to_owned()),
-    };
-    Some(Session {
-        peer,
-        proof,
-        issued_at: u64::from_be_bytes(*issued_at),
-        generation: u64::from_be_bytes(*generation),
-        id: SessionId(*id),
-    })
+    let peer = SessionPeer::read(kind, name, password)?;
+    Some(Session { peer, proof, issued_at, generation, id: SessionId(*id) })
+}
+
+fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    bytes.split_first_chunk().map(|(number, rest)| (u64::from_be_bytes(*number), rest))
 }
 
 #[cfg(test)]
@@ -94,7 +148,8 @@ mod tests {
     #[test]
     fn a_layout_of_the_future_is_not_misread() {
         let known = encode(&login("alice", "p")).unwrap();
-        for (at, value) in [(0, 2), (1, 0), (1, 2), (BLOCK - 1, 1), (34, 0xff), (36, 0xff)] {
+        let others = [(0, 3), (1, 0), (1, 3), (2, 0), (2, 2), (2, 4), (BLOCK - 1, 1), (43, 0xff), (45, 0xff)];
+        for (at, value) in others {
             let mut bytes = known.to_vec();
             bytes[at] = value;
             assert!(decode(&bytes).is_none(), "byte {at} is {value}");
@@ -104,10 +159,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic_and_what_decodes_encodes_to_itself(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_panic_and_what_decodes_encodes_to_itself(
+            head in prop::array::uniform3(0..4_u8),
+            middle in prop::collection::vec(any::<u8>(), 40),
+            name in 0..12_u8,
+            rest in prop::collection::vec(prop_oneof![Just(0), any::<u8>()], 0..200),
+        ) {
+            let bytes = [&head[..], &middle, &[0, name, 0, 0], &rest].concat();
             if let Some(session) = decode(&bytes) {
                 let again = encode(&session).unwrap();
-                prop_assert!(again.starts_with(&bytes) || bytes.starts_with(&again));
+                if bytes[0] == LAYOUT {
+                    prop_assert!(again.starts_with(&bytes) || bytes.starts_with(&again));
+                }
+                let known = decode(&again).unwrap();
+                prop_assert_eq!(known.peer.to_string(), session.peer.to_string());
+                prop_assert_eq!((known.proof, known.id), (session.proof, session.id));
             }
         }
     }
