@@ -4,6 +4,7 @@
 //! Invariants: nothing is accepted before everything is in place; a drain first says "not ready", then stops
 //! accepting, then lets what is open finish, within its limits; a second signal ends at once.
 
+pub mod hash_password;
 pub mod serving;
 
 use std::io;

@@ -1,4 +1,4 @@
-//! The command line: `keyward serve`, `keyward check`, `keyward --version`.
+//! The command line: `keyward serve`, `keyward check`, `keyward hash-password`, `keyward --version`.
 //!
 //! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running), 64 (the command line or the
 //! configuration cannot be used). Must not know: how anything is done.
@@ -29,6 +29,8 @@ enum Command {
     Serve(ConfigFile),
     /// Reads the configuration and every file that it names, and tells all faults at once.
     Check(ConfigFile),
+    /// Reads a password from standard input, and prints its hash for a line `name:hash` of the users file.
+    HashPassword,
 }
 
 #[derive(Args)]
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     match arguments.command {
         Command::Serve(file) => serve(file.config),
         Command::Check(file) => check(&file.config),
+        Command::HashPassword => hash_password(),
     }
 }
 
@@ -78,6 +81,13 @@ fn check(file: &Path) -> ExitCode {
     match config::load(file) {
         Ok((_, warnings)) => finish(print_valid(&warnings), ExitCode::SUCCESS),
         Err(faults) => refuse(&faults),
+    }
+}
+
+fn hash_password() -> ExitCode {
+    match app::hash_password::from_stdin() {
+        Ok(hash) => finish(writeln!(io::stdout(), "{hash}"), ExitCode::SUCCESS),
+        Err(error) => finish(writeln!(io::stderr(), "{error}"), ExitCode::FAILURE),
     }
 }
 

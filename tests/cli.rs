@@ -19,7 +19,12 @@ fn keyward(arguments: &[&str]) -> Command {
 
 /// Its exit code, stdout and stderr. It is killed where it does not end by itself.
 fn run(command: &mut Command) -> (i32, String, String) {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    run_with(command, Stdio::null())
+}
+
+/// The same with an input.
+fn run_with(command: &mut Command, input: impl Into<Stdio>) -> (i32, String, String) {
+    command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("keyward starts");
     let (mut out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
     let (ended, end) = mpsc::channel();
@@ -176,6 +181,64 @@ fn an_address_that_is_taken_ends_serving_with_1() {
     let levels: Vec<String> = records.map(|record| record["level"].as_str().unwrap().to_owned()).collect();
     assert!(levels.iter().any(|level| level == "WARN"), "{stderr}");
     assert_eq!(levels.last().unwrap(), "ERROR", "{stderr}");
+}
+
+/// Input from a file, which no terminal shows.
+fn input(folder: &Path, content: &str) -> fs::File {
+    fs::File::open(write(folder, "input", content)).expect("it was written")
+}
+
+#[test]
+fn a_password_becomes_a_line_of_the_users_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let hash = |content: &str| run_with(&mut keyward(&["hash-password"]), input(folder.path(), content));
+    let (code, stdout, stderr) = hash(&format!("{SECRET}\n"));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.starts_with("$argon2id$v=19$m=19456,t=2,p=1$") && stdout.ends_with('\n'), "{stdout}");
+    let users = keyward::users::Users::parse(format!("alice:{stdout}").as_bytes()).unwrap();
+    let matches = |password: &str| users.comparison(&"alice".into()).matches(&password.to_owned().into());
+    assert!(matches(SECRET) && !matches(&SECRET[1..]));
+    for wrong in ["", "\n"] {
+        let (code, stdout, stderr) = hash(wrong);
+        assert_eq!((code, stdout.as_str(), stderr.as_str()), (1, "", "the password is empty\n"));
+    }
+}
+
+/// What the terminal shows until it has shown `end`.
+fn shown(terminal: &mut fs::File, end: &str) -> String {
+    let mut shown = Vec::new();
+    let mut byte = [0];
+    while !shown.ends_with(end.as_bytes()) {
+        terminal.read_exact(&mut byte).expect("the terminal goes on");
+        shown.push(byte[0]);
+    }
+    String::from_utf8(shown).expect("UTF-8")
+}
+
+#[test]
+fn a_terminal_does_not_show_the_password() {
+    use std::io::Write as _;
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    for (again, expected) in [(SECRET, 0), ("another", 1)] {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("it is ours");
+        let name = ptsname(&ours, Vec::new()).expect("it has a name").into_string().expect("UTF-8");
+        let theirs = fs::OpenOptions::new().read(true).write(true).open(name).expect("it opens");
+        let mut ours = fs::File::from(ours);
+        let mut command = keyward(&["hash-password"]);
+        command.stdin(theirs.try_clone().expect("a handle")).stdout(Stdio::piped());
+        let child = command.stderr(theirs).spawn().expect("keyward starts");
+        drop(command);
+        let mut seen = shown(&mut ours, "Password: ");
+        writeln!(ours, "{SECRET}").expect("typed");
+        seen += &shown(&mut ours, "Once more: ");
+        writeln!(ours, "{again}").expect("typed");
+        let ended = child.wait_with_output().expect("it ends");
+        assert_eq!(ended.status.code(), Some(expected));
+        assert_eq!(ended.stdout.is_empty(), expected != 0);
+        assert_eq!(seen, "Password: \r\nOnce more: ", "nothing that was typed");
+    }
 }
 
 #[test]
