@@ -6,9 +6,11 @@
 //! other; at most one login per identity and member is under way, and it goes on when those who wait for it leave; a
 //! token is dropped by naming it, so that ten callers who found the same one dead cause one login.
 
+mod breaker;
 mod control;
 mod identity;
 mod keep_alive;
+mod recall;
 #[cfg(test)]
 mod scripted;
 #[cfg(test)]
@@ -118,6 +120,7 @@ pub struct Credentials {
 struct Shared {
     settings: CredentialSettings,
     requests: mpsc::Sender<LoginRequest>,
+    channels: ControlChannels,
     counters: CredentialCounters,
     lifetimes: Lifetimes,
     /// Of tokens: one never has another's.
@@ -127,7 +130,16 @@ struct Shared {
 
 /// User name and password under a key of this process: the password cannot be guessed from it elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Fingerprint([u8; 32]);
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// One of `many`, always the same one: by it logins are spread.
+    #[must_use]
+    pub fn one_of(self, many: usize) -> usize {
+        let first = self.0.first_chunk().map_or(0, |first| u32::from_be_bytes(*first));
+        usize::try_from(first).unwrap_or(0) % many.max(1)
+    }
+}
 
 #[derive(Default)]
 struct Known {
@@ -190,6 +202,7 @@ impl Credentials {
                 lifetimes: Lifetimes::new(settings.token_ttl),
                 settings,
                 requests,
+                channels: channels.clone(),
                 counters: CredentialCounters::default(),
                 serials: AtomicU64::new(0),
                 epoch: Instant::now(),
@@ -204,7 +217,7 @@ impl Credentials {
     #[must_use]
     pub fn identity(&self, user: &UserName, password: &Secret<String>) -> Arc<PasswordIdentity> {
         let fingerprint = self.fingerprint(user, password);
-        if let Some(identity) = self.proved.get(&fingerprint).or_else(|| self.unproved.get(&fingerprint)) {
+        if let Some(identity) = self.remembered(fingerprint) {
             return identity;
         }
         let identity = {
@@ -219,9 +232,19 @@ impl Credentials {
         identity
     }
 
-    /// Whether this is the user's password, for the Authenticate RPC. Proved already, by a token that is being kept
-    /// alive: no call goes upstream. Else one login on the first of `members` that can say, shared by all who ask at
-    /// the same time; its token is that member's credential.
+    /// The same, if it is in memory.
+    fn find(&self, user: &UserName, password: &Secret<String>) -> Option<Arc<PasswordIdentity>> {
+        let fingerprint = self.fingerprint(user, password);
+        self.remembered(fingerprint).or_else(|| lock(&self.known).find(fingerprint))
+    }
+
+    fn remembered(&self, fingerprint: Fingerprint) -> Option<Arc<PasswordIdentity>> {
+        self.proved.get(&fingerprint).or_else(|| self.unproved.get(&fingerprint))
+    }
+
+    /// Whether this is the user's password, for the Authenticate RPC. Proved already, by a token that one of `members`
+    /// knows ([`Credentials::recall`]): no login. Else one login on the first of `members` that can say, shared by all who
+    /// ask at the same time; its token is that member's credential.
     ///
     /// Cancel-safe: a login that was begun goes on.
     ///
@@ -234,7 +257,7 @@ impl Credentials {
         members: &[MemberId],
     ) -> Result<Arc<PasswordIdentity>, LoginFailure> {
         let identity = self.identity(user, password);
-        if identity.is_proved() {
+        if self.confirm(&identity, members).await {
             identity.note_use();
             return Ok(identity);
         }
@@ -284,7 +307,9 @@ impl Credentials {
         from.invalidate(&fingerprint);
     }
 
-    fn fingerprint(&self, user: &UserName, password: &Secret<String>) -> Fingerprint {
+    /// What stands for this user and password in memory.
+    #[must_use]
+    pub fn fingerprint(&self, user: &UserName, password: &Secret<String>) -> Fingerprint {
         let name = user.as_str().as_bytes();
         let mut hash = Sha256::new_with_prefix(self.fingerprint_key.expose());
         hash.update(name.len().to_be_bytes());

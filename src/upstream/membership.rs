@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, mpsc};
@@ -414,6 +415,29 @@ pub struct MembersHandle {
     pub hints: Hints,
     /// Whether the cluster checks credentials.
     pub auth: Arc<AuthState>,
+}
+
+impl MembersHandle {
+    /// Notes what an answer told of auth, for all shards at once, and has the members asked. What is known already wakes
+    /// nobody: with auth on, every call without a token is told so.
+    pub fn auth_is(&self, auth: Auth) {
+        if self.auth.now() == auth {
+            return;
+        }
+        self.auth.set(auth);
+        self.hints.send(if auth == Auth::Off { Hint::AuthOff } else { Hint::AuthOn });
+    }
+
+    /// Waits for `pause`, or less if what is published changes meanwhile. Cancel-safe.
+    pub async fn pause_or_change(&self, pause: Duration) {
+        let mut changes = self.changes.clone();
+        changes.mark_unchanged();
+        tokio::select! {
+            biased; // in any order, but always the same
+            () = tokio::time::sleep(pause) => {}
+            Ok(()) = changes.changed() => {}
+        }
+    }
 }
 
 impl fmt::Display for Reason {

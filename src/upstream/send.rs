@@ -19,7 +19,7 @@ use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
 use crate::upstream::credential::{Credentials, LoginFailure, PasswordIdentity, Token};
-use crate::upstream::membership::{Auth, Hint, Member, MembersHandle};
+use crate::upstream::membership::{Auth, Member, MembersHandle};
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
 
@@ -109,25 +109,14 @@ impl Door {
         self.choose(wanted, tried).is_some_and(|member| member.is_ready() && !tried.contains(&member.id))
     }
 
-    /// Waits for `pause`, or less if the published members change meanwhile. Cancel-safe.
+    /// See [`MembersHandle::pause_or_change`].
     pub async fn pause_or_change(&self, pause: Duration) {
-        let mut changes = self.members.changes.clone();
-        changes.mark_unchanged();
-        tokio::select! {
-            biased; // in any order, but always the same
-            () = tokio::time::sleep(pause) => {}
-            Ok(()) = changes.changed() => {}
-        }
+        self.members.pause_or_change(pause).await;
     }
 
-    /// Notes what an answer told of auth, for all shards at once, and has the members asked. What is known already wakes
-    /// nobody: with auth on, every call without a token is told so.
+    /// See [`MembersHandle::auth_is`].
     pub fn auth_is(&self, auth: Auth) {
-        if self.members.auth.now() == auth {
-            return;
-        }
-        self.members.auth.set(auth);
-        self.members.hints.send(if auth == Auth::Off { Hint::AuthOff } else { Hint::AuthOn });
+        self.members.auth_is(auth);
     }
 
     /// Sends one request to `member` and waits for the reply's headers. Dropping the future resets the stream.

@@ -1,8 +1,9 @@
 //! The control side of credentials: makes the logins, and keeps tokens alive.
 //!
-//! Owns: how many logins a member is given at a time. Must not know: who waits for them.
+//! Owns: how many logins a member is given at a time. Must not know: who waits for them, when a member has had enough.
 //! Invariants: a login runs to its end whoever leaves; a member has at most `logins_per_member` of ours under way.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
@@ -11,7 +12,9 @@ use std::sync::atomic::Ordering;
 
 use http::HeaderValue;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::Instant;
 
+use super::breaker::{Breaker, Heard};
 use super::identity::LoginRequest;
 use super::keep_alive::KeepAlive;
 use super::{Credentials, LoginFailure, wire};
@@ -26,8 +29,13 @@ pub struct CredentialControl {
     channels: ControlChannels,
 }
 
+type Gates = HashMap<MemberId, Rc<Gate>>;
+
 /// One member's turnstile. It holds its own queue: first come, first served.
-type Gates = HashMap<MemberId, Rc<Semaphore>>;
+struct Gate {
+    places: Semaphore,
+    breaker: RefCell<Breaker>,
+}
 
 impl CredentialControl {
     pub(super) fn new(
@@ -52,10 +60,10 @@ impl CredentialControl {
 
     fn begin(&self, gates: &mut Gates, request: LoginRequest, tasks: &Tasks) {
         let settings = &self.credentials.shared.settings;
-        gates.retain(|_, gate| Rc::strong_count(gate) > 1);
-        let gate = gates
-            .entry(request.member())
-            .or_insert_with(|| Rc::new(Semaphore::new(settings.logins_per_member)));
+        gates.retain(|_, gate| Rc::strong_count(gate) > 1 || !gate.breaker.borrow().is_at_rest());
+        let gate = gates.entry(request.member()).or_insert_with(|| {
+            Rc::new(Gate { places: Semaphore::new(settings.logins_per_member), breaker: RefCell::default() })
+        });
         // One for the map; the others are the logins that wait or are under way.
         let before = Rc::strong_count(gate) - 1;
         if before >= settings.logins_per_member + settings.logins_waiting {
@@ -65,12 +73,23 @@ impl CredentialControl {
         let (gate, channels) = (Rc::clone(gate), self.channels.clone());
         let credentials = Arc::clone(&self.credentials);
         let login = async move {
-            let _permit = gate.acquire().await;
+            let _place = gate.places.acquire().await;
+            // Refused on another member, or the member found silent, while it waited for its turn.
+            if let Some(refused) = request.identity().refused() {
+                return request.land(Err(refused));
+            }
+            let (begun, limit) = (Instant::now(), credentials.shared.settings.login_timeout);
+            if !gate.breaker.borrow_mut().allows(begun, limit) {
+                return request.land(Err(LoginFailure::NoAnswer));
+            }
             let outcome = log_in(&credentials, &channels, &request).await;
+            let (heard, now) = (heard(&outcome), Instant::now());
             let identity = Arc::clone(request.identity());
             credentials.note(&request, &outcome);
             request.land(outcome);
             credentials.keep(&identity);
+            let rest = gate.breaker.borrow_mut().note(heard, now - begun, now);
+            tokio::time::sleep(rest).await;
         };
         tasks.spawn("login", login).detach();
     }
@@ -83,15 +102,20 @@ async fn log_in(
     request: &LoginRequest,
 ) -> Result<HeaderValue, LoginFailure> {
     let identity = request.identity();
-    // Refused on another member while it waited for its turn.
-    if let Some(refused) = identity.refused() {
-        return Err(refused);
-    }
     let channel = channels.load().get(&request.member()).cloned().ok_or(LoginFailure::NoAnswer)?;
     let login = wire::authenticate(channel, identity.user(), identity.password());
     tokio::time::timeout(credentials.shared.settings.login_timeout, login)
         .await
         .unwrap_or(Err(LoginFailure::NoAnswer))
+}
+
+/// What an outcome tells of its member.
+fn heard(outcome: &Result<HeaderValue, LoginFailure>) -> Heard {
+    match outcome {
+        Ok(_) | Err(LoginFailure::AuthDisabled) => Heard::Accepted,
+        Err(why) if why.is_refusal() => Heard::Refused,
+        Err(_) => Heard::Nothing,
+    }
 }
 
 impl Credentials {

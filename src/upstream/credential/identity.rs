@@ -19,6 +19,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::recall::CONFIRMED;
 use super::{Fingerprint, LoginFailure, Shared, lock};
 use crate::identity::{MemberId, UserName};
 use crate::secret::Secret;
@@ -153,15 +154,13 @@ impl PasswordIdentity {
         InUse(Arc::clone(self))
     }
 
-    /// As [`PasswordIdentity::token`], but a login under way on any member will do, and a token that was not kept
-    /// alive does not: it proves nothing of today.
+    /// As [`PasswordIdentity::token`], but a login under way on any member will do, and a token that no member was seen
+    /// to know just now does not: it proves nothing of today.
     pub(super) async fn prove(self: &Arc<Self>, member: MemberId) -> Result<Token, LoginFailure> {
         let flight = {
             let mut logins = lock(&self.logins);
             let tokens = self.tokens.load();
-            if let Some(token) =
-                tokens.iter().find_map(|(&at, token)| self.is_live(at, token).then_some(token))
-            {
+            if let Some(token) = tokens.values().find(|token| token.unused_for() < CONFIRMED) {
                 return Ok(token.clone());
             }
             match logins.under_way.values().next() {

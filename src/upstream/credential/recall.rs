@@ -1,0 +1,71 @@
+//! What is known of a password without asking etcd for a bcrypt.
+//!
+//! Owns: how old a proof may be, and how an older one is looked at again. Must not know: how a login is made.
+//! Invariants (rules 12): a proof that is older than [`CONFIRMED`] counts only when a member that serves still knows the
+//! token that came of it. etcd drops a user's tokens when the password changes or the user goes, and no other user's:
+//! so a password that was changed at etcd itself is refused within that time, and nobody else is asked for anything. The
+//! auth revision could not say whose password changed, and 3.4 does not tell it.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::wire::{self, Touched};
+use super::{Credentials, LoginFailure, PasswordIdentity};
+use crate::identity::{MemberId, UserName};
+use crate::secret::Secret;
+
+/// For so long what a member said of a token is taken for true.
+pub(super) const CONFIRMED: Duration = Duration::from_secs(1);
+/// A member that takes longer to look at a token has told nothing.
+const LOOK: Duration = Duration::from_millis(500);
+
+impl Credentials {
+    /// Whether this is the user's password, as far as that is known: a refusal that is still in force, or a token that one
+    /// of `members` knows. Costs at most a read of one key at a member.
+    pub async fn recall(
+        &self,
+        user: &UserName,
+        password: &Secret<String>,
+        members: &[MemberId],
+    ) -> Option<Result<(), LoginFailure>> {
+        let identity = self.find(user, password)?;
+        if let Some(refused) = identity.refused() {
+            return Some(Err(refused));
+        }
+        if !self.confirm(&identity, members).await {
+            return None;
+        }
+        identity.note_use();
+        // Whoever is told so needs it next.
+        self.keep(&identity);
+        Some(Ok(()))
+    }
+
+    /// Whether one of `members` knows a token of this identity. Tokens that they do not know are dropped, and those of a
+    /// member that does not say: they prove nothing now.
+    pub(super) async fn confirm(&self, identity: &PasswordIdentity, members: &[MemberId]) -> bool {
+        let tokens = identity.tokens();
+        let serving = || tokens.iter().filter(|(member, _)| members.contains(member));
+        if serving().any(|(_, token)| token.unused_for() < CONFIRMED) {
+            return true;
+        }
+        for (&member, token) in serving() {
+            let Some(channel) = self.shared.channels.load().get(&member).cloned() else { continue };
+            let look = tokio::time::timeout(LOOK, wire::touch(channel, token));
+            let counters = &self.shared.counters;
+            let counter = match look.await.unwrap_or(Touched::Unknown) {
+                Touched::Alive => {
+                    token.mark_touched();
+                    counters.touches_alive.fetch_add(1, Ordering::Relaxed);
+                    return true;
+                }
+                // It died of a new password or with its member: that tells nothing of how long tokens live.
+                Touched::Dead => &counters.touches_dead,
+                Touched::Unknown => &counters.touches_unknown,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+            identity.drop_token(member, token);
+        }
+        false
+    }
+}
