@@ -23,6 +23,7 @@ use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{self as downstream_tls, TlsError};
+use crate::gateway::login::desk::Logins;
 use crate::reload;
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
@@ -93,7 +94,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     ));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
-    let (members, credentials) = start_control(&config, &connector, &tasks)?;
+    let (members, credentials, logins) = start_control(&config, &connector, &metrics, &tasks)?;
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     tasks
         .spawn(
@@ -109,6 +110,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         members: members.clone(),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
+        logins: Arc::clone(&logins),
         metrics: Arc::clone(&metrics),
         drain: draining,
         claims: Arc::default(),
@@ -133,7 +135,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         accepting.spawn("acceptor", accept).detach();
     }
     drop(intakes);
-    tasks.spawn("reload", reload::on_hangup(path, Arc::clone(&config), sealer)).detach();
+    tasks.spawn("reload", reload::on_hangup(path, Arc::clone(&config), sealer, logins)).detach();
 
     tokio::select! {
         _ = terminate.recv() => {}
@@ -153,12 +155,13 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     outcome
 }
 
-/// The members' task and the credentials' task, on the control runtime.
+/// The members' task, the credentials' task and that of logins, on the control runtime.
 fn start_control(
     config: &Config,
     connector: &Connector,
+    metrics: &Arc<Metrics>,
     tasks: &Tasks,
-) -> Result<(MembersHandle, Arc<Credentials>), Error> {
+) -> Result<(MembersHandle, Arc<Credentials>, Arc<Logins>), Error> {
     let settings = CredentialSettings {
         token_ttl: config.cluster.token_ttl,
         logins_per_member: config.limits.logins_in_flight_per_member,
@@ -169,7 +172,10 @@ fn start_control(
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
     let handle = members.start(tasks);
-    Ok((handle, credentials))
+    let (logins, control) =
+        Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(metrics));
+    tasks.spawn("logins", control.run(tasks.clone())).detach();
+    Ok((handle, credentials, logins))
 }
 
 fn downstream_configs(config: &Config) -> Result<Vec<Option<Arc<rustls::ServerConfig>>>, Error> {

@@ -25,6 +25,7 @@ use crate::identity::{ClusterId, UserName};
 use crate::pem::{KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
+use crate::users::Users;
 
 pub use findings::{Fault, Faults, Warning};
 pub use resolve::load;
@@ -41,6 +42,8 @@ pub struct Config {
     pub advertise: Arc<Advertise>,
     /// How sessions are sealed.
     pub session: Arc<Session>,
+    /// Who checks passwords.
+    pub passwords: Arc<Passwords>,
     /// How watches are kept alive.
     pub watch: Watch,
     /// Bounds on what clients may use.
@@ -177,6 +180,43 @@ pub struct Session {
     pub key_source: KeySource,
     /// Replicas of one realm accept each other's sessions.
     pub realm: Realm,
+}
+
+/// Who checks passwords, and how often a wrong one may come.
+#[derive(Clone, Debug)]
+pub struct Passwords {
+    /// Who is asked, in which order.
+    pub sources: PasswordSources,
+    /// The users file; empty where none is a source.
+    pub users: Arc<Users>,
+    /// When a further password is not checked.
+    pub failed: FailedLogins,
+}
+
+/// Who is asked whether a password is right. The first that knows the user is final.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PasswordSources {
+    /// etcd only.
+    Etcd,
+    /// The users file only.
+    File,
+    /// The file about its own users, etcd about all others.
+    FileThenEtcd,
+    /// etcd; the file about users of whom etcd says that they have no password, and where auth is off.
+    EtcdThenFile,
+}
+
+/// After how many wrong passwords a further one waits; 0 is never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedLogins {
+    /// Of one user from one address.
+    pub per_user_and_address: u32,
+    /// Of one user, from wherever.
+    pub per_user: u32,
+    /// From one address, of whomever.
+    pub per_address: u32,
+    /// The longest wait.
+    pub longest_wait: Duration,
 }
 
 /// Where session keys come from.

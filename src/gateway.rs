@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 use crate::downstream::session::{Sealer, Session};
 use crate::gateway::caller::{Caller, Callers};
+use crate::gateway::login::desk::Logins;
 use crate::identity::{MemberId, Revision};
 use crate::lease::claims::Claims;
 use crate::rpc::frame::PREFIX;
@@ -59,6 +60,8 @@ pub struct Gateway {
     pub door: Rc<Door>,
     /// Seals and opens sessions.
     pub sealer: Arc<Sealer>,
+    /// Checks passwords, for all shards.
+    pub logins: Arc<Logins>,
     /// Who presented tokens here lately.
     pub callers: Callers,
     /// What is counted.
@@ -105,10 +108,12 @@ impl Client {
 
 impl Gateway {
     /// A gateway for one shard.
+    #[expect(clippy::too_many_arguments, reason = "what a shard is made of, each of it once")]
     #[must_use]
     pub fn new(
         door: Rc<Door>,
         sealer: Arc<Sealer>,
+        logins: Arc<Logins>,
         metrics: Arc<Metrics>,
         settings: Settings,
         tasks: Tasks,
@@ -126,6 +131,7 @@ impl Gateway {
             watch_budget,
             callers: Callers::new(Arc::clone(&sealer)),
             sealer,
+            logins,
             metrics,
             settings,
             tasks,

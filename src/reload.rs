@@ -1,6 +1,7 @@
 //! SIGHUP: the configuration is read again.
 //!
-//! Owns: reading, comparing, and publishing what can change without a restart: the session keys. Must not know the
+//! Owns: reading, comparing, and publishing what can change without a restart: the session keys and
+//! the users file. Must not know the
 //! data path's sockets. Invariants: a configuration with a fault changes nothing, and the log says each fault; what
 //! needs a restart is named, never half applied.
 
@@ -12,9 +13,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{self, Config, KeySource};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
+use crate::gateway::login::desk::Logins;
 
 /// Reads `path` again at every SIGHUP. `running` is what the process was started with.
-pub async fn on_hangup(path: PathBuf, running: Arc<Config>, sealer: Arc<Sealer>) {
+pub async fn on_hangup(path: PathBuf, running: Arc<Config>, sealer: Arc<Sealer>, logins: Arc<Logins>) {
     let mut hangups = match signal(SignalKind::hangup()) {
         Ok(hangups) => hangups,
         Err(error) => return tracing::error!(%error, "SIGHUP cannot be received; reload is off"),
@@ -25,7 +27,7 @@ pub async fn on_hangup(path: PathBuf, running: Arc<Config>, sealer: Arc<Sealer>)
                 for warning in warnings {
                     tracing::warn!(%warning, "configuration");
                 }
-                publish(&running, &config, &sealer);
+                publish(&running, &config, &sealer, &logins);
             }
             Err(faults) => {
                 for fault in faults.iter() {
@@ -44,7 +46,7 @@ pub fn session_keys(config: &Config) -> Result<SessionKeys, NoSessionKey> {
     SessionKeys::new(config.session.keys.iter().map(|key| &**key))
 }
 
-fn publish(running: &Config, config: &Config, sealer: &Sealer) {
+fn publish(running: &Config, config: &Config, sealer: &Sealer, logins: &Logins) {
     // A random key is drawn at every reading: taking it would log everybody out.
     if config.session.key_source == KeySource::Files {
         match session_keys(config) {
@@ -54,11 +56,15 @@ fn publish(running: &Config, config: &Config, sealer: &Sealer) {
     }
     let keys: Vec<_> = sealer.opened_by_key().into_iter().map(|(key, _)| key.to_string()).collect();
     tracing::info!(seals = keys.first(), opens = keys.len(), "session keys reloaded");
+    logins.replace_users(Arc::clone(&config.passwords.users));
+    tracing::info!(users = config.passwords.users.len(), "users file reloaded");
     // Debug shows no secret, so a changed password or key of these is not seen here; it needs a restart as well.
     differ("listener", &running.listeners, &config.listeners);
     differ("cluster", &running.cluster, &config.cluster);
     differ("advertise", &running.advertise, &config.advertise);
     differ("session.realm", &running.session.realm, &config.session.realm);
+    differ("login.sources", &running.passwords.sources, &config.passwords.sources);
+    differ("login", &running.passwords.failed, &config.passwords.failed);
     differ("limits", &running.limits, &config.limits);
     differ("admin", &running.admin, &config.admin);
     differ("log", &running.log, &config.log);

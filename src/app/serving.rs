@@ -20,6 +20,7 @@ use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Caller;
+use crate::gateway::login::desk::Logins;
 use crate::gateway::{Client, Gateway, Settings, pipeline};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
@@ -53,6 +54,8 @@ pub struct Parts {
     pub credentials: Arc<Credentials>,
     /// Seals and opens sessions.
     pub sealer: Arc<Sealer>,
+    /// Checks passwords.
+    pub logins: Arc<Logins>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Tells when the process drains, and until when.
@@ -132,6 +135,7 @@ impl Serving {
         let gateway = Rc::new(Gateway::new(
             door,
             parts.sealer,
+            parts.logins,
             Arc::clone(&parts.metrics),
             settings,
             tasks.clone(),

@@ -24,6 +24,8 @@ pub(super) struct File {
     pub(super) advertise: Advertise,
     #[serde(deserialize_with = "table")]
     pub(super) session: Session,
+    #[serde(deserialize_with = "table")]
+    pub(super) login: Passwords,
     #[serde(deserialize_with = "tables")]
     pub(super) user: Vec<User>,
     #[serde(deserialize_with = "table")]
@@ -114,6 +116,26 @@ pub(super) struct Advertise {
 pub(super) struct Session {
     pub(super) key_files: Option<Vec<String>>,
     pub(super) realm: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Passwords {
+    pub(super) sources: Option<Vec<PasswordSource>>,
+    pub(super) users_file: Option<String>,
+    pub(super) failures_per_user_and_address: Option<u32>,
+    pub(super) failures_per_user: Option<u32>,
+    pub(super) failures_per_address: Option<u32>,
+    pub(super) longest_wait: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum PasswordSource {
+    Etcd,
+    File,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -115,6 +115,7 @@ fn its_examples_are_valid_together() {
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
     std::fs::write(root.join("probe.password"), "probe-hunter2\n").unwrap();
+    std::fs::write(root.join("users"), "# nobody yet\n").unwrap();
     let text = with_examples().replace("/etc/keyward", root.to_str().unwrap()).replace("\"http:", "\"https:");
     assert_ne!(text, REFERENCE);
 

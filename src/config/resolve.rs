@@ -6,6 +6,7 @@
 
 mod cluster;
 mod listener;
+mod login;
 
 use std::fmt::Display;
 use std::io::Read as _;
@@ -88,6 +89,7 @@ impl Resolver<'_> {
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &listeners)),
             session: Arc::new(self.session(file.session)),
+            passwords: Arc::new(self.passwords(file.login)),
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),
             log: self.log(file.log),

@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, Sealer, SessionPeer};
+use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, Proof, Sealer, SessionPeer};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
 use crate::refusal::Refusal;
 use crate::upstream::credential::InUse;
 use crate::upstream::send::As;
+use crate::users::LineMark;
 
 /// Sessions that one shard keeps opened: some 500 bytes each.
 const OPENED: usize = 8192;
@@ -83,6 +84,13 @@ impl Callers {
                 _ => Refusal::INVALID_AUTH_TOKEN,
             }
         })?;
+        // Whose line in the users file is gone, or another, has another password or none (rules 12).
+        if let Proof::File { line } = session.proof
+            && gateway.logins.line(session.peer.user()) != Some(LineMark(line))
+        {
+            gateway.metrics.sessions_refused.inc();
+            return Err(Refusal::INVALID_AUTH_TOKEN);
+        }
         let mut last = client.last.borrow_mut();
         if let Some((known, caller)) = &*last
             && Rc::ptr_eq(known, &session)
@@ -90,8 +98,8 @@ impl Callers {
             return Ok(Rc::clone(caller));
         }
         let SessionPeer::Password { user, password } = &session.peer else {
-            // Nothing here has a credential of its own for it, and nothing seals such.
-            return Err(Refusal::INVALID_AUTH_TOKEN);
+            // Nothing here has a credential of its own for it: it is known, and may do nothing.
+            return Err(Refusal::PERMISSION_DENIED);
         };
         let caller = Rc::new(Caller::new(As::User(gateway.door.credentials.identity(user, password))));
         *last = Some((session, Rc::clone(&caller)));

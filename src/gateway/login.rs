@@ -1,9 +1,14 @@
-//! The calls that we answer ourselves: Authenticate and gRPC's health check.
+//! Authenticate, which we answer ourselves. Below: `desk` deals with logins, `sources` knows who is asked in which order,
+//! `file` is one of them, `limits` counts wrong passwords.
 //!
-//! Owns: turning a proved password into a sealed session, and saying whether we serve. Must not know how a password
-//! is proved. Invariants: an Authenticate is never forwarded as it is; a login always gets a token, also with auth
+//! Owns: turning a proved password into a sealed session. Must not know how a password is proved. Invariants: an Authenticate is never forwarded as it is; a login always gets a token, also with auth
 //! off upstream (a Go client that is told "not enabled" never authenticates again), but such a session proves
 //! nothing (rules 11); neither name, password nor token reaches a log, but the session's id.
+
+pub mod desk;
+mod file;
+pub mod limits;
+pub mod sources;
 
 use std::rc::Rc;
 use std::time::SystemTime;
@@ -12,9 +17,10 @@ use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 
-use crate::downstream::session::{Proof, SealFailure, Session, SessionPeer};
+use crate::downstream::session::{Namespace, Proof, SealFailure, Session, SessionPeer};
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::PATIENCE;
+use crate::gateway::login::sources::{Denied, Proved};
 use crate::gateway::pipeline::{Served, collect};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
@@ -22,8 +28,6 @@ use crate::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, Respons
 use crate::refusal::Refusal;
 use crate::rpc::{canonical, frame, method::Method};
 use crate::secret::Secret;
-use crate::upstream::credential::LoginFailure;
-use crate::upstream::membership::Auth;
 
 /// Proves a password and seals a session for it.
 pub async fn authenticate(
@@ -44,15 +48,16 @@ pub async fn authenticate(
     if !peer.fits() {
         return Err(Refusal::AUTH_FAILED);
     }
-    let (user, password) = (peer.user(), &password);
-    record.user = Some(user.clone());
+    record.user = Some(peer.user().clone());
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
-    let proof = match timeout_at(until, prove(gateway, user, password)).await {
-        Ok(proof) => proof?,
+    let from = client.origin.remote.map(|remote| remote.ip());
+    let proved = match timeout_at(until, gateway.logins.check(peer.user(), &password, from)).await {
+        Ok(proved) => proved.map_err(refusal)?,
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
+    let (peer, proof) = evidence(peer, proved);
     let session = Session::begin(peer, proof, 0, SystemTime::now());
     let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session.id, token)));
     let (id, token) = sealed.map_err(|failure| match failure {
@@ -67,21 +72,25 @@ pub async fn authenticate(
     Ok(Served::Ours(frame::encode(&answer.encode_to_vec())))
 }
 
-/// What a login proves; tried again while no member can tell.
-async fn prove(gateway: &Gateway, user: &UserName, password: &Secret<String>) -> Result<Proof, Refusal> {
-    loop {
-        if gateway.door.members.auth.now() == Auth::Off {
-            return Ok(Proof::None);
+/// Who a session speaks for, and by what right. The password is carried only where etcd is to be shown it.
+fn evidence(peer: SessionPeer, proved: Proved) -> (SessionPeer, Proof) {
+    match proved {
+        Proved::Etcd => (peer, Proof::Etcd { auth_revision: 0 }),
+        Proved::Nothing => (peer, Proof::None),
+        Proved::File(line) => {
+            let user = peer.user().clone();
+            (SessionPeer::Known { namespace: Namespace::File, user }, Proof::File { line: line.0 })
         }
-        let members =
-            gateway.door.members.snapshot.load().ready_voters().map(|member| member.id).collect::<Vec<_>>();
-        match gateway.door.credentials.verify(user, password, &members).await {
-            Ok(_) => return Ok(Proof::Etcd { auth_revision: 0 }),
-            Err(LoginFailure::AuthDisabled) => gateway.door.auth_is(Auth::Off),
-            Err(LoginFailure::WrongPassword) => return Err(Refusal::AUTH_FAILED),
-            Err(LoginFailure::NoPassword) => return Err(Refusal::NO_PASSWORD_USER),
-            Err(_) => gateway.door.pause_or_change(std::time::Duration::from_millis(100)).await,
-        }
+    }
+}
+
+/// What a client is told: etcd's words.
+fn refusal(denied: Denied) -> Refusal {
+    match denied {
+        Denied::WrongPassword => Refusal::AUTH_FAILED,
+        Denied::NoPassword => Refusal::NO_PASSWORD_USER,
+        Denied::Limited => Refusal::TOO_MANY_REQUESTS,
+        Denied::Untold => Refusal::REQUEST_TIMED_OUT,
     }
 }
 

@@ -36,7 +36,7 @@ impl EncodeLabelSet for CallLabels {
 }
 
 /// One label with a value from a closed set.
-type One = [(&'static str, String); 1];
+pub type One = [(&'static str, String); 1];
 
 struct Row {
     codes: [OnceLock<Counter>; CODES],
@@ -70,6 +70,8 @@ pub struct Metrics {
     pub connections_refused: Counter,
     /// TLS handshakes of clients that failed or took too long.
     pub handshakes_failed: Counter,
+    /// Password logins, by result.
+    pub logins: Family<One, Counter>,
     /// Session tokens issued.
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
@@ -116,6 +118,8 @@ impl Metrics {
         registry.register("watch_held_bytes", "Bytes that watch streams hold", watch_held_bytes.clone());
         let connections = Gauge::default();
         registry.register("downstream_connections", "Open connections of clients", connections.clone());
+        let logins = Family::default();
+        registry.register("logins", "Password logins, by result", logins.clone());
         let member_ready = Family::default();
         registry.register("member_ready", "1 for members that get calls", member_ready.clone());
         let member_leader = Family::default();
@@ -136,6 +140,7 @@ impl Metrics {
             connections,
             connections_refused,
             handshakes_failed,
+            logins,
             sessions_issued,
             sessions_refused,
             not_canonical,

@@ -13,7 +13,7 @@ pub(crate) mod pki;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod relay;
-mod setup;
+pub(crate) mod setup;
 pub(crate) mod wait;
 
 pub(crate) use binary::{newest, versions};

@@ -35,6 +35,8 @@ mod load;
 #[cfg(test)]
 mod locks;
 #[cfg(test)]
+mod logins;
+#[cfg(test)]
 mod members;
 #[cfg(test)]
 #[path = "../model.rs"]

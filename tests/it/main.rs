@@ -30,6 +30,8 @@ mod limits;
 #[cfg(test)]
 mod locks;
 #[cfg(test)]
+mod logins;
+#[cfg(test)]
 mod lone_frames;
 #[cfg(test)]
 mod observers;

@@ -9,6 +9,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::{self, SendResponse};
@@ -68,6 +69,10 @@ struct State {
     connections: RefCell<Vec<Connected>>,
     logins: Cell<usize>,
     password: RefCell<Option<&'static str>>,
+    /// What a login takes.
+    bcrypt: Cell<Duration>,
+    /// How a login is refused that is not accepted.
+    refusal: Cell<(Code, &'static str)>,
     settings: server::Builder,
 }
 
@@ -93,6 +98,11 @@ impl Member {
             connections: RefCell::default(),
             logins: Cell::new(0),
             password: RefCell::new(Some("right")),
+            bcrypt: Cell::new(Duration::ZERO),
+            refusal: Cell::new((
+                Code::InvalidArgument,
+                "etcdserver: authentication failed, invalid user ID or password",
+            )),
             settings,
         });
         let accepting = Rc::clone(&state);
@@ -130,6 +140,24 @@ impl Member {
     /// Logins that were asked for.
     pub(crate) fn logins(&self) -> usize {
         self.state.logins.get()
+    }
+
+    /// From now on it has all users without a password.
+    pub(crate) fn has_no_passwords(&self) {
+        self.state.password.replace(None);
+        let text = "auth: authentication failed, password was given for no password user";
+        self.state.refusal.set((Code::Unknown, text));
+    }
+
+    /// From now on it can say nothing of any password.
+    pub(crate) fn answers_no_login(&self) {
+        self.state.password.replace(None);
+        self.state.refusal.set((Code::Unavailable, "etcdserver: no leader"));
+    }
+
+    /// From now on a login takes so long.
+    pub(crate) fn takes_for_a_login(&self, bcrypt: Duration) {
+        self.state.bcrypt.set(bcrypt);
     }
 
     /// From now on only this password is right.
@@ -184,17 +212,18 @@ impl State {
         }
         self.logins.set(self.logins.get() + 1);
         let (number, password) = (self.logins.get(), *self.password.borrow());
+        let (bcrypt, (code, text)) = (self.bcrypt.get(), self.refusal.get());
         let answer = async move {
             let mut call = call;
             assert!(!call.headers.contains_key("token"), "a login never carries a token");
             let message = call.messages.next().await.expect("a request");
             let login = AuthenticateRequest::decode(message).expect("a login");
+            tokio::time::sleep(bcrypt).await;
             if Some(&*login.password) == password {
                 let token = format!("{}.{number}", login.name);
                 call.reply(&AuthenticateResponse { header: None, token }.encode_to_vec()).await;
             } else {
-                let text = "etcdserver: authentication failed, invalid user ID or password";
-                call.refuse(Code::InvalidArgument, text);
+                call.refuse(code, text);
             }
         };
         self.tasks.spawn("scripted login", answer).detach();

@@ -11,6 +11,7 @@ use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Endpoint, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
+use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
@@ -57,6 +58,7 @@ fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
 pub(crate) struct Keyward {
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) logins: Arc<Logins>,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -111,6 +113,9 @@ impl Keyward {
         let metrics = Arc::new(Metrics::new(
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
         ));
+        let (logins, control) =
+            Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
+        tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
         let serving = Serving::new(Parts {
             config,
@@ -119,11 +124,21 @@ impl Keyward {
             members: handle.clone(),
             credentials,
             sealer: Arc::new(sealer),
+            logins: Arc::clone(&logins),
             metrics: Arc::clone(&metrics),
             drain: draining,
             claims: Arc::default(),
         });
-        Self { serving: Some(serving), metrics, members: handle, tasks, drain, changes, hints: hinted }
+        Self {
+            serving: Some(serving),
+            metrics,
+            logins,
+            members: handle,
+            tasks,
+            drain,
+            changes,
+            hints: hinted,
+        }
     }
 
     /// A byte stream to Keyward.

@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Endpoint, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
+use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
 use keyward::rpc::method::METHODS;
@@ -104,6 +105,9 @@ impl Keyward {
         let metrics = Arc::new(Metrics::new(
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
         ));
+        let (logins, control) =
+            Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
+        tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
         let parts = Parts {
             config,
@@ -112,6 +116,7 @@ impl Keyward {
             members: handle.clone(),
             credentials,
             sealer: Arc::new(sealer),
+            logins,
             metrics,
             drain: draining,
             claims: Arc::default(),

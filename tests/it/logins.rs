@@ -1,0 +1,285 @@
+//! Logins: what they cost, who decides about them, what a wrong one is told and when.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use keyward::refusal::Code;
+use keyward::secret::Secret;
+use keyward::tasks::Tasks;
+use keyward::telemetry::metrics::one;
+use keyward::upstream::membership::Auth;
+use keyward::users::{self, Cost, Users};
+use prost::Message as _;
+use tokio::time::{Instant, sleep};
+
+use crate::client::{Client, Outcome};
+use crate::member::Member;
+use crate::rig::{Keyward, paused};
+use crate::wire::End;
+use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
+
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+const CHEAP: Cost = Cost { memory: 8, passes: 1 };
+const FAILED: &str = "etcdserver: authentication failed, invalid user ID or password";
+const TOO_MANY: &str = "etcdserver: too many requests";
+const SECOND: Duration = Duration::from_secs(1);
+
+fn request(user: &str, password: &str) -> Vec<u8> {
+    AuthenticateRequest { name: user.into(), password: password.into() }.encode_to_vec()
+}
+
+async fn log_in(client: &Client, user: &str, password: &str) -> Outcome {
+    client.call(AUTHENTICATE, request(user, password)).await
+}
+
+/// The session token of a login that succeeded.
+fn token(outcome: &Outcome) -> String {
+    AuthenticateResponse::decode(outcome.message().clone()).expect("an answer").token
+}
+
+/// How a login ended, in a word or in etcd's.
+fn told(outcome: &Outcome) -> String {
+    match &outcome.end {
+        End::Status(status, _) if status.is_ok() => "admitted".into(),
+        End::Status(status, _) => status.message.clone().into_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+fn line(user: &str, password: &str) -> String {
+    let hash = users::hash(&Secret::new(password.to_owned()), CHEAP).expect("hashed");
+    format!("{user}:{hash}\n")
+}
+
+/// A Keyward with this order of sources and these lines of a users file.
+fn with_file(member: &Member, auth: Auth, sources: &str, lines: &str) -> Keyward {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), lines).expect("written");
+    let config = format!("[login]\nsources = {sources}\nusers_file = {:?}\n", file.path());
+    Keyward::configured(&[member], auth, &config)
+}
+
+fn counted(keyward: &Keyward, result: &str) -> u64 {
+    keyward.metrics.logins.get_or_create(&one("result", result)).get()
+}
+
+#[test]
+fn many_logins_of_one_user_cost_one_and_it_ends_whoever_leaves() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        member.takes_for_a_login(Duration::from_millis(50));
+        let left = client.begin(AUTHENTICATE, request("alice", "right")).await.expect("it began");
+        sleep(Duration::from_millis(10)).await;
+        left.cancel();
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted");
+        assert_eq!((member.logins(), counted(&keyward, "remembered")), (1, 1), "it went on");
+        let all = join_all((0..100).map(|_| log_in(&client, "alice", "right"))).await;
+        assert!(all.iter().all(|outcome| told(outcome) == "admitted"));
+        assert_eq!(member.logins(), 1);
+        let all = join_all((0..100).map(|_| log_in(&client, "bob", "right"))).await;
+        assert!(all.iter().all(|outcome| told(outcome) == "admitted"));
+        assert_eq!(member.logins(), 2);
+        assert_eq!((counted(&keyward, "accepted"), counted(&keyward, "remembered")), (100, 101));
+    });
+}
+
+#[test]
+fn a_password_that_is_known_is_looked_at_again_and_never_costs_a_bcrypt() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted");
+        for _ in 0..3 {
+            sleep(10 * SECOND).await;
+            let again = join_all((0..20).map(|_| log_in(&client, "alice", "right")));
+            let looked_at = async {
+                let call = member.called(RANGE).await;
+                assert_eq!(call.token(), Some("alice.1"));
+                call.reply(&ranged(1)).await;
+            };
+            let (all, ()) = tokio::join!(again, looked_at);
+            assert!(all.iter().all(|outcome| told(outcome) == "admitted"));
+        }
+        assert_eq!(member.logins(), 1);
+        assert_eq!(counted(&keyward, "remembered"), 60);
+    });
+}
+
+#[test]
+fn a_password_that_was_changed_at_etcd_is_refused_within_a_second() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted");
+        member.change_password("new");
+        sleep(SECOND).await;
+        let looked_at = async { member.called(RANGE).await.refuse(Code::Unauthenticated, INVALID_TOKEN) };
+        let (old, ()) = tokio::join!(log_in(&client, "alice", "right"), looked_at);
+        assert_eq!(told(&old), FAILED);
+        assert_eq!(told(&log_in(&client, "alice", "new").await), "admitted");
+        assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED);
+        assert_eq!((counted(&keyward, "refused"), counted(&keyward, "refused_again")), (1, 1));
+        assert_eq!(member.logins(), 3, "alice, not alice any more, alice again");
+    });
+}
+
+#[test]
+fn a_member_that_does_not_say_proves_nothing() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted");
+        member.change_password("new");
+        sleep(SECOND).await;
+        // Nobody answers the look.
+        assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED);
+    });
+}
+
+#[test]
+fn wrong_passwords_are_limited_and_right_ones_that_are_known_pass() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted");
+        let guesses =
+            join_all((0..50).map(async |n| log_in(&client, "alice", &format!("wrong{n}")).await)).await;
+        let guesses: Vec<String> = guesses.iter().map(told).collect();
+        let count = |text: &str| guesses.iter().filter(|told| *told == text).count();
+        assert_eq!((count(FAILED), count(TOO_MANY)), (5, 45), "{guesses:?}");
+        assert_eq!(member.logins(), 1 + 5);
+        assert_eq!((counted(&keyward, "refused"), counted(&keyward, "limited")), (5, 45));
+        assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted", "known");
+        assert_eq!(told(&log_in(&client, "bob", "right").await), "admitted", "another");
+        assert_eq!(told(&log_in(&client, "alice", "wrong0").await), FAILED, "known to be wrong");
+        assert_eq!(member.logins(), 1 + 5 + 1);
+    });
+}
+
+#[test]
+fn the_file_decides_about_its_own_users_and_etcd_about_all_others() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = with_file(&member, Auth::On, "['file', 'etcd']", &line("alice", "mine"));
+        let client = keyward.client().await;
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted");
+        assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED, "what etcd would take");
+        assert_eq!(member.logins(), 0);
+        assert_eq!(told(&log_in(&client, "bob", "right").await), "admitted");
+        assert_eq!(told(&log_in(&client, "bob", "mine").await), FAILED);
+        assert_eq!(member.logins(), 2);
+        for _ in 0..10 {
+            assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted");
+        }
+        assert_eq!(counted(&keyward, "remembered"), 10);
+    });
+}
+
+#[test]
+fn after_etcd_has_refused_the_file_is_not_asked() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = with_file(&member, Auth::On, "['etcd', 'file']", &line("alice", "mine"));
+        let client = keyward.client().await;
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED, "it may be her old one");
+        assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted");
+        assert_eq!(member.logins(), 2);
+    });
+}
+
+#[test]
+fn of_a_user_without_a_password_at_etcd_the_file_decides() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        member.has_no_passwords();
+        let keyward = with_file(&member, Auth::On, "['etcd', 'file']", &line("alice", "mine"));
+        let client = keyward.client().await;
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted");
+        assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED);
+        let nobody = told(&log_in(&client, "bob", "mine").await);
+        assert_eq!(nobody, "auth: authentication failed, password was given for no password user");
+    });
+}
+
+#[test]
+fn while_auth_is_off_the_file_still_decides_and_nothing_else_is_proved() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        for sources in ["['etcd', 'file']", "['file', 'etcd']", "['file']"] {
+            let keyward = with_file(&member, Auth::Off, sources, &line("alice", "mine"));
+            let client = keyward.client().await;
+            assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted", "{sources}");
+            assert_eq!(told(&log_in(&client, "alice", "other").await), FAILED, "{sources}");
+            let other = told(&log_in(&client, "bob", "x").await);
+            assert_eq!(other, if sources == "['file']" { FAILED } else { "admitted" }, "{sources}");
+            assert_eq!(counted(&keyward, "unproved"), u64::from(sources != "['file']"), "{sources}");
+        }
+        assert_eq!(member.logins(), 0);
+    });
+}
+
+#[test]
+fn a_refusal_takes_the_same_time_whoever_the_user_is_and_whoever_refused() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = with_file(&member, Auth::On, "['file', 'etcd']", &line("alice", "mine"));
+        let client = keyward.client().await;
+        let mut times = Vec::new();
+        for user in ["alice", "bob", "nobody"] {
+            let begun = Instant::now();
+            assert_eq!(told(&log_in(&client, user, "wrong").await), FAILED);
+            times.push(begun.elapsed());
+        }
+        assert_eq!(times, [Duration::from_millis(250); 3]);
+    });
+}
+
+#[test]
+fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let bob = line("bob", "his");
+        let before = line("alice", "mine") + &bob;
+        let keyward = with_file(&member, Auth::On, "['file']", &before);
+        let client = keyward.client().await;
+        let alices = token(&log_in(&client, "alice", "mine").await);
+        let bobs = token(&log_in(&client, "bob", "his").await);
+        let alices = keyward.client().await.header("token", &alices);
+        let bobs = keyward.client().await.header("token", &bobs);
+        let call = async |client: &Client| told(&client.call(RANGE, range("k")).await);
+        assert_ne!(call(&alices).await, INVALID_TOKEN);
+        let after = line("alice", "other") + &bob;
+        keyward.logins.replace_users(Users::parse(after.as_bytes()).expect("valid").into());
+        assert_eq!(call(&alices).await, INVALID_TOKEN);
+        assert_ne!(call(&bobs).await, INVALID_TOKEN);
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
+        assert_eq!(told(&log_in(&client, "bob", "his").await), "admitted");
+        assert_eq!(counted(&keyward, "remembered"), 1, "bob's line is the same");
+        keyward.logins.replace_users(Users::default().into());
+        assert_eq!(call(&bobs).await, INVALID_TOKEN);
+    });
+}
+
+#[test]
+fn a_member_that_does_not_answer_logins_is_left_alone() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        member.answers_no_login();
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        let begun = Instant::now();
+        let outcome = log_in(&client, "alice", "right").await;
+        assert_eq!(told(&outcome), "etcdserver: request timed out");
+        assert!(begun.elapsed() <= Duration::from_secs(7));
+        assert!((5..=12).contains(&member.logins()), "{} in 7 s, not one each 100 ms", member.logins());
+        assert_eq!(counted(&keyward, "untold"), 0, "nobody was told yet: the client's own call ended");
+    });
+}
