@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use keyward::gateway::login::sources::{Denied, Proved};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
 use keyward::secret::Secret;
@@ -15,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::client::{Client, Outcome};
 use crate::member::Member;
-use crate::rig::{Keyward, paused};
+use crate::rig::{Keyward, paused, settled};
 use crate::wire::End;
 use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
 
@@ -204,6 +205,15 @@ fn of_a_user_without_a_password_at_etcd_the_file_decides() {
         let client = keyward.client().await;
         assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted");
         assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED);
+        for n in 0..40 {
+            assert_ne!(told(&log_in(&client, "alice", &format!("wrong{n}")).await), "admitted");
+        }
+        sleep(2 * SECOND).await;
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted", "known, though guessed at");
+        member.change_password("etcd's");
+        sleep(2 * SECOND).await;
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED, "etcd has one now");
+        member.has_no_passwords();
         let nobody = told(&log_in(&client, "bob", "mine").await);
         assert_eq!(nobody, "auth: authentication failed, password was given for no password user");
     });
@@ -281,5 +291,55 @@ fn a_member_that_does_not_answer_logins_is_left_alone() {
         assert!(begun.elapsed() <= Duration::from_secs(7));
         assert!((5..=12).contains(&member.logins()), "{} in 7 s, not one each 100 ms", member.logins());
         assert_eq!(counted(&keyward, "untold"), 0, "nobody was told yet: the client's own call ended");
+    });
+}
+
+#[test]
+fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = with_file(&member, Auth::On, "['file', 'etcd']", "");
+        let (alice, right) = ("alice".into(), Secret::new("right".to_owned()));
+        let proved = || keyward.logins.prove_again(&alice, &right);
+        assert_eq!(proved().await, Ok(Proved::Etcd));
+        // Many calls, one look a second; the first that finds it old does not wait.
+        let mut looks = 0;
+        for _ in 0..20 {
+            sleep(Duration::from_millis(300)).await;
+            assert_eq!(proved().await, Ok(Proved::Etcd));
+            settled().await;
+            if let Some(look) = member.was_called_again() {
+                look.reply(&ranged(1)).await;
+                looks += 1;
+            }
+        }
+        assert!((4..=6).contains(&looks), "{looks} looks in 6 s");
+        assert_eq!(member.logins(), 1);
+        let hers = Users::parse(line("alice", "right").as_bytes()).expect("valid");
+        let line = hers.line(&alice).expect("there");
+        keyward.logins.replace_users(hers.into());
+        sleep(3 * SECOND).await;
+        assert_eq!(proved().await, Ok(Proved::File(line)));
+        keyward.logins.replace_users(Users::default().into());
+        member.change_password("new");
+        sleep(3 * SECOND).await;
+        assert_eq!(proved().await, Err(Denied::WrongPassword));
+        assert_eq!(proved().await, Err(Denied::WrongPassword));
+    });
+}
+
+#[test]
+fn guessing_keeps_no_session_from_being_proved() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        for n in 0..40 {
+            assert_ne!(told(&log_in(&client, "alice", &format!("wrong{n}")).await), "admitted");
+        }
+        assert_eq!(told(&log_in(&client, "alice", "right").await), TOO_MANY);
+        let (alice, right) = ("alice".into(), Secret::new("right".to_owned()));
+        assert_eq!(keyward.logins.prove_again(&alice, &right).await, Ok(Proved::Etcd));
+        assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted", "known since");
     });
 }

@@ -29,6 +29,9 @@ use crate::wire::{End, Messages, say};
 
 /// Calls that no test has taken up yet: more than any test makes.
 const CALLS: usize = 16 * 1024;
+/// What etcd says to a wrong password, and to a user whom it does not have.
+const WRONG: (Code, &str) =
+    (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password");
 /// Bytes in flight on a pipe: as a socket's buffer, so that back-pressure is real.
 const PIPE: usize = 256 * 1024;
 
@@ -99,10 +102,7 @@ impl Member {
             logins: Cell::new(0),
             password: RefCell::new(Some("right")),
             bcrypt: Cell::new(Duration::ZERO),
-            refusal: Cell::new((
-                Code::InvalidArgument,
-                "etcdserver: authentication failed, invalid user ID or password",
-            )),
+            refusal: Cell::new(WRONG),
             settings,
         });
         let accepting = Rc::clone(&state);
@@ -163,6 +163,7 @@ impl Member {
     /// From now on only this password is right.
     pub(crate) fn change_password(&self, password: &'static str) {
         self.state.password.replace(Some(password));
+        self.state.refusal.set(WRONG);
     }
 
     /// How often it was dialled.

@@ -16,12 +16,14 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use futures_util::future::Shared;
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use crate::config;
 use crate::gateway::login::file::UsersFile;
-use crate::gateway::login::limits::{Attempts, Settled};
+use crate::gateway::login::limits::{Attempts, Limited, Settled};
 use crate::gateway::login::sources::{Denied, Effort, Login, Proved, Sources};
 use crate::identity::UserName;
 use crate::secret::Secret;
@@ -38,9 +40,16 @@ const UNDER_WAY: usize = 1024;
 const LEAST_BEAT: Duration = Duration::from_millis(250);
 const LONGEST_BEAT: Duration = Duration::from_secs(2);
 
+/// For so long a password that was right is taken for right where a session is used, and for twice as long while it is
+/// looked at again.
+const PROVED: Duration = Duration::from_secs(1);
+/// Passwords of sessions that are remembered with that.
+const REMEMBERED: u64 = 10_000;
+
 /// The password logins of this process. One for all shards.
 pub struct Logins {
     credentials: Arc<Credentials>,
+    proved: Arc<Cache<Fingerprint, (Proved, Instant)>>,
     users: Arc<ArcSwap<Users>>,
     metrics: Arc<Metrics>,
     flights: Arc<Mutex<Flights>>,
@@ -61,14 +70,25 @@ struct Ended {
     effort: Effort,
 }
 
-type Flights = HashMap<Fingerprint, Shared<oneshot::Receiver<Ended>>>;
+type Flight = Shared<oneshot::Receiver<Ended>>;
+type Flights = HashMap<Fingerprint, Flight>;
 
 /// A login that the control runtime is asked to deal with. Dropped, it tells those who wait.
 struct Request {
     login: Login,
-    from: Option<IpAddr>,
+    purpose: Purpose,
     flights: Arc<Mutex<Flights>>,
+    proved: Arc<Cache<Fingerprint, (Proved, Instant)>>,
     landed: Option<oneshot::Sender<Ended>>,
+}
+
+/// What a password is checked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// A client presents it, from this address.
+    Login(Option<IpAddr>),
+    /// A session that was sealed for it is used: nobody is guessing.
+    Session,
 }
 
 /// What all logins share on the control runtime.
@@ -100,7 +120,9 @@ impl Logins {
         let file = UsersFile::new(Arc::clone(&users));
         let sources = Sources { order: config.sources, file, credentials: Arc::clone(&credentials), members };
         let control = LoginControl { requests, sources, limits: config.failed };
-        let logins = Self { credentials, users, metrics, flights: Arc::default(), requests: sender };
+        let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
+        let proved = Arc::new(proved);
+        let logins = Self { credentials, proved, users, metrics, flights: Arc::default(), requests: sender };
         (Arc::new(logins), control)
     }
 
@@ -116,17 +138,34 @@ impl Logins {
         password: &Secret<String>,
         from: Option<IpAddr>,
     ) -> Result<Proved, Denied> {
-        let ended = match self.board(user, password, from) {
-            Ok(flight) => tokio::select! {
-                biased; // what has landed counts; both are cancel-safe
-                landed = flight => landed.ok(),
-                () = self.requests.closed() => None,
-            },
-            Err(Full) => Some(Ended { verdict: Err(Denied::Limited), effort: Effort::Recall }),
-        };
-        let ended = ended.unwrap_or(Ended { verdict: Err(Denied::Untold), effort: Effort::Ask });
+        let login = self.login(user, password);
+        let ended = self.landed(self.board(&login, Purpose::Login(from))).await;
         self.metrics.logins.get_or_create(&one("result", ended.result())).inc();
         ended.verdict
+    }
+
+    /// What the password of a session proves now: for sessions that go upstream by a credential of ours, where etcd does not
+    /// look at the password any more. All sources are asked in their order, so that a session outlives its user's move into
+    /// the users file. A look that is older than a second is taken again while the call goes on, one that is older than two
+    /// is waited for.
+    ///
+    /// Cancel-safe: a check that was begun goes on.
+    ///
+    /// # Errors
+    /// See [`Denied`]; [`Denied::Untold`] and [`Denied::Limited`] are not the session's fault.
+    pub async fn prove_again(&self, user: &UserName, password: &Secret<String>) -> Result<Proved, Denied> {
+        let login = self.login(user, password);
+        let known = self.proved.get(&login.fingerprint);
+        let known = known.map(|(proved, at)| (proved, at.elapsed())).filter(|(_, age)| *age < PROVED * 2);
+        match known {
+            Some((proved, age)) if age < PROVED => Ok(proved),
+            Some((proved, _)) => {
+                // Whoever comes after it finds what it says; nobody waits for it.
+                drop(self.board(&login, Purpose::Session));
+                Ok(proved)
+            }
+            None => self.landed(self.board(&login, Purpose::Session)).await.verdict,
+        }
     }
 
     /// The mark of this user's line in the users file as it is now: what a file login proved holds as long as it is the
@@ -141,16 +180,15 @@ impl Logins {
         self.users.store(users);
     }
 
-    /// Joins the check of this user and password that is under way, or asks for one.
-    fn board(
-        &self,
-        user: &UserName,
-        password: &Secret<String>,
-        from: Option<IpAddr>,
-    ) -> Result<Shared<oneshot::Receiver<Ended>>, Full> {
+    fn login(&self, user: &UserName, password: &Secret<String>) -> Login {
         let fingerprint = self.credentials.fingerprint(user, password);
+        Login { user: user.clone(), password: Arc::new(password.clone()), fingerprint }
+    }
+
+    /// Joins the check of this user and password that is under way, or asks for one.
+    fn board(&self, login: &Login, purpose: Purpose) -> Result<Flight, Full> {
         let mut flights = lock(&self.flights);
-        if let Some(flight) = flights.get(&fingerprint) {
+        if let Some(flight) = flights.get(&login.fingerprint) {
             return Ok(flight.clone());
         }
         if flights.len() >= UNDER_WAY {
@@ -159,11 +197,22 @@ impl Logins {
         let seat = self.requests.try_reserve().map_err(|_full| Full)?;
         let (landed, flight) = oneshot::channel();
         let flight = flight.shared();
-        flights.insert(fingerprint, flight.clone());
-        let login = Login { user: user.clone(), password: Arc::new(password.clone()), fingerprint };
-        let flights = Arc::clone(&self.flights);
-        seat.send(Request { login, from, flights, landed: Some(landed) });
+        flights.insert(login.fingerprint, flight.clone());
+        let (flights, proved) = (Arc::clone(&self.flights), Arc::clone(&self.proved));
+        seat.send(Request { login: login.clone(), purpose, flights, proved, landed: Some(landed) });
         Ok(flight)
+    }
+
+    async fn landed(&self, boarded: Result<Flight, Full>) -> Ended {
+        let Ok(flight) = boarded else {
+            return Ended { verdict: Err(Denied::Limited), effort: Effort::Recall };
+        };
+        let landed = tokio::select! {
+            biased; // what has landed counts; both are cancel-safe
+            landed = flight => landed.ok(),
+            () = self.requests.closed() => None,
+        };
+        landed.unwrap_or(Ended { verdict: Err(Denied::Untold), effort: Effort::Ask })
     }
 }
 
@@ -181,7 +230,7 @@ impl LoginControl {
         while let Some(request) = self.requests.recv().await {
             let desk = Rc::clone(&desk);
             let deal = async move {
-                let ended = desk.deal(&request.login, request.from).await;
+                let ended = desk.deal(&request.login, request.purpose).await;
                 request.land(ended);
             };
             tasks.spawn("password login", deal).detach();
@@ -190,18 +239,31 @@ impl LoginControl {
 }
 
 impl Desk {
-    async fn deal(&self, login: &Login, from: Option<IpAddr>) -> Ended {
-        let begun = Instant::now();
+    async fn deal(&self, login: &Login, purpose: Purpose) -> Ended {
         if let Some(verdict) = self.sources.ask(login, Effort::Recall).await {
             return Ended { verdict, effort: Effort::Recall };
         }
-        let tried = self.attempts.borrow_mut().begin(&login.user, from, begun);
-        let Ok(tried) = tried else {
-            tracing::info!(user = ?login.user, ?from, "login not checked: too many wrong passwords");
-            return Ended { verdict: Err(Denied::Limited), effort: Effort::Recall };
+        let verdict = match purpose {
+            Purpose::Login(from) => self.guarded(login, from).await,
+            Purpose::Session => Ok(self.ask(login).await),
         };
-        let told = self.sources.ask(login, Effort::Ask).await;
-        let verdict = told.unwrap_or(Err(Denied::Untold));
+        match verdict {
+            Ok(verdict) => Ended { verdict, effort: Effort::Ask },
+            Err(Limited) => Ended { verdict: Err(Denied::Limited), effort: Effort::Recall },
+        }
+    }
+
+    async fn ask(&self, login: &Login) -> Result<Proved, Denied> {
+        self.sources.ask(login, Effort::Ask).await.unwrap_or(Err(Denied::Untold))
+    }
+
+    /// Asks, if the limits allow it, and is in no hurry to say no.
+    async fn guarded(&self, login: &Login, from: Option<IpAddr>) -> Result<Result<Proved, Denied>, Limited> {
+        let begun = Instant::now();
+        let tried = self.attempts.borrow_mut().begin(&login.user, from, begun).inspect_err(|limited| {
+            tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
+        })?;
+        let verdict = self.ask(login).await;
         let (how, now) = (settled(verdict), Instant::now());
         self.attempts.borrow_mut().settle(tried, how, now);
         match how {
@@ -212,7 +274,7 @@ impl Desk {
             }
             Settled::Untold => {}
         }
-        Ended { verdict, effort: Effort::Ask }
+        Ok(verdict)
     }
 }
 
@@ -260,6 +322,14 @@ impl Request {
     /// Nobody boards a flight that has landed.
     fn tell(&mut self, ended: Option<Ended>) {
         let Some(landed) = self.landed.take() else { return };
+        match ended.map(|ended| ended.verdict) {
+            Some(Ok(proved)) => self.proved.insert(self.login.fingerprint, (proved, Instant::now())),
+            Some(Err(Denied::WrongPassword | Denied::NoPassword)) => {
+                self.proved.invalidate(&self.login.fingerprint);
+            }
+            // That nobody could say changes nothing of what was said, nor makes it younger.
+            Some(Err(Denied::Limited | Denied::Untold)) | None => {}
+        }
         lock(&self.flights).remove(&self.login.fingerprint);
         if let Some(ended) = ended
             && landed.send(ended).is_err()

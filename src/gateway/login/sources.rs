@@ -93,12 +93,16 @@ impl Sources {
             PasswordSources::File => self.file(login, effort).await,
             PasswordSources::FileThenEtcd if self.file.knows(&login.user) => self.file(login, effort).await,
             PasswordSources::FileThenEtcd => self.etcd(login, effort).await,
-            PasswordSources::EtcdThenFile => match self.etcd(login, effort).await {
-                Some(Ok(Proved::Nothing) | Err(Denied::NoPassword)) if self.file.knows(&login.user) => {
-                    self.file(login, effort).await
+            PasswordSources::EtcdThenFile => {
+                // Whom the file has accepted is not guessing: that etcd has no password is looked up again.
+                let accepted = self.file.recall(login).is_some_and(|known| known.is_ok());
+                match self.etcd(login, if accepted { Effort::Ask } else { effort }).await {
+                    Some(Ok(Proved::Nothing) | Err(Denied::NoPassword)) if self.file.knows(&login.user) => {
+                        self.file(login, effort).await
+                    }
+                    final_answer => final_answer,
                 }
-                final_answer => final_answer,
-            },
+            }
         }
     }
 

@@ -304,6 +304,8 @@ impl Logins {
         let now = Instant::now();
         let wait = match &self.refused {
             Some(refused) if now < refused.until => return,
+            // It cost etcd no bcrypt, and whether a user has a password may decide who is asked about it.
+            Some(_) if matches!(why, LoginFailure::NoPassword) => FIRST_WAIT,
             Some(refused) => (refused.wait * 2).min(LONGEST_WAIT),
             None => FIRST_WAIT,
         };

@@ -41,8 +41,8 @@ impl Credentials {
         Some(Ok(()))
     }
 
-    /// Whether one of `members` knows a token of this identity. Tokens that they do not know are dropped, and those of a
-    /// member that does not say: they prove nothing now.
+    /// Whether one of `members` knows a token of this identity. Tokens that they do not know are dropped; one whose member
+    /// does not say stays for the calls that use it, and proves nothing.
     pub(super) async fn confirm(&self, identity: &PasswordIdentity, members: &[MemberId]) -> bool {
         let tokens = identity.tokens();
         let serving = || tokens.iter().filter(|(member, _)| members.contains(member));
@@ -59,12 +59,14 @@ impl Credentials {
                     counters.touches_alive.fetch_add(1, Ordering::Relaxed);
                     return true;
                 }
-                // It died of a new password or with its member: that tells nothing of how long tokens live.
-                Touched::Dead => &counters.touches_dead,
+                Touched::Dead => {
+                    // Of a new password or with its member: that tells nothing of how long tokens live.
+                    identity.drop_token(member, token);
+                    &counters.touches_dead
+                }
                 Touched::Unknown => &counters.touches_unknown,
             };
             counter.fetch_add(1, Ordering::Relaxed);
-            identity.drop_token(member, token);
         }
         false
     }
