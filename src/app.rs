@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,6 +23,7 @@ use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{self as downstream_tls, TlsError};
+use crate::gateway::caller::Identities;
 use crate::reload;
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
@@ -106,6 +108,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         config: Arc::clone(&config),
         connector,
         members: members.clone(),
+        identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
         metrics: Arc::clone(&metrics),

@@ -14,6 +14,7 @@ pub mod io;
 pub mod lease;
 pub mod pb;
 pub mod pem;
+pub mod policy;
 pub mod refusal;
 pub mod reload;
 pub mod rpc;

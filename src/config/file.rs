@@ -26,6 +26,10 @@ pub(super) struct File {
     pub(super) session: Session,
     #[serde(deserialize_with = "tables")]
     pub(super) user: Vec<User>,
+    #[serde(deserialize_with = "tables")]
+    pub(super) map: Vec<Map>,
+    #[serde(deserialize_with = "table")]
+    pub(super) mapping: Mapping,
     #[serde(deserialize_with = "table")]
     pub(super) watch: Watch,
     #[serde(deserialize_with = "table")]
@@ -49,6 +53,26 @@ pub(super) struct Listener {
     #[serde(deserialize_with = "some_table")]
     pub(super) tls: Option<ListenerTls>,
     pub(super) default_user: Option<String>,
+    pub(super) identify: Option<Vec<Identify>>,
+    pub(super) lend_login_identity: Option<bool>,
+    pub(super) on_expiry: Option<OnExpiry>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Identify {
+    Token,
+    Certificate,
+    Default,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OnExpiry {
+    Cut,
+    Keep,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -58,6 +82,8 @@ pub(super) struct ListenerTls {
     pub(super) cert: Option<String>,
     pub(super) key: Option<String>,
     pub(super) client_ca: Option<String>,
+    pub(super) client_ca_name: Option<String>,
+    pub(super) client_crl: Option<String>,
     pub(super) client_auth: Option<ClientAuth>,
 }
 
@@ -122,6 +148,26 @@ pub(super) struct Session {
 pub(super) struct User {
     pub(super) name: Option<String>,
     pub(super) password_file: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Map {
+    pub(super) peer: Option<String>,
+    pub(super) san_uri: Option<String>,
+    pub(super) san_dns: Option<String>,
+    pub(super) network: Option<String>,
+    #[serde(rename = "as")]
+    pub(super) user: Option<String>,
+    pub(super) deny: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Mapping {
+    pub(super) default: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

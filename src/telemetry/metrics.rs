@@ -74,6 +74,8 @@ pub struct Metrics {
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
     pub sessions_refused: Counter,
+    /// Calls of peers that are no etcd user here.
+    pub peers_refused: Counter,
     /// Bodies and paths that were refused because they were not canonical.
     pub not_canonical: Counter,
     /// Handlers that panicked.
@@ -110,6 +112,7 @@ impl Metrics {
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
+        let peers_refused = counter("peers_refused", "Calls of peers that are no etcd user here");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
         let watch_held_bytes = Gauge::default();
@@ -138,6 +141,7 @@ impl Metrics {
             handshakes_failed,
             sessions_issued,
             sessions_refused,
+            peers_refused,
             not_canonical,
             panics,
             member_ready,
