@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::identity::{ClusterId, UserName};
+use crate::jwt::Verifier;
 use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
@@ -45,6 +46,8 @@ pub struct Config {
     pub session: Arc<Session>,
     /// The etcd users as whom Keyward can act without a client's password.
     pub users: Arc<[Login]>,
+    /// Whose JWTs are taken.
+    pub issuers: Arc<[Verifier]>,
     /// Who is which etcd user.
     pub mapping: Arc<Mapping>,
     /// How watches are kept alive.
@@ -83,6 +86,8 @@ pub struct Listener {
 pub enum Identify {
     /// A session token, from a login.
     Token,
+    /// A signed JWT.
+    Jwt,
     /// A client certificate.
     Certificate,
     /// Nothing: whoever reaches the listener.

@@ -4,6 +4,7 @@
 
 pub mod certificate;
 pub mod connection;
+pub mod jwt;
 pub mod listener;
 pub mod requests;
 pub mod said;

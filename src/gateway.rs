@@ -17,13 +17,13 @@ pub mod streams;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::config::Listener;
+use crate::config::{Listener, OnExpiry};
 use crate::downstream::session::Sealer;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::identity::{MemberId, Peer, Revision};
@@ -95,6 +95,16 @@ pub struct Client {
     home: Cell<Option<MemberId>>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
+}
+
+/// When what a proof let in is cut that ends at `expires`. None where the listener lets it go on, or where that is further
+/// away than timers can tell.
+#[must_use]
+pub fn cut_at(listener: &Listener, expires: SystemTime, now: SystemTime) -> Option<Instant> {
+    match listener.on_expiry {
+        OnExpiry::Cut => Instant::now().checked_add(expires.duration_since(now).unwrap_or_default()),
+        OnExpiry::Keep => None,
+    }
 }
 
 impl Client {

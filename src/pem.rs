@@ -17,6 +17,7 @@ use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SigningKey};
+use rustls_pemfile::Item;
 use zeroize::Zeroizing;
 
 /// More than any chain or bundle needs (Debian's whole CA bundle has 220 KiB); keeps `/dev/zero` from eating us.
@@ -229,6 +230,33 @@ impl Crls {
     pub fn lists(&self) -> &[CertificateRevocationListDer<'static>] {
         &self.0
     }
+}
+
+/// There are no public keys to be had.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPublicKeys {
+    /// A header without its footer, or no base64 between them.
+    #[error("is not valid PEM")]
+    NotPem,
+    /// A private key lies there in the open.
+    #[error("holds a private key")]
+    Private,
+}
+
+/// The public keys (`BEGIN PUBLIC KEY`) in a text, as `SubjectPublicKeyInfo` in DER.
+///
+/// # Errors
+/// [`NoPublicKeys`].
+pub fn public_keys(mut text: &[u8]) -> Result<Vec<Vec<u8>>, NoPublicKeys> {
+    let mut keys = Vec::new();
+    for item in rustls_pemfile::read_all(&mut text) {
+        match item.map_err(|_| NoPublicKeys::NotPem)? {
+            Item::SubjectPublicKeyInfo(key) => keys.push(key.to_vec()),
+            Item::Pkcs1Key(_) | Item::Pkcs8Key(_) | Item::Sec1Key(_) => return Err(NoPublicKeys::Private),
+            _ => {}
+        }
+    }
+    Ok(keys)
 }
 
 fn has(pem: &[u8], words: &[u8]) -> bool {

@@ -16,14 +16,14 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::config::{self, Config, OnExpiry};
+use crate::config::{self, Config};
 use crate::downstream::certificate::ClientCertificate;
 use crate::downstream::connection::{self, Admitted, Bounds};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Identities;
-use crate::gateway::{Client, Gateway, Settings, pipeline};
+use crate::gateway::{Client, Gateway, Settings, cut_at, pipeline};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::rpc::frame::PREFIX;
@@ -174,8 +174,7 @@ impl Serving {
         let admit = move |leaf: Option<&CertificateDer<'static>>| {
             let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
             let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;
-            let cut = shown.as_ref().filter(|_| config.on_expiry == OnExpiry::Cut);
-            let until = cut.and_then(|shown| instant_of(shown.expires, SystemTime::now()));
+            let until = shown.as_ref().and_then(|shown| cut_at(&config, shown.expires, SystemTime::now()));
             let peer = shown.map(|shown| shown.peer);
             let client = Rc::new(Client::new(&gateway, origin, config, peer, until));
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
@@ -202,11 +201,6 @@ impl Serving {
             self.tasks.abort_all();
         }
     }
-}
-
-/// `at` as the clock that timers go by has it; none where that is further away than it can tell.
-fn instant_of(at: SystemTime, now: SystemTime) -> Option<Instant> {
-    Instant::now().checked_add(at.duration_since(now).unwrap_or_default())
 }
 
 fn adopt(socket: Socket) -> io::Result<Stream> {

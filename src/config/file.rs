@@ -4,6 +4,7 @@
 //! Invariants: every key is optional here, so that `resolve` can tell all that is missing at once; unknown keys are
 //! refused. A key lands here with its reader and its line in the `config.toml` of the repository's root.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -26,6 +27,8 @@ pub(super) struct File {
     pub(super) session: Session,
     #[serde(deserialize_with = "tables")]
     pub(super) user: Vec<User>,
+    #[serde(deserialize_with = "tables")]
+    pub(super) jwt: Vec<Jwt>,
     #[serde(deserialize_with = "tables")]
     pub(super) map: Vec<Map>,
     #[serde(deserialize_with = "table")]
@@ -63,6 +66,7 @@ pub(super) struct Listener {
 #[serde(rename_all = "lowercase")]
 pub(super) enum Identify {
     Token,
+    Jwt,
     Certificate,
     Default,
 }
@@ -153,10 +157,24 @@ pub(super) struct User {
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
 #[serde(deny_unknown_fields, default)]
+pub(super) struct Jwt {
+    pub(super) issuer: Option<String>,
+    pub(super) audience: Option<String>,
+    pub(super) keys: Option<String>,
+    pub(super) algorithms: Option<Vec<String>>,
+    pub(super) subject: Option<String>,
+    pub(super) leeway: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
 pub(super) struct Map {
     pub(super) peer: Option<String>,
     pub(super) san_uri: Option<String>,
     pub(super) san_dns: Option<String>,
+    pub(super) issuer: Option<String>,
+    pub(super) claim: Option<BTreeMap<String, String>>,
     pub(super) network: Option<String>,
     #[serde(rename = "as")]
     pub(super) user: Option<String>,

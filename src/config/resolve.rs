@@ -5,6 +5,7 @@
 //! never leaves this file, since one fault is enough to refuse the whole.
 
 mod cluster;
+mod jwt;
 mod listener;
 mod mapping;
 
@@ -28,6 +29,15 @@ use crate::identity::UserName;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
+
+/// Which ways to say who one is lead anywhere, on every listener.
+#[derive(Clone, Copy)]
+struct Ways {
+    /// A rule may know who shows a certificate.
+    mapped: bool,
+    /// Somebody's JWTs are taken.
+    jwts: bool,
+}
 
 /// A configuration larger than this is some other file.
 const MAX_FILE: u64 = 1 << 20;
@@ -84,9 +94,11 @@ impl Resolver<'_> {
     fn config(&mut self, file: File) -> Option<Config> {
         let users = self.users(file.user);
         let mapped = !file.map.is_empty() || file.mapping.default.is_some();
-        let mut defaults = Vec::new();
-        let listeners = self.listeners(file.listener, &users, mapped, &mut defaults);
-        let mapping = self.mapping(file.map, file.mapping, &users, &listeners, defaults);
+        let issuers = self.issuers(file.jwt);
+        let named = issuers.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
+        let (mut defaults, ways) = (Vec::new(), Ways { mapped, jwts: !issuers.is_empty() });
+        let listeners = self.listeners(file.listener, &users, ways, &mut defaults);
+        let mapping = self.mapping(file.map, file.mapping, &users, named, &listeners, defaults);
         let cluster = self.cluster(file.cluster);
         let admin = self.admin(file.admin, &listeners);
         Some(Config {
@@ -100,6 +112,7 @@ impl Resolver<'_> {
             cluster: Arc::new(cluster),
             admin: admin?,
             users: users.into_values().flatten().collect(),
+            issuers: issuers.into(),
             mapping: Arc::new(mapping),
             listeners,
         })

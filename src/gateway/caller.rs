@@ -10,16 +10,19 @@ mod remembered;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::config::{Config, Identify};
+use crate::downstream::jwt::VerifiedJwts;
 use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, Sealer, SessionPeer};
 use crate::gateway::access_log::Record;
-use crate::gateway::{Client, Gateway};
+use crate::gateway::{Client, Gateway, cut_at};
 use crate::identity::{Peer, UserName};
+use crate::jwt::Verifier;
 use crate::policy::mapping::{Mapped, Mapping};
 use crate::refusal::Refusal;
 use crate::rpc::method::Method;
@@ -27,14 +30,18 @@ use crate::upstream::credential::{Credentials, InUse, PasswordIdentity};
 use crate::upstream::membership::Auth;
 use crate::upstream::send::As;
 
+use remembered::Evidence;
 pub use remembered::Remembered;
 
 /// Sessions that one shard keeps opened: some 500 bytes each.
 const OPENED: usize = 8192;
+/// JWTs that one shard keeps verified: some 2 KiB each.
+const VERIFIED: usize = 4096;
 
 /// Who is which etcd user, and as whom Keyward can act. Published whole; one of them holds for one call.
 #[derive(Debug)]
 pub struct Identities {
+    issuers: Arc<[Verifier]>,
     mapping: Mapping,
     acting: HashMap<UserName, Arc<PasswordIdentity>>,
 }
@@ -46,7 +53,11 @@ impl Identities {
         let acting = config.users.iter();
         let acting =
             acting.map(|login| (login.user.clone(), credentials.identity(&login.user, &login.password)));
-        Self { mapping: Mapping::new(config.mapping.as_ref().clone()), acting: acting.collect() }
+        Self {
+            issuers: Arc::clone(&config.issuers),
+            mapping: Mapping::new(config.mapping.as_ref().clone()),
+            acting: acting.collect(),
+        }
     }
 
     /// As that user, without a password of the client's. None where Keyward has no credential for it.
@@ -54,8 +65,14 @@ impl Identities {
         self.acting.get(user).map(|identity| As::User(Arc::clone(identity)))
     }
 
-    /// What the rules say of `peer`. `own` makes the credential that it brought itself.
-    fn standing(&self, client: &Client, peer: &Peer, own: Option<&dyn Fn() -> As>) -> Standing {
+    /// What the rules say of `peer`, whose proof ends at `until`. `own` makes the credential that it brought itself.
+    fn standing(
+        &self,
+        client: &Client,
+        peer: &Peer,
+        until: Option<Instant>,
+        own: Option<&dyn Fn() -> As>,
+    ) -> Standing {
         let address = client.origin.remote.map(|remote| remote.ip());
         let whom = match self.mapping.user_of(peer, address) {
             Mapped::Itself => own.map(|own| own()),
@@ -64,7 +81,7 @@ impl Identities {
             Mapped::Unknown => None,
             Mapped::Denied => return Standing { peer: peer.to_string().into(), rank: Rank::Denied },
         };
-        let known = |whom| Rank::Known(Rc::new(Caller::new(whom)));
+        let known = |whom| Rank::Known(Rc::new(Caller { until, ..Caller::new(whom) }));
         Standing { peer: peer.to_string().into(), rank: whom.map_or(Rank::Unknown, known) }
     }
 }
@@ -122,6 +139,7 @@ enum Rank {
 /// The peers whose tokens were opened on this shard lately, and who they are upstream.
 pub struct Callers {
     opened: OpenedSessions,
+    verified: VerifiedJwts,
     identities: Arc<ArcSwap<Identities>>,
     nobody: Rc<Caller>,
 }
@@ -131,7 +149,8 @@ impl Callers {
     #[must_use]
     pub fn new(sealer: Arc<Sealer>, identities: Arc<ArcSwap<Identities>>) -> Self {
         let nobody = Rc::new(Caller::new(As::Nobody));
-        Self { opened: OpenedSessions::new(sealer, OPENED), identities, nobody }
+        let opened = OpenedSessions::new(sealer, OPENED);
+        Self { opened, verified: VerifiedJwts::new(VERIFIED), identities, nobody }
     }
 
     /// Who is calling, which is noted in the record. `method` is none for one that we do not know.
@@ -150,8 +169,9 @@ impl Callers {
         client.remembered.borrow_mut().follow(&self.identities.load());
         let standing = match (way(client, presented)?, presented) {
             (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token)?,
+            (Identify::Jwt, Presented::Token(token)) => self.by_jwt(gateway, client, token)?,
             (Identify::Certificate, _) => self.by_certificate(client),
-            (Identify::Token | Identify::Default, _) => {
+            (Identify::Token | Identify::Jwt | Identify::Default, _) => {
                 let lent = method.and_then(|method| client.remembered.borrow().lent(method));
                 match lent {
                     Some(token) => self.by_token(gateway, client, token.expose())?,
@@ -183,19 +203,36 @@ impl Callers {
             }
         })?;
         let mut remembered = client.remembered.borrow_mut();
-        if let Some((known, standing)) = &remembered.last
-            && Rc::ptr_eq(known, &session)
-        {
-            return Ok(standing.clone());
+        let shown = Evidence::Session(Rc::clone(&session));
+        if let Some(standing) = remembered.of(&shown) {
+            return Ok(standing);
         }
         let SessionPeer::Password { user, password } = &session.peer;
         let own = || As::User(gateway.door.credentials.identity(user, password));
-        let standing = remembered.identities.standing(client, &Peer::Password(user.clone()), Some(&own));
+        let peer = Peer::Password(user.clone());
+        let standing = remembered.identities.standing(client, &peer, None, Some(&own));
         if client.listener.lend_login_identity {
             remembered.appeared(&session.peer, token);
         }
-        remembered.last = Some((session, standing.clone()));
-        Ok(standing)
+        Ok(remembered.keep(shown, standing))
+    }
+
+    fn by_jwt(&self, gateway: &Gateway, client: &Client, token: &[u8]) -> Result<Standing, Refusal> {
+        let mut remembered = client.remembered.borrow_mut();
+        let now = SystemTime::now();
+        let verified = self.verified.verify(&remembered.identities.issuers, token, now).map_err(|bad| {
+            gateway.metrics.jwts_refused.inc();
+            tracing::debug!(%bad, "a JWT was refused");
+            Refusal::INVALID_AUTH_TOKEN
+        })?;
+        let shown = Evidence::Jwt(Rc::clone(&verified));
+        if let Some(standing) = remembered.of(&shown) {
+            return Ok(standing);
+        }
+        let until = cut_at(&client.listener, verified.expires, now);
+        let standing = remembered.identities.standing(client, &verified.peer, until, None);
+        remembered.nobody_lends();
+        Ok(remembered.keep(shown, standing))
     }
 
     fn by_certificate(&self, client: &Client) -> Standing {
@@ -204,7 +241,7 @@ impl Callers {
         if let Some(standing) = &remembered.by_certificate {
             return standing.clone();
         }
-        let standing = remembered.identities.standing(client, peer, None);
+        let standing = remembered.identities.standing(client, peer, None, None);
         remembered.by_certificate.insert(standing).clone()
     }
 
@@ -214,7 +251,7 @@ impl Callers {
             return standing.clone();
         }
         let peer = Peer::Listener(Arc::clone(&client.listener.name));
-        let standing = remembered.identities.standing(client, &peer, None);
+        let standing = remembered.identities.standing(client, &peer, None, None);
         remembered.by_default.insert(standing).clone()
     }
 
@@ -225,19 +262,23 @@ impl Callers {
     }
 }
 
-/// The way that decides: the first of the listener's that the request shows. The default is also who shows nothing where
+/// The way that decides: the first of the listener's that the request shows. A token is shown, whatever its kind: one of a
+/// kind that does not count here is a bad token, and bad ones never fall back. The default is also who shows nothing where
 /// that is not allowed: a login of its connection may still stand for it.
 fn way(client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
+    let ways = &client.listener.identify;
     let shows_token = matches!(presented, Presented::Token(_));
-    let mut ways = client.listener.identify.iter().copied();
-    let way = ways.find(|way| match way {
-        Identify::Token => shows_token,
+    let first = ways.iter().copied().find(|way| match way {
+        Identify::Token | Identify::Jwt => shows_token,
         Identify::Certificate => client.certificate.is_some(),
         Identify::Default => true,
     });
-    match way {
-        // A token where none counts is a bad token, and bad ones never fall back.
-        None | Some(Identify::Default) if shows_token => Err(Refusal::INVALID_AUTH_TOKEN),
-        way => Ok(way.unwrap_or(Identify::Default)),
+    match first {
+        Some(Identify::Certificate) => Ok(Identify::Certificate),
+        _ if shows_token => {
+            let kind = if presented.is_jwt() { Identify::Jwt } else { Identify::Token };
+            ways.contains(&kind).then_some(kind).ok_or(Refusal::INVALID_AUTH_TOKEN)
+        }
+        _ => Ok(Identify::Default),
     }
 }

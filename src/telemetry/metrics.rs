@@ -74,6 +74,8 @@ pub struct Metrics {
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
     pub sessions_refused: Counter,
+    /// JWTs that were not taken.
+    pub jwts_refused: Counter,
     /// Calls of peers that are no etcd user here.
     pub peers_refused: Counter,
     /// Bodies and paths that were refused because they were not canonical.
@@ -112,6 +114,7 @@ impl Metrics {
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
+        let jwts_refused = counter("jwts_refused", "JWTs that were refused");
         let peers_refused = counter("peers_refused", "Calls of peers that are no etcd user here");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
@@ -141,6 +144,7 @@ impl Metrics {
             handshakes_failed,
             sessions_issued,
             sessions_refused,
+            jwts_refused,
             peers_refused,
             not_canonical,
             panics,

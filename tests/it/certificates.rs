@@ -237,7 +237,7 @@ fn a_token_beats_a_certificate_and_a_bad_one_falls_back_to_nothing() {
         assert_eq!(door.token_of(&client).await.as_deref(), Some("alice.2"));
         let nobody = door.client(None).await;
         assert_eq!(door.token_of(&nobody).await.as_deref(), Some("bob.3"));
-        for bad in ["", "kw1_", "x.1", "Bearer "] {
+        for bad in ["", "kw1_", "x.1", "Bearer ", "e30.e30.", "a.b.c"] {
             let client = door.of("alice").await.header("token", bad);
             door.refuses(&client, Code::Unauthenticated, INVALID_TOKEN).await;
             let client = door.of("alice").await.header("authorization", bad);

@@ -28,6 +28,8 @@ mod drain;
 #[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
+mod jwts;
+#[cfg(test)]
 mod keepalives;
 #[cfg(test)]
 mod lent_logins;

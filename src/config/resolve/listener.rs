@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use super::Resolver;
+use super::{Resolver, Ways};
 use crate::config::{
     Address, Admin, Advertise, ClientAuth, ClientCa, Endpoint, Identify, Listener, Login, OnExpiry, Scheme,
     ServerTls, file,
@@ -38,13 +38,12 @@ impl Resolver<'_> {
         users
     }
 
-    /// `mapped` tells whether a rule may know who shows a certificate. Those whom a listener takes clients for that
-    /// show nothing are put into `defaults`, with the listener's name.
+    /// Those whom a listener takes clients for that show nothing are put into `defaults`, with the listener's name.
     pub(super) fn listeners(
         &mut self,
         rows: Vec<file::Listener>,
         users: &Users,
-        mapped: bool,
+        lead: Ways,
         defaults: &mut Vec<(Arc<str>, UserName)>,
     ) -> Vec<Arc<Listener>> {
         if rows.is_empty() {
@@ -58,7 +57,7 @@ impl Resolver<'_> {
             let address = self.required(&address_path, row.address, "an address to listen on is needed");
             let address = address.and_then(|text| self.checked(&address_path, text.parse::<Address>()));
             let tls = row.tls.and_then(|tls| self.server_tls(&format!("{path}.tls"), tls, name.as_ref()));
-            let identify = self.identify(&format!("{path}.identify"), row.identify, tls.as_ref(), mapped);
+            let identify = self.identify(&format!("{path}.identify"), row.identify, tls.as_ref(), lead);
             let default_user = row
                 .default_user
                 .and_then(|name| self.default_user(&format!("{path}.default_user"), &name, users));
@@ -186,20 +185,23 @@ impl Resolver<'_> {
         path: &str,
         ways: Option<Vec<file::Identify>>,
         tls: Option<&ServerTls>,
-        mapped: bool,
+        lead: Ways,
     ) -> Vec<Identify> {
         let certificates = tls.is_some_and(|tls| tls.clients.ca().is_some());
         let Some(ways) = ways else {
-            let counts = |way: &Identify| *way != Identify::Certificate || certificates && mapped;
-            return [Identify::Token, Identify::Certificate, Identify::Default]
-                .into_iter()
-                .filter(counts)
-                .collect();
+            let counts = |way: &Identify| match way {
+                Identify::Token | Identify::Default => true,
+                Identify::Jwt => lead.jwts,
+                Identify::Certificate => certificates && lead.mapped,
+            };
+            let all = [Identify::Token, Identify::Jwt, Identify::Certificate, Identify::Default];
+            return all.into_iter().filter(counts).collect();
         };
         let mut identify = Vec::new();
         for (index, way) in ways.iter().enumerate() {
             let way = match way {
                 file::Identify::Token => Identify::Token,
+                file::Identify::Jwt => Identify::Jwt,
                 file::Identify::Certificate => Identify::Certificate,
                 file::Identify::Default => Identify::Default,
             };
@@ -210,6 +212,8 @@ impl Resolver<'_> {
                 self.findings.fault(&path, "is never looked at: \"default\" before it takes everybody");
             } else if way == Identify::Certificate && !certificates {
                 self.findings.fault(&path, "needs tls.client_ca, so that certificates are asked for");
+            } else if way == Identify::Jwt && !lead.jwts {
+                self.findings.fault(&path, "needs a [[jwt]]");
             }
             identify.push(way);
         }

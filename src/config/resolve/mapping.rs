@@ -30,6 +30,7 @@ impl Resolver<'_> {
         rows: Vec<file::Map>,
         mapping: file::Mapping,
         users: &Users,
+        issuers: Vec<Arc<str>>,
         listeners: &[Arc<Listener>],
         defaults: Vec<(Arc<str>, UserName)>,
     ) -> Mapping {
@@ -40,7 +41,7 @@ impl Resolver<'_> {
         }
         authorities.sort();
         authorities.dedup();
-        let known = Known { users, issuers: Vec::new(), authorities, listeners };
+        let known = Known { users, issuers, authorities, listeners };
         let mut rules = Vec::new();
         for (index, row) in rows.into_iter().enumerate() {
             rules.extend(self.map_rule(&format!("map[{index}]"), row, &known));
@@ -67,8 +68,16 @@ impl Resolver<'_> {
             peer,
             san_uri: row.san_uri.as_deref().map(Glob::new),
             san_dns: row.san_dns.as_deref().map(Glob::new),
-            issuer: None,
-            claims: Vec::new(),
+            issuer: row
+                .issuer
+                .as_deref()
+                .and_then(|name| self.issuer(&format!("{path}.issuer"), name, known)),
+            claims: row
+                .claim
+                .unwrap_or_default()
+                .iter()
+                .map(|(name, value)| (name.clone(), Glob::new(value)))
+                .collect(),
             network,
         };
         self.check_conditions(path, &who, known);
@@ -106,6 +115,14 @@ impl Resolver<'_> {
             _ => {}
         }
         Some(peer)
+    }
+
+    fn issuer(&mut self, path: &str, name: &str, known: &Known<'_>) -> Option<Arc<str>> {
+        let found = known.issuers.iter().find(|issuer| &***issuer == name).cloned();
+        if found.is_none() {
+            self.findings.fault(path, "names the issuer of no [[jwt]]");
+        }
+        found
     }
 
     /// What the conditions must be, beside well-formed.

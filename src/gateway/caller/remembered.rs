@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::{Identities, Standing};
 use crate::downstream::session::{Session, SessionPeer};
+use crate::jwt::Verified;
 use crate::rpc::method::Method;
 use crate::secret::Secret;
 
@@ -18,9 +19,17 @@ pub struct Remembered {
     pub(super) identities: Arc<Identities>,
     pub(super) by_certificate: Option<Standing>,
     pub(super) by_default: Option<Standing>,
-    /// Whose token was shown last: nearly always whose is shown next.
-    pub(super) last: Option<(Rc<Session>, Standing)>,
+    /// What was shown last: nearly always what is shown next.
+    last: Option<(Evidence, Standing)>,
     logins: Logins,
+}
+
+/// What a request shows in its header, once it was opened or verified.
+pub(super) enum Evidence {
+    /// A session's token.
+    Session(Rc<Session>),
+    /// A JWT.
+    Jwt(Rc<Verified>),
 }
 
 /// Who has logged in.
@@ -43,6 +52,27 @@ impl Remembered {
             self.identities = Arc::clone(identities);
             (self.by_certificate, self.by_default, self.last) = (None, None, None);
         }
+    }
+
+    /// What was decided for whoever shows that, if it was the last that was shown.
+    pub(super) fn of(&self, shown: &Evidence) -> Option<Standing> {
+        let (known, standing) = self.last.as_ref()?;
+        let same = match (known, shown) {
+            (Evidence::Session(known), Evidence::Session(shown)) => Rc::ptr_eq(known, shown),
+            (Evidence::Jwt(known), Evidence::Jwt(shown)) => Rc::ptr_eq(known, shown),
+            _ => false,
+        };
+        same.then(|| standing.clone())
+    }
+
+    pub(super) fn keep(&mut self, shown: Evidence, standing: Standing) -> Standing {
+        self.last = Some((shown, standing.clone()));
+        standing
+    }
+
+    /// Somebody appeared who did not log in: whose a call is that shows nothing, nobody can say any more.
+    pub(super) fn nobody_lends(&mut self) {
+        self.logins = Logins::Several;
     }
 
     /// `peer` was identified by `token`, or has just got it.
