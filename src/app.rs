@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -23,6 +24,7 @@ use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{self as downstream_tls, TlsError};
+use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::reload;
 use crate::rpc::method::METHODS;
@@ -108,6 +110,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         config: Arc::clone(&config),
         connector,
         members: members.clone(),
+        identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
         logins: Arc::clone(&logins),

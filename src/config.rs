@@ -7,6 +7,7 @@
 
 mod file;
 mod findings;
+mod mapping;
 #[cfg(test)]
 mod reference;
 mod resolve;
@@ -22,12 +23,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::identity::{ClusterId, UserName};
-use crate::pem::{KeyPair, Roots};
+use crate::jwt::Verifier;
+use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
 use crate::users::Users;
 
 pub use findings::{Fault, Faults, Warning};
+pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
 pub use resolve::load;
 pub use values::Malformed;
 
@@ -44,6 +47,12 @@ pub struct Config {
     pub session: Arc<Session>,
     /// Who checks passwords.
     pub passwords: Arc<Passwords>,
+    /// The etcd users as whom Keyward can act without a client's password.
+    pub users: Arc<[Login]>,
+    /// Whose JWTs are taken.
+    pub issuers: Arc<[Verifier]>,
+    /// Who is which etcd user.
+    pub mapping: Arc<Mapping>,
     /// How watches are kept alive.
     pub watch: Watch,
     /// Bounds on what clients may use.
@@ -67,8 +76,34 @@ pub struct Listener {
     pub address: Address,
     /// TLS, where it is on.
     pub tls: Option<ServerTls>,
-    /// Who clients are that show no credential, where that is allowed.
-    pub default_user: Option<Login>,
+    /// What clients may show, in the order in which it is looked at. Never empty, nothing twice, the default last.
+    pub identify: Vec<Identify>,
+    /// Whether a login serves calls about leases and members that show nothing, on its connection.
+    pub lend_login_identity: bool,
+    /// What happens to whom when its certificate or JWT expires.
+    pub on_expiry: OnExpiry,
+}
+
+/// A way to say who one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Identify {
+    /// A session token, from a login.
+    Token,
+    /// A signed JWT.
+    Jwt,
+    /// A client certificate.
+    Certificate,
+    /// Nothing: whoever reaches the listener.
+    Default,
+}
+
+/// What happens when a proof of identity expires under a connection or stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnExpiry {
+    /// It ends.
+    Cut,
+    /// It goes on until it ends by itself.
+    Keep,
 }
 
 /// Where a socket listens.
@@ -94,10 +129,21 @@ pub struct ServerTls {
 pub enum ClientAuth {
     /// They are not asked.
     None,
-    /// They are asked; one that is shown must verify under these.
-    Optional(Roots),
-    /// They must show one that verifies under these.
-    Required(Roots),
+    /// They are asked; one that is shown must verify under this.
+    Optional(ClientCa),
+    /// They must show one that verifies under this.
+    Required(ClientCa),
+}
+
+/// Who vouches for clients.
+#[derive(Clone, Debug)]
+pub struct ClientCa {
+    /// What its peers are called by.
+    pub name: Arc<str>,
+    /// Its certificates.
+    pub roots: Roots,
+    /// What it has revoked, where that is looked at.
+    pub crls: Option<Crls>,
 }
 
 /// An etcd user with the password that proves it.
@@ -290,6 +336,17 @@ pub struct Drain {
 pub struct Runtime {
     /// Threads that serve clients.
     pub shards: NonZeroUsize,
+}
+
+impl ClientAuth {
+    /// Who vouches for the certificates that are shown, if any are.
+    #[must_use]
+    pub fn ca(&self) -> Option<&ClientCa> {
+        match self {
+            Self::None => None,
+            Self::Optional(ca) | Self::Required(ca) => Some(ca),
+        }
+    }
 }
 
 impl Endpoint {

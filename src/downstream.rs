@@ -2,7 +2,9 @@
 //!
 //! Owns: what a client shows us and what we hand it. Must not know: the upstream side, policy.
 
+pub mod certificate;
 pub mod connection;
+pub mod jwt;
 pub mod listener;
 pub mod requests;
 pub mod said;

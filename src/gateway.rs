@@ -17,16 +17,19 @@ pub mod streams;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::downstream::session::{Sealer, Session};
-use crate::gateway::caller::{Caller, Callers};
+use crate::config::{Listener, OnExpiry};
+use crate::downstream::session::Sealer;
+use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::login::desk::Logins;
-use crate::identity::{MemberId, Revision};
+use crate::identity::{MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
+use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
@@ -84,20 +87,51 @@ pub struct Gateway {
 pub struct Client {
     /// Where it came from.
     pub origin: Rc<access_log::Origin>,
-    /// As whom it calls where it shows no credential.
-    pub default: Rc<Caller>,
+    /// Which listener it came by.
+    pub listener: Arc<Listener>,
+    /// Who its certificate says it is.
+    pub certificate: Option<Peer>,
+    /// When its welcome is over.
+    pub until: Option<Instant>,
     /// The highest revision that it was shown: nothing older may follow (rules 21).
     pub floor: Rc<Cell<Revision>>,
     home: Cell<Option<MemberId>>,
-    /// Who called last: nearly always who calls next.
-    last: RefCell<Option<(Rc<Session>, Rc<Caller>)>>,
+    /// Who calls over it.
+    pub remembered: RefCell<Remembered>,
+}
+
+/// When what a proof let in is cut that ends at `expires`. None where the listener lets it go on, or where that is further
+/// away than timers can tell.
+#[must_use]
+pub fn cut_at(listener: &Listener, expires: SystemTime, now: SystemTime) -> Option<Instant> {
+    match listener.on_expiry {
+        OnExpiry::Cut => Instant::now().checked_add(expires.duration_since(now).unwrap_or_default()),
+        OnExpiry::Keep => None,
+    }
 }
 
 impl Client {
     /// A connection that has seen nothing yet.
     #[must_use]
-    pub fn new(origin: Rc<access_log::Origin>, default: Rc<Caller>) -> Self {
-        Self { origin, default, floor: Rc::default(), home: Cell::default(), last: RefCell::default() }
+    pub fn new(
+        gateway: &Gateway,
+        origin: Rc<access_log::Origin>,
+        listener: Arc<Listener>,
+        certificate: Option<Peer>,
+        until: Option<Instant>,
+    ) -> Self {
+        let remembered = RefCell::new(gateway.callers.remembered());
+        let (floor, home) = (Rc::default(), Cell::default());
+        Self { origin, listener, certificate, until, floor, home, remembered }
+    }
+
+    /// When a stream or a call that waits of this caller ends though nobody ends it, and what the client is told: its
+    /// connection's welcome is over, or its proof.
+    #[must_use]
+    pub fn ends(&self, caller: &Caller) -> Option<(Instant, Refusal)> {
+        let proof = caller.until.map(|at| (at, Refusal::INVALID_AUTH_TOKEN));
+        let welcome = self.until.map(|at| (at, Refusal::SHUTTING_DOWN));
+        proof.into_iter().chain(welcome).min_by_key(|(at, _)| *at)
     }
 
     /// Notes a revision that goes downstream.
@@ -108,7 +142,7 @@ impl Client {
 
 impl Gateway {
     /// A gateway for one shard.
-    #[expect(clippy::too_many_arguments, reason = "what a shard is made of, each of it once")]
+    #[expect(clippy::too_many_arguments, reason = "what a shard is given, each of it once")]
     #[must_use]
     pub fn new(
         door: Rc<Door>,
@@ -119,6 +153,7 @@ impl Gateway {
         tasks: Tasks,
         drain: watch::Receiver<Option<Instant>>,
         claims: Arc<Claims>,
+        identities: Arc<ArcSwap<Identities>>,
     ) -> Self {
         let largest = settings.request_size + PREFIX;
         let watch_budget =
@@ -129,7 +164,7 @@ impl Gateway {
             claims,
             door,
             watch_budget,
-            callers: Callers::new(Arc::clone(&sealer)),
+            callers: Callers::new(Arc::clone(&sealer), identities),
             sealer,
             logins,
             metrics,

@@ -1,10 +1,16 @@
 //! The names and numbers by which etcd and we tell things apart.
 //!
-//! Owns: newtypes for ids, revisions and user names. Knows nothing of where they come from.
+//! Owns: newtypes for ids, revisions and user names; below, who is calling (`peer`) and how rules name that (`pattern`).
+//! Knows nothing of where they come from.
 //! Invariant: a [`UserName`] is compared byte for byte, never case-folded.
+
+pub mod pattern;
+pub mod peer;
 
 use std::fmt;
 use std::sync::Arc;
+
+pub use peer::Peer;
 
 /// A member's id, as in `ResponseHeader.member_id`. Shown in hexadecimal, as etcdctl does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! Keyward: an etcd-aware gRPC reverse proxy, one address for an etcd cluster.
 //!
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
-//! `app` · `admin`, `reload` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
+//! `app` · `admin`, `reload` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `policy` · `config` · `rpc` · `refusal`, `jwt` ·
 //! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod admin;
@@ -11,9 +11,11 @@ pub mod downstream;
 pub mod gateway;
 pub mod identity;
 pub mod io;
+pub mod jwt;
 pub mod lease;
 pub mod pb;
 pub mod pem;
+pub mod policy;
 pub mod refusal;
 pub mod reload;
 pub mod rpc;

@@ -1,4 +1,4 @@
-//! Certificates and private keys read from PEM files.
+//! Certificates, revocation lists and private keys read from PEM files.
 //!
 //! Owns: the one use of `rustls-pemfile`, and the check that what was read can be used at all. Must not know: whose
 //! certificate it is, or for which connection.
@@ -12,10 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::RootCertStore;
+use rustls::crypto::ring::default_provider;
 use rustls::crypto::ring::sign::any_supported_type;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::ParsedCertificate;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SigningKey};
+use rustls_pemfile::Item;
 use zeroize::Zeroizing;
 
 /// More than any chain or bundle needs (Debian's whole CA bundle has 220 KiB); keeps `/dev/zero` from eating us.
@@ -42,6 +44,10 @@ pub struct KeyPair {
 /// The certificates of the authorities that are trusted. Never empty; clones share it.
 #[derive(Clone, Debug)]
 pub struct Roots(Arc<[CertificateDer<'static>]>);
+
+/// Lists of certificates that their authorities have revoked. Never empty; clones share them.
+#[derive(Clone, Debug)]
+pub struct Crls(Arc<[CertificateRevocationListDer<'static>]>);
 
 /// The private key belongs to another certificate.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +86,12 @@ pub enum Reason {
         /// What the certificate parser says.
         error: rustls::Error,
     },
+    /// There is no revocation list in it.
+    #[error("holds no certificate revocation list (BEGIN X509 CRL)")]
+    NoCrl,
+    /// One of its revocation lists cannot be used.
+    #[error("holds a revocation list that cannot be used: {0}")]
+    BadCrl(VerifierBuilderError),
     /// There is no private key in it.
     #[error("holds no private key (BEGIN PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY)")]
     NoKey,
@@ -189,6 +201,62 @@ impl Roots {
     pub fn certificates(&self) -> &[CertificateDer<'static>] {
         &self.0
     }
+}
+
+impl Crls {
+    /// Reads every revocation list of the file, each of which must be usable for certificates under `roots`.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn read(path: &Path, roots: &Roots) -> Result<Self, Error> {
+        let at = |reason| Error { path: path.to_owned(), reason };
+        let pem = read(path).map_err(at)?;
+        let crls: Vec<_> =
+            rustls_pemfile::crls(&mut &pem[..]).collect::<Result<_, _>>().map_err(|_| at(Reason::NotPem))?;
+        if crls.is_empty() {
+            return Err(at(Reason::NoCrl));
+        }
+        let mut store = RootCertStore::empty();
+        store.add_parsable_certificates(roots.certificates().iter().cloned());
+        WebPkiClientVerifier::builder_with_provider(Arc::new(store), Arc::new(default_provider()))
+            .with_crls(crls.iter().cloned())
+            .build()
+            .map_err(|error| at(Reason::BadCrl(error)))?;
+        Ok(Self(crls.into()))
+    }
+
+    /// The lists.
+    #[must_use]
+    pub fn lists(&self) -> &[CertificateRevocationListDer<'static>] {
+        &self.0
+    }
+}
+
+/// There are no public keys to be had.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPublicKeys {
+    /// A header without its footer, or no base64 between them.
+    #[error("is not valid PEM")]
+    NotPem,
+    /// A private key lies there in the open.
+    #[error("holds a private key")]
+    Private,
+}
+
+/// The public keys (`BEGIN PUBLIC KEY`) in a text, as `SubjectPublicKeyInfo` in DER.
+///
+/// # Errors
+/// [`NoPublicKeys`].
+pub fn public_keys(mut text: &[u8]) -> Result<Vec<Vec<u8>>, NoPublicKeys> {
+    let mut keys = Vec::new();
+    for item in rustls_pemfile::read_all(&mut text) {
+        match item.map_err(|_| NoPublicKeys::NotPem)? {
+            Item::SubjectPublicKeyInfo(key) => keys.push(key.to_vec()),
+            Item::Pkcs1Key(_) | Item::Pkcs8Key(_) | Item::Sec1Key(_) => return Err(NoPublicKeys::Private),
+            _ => {}
+        }
+    }
+    Ok(keys)
 }
 
 fn has(pem: &[u8], words: &[u8]) -> bool {

@@ -9,19 +9,22 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwap;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::config::Config;
-use crate::downstream::connection::{self, Bounds};
+use crate::config::{self, Config};
+use crate::downstream::certificate::ClientCertificate;
+use crate::downstream::connection::{self, Admitted, Bounds};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::gateway::access_log::Origin;
-use crate::gateway::caller::Caller;
+use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, Settings, pipeline};
+use crate::gateway::{Client, Gateway, Settings, cut_at, pipeline};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::rpc::frame::PREFIX;
@@ -34,7 +37,7 @@ use crate::upstream::departures::leave_unfit_members;
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
-use crate::upstream::send::{As, Door};
+use crate::upstream::send::Door;
 
 /// How long what is left upstream may take to end once no client is left.
 const LAST: Duration = Duration::from_secs(1);
@@ -52,6 +55,8 @@ pub struct Parts {
     pub members: MembersHandle,
     /// Tokens per identity and member.
     pub credentials: Arc<Credentials>,
+    /// Who is which etcd user.
+    pub identities: Arc<ArcSwap<Identities>>,
     /// Seals and opens sessions.
     pub sealer: Arc<Sealer>,
     /// Checks passwords.
@@ -81,9 +86,8 @@ pub struct Serving {
 
 /// A listener, as its connections need it.
 struct Listener {
-    name: Arc<str>,
+    config: Arc<config::Listener>,
     tls: Option<Arc<rustls::ServerConfig>>,
-    default: Rc<Caller>,
 }
 
 impl Serving {
@@ -100,14 +104,7 @@ impl Serving {
         let tasks = Tasks::default();
         let config = &parts.config;
         let listeners = config.listeners.iter().zip(parts.tls);
-        let listeners = listeners.map(|(listener, tls)| Listener {
-            name: Arc::clone(&listener.name),
-            tls,
-            default: Rc::new(Caller::new(match &listener.default_user {
-                None => As::Nobody,
-                Some(login) => As::User(parts.credentials.identity(&login.user, &login.password)),
-            })),
-        });
+        let listeners = listeners.map(|(listener, tls)| Listener { config: Arc::clone(listener), tls });
         let listeners = listeners.collect();
         let door = Rc::new(Door {
             pool: Pool::new(parts.connector, parts.members.hints.clone(), tasks.clone()),
@@ -141,6 +138,7 @@ impl Serving {
             tasks.clone(),
             parts.drain.clone(),
             parts.claims,
+            parts.identities,
         ));
         Self {
             gateway,
@@ -175,15 +173,22 @@ impl Serving {
         keep: impl Sized + 'static,
     ) {
         let Some(listener) = self.listeners.get(listener) else { return };
-        let origin = Rc::new(Origin { listener: Arc::clone(&listener.name), remote });
-        let client = Rc::new(Client::new(origin, Rc::clone(&listener.default)));
-        let gateway = Rc::clone(&self.gateway);
-        let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
+        let origin = Rc::new(Origin { listener: Arc::clone(&listener.config.name), remote });
+        let (gateway, config) = (Rc::clone(&self.gateway), Arc::clone(&listener.config));
+        let admit = move |leaf: Option<&CertificateDer<'static>>| {
+            let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
+            let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;
+            let until = shown.as_ref().and_then(|shown| cut_at(&config, shown.expires, SystemTime::now()));
+            let peer = shown.map(|shown| shown.peer);
+            let client = Rc::new(Client::new(&gateway, origin, config, peer, until));
+            let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
+            Ok(Admitted { answer, until })
+        };
         let (tls, drain) = (listener.tls.clone(), self.drain.clone());
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
-            if let Err(error) = connection::serve(stream, tls, bounds, &tasks, drain, answer).await {
+            if let Err(error) = connection::serve(stream, tls, bounds, &tasks, drain, admit).await {
                 metrics.handshakes_failed.inc();
                 tracing::debug!(%error, ?remote, "no connection");
             }

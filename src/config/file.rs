@@ -4,6 +4,7 @@
 //! Invariants: every key is optional here, so that `resolve` can tell all that is missing at once; unknown keys are
 //! refused. A key lands here with its reader and its line in the `config.toml` of the repository's root.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -28,6 +29,12 @@ pub(super) struct File {
     pub(super) login: Passwords,
     #[serde(deserialize_with = "tables")]
     pub(super) user: Vec<User>,
+    #[serde(deserialize_with = "tables")]
+    pub(super) jwt: Vec<Jwt>,
+    #[serde(deserialize_with = "tables")]
+    pub(super) map: Vec<Map>,
+    #[serde(deserialize_with = "table")]
+    pub(super) mapping: Mapping,
     #[serde(deserialize_with = "table")]
     pub(super) watch: Watch,
     #[serde(deserialize_with = "table")]
@@ -51,6 +58,27 @@ pub(super) struct Listener {
     #[serde(deserialize_with = "some_table")]
     pub(super) tls: Option<ListenerTls>,
     pub(super) default_user: Option<String>,
+    pub(super) identify: Option<Vec<Identify>>,
+    pub(super) lend_login_identity: Option<bool>,
+    pub(super) on_expiry: Option<OnExpiry>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Identify {
+    Token,
+    Jwt,
+    Certificate,
+    Default,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OnExpiry {
+    Cut,
+    Keep,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -60,6 +88,8 @@ pub(super) struct ListenerTls {
     pub(super) cert: Option<String>,
     pub(super) key: Option<String>,
     pub(super) client_ca: Option<String>,
+    pub(super) client_ca_name: Option<String>,
+    pub(super) client_crl: Option<String>,
     pub(super) client_auth: Option<ClientAuth>,
 }
 
@@ -144,6 +174,40 @@ pub(super) enum PasswordSource {
 pub(super) struct User {
     pub(super) name: Option<String>,
     pub(super) password_file: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Jwt {
+    pub(super) issuer: Option<String>,
+    pub(super) audience: Option<String>,
+    pub(super) keys: Option<String>,
+    pub(super) algorithms: Option<Vec<String>>,
+    pub(super) subject: Option<String>,
+    pub(super) leeway: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Map {
+    pub(super) peer: Option<String>,
+    pub(super) san_uri: Option<String>,
+    pub(super) san_dns: Option<String>,
+    pub(super) issuer: Option<String>,
+    pub(super) claim: Option<BTreeMap<String, String>>,
+    pub(super) network: Option<String>,
+    #[serde(rename = "as")]
+    pub(super) user: Option<String>,
+    pub(super) deny: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Mapping {
+    pub(super) default: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -6,7 +6,8 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::file::{self, File};
-use super::{Address, ClientAuth, ClusterPin, Config, Realm, resolve};
+use super::{Address, ClientAuth, ClusterPin, Config, MapRule, Outcome, Realm, resolve};
+use crate::identity::Peer;
 
 const REFERENCE: &str = include_str!("../../config.toml");
 
@@ -58,12 +59,19 @@ fn every_key_of_the_code_stands_in_it_and_no_other() {
             ..Default::default()
         },
         user: vec![file::User::default()],
+        jwt: vec![file::Jwt::default()],
+        map: vec![file::Map {
+            claim: Some([("repository".to_owned(), String::new())].into()),
+            ..Default::default()
+        }],
         ..Default::default()
     };
     let (mut known, mut written) = (BTreeSet::new(), BTreeSet::new());
     key_paths(&serde_json::to_value(all).unwrap(), "", &mut known);
     let table: Table = toml::from_str(&with_examples()).unwrap();
     key_paths(&serde_json::to_value(table).unwrap(), "", &mut written);
+    // A rule about certificates and one about JWTs: no rule has all conditions.
+    let written = written.iter().map(|path| path.replace("map[1]", "map[0]")).collect();
     assert!(known.len() > 30, "{known:?}");
     assert_eq!(known, written);
 }
@@ -105,13 +113,17 @@ fn its_examples_are_valid_together() {
     for (cert, key) in [
         ("tls/server.crt", "tls/server.key"),
         ("tls/client.crt", "tls/client.key"),
-        ("tls/clients-ca.crt", "tls/unused.key"),
         ("tls/etcd-ca.crt", "tls/unused.key"),
     ] {
         let made = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
         std::fs::write(root.join(cert), made.cert.pem()).unwrap();
         std::fs::write(root.join(key), made.signing_key.serialize_pem()).unwrap();
     }
+    let (ca, crl) = revoking_authority();
+    std::fs::write(root.join("tls/clients-ca.crt"), ca).unwrap();
+    std::fs::write(root.join("tls/clients.crl"), crl).unwrap();
+    let pem = rcgen::KeyPair::generate().unwrap().public_key_pem();
+    std::fs::write(root.join("ci-keys.json"), pem).unwrap();
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
     std::fs::write(root.join("probe.password"), "probe-hunter2\n").unwrap();
@@ -123,8 +135,17 @@ fn its_examples_are_valid_together() {
     let listener = &config.listeners[0];
     assert_eq!(listener.address, Address::Tcp("127.0.0.1:2379".parse().unwrap()));
     assert!(matches!(listener.tls.as_ref().unwrap().clients, ClientAuth::Required(_)));
-    let default_user = listener.default_user.as_ref().unwrap();
-    assert_eq!((default_user.user.as_str(), default_user.password.expose().as_str()), ("app", "app-hunter2"));
+    assert_eq!(
+        (config.users[0].user.as_str(), config.users[0].password.expose().as_str()),
+        ("app", "app-hunter2")
+    );
+    let outcomes: Vec<_> = config.mapping.rules.iter().map(MapRule::outcome).collect();
+    let app = Outcome::User("app".into());
+    assert_eq!(outcomes, [&app, &Outcome::Same, &app], "the last one is default_user");
+    assert_eq!(&*config.issuers[0].issuer, "https://ci.example.com");
+    assert!(config.mapping.rules[2].applies(&Peer::Listener("clients".into()), None));
+    assert_eq!(config.mapping.default, Some("app".into()));
+    assert_eq!(&*listener.tls.as_ref().unwrap().clients.ca().unwrap().name, "staff");
     let cluster = &config.cluster;
     assert!(cluster.tls.as_ref().unwrap().identity.is_some());
     assert!(matches!(cluster.pin, ClusterPin::Id(id) if id.to_string() == "cdf818194e3a8c32"));
@@ -134,4 +155,21 @@ fn its_examples_are_valid_together() {
     assert_eq!(config.session.realm, Realm::Named("production".into()));
     let printed = format!("{config:#?}");
     assert!(!printed.contains("hunter2"), "{printed}");
+}
+
+/// An authority's certificate, and what it has revoked: nothing.
+fn revoking_authority() -> (String, String) {
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::CrlSign];
+    let ca = rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap();
+    let crl = rcgen::CertificateRevocationListParams {
+        this_update: rcgen::date_time_ymd(2026, 1, 1),
+        next_update: rcgen::date_time_ymd(2100, 1, 1),
+        crl_number: rcgen::SerialNumber::from(1),
+        issuing_distribution_point: None,
+        revoked_certs: Vec::new(),
+        key_identifier_method: rcgen::KeyIdMethod::Sha256,
+    };
+    (ca.pem(), crl.signed_by(&ca).unwrap().pem().unwrap())
 }

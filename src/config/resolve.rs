@@ -5,8 +5,10 @@
 //! never leaves this file, since one fault is enough to refuse the whole.
 
 mod cluster;
+mod jwt;
 mod listener;
 mod login;
+mod mapping;
 
 use std::fmt::Display;
 use std::io::Read as _;
@@ -28,6 +30,15 @@ use crate::identity::UserName;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
+
+/// Which ways to say who one is lead anywhere, on every listener.
+#[derive(Clone, Copy)]
+struct Ways {
+    /// A rule may know who shows a certificate.
+    mapped: bool,
+    /// Somebody's JWTs are taken.
+    jwts: bool,
+}
 
 /// A configuration larger than this is some other file.
 const MAX_FILE: u64 = 1 << 20;
@@ -83,7 +94,12 @@ struct Resolver<'a> {
 impl Resolver<'_> {
     fn config(&mut self, file: File) -> Option<Config> {
         let users = self.users(file.user);
-        let listeners = self.listeners(file.listener, &users);
+        let mapped = !file.map.is_empty() || file.mapping.default.is_some();
+        let issuers = self.issuers(file.jwt);
+        let named = issuers.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
+        let (mut defaults, ways) = (Vec::new(), Ways { mapped, jwts: !issuers.is_empty() });
+        let listeners = self.listeners(file.listener, &users, ways, &mut defaults);
+        let mapping = self.mapping(file.map, file.mapping, &users, named, &listeners, defaults);
         let cluster = self.cluster(file.cluster);
         let admin = self.admin(file.admin, &listeners);
         Some(Config {
@@ -97,6 +113,9 @@ impl Resolver<'_> {
             runtime: self.runtime(file.runtime),
             cluster: Arc::new(cluster),
             admin: admin?,
+            users: users.into_values().flatten().collect(),
+            issuers: issuers.into(),
+            mapping: Arc::new(mapping),
             listeners,
         })
     }
@@ -311,7 +330,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::config::{Address, ClientAuth, ClusterPin};
+    use crate::config::{Address, ClientAuth, ClusterPin, Identify, OnExpiry, Outcome};
 
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
     const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n";
@@ -446,7 +465,8 @@ mod tests {
         let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
         let text = format!("{CLUSTER}{LISTENER}default_user = 'app'\n{user}");
         let (config, warnings) = valid(&text);
-        let login = config.listeners[0].default_user.as_ref().unwrap();
+        let login = &config.users[0];
+        assert_eq!(config.mapping.rules[0].outcome(), &Outcome::User("app".into()));
         assert_eq!((login.user.as_str(), login.password.expose().as_str()), ("app", "hunter2"));
         assert_eq!(warnings, ["session.key_files"]);
 
@@ -459,6 +479,99 @@ mod tests {
             fault_paths(&format!("{CLUSTER}{LISTENER}[[user]]\n")),
             ["user[0].name", "user[0].password_file"]
         );
+    }
+
+    #[test]
+    fn rules_name_peers_and_users_that_there_are() {
+        let users =
+            "[[user]]\nname = 'app'\npassword_file = 'pw'\n[[user]]\nname = 'root'\npassword_file = 'pw'\n";
+        let tls = "tls = { cert = 'a.crt', key = 'a.key', client_ca = 'b.crt', client_ca_name = 'staff' }\n";
+        let text = |rule: &str| format!("{CLUSTER}{LISTENER}{tls}{users}[[map]]\n{rule}\n");
+        for good in [
+            "peer = 'cert:staff:CN=*'\nas = 'same'",
+            "peer = 'cert:staff:URI=spiffe://x'\nas = 'root'",
+            "peer = 'password:x'\nnetwork = '10.0.0.0/8'\ndeny = true",
+            "san_uri = 'spiffe://x/*'\nas = 'app'\ndeny = false",
+            "network = 'fd00::/8'\nas = 'app'",
+            "peer = 'listener:a'\nas = 'root'",
+        ] {
+            let (config, _) = valid(&text(good));
+            assert_eq!(config.mapping.rules.len(), 1, "{good}");
+            assert_eq!(
+                config.listeners[0].identify,
+                [Identify::Token, Identify::Certificate, Identify::Default]
+            );
+        }
+        for (bad, path) in [
+            ("", "map[0]"),
+            ("as = 'app'", "map[0]"),
+            ("peer = 'alice'\nas = 'app'", "map[0].peer"),
+            ("peer = 'cert:a:CN=x'\nas = 'app'", "map[0].peer"),
+            ("peer = 'listener:b'\nas = 'app'", "map[0].peer"),
+            ("peer = 'jwt:x:y'\nas = 'app'", "map[0].peer"),
+            ("network = '10.0.0.1/8'\nas = 'app'", "map[0].network"),
+            ("peer = 'cert:staff:CN=x'\nas = 'nobody'", "map[0].as"),
+            ("peer = 'cert:staff:CN=x'", "map[0].as"),
+            ("peer = 'cert:staff:CN=x'\nas = 'app'\ndeny = true", "map[0].as"),
+            ("peer = 'cert:staff:CN=r*'\nas = 'root'", "map[0].as"),
+            ("san_uri = 'spiffe://x'\nas = 'root'", "map[0].as"),
+            ("network = '10.0.0.0/8'\nas = 'root'", "map[0].as"),
+            ("peer = 'cert:staff:DNS=*'\nas = 'same'", "map[0].as"),
+            ("san_dns = '*'\nas = 'same'", "map[0].as"),
+            ("peer = 'listener:a'\nas = 'same'", "map[0].as"),
+            ("peer = 'password:x'\nsan_dns = 'x'\nas = 'app'", "map[0]"),
+        ] {
+            let told = fault_paths(&text(bad));
+            assert!(told.iter().all(|told| told.starts_with(path)) && !told.is_empty(), "{bad}: {told:?}");
+        }
+        let two = format!(
+            "{}[[listener]]\nname = 'b'\naddress = '127.0.0.1:3'\n\
+             tls = {{ cert = 'a.crt', key = 'a.key', client_ca = 'b.crt' }}\n",
+            text("san_uri = 'x'\nas = 'app'")
+        );
+        assert_eq!(fault_paths(&two), ["map[0]"], "of which authority?");
+        valid(&two.replace("san_uri = 'x'", "san_uri = 'x'\npeer = 'cert:b:CN=*'"));
+    }
+
+    #[test]
+    fn whoever_no_rule_knows_is_never_root() {
+        let user = "[[user]]\nname = 'root'\npassword_file = 'pw'\n";
+        let text = format!("{CLUSTER}{LISTENER}{user}[mapping]\ndefault = 'root'\n");
+        assert_eq!(fault_paths(&text), ["mapping.default"]);
+        assert_eq!(fault_paths(&text.replace("default = 'root'", "default = 'x'")), ["mapping.default"]);
+        let (config, _) = valid(&text.replace("'root'", "'app'"));
+        assert_eq!(config.mapping.default, Some("app".into()));
+    }
+
+    #[test]
+    fn the_ways_to_say_who_one_is_are_in_order() {
+        let tls = "tls = { cert = 'a.crt', key = 'a.key', client_ca = 'b.crt' }\n";
+        let text = |ways: &str| format!("{CLUSTER}{LISTENER}{tls}identify = {ways}\n");
+        let (config, _) = valid(&text("['certificate', 'token']"));
+        let listener = &config.listeners[0];
+        assert_eq!(listener.identify, [Identify::Certificate, Identify::Token]);
+        assert!(!listener.lend_login_identity);
+        assert_eq!(listener.on_expiry, OnExpiry::Cut);
+        for (bad, path) in [
+            ("[]", "listener[0].identify"),
+            ("['token', 'token']", "listener[0].identify[1]"),
+            ("['default', 'token']", "listener[0].identify[1]"),
+            ("['password']", "listener[0].identify[0]"),
+        ] {
+            assert_eq!(fault_paths(&text(bad)), [path], "{bad}");
+        }
+        let without = text("['certificate']").replace(tls, "");
+        assert_eq!(fault_paths(&without), ["listener[0].identify[0]"]);
+        let (config, _) = valid(&format!("{CLUSTER}{LISTENER}{tls}"));
+        assert_eq!(
+            config.listeners[0].identify,
+            [Identify::Token, Identify::Default],
+            "no rule: a door only"
+        );
+        let kept = format!("{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\n");
+        let (config, _) = valid(&kept);
+        assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
+        assert!(config.listeners[0].lend_login_identity);
     }
 
     #[test]
@@ -485,6 +598,15 @@ mod tests {
             ["listener[0].tls.client_ca"]
         );
         assert_eq!(fault_paths(&tls(&format!("{pair}, client_ca = 'a.key'"))), ["listener[0].tls.client_ca"]);
+        for (bad, path) in [
+            ("client_ca = 'b.crt', client_crl = 'absent'", "client_crl"),
+            ("client_ca = 'b.crt', client_crl = 'b.crt'", "client_crl"),
+            ("client_crl = 'b.crt'", "client_crl"),
+            ("client_ca_name = 'x'", "client_ca_name"),
+            ("client_ca = 'b.crt', client_ca_name = 'a:b'", "client_ca_name"),
+        ] {
+            assert_eq!(fault_paths(&tls(&format!("{pair}, {bad}"))), [format!("listener[0].tls.{path}")]);
+        }
         let (config, _) = valid(&tls(pair));
         assert_eq!(config.advertise.client_urls, ["https://127.0.0.1:2"]);
     }

@@ -1,8 +1,9 @@
 //! One client connection: TLS, HTTP/2, and its end.
 //!
-//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Must not know what is served.
-//! Invariants (rules 37, 39, 40, 45): a peer that does not speak within the limit is gone; a burst of cancelled
-//! streams does not end the connection; a draining connection sends GOAWAY, finishes what is open, and has a hard limit.
+//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Must not know what is served, nor
+//! who is let in. Invariants (rules 16, 37, 39, 40, 45): a peer that does not speak within the limit is gone; a burst of
+//! cancelled streams does not end the connection; a connection that drains, or whose welcome is over, sends GOAWAY,
+//! finishes what is open, and has a hard limit.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -22,10 +23,12 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioTimer;
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
+use crate::downstream::certificate::Unreadable;
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
 use crate::tasks::{LocalExecutor, Tasks};
@@ -48,6 +51,17 @@ pub struct Bounds {
     pub handshake: Duration,
 }
 
+/// After its welcome was over, what is open on a connection has this long to end.
+pub const LAST_CALLS: Duration = Duration::from_secs(10);
+
+/// A client that was let in.
+pub struct Admitted<A> {
+    /// Answers its requests.
+    pub answer: A,
+    /// When its welcome is over.
+    pub until: Option<Instant>,
+}
+
 /// How a connection ended before it was served.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
@@ -57,27 +71,32 @@ pub enum HandshakeError {
     /// TLS failed.
     #[error("the TLS handshake failed: {0}")]
     Tls(#[from] io::Error),
+    /// Its certificate, though verified, could not be read.
+    #[error(transparent)]
+    Certificate(#[from] Unreadable),
 }
 
-/// Serves one connection until it ends, or is drained: then it has until the instant that `drain` tells.
+/// Serves one connection until it ends, or is drained: then it has until the instant that `drain` tells. `admit` is
+/// shown the certificate that the client has shown, which was verified.
 ///
 /// # Errors
 /// The handshake failed. Whatever goes wrong later is the client's to see, and nobody's error.
-pub async fn serve<F, B>(
+pub async fn serve<A, F, B>(
     stream: Stream,
     tls: Option<Arc<rustls::ServerConfig>>,
     bounds: Bounds,
     tasks: &Tasks,
     mut drain: watch::Receiver<Option<Instant>>,
-    answer: impl Fn(Request<Incoming>) -> F + 'static,
+    admit: impl FnOnce(Option<&CertificateDer<'static>>) -> Result<Admitted<A>, Unreadable>,
 ) -> Result<(), HandshakeError>
 where
+    A: Fn(Request<Incoming>) -> F + 'static,
     F: Future<Output = Response<B>> + 'static,
     B: Body<Data = Bytes, Error = Infallible> + 'static,
 {
     let began = Instant::now();
-    let stream: Stream = match tls {
-        None => stream,
+    let (stream, admitted): (Stream, _) = match tls {
+        None => (stream, admit(None)?),
         Some(config) => {
             let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
             let accepted = tokio::select! {
@@ -85,9 +104,13 @@ where
                 // Whoever has not introduced itself has nothing to finish.
                 _ = drain.wait_for(Option::is_some) => return Ok(()),
             };
-            Box::new(accepted.map_err(|_| HandshakeError::TimedOut)??)
+            let stream = Box::new(accepted.map_err(|_| HandshakeError::TimedOut)??);
+            let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+            let admitted = admit(leaf)?;
+            (stream, admitted)
         }
     };
+    let Admitted { answer, until } = admitted;
     let seen = Rc::new(Cell::new(0));
     let (io, flusher) = coalesce(Counted { stream, seen: Rc::clone(&seen) });
     tasks.spawn("downstream flusher", flusher).detach();
@@ -101,17 +124,30 @@ where
             std::future::pending::<()>().await;
         }
     };
-    tokio::select! {
+    let limit = tokio::select! {
         ended = connection.as_mut() => { log_end(ended); return Ok(()) }
         () = preface => return Err(HandshakeError::TimedOut),
-        _ = drain.wait_for(Option::is_some) => {}
-    }
-    let limit = drain.borrow().unwrap_or_else(Instant::now);
+        _ = drain.wait_for(Option::is_some) => None,
+        () = over(until) => Some(Instant::now() + LAST_CALLS),
+    };
     connection.as_mut().graceful_shutdown();
-    if let Ok(ended) = timeout_at(limit, poll_fn(|cx| connection.as_mut().poll(cx))).await {
-        log_end(ended);
+    let drained = async {
+        let at = drain.wait_for(Option::is_some).await.map_or(None, |at| *at);
+        tokio::time::sleep_until(at.unwrap_or_else(Instant::now)).await;
+    };
+    tokio::select! {
+        ended = poll_fn(|cx| connection.as_mut().poll(cx)) => log_end(ended),
+        () = over(limit) => {}
+        () = drained => {}
     }
     Ok(())
+}
+
+async fn over(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn log_end(ended: hyper::Result<()>) {

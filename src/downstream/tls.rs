@@ -9,8 +9,8 @@ use std::sync::Arc;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
-use crate::config::{ClientAuth, ServerTls};
-use crate::pem::Roots;
+use crate::config::{ClientAuth, ClientCa, ServerTls};
+use crate::pem::Crls;
 
 /// Why a listener's TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -31,20 +31,22 @@ pub fn server_config(tls: &ServerTls) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-    let verifier = |roots: &Roots| -> Result<_, TlsError> {
+    let verifier = |ca: &ClientCa| -> Result<_, TlsError> {
         let mut store = RootCertStore::empty();
-        for certificate in roots.certificates() {
+        for certificate in ca.roots.certificates() {
             store.add(certificate.clone())?;
         }
-        Ok(WebPkiClientVerifier::builder_with_provider(Arc::new(store), Arc::clone(&provider)))
+        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(store), Arc::clone(&provider));
+        // Every authority of a chain must have a list: what one says nothing about may be revoked.
+        Ok(builder.with_crls(ca.crls.iter().flat_map(Crls::lists).cloned()))
     };
     let (builder, certificates_count) = match &tls.clients {
         ClientAuth::None => (builder.with_no_client_auth(), false),
-        ClientAuth::Optional(roots) => {
-            let verifier = verifier(roots)?.allow_unauthenticated().build()?;
+        ClientAuth::Optional(ca) => {
+            let verifier = verifier(ca)?.allow_unauthenticated().build()?;
             (builder.with_client_cert_verifier(verifier), true)
         }
-        ClientAuth::Required(roots) => (builder.with_client_cert_verifier(verifier(roots)?.build()?), true),
+        ClientAuth::Required(ca) => (builder.with_client_cert_verifier(verifier(ca)?.build()?), true),
     };
     let identity = &tls.identity;
     let mut config = builder.with_single_cert(identity.chain().to_vec(), identity.key().clone_key())?;

@@ -32,6 +32,8 @@ pub struct Record {
     origin: Rc<Origin>,
     started: Instant,
     code: Option<Code>,
+    /// Who called, once known.
+    pub peer: Option<Rc<str>>,
     /// As whom, once known.
     pub user: Option<UserName>,
     /// Which member answered last.
@@ -61,6 +63,7 @@ impl Record {
             origin,
             started: Instant::now(),
             code: None,
+            peer: None,
             user: None,
             member: None,
             attempts: 0,
@@ -87,6 +90,7 @@ impl Drop for Record {
             method = self.method,
             code = ?code,
             micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+            peer = self.peer.as_deref(),
             user = self.user.as_ref().map(UserName::as_str),
             member = self.member.map(tracing::field::display),
             attempts = self.attempts,

@@ -1,24 +1,93 @@
 //! From what a request presents to as whom it goes upstream.
 //!
-//! Owns: that decision. Must not know: how tokens are sealed, what the call is. Invariants (rules 9): a token beats
-//! everything else; one that is present but bad is refused and never falls back; without a token a request is the
-//! connection's default.
+//! Owns: that decision. Must not know: how tokens are sealed, how certificates are verified, what a call does.
+//! Invariants (rules 9, 14): of the ways that a listener allows, the first that a request shows decides; what is shown
+//! and bad is refused, and never falls back to another; a peer that is no etcd user sends nothing upstream, unless auth
+//! is off there; rules that were replaced decide no call that came later.
 
+mod remembered;
+
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use arc_swap::ArcSwap;
 use http::HeaderMap;
+use tokio::time::Instant;
 
-use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, Proof, Sealer, SessionPeer};
-use crate::gateway::{Client, Gateway};
-use crate::identity::UserName;
+use crate::config::{Config, Identify};
+use crate::downstream::jwt::VerifiedJwts;
+use crate::downstream::session::{
+    Namespace, OpenFailure, OpenedSessions, Presented, Proof, Sealer, SessionPeer,
+};
+use crate::gateway::access_log::Record;
+use crate::gateway::{Client, Gateway, cut_at};
+use crate::identity::{Peer, UserName};
+use crate::jwt::Verifier;
+use crate::policy::mapping::{Mapped, Mapping};
 use crate::refusal::Refusal;
-use crate::upstream::credential::InUse;
+use crate::rpc::method::Method;
+use crate::upstream::credential::{Credentials, InUse, PasswordIdentity};
+use crate::upstream::membership::Auth;
 use crate::upstream::send::As;
 use crate::users::LineMark;
 
+use remembered::Evidence;
+pub use remembered::Remembered;
+
 /// Sessions that one shard keeps opened: some 500 bytes each.
 const OPENED: usize = 8192;
+/// JWTs that one shard keeps verified: some 2 KiB each.
+const VERIFIED: usize = 4096;
+
+/// Who is which etcd user, and as whom Keyward can act. Published whole; one of them holds for one call.
+#[derive(Debug)]
+pub struct Identities {
+    issuers: Arc<[Verifier]>,
+    mapping: Mapping,
+    acting: HashMap<UserName, Arc<PasswordIdentity>>,
+}
+
+impl Identities {
+    /// What a configuration says.
+    #[must_use]
+    pub fn of(config: &Config, credentials: &Credentials) -> Self {
+        let acting = config.users.iter();
+        let acting =
+            acting.map(|login| (login.user.clone(), credentials.identity(&login.user, &login.password)));
+        Self {
+            issuers: Arc::clone(&config.issuers),
+            mapping: Mapping::new(config.mapping.as_ref().clone()),
+            acting: acting.collect(),
+        }
+    }
+
+    /// As that user, without a password of the client's. None where Keyward has no credential for it.
+    fn acting(&self, user: &UserName) -> Option<As> {
+        self.acting.get(user).map(|identity| As::User(Arc::clone(identity)))
+    }
+
+    /// What the rules say of `peer`, whose proof ends at `until`. `own` makes the credential that it brought itself.
+    fn standing(
+        &self,
+        client: &Client,
+        peer: &Peer,
+        until: Option<Instant>,
+        own: Option<&dyn Fn() -> As>,
+    ) -> Standing {
+        let address = client.origin.remote.map(|remote| remote.ip());
+        let whom = match self.mapping.user_of(peer, address) {
+            Mapped::Itself => own.map(|own| own()),
+            Mapped::Anonymous => Some(As::Nobody),
+            Mapped::User(user) => self.acting(&user),
+            Mapped::Unknown => None,
+            Mapped::Denied => return Standing { peer: peer.to_string().into(), rank: Rank::Denied },
+        };
+        let known = |whom| Rank::Known(Rc::new(Caller { until, ..Caller::new(whom) }));
+        Standing { peer: peer.to_string().into(), rank: whom.map_or(Rank::Unknown, known) }
+    }
+}
 
 /// A peer that was identified.
 #[derive(Clone)]
@@ -27,6 +96,8 @@ pub struct Caller {
     pub whom: As,
     /// That user's name, for the record.
     pub user: Option<UserName>,
+    /// When its proof ends, where what it has under way ends with it.
+    pub until: Option<Instant>,
 }
 
 impl Caller {
@@ -37,7 +108,7 @@ impl Caller {
             As::Nobody => None,
             As::User(identity) => Some(identity.user().clone()),
         };
-        Self { whom, user }
+        Self { whom, user, until: None }
     }
 
     /// Keeps the credential fresh for as long as it is held: for streams and calls that block.
@@ -50,32 +121,82 @@ impl Caller {
     }
 }
 
-/// The peers whose tokens were opened on this shard lately.
+/// A peer, and what the rules say of it.
+#[derive(Clone)]
+struct Standing {
+    /// Its name, for the record.
+    peer: Rc<str>,
+    rank: Rank,
+}
+
+#[derive(Clone)]
+enum Rank {
+    /// It is somebody upstream, or may go there as nobody.
+    Known(Rc<Caller>),
+    /// No rule knows it, or Keyward has no credential for the user: refused, except where there are no users.
+    Unknown,
+    /// A rule refuses it.
+    Denied,
+}
+
+/// The peers whose tokens were opened on this shard lately, and who they are upstream.
 pub struct Callers {
     opened: OpenedSessions,
+    verified: VerifiedJwts,
+    identities: Arc<ArcSwap<Identities>>,
+    nobody: Rc<Caller>,
 }
 
 impl Callers {
     /// Nobody yet.
     #[must_use]
-    pub fn new(sealer: Arc<Sealer>) -> Self {
-        Self { opened: OpenedSessions::new(sealer, OPENED) }
+    pub fn new(sealer: Arc<Sealer>, identities: Arc<ArcSwap<Identities>>) -> Self {
+        let nobody = Rc::new(Caller::new(As::Nobody));
+        let opened = OpenedSessions::new(sealer, OPENED);
+        Self { opened, verified: VerifiedJwts::new(VERIFIED), identities, nobody }
     }
 
-    /// Who is calling.
+    /// Who is calling, which is noted in the record. `method` is none for one that we do not know.
     ///
     /// # Errors
-    /// The token is bad; all ways of being bad look the same.
+    /// What it shows is bad, all ways of which look the same; or it is no etcd user.
     pub fn identify(
         &self,
         gateway: &Gateway,
         client: &Client,
+        method: Option<&Method>,
         headers: &HeaderMap,
+        record: &mut Record,
     ) -> Result<Rc<Caller>, Refusal> {
-        let token = match Presented::in_headers(headers) {
-            Presented::None => return Ok(Rc::clone(&client.default)),
-            Presented::Token(token) => token,
+        let presented = Presented::in_headers(headers);
+        client.remembered.borrow_mut().follow(&self.identities.load());
+        let standing = match (way(client, presented)?, presented) {
+            (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token)?,
+            (Identify::Jwt, Presented::Token(token)) => self.by_jwt(gateway, client, token)?,
+            (Identify::Certificate, _) => self.by_certificate(client),
+            (Identify::Token | Identify::Jwt | Identify::Default, _) => {
+                let lent = method.and_then(|method| client.remembered.borrow().lent(method));
+                match lent {
+                    Some(token) => self.by_token(gateway, client, token.expose())?,
+                    None if client.listener.identify.contains(&Identify::Default) => self.by_default(client),
+                    None => return Err(Refusal::USER_EMPTY),
+                }
+            }
         };
+        record.peer = Some(standing.peer);
+        let caller = match standing.rank {
+            Rank::Known(caller) => caller,
+            Rank::Unknown if gateway.door.members.auth.now() == Auth::Off => Rc::clone(&self.nobody),
+            Rank::Unknown | Rank::Denied => {
+                gateway.metrics.peers_refused.inc();
+                return Err(Refusal::PERMISSION_DENIED);
+            }
+        };
+        record.user = caller.user.clone();
+        Ok(caller)
+    }
+
+    fn by_token(&self, gateway: &Gateway, client: &Client, token: &[u8]) -> Result<Standing, Refusal> {
         let session = self.opened.open(token).map_err(|failure| {
             gateway.metrics.sessions_refused.inc();
             tracing::debug!(%failure, "a session token was refused");
@@ -91,18 +212,92 @@ impl Callers {
             gateway.metrics.sessions_refused.inc();
             return Err(Refusal::INVALID_AUTH_TOKEN);
         }
-        let mut last = client.last.borrow_mut();
-        if let Some((known, caller)) = &*last
-            && Rc::ptr_eq(known, &session)
-        {
-            return Ok(Rc::clone(caller));
+        let mut remembered = client.remembered.borrow_mut();
+        let shown = Evidence::Session(Rc::clone(&session));
+        if let Some(standing) = remembered.of(&shown) {
+            return Ok(standing);
         }
-        let SessionPeer::Password { user, password } = &session.peer else {
-            // Nothing here has a credential of its own for it: it is known, and may do nothing.
-            return Err(Refusal::PERMISSION_DENIED);
+        let user = session.peer.user();
+        let peer = match session.peer.namespace() {
+            Namespace::Password => Peer::Password(user.clone()),
+            Namespace::File => Peer::File(user.clone()),
         };
-        let caller = Rc::new(Caller::new(As::User(gateway.door.credentials.identity(user, password))));
-        *last = Some((session, Rc::clone(&caller)));
-        Ok(caller)
+        let identities = Arc::clone(&remembered.identities);
+        let standing = match &session.peer {
+            SessionPeer::Password { password, .. } => {
+                let own = || As::User(gateway.door.credentials.identity(user, password));
+                identities.standing(client, &peer, None, Some(&own))
+            }
+            SessionPeer::Known { .. } => identities.standing(client, &peer, None, None),
+        };
+        if client.listener.lend_login_identity {
+            remembered.appeared(&session.peer, token);
+        }
+        Ok(remembered.keep(shown, standing))
+    }
+
+    fn by_jwt(&self, gateway: &Gateway, client: &Client, token: &[u8]) -> Result<Standing, Refusal> {
+        let mut remembered = client.remembered.borrow_mut();
+        let now = SystemTime::now();
+        let verified = self.verified.verify(&remembered.identities.issuers, token, now).map_err(|bad| {
+            gateway.metrics.jwts_refused.inc();
+            tracing::debug!(%bad, "a JWT was refused");
+            Refusal::INVALID_AUTH_TOKEN
+        })?;
+        let shown = Evidence::Jwt(Rc::clone(&verified));
+        if let Some(standing) = remembered.of(&shown) {
+            return Ok(standing);
+        }
+        let until = cut_at(&client.listener, verified.expires, now);
+        let standing = remembered.identities.standing(client, &verified.peer, until, None);
+        remembered.nobody_lends();
+        Ok(remembered.keep(shown, standing))
+    }
+
+    fn by_certificate(&self, client: &Client) -> Standing {
+        let Some(peer) = &client.certificate else { return self.by_default(client) };
+        let mut remembered = client.remembered.borrow_mut();
+        if let Some(standing) = &remembered.by_certificate {
+            return standing.clone();
+        }
+        let standing = remembered.identities.standing(client, peer, None, None);
+        remembered.by_certificate.insert(standing).clone()
+    }
+
+    fn by_default(&self, client: &Client) -> Standing {
+        let mut remembered = client.remembered.borrow_mut();
+        if let Some(standing) = &remembered.by_default {
+            return standing.clone();
+        }
+        let peer = Peer::Listener(Arc::clone(&client.listener.name));
+        let standing = remembered.identities.standing(client, &peer, None, None);
+        remembered.by_default.insert(standing).clone()
+    }
+
+    /// What a new connection remembers.
+    #[must_use]
+    pub fn remembered(&self) -> Remembered {
+        Remembered::nothing(self.identities.load_full())
+    }
+}
+
+/// The way that decides: the first of the listener's that the request shows. A token is shown, whatever its kind: one of a
+/// kind that does not count here is a bad token, and bad ones never fall back. The default is also who shows nothing where
+/// that is not allowed: a login of its connection may still stand for it.
+fn way(client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
+    let ways = &client.listener.identify;
+    let shows_token = matches!(presented, Presented::Token(_));
+    let first = ways.iter().copied().find(|way| match way {
+        Identify::Token | Identify::Jwt => shows_token,
+        Identify::Certificate => client.certificate.is_some(),
+        Identify::Default => true,
+    });
+    match first {
+        Some(Identify::Certificate) => Ok(Identify::Certificate),
+        _ if shows_token => {
+            let kind = if presented.is_jwt() { Identify::Jwt } else { Identify::Token };
+            ways.contains(&kind).then_some(kind).ok_or(Refusal::INVALID_AUTH_TOKEN)
+        }
+        _ => Ok(Identify::Default),
     }
 }

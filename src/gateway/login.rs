@@ -48,6 +48,7 @@ pub async fn authenticate(
     if !peer.fits() {
         return Err(Refusal::AUTH_FAILED);
     }
+    record.peer = Some(peer.to_string().into());
     record.user = Some(peer.user().clone());
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
@@ -58,15 +59,19 @@ pub async fn authenticate(
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
     let (peer, proof) = evidence(peer, proved);
+    record.peer = Some(peer.to_string().into());
     let session = Session::begin(peer, proof, 0, SystemTime::now());
-    let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session.id, token)));
-    let (id, token) = sealed.map_err(|failure| match failure {
+    let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session, token)));
+    let (session, token) = sealed.map_err(|failure| match failure {
         SealFailure::TooLong => Refusal::AUTH_FAILED,
         SealFailure::NotPinned => Refusal::NOTHING_SENT,
         SealFailure::NoRandomness => Refusal::PANICKED,
     })?;
     gateway.metrics.sessions_issued.inc();
-    tracing::info!(session = %id, user = record.user.as_ref().map(UserName::as_str), "session issued");
+    if client.listener.lend_login_identity {
+        client.remembered.borrow_mut().appeared(&session.peer, token.expose().as_bytes());
+    }
+    tracing::info!(session = %session.id, user = record.user.as_ref().map(UserName::as_str), "session issued");
     let answer =
         AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
     Ok(Served::Ours(frame::encode(&answer.encode_to_vec())))

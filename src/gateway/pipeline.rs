@@ -133,14 +133,13 @@ async fn known(
         }
         _ => {}
     }
-    let caller = gateway.callers.identify(gateway, client, headers)?;
-    record.user = caller.user.clone();
+    let caller = gateway.callers.identify(gateway, client, Some(method), headers, record)?;
     match method.path {
         "/etcdserverpb.Watch/Watch" => {
             Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body)))
         }
         "/etcdserverpb.Lease/LeaseKeepAlive" => {
-            Ok(Served::Stream(streams::keep_alive(gateway, &caller, headers, deadline, body)))
+            Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, deadline, body)))
         }
         _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
     }
@@ -170,7 +169,7 @@ async fn through(
     let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
     canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
     if method.path == observe::PATH {
-        return Ok(Served::Stream(streams::observe(gateway, caller, headers, deadline, &message)?));
+        return Ok(Served::Stream(streams::observe(gateway, client, caller, headers, deadline, &message)?));
     }
     let lane = shape::lane(method, &message);
     let exchange = Exchange {
@@ -190,7 +189,11 @@ async fn through(
     let mut answer = if blocks {
         let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
         // Apart: no other call is to be as large as one that waits.
-        Box::pin(blocked::run(exchange, claim, record)).await?
+        let waiting = Box::pin(blocked::run(exchange, claim, record));
+        match client.ends(caller) {
+            None => waiting.await?,
+            Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
+        }
     } else {
         exchange.run(None, record).await?
     };
@@ -260,8 +263,7 @@ async fn unknown(
     body: Incoming,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    let caller = gateway.callers.identify(gateway, client, &head.headers)?;
-    record.user = caller.user.clone();
+    let caller = gateway.callers.identify(gateway, client, None, &head.headers, record)?;
     let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     record.member = Some(member.id);

@@ -1,7 +1,7 @@
 //! Watch, LeaseKeepAlive and Observe: streams that we end on both sides, each in a task of its own on its shard.
 //!
-//! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariant: the
-//! credential is in use for exactly as long as the stream lives.
+//! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariants: the
+//! credential is in use for exactly as long as the stream lives; no stream outlives what let its client in.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -57,9 +57,9 @@ pub fn watch(
         drain: gateway.drain.clone(),
         resumed: gateway.metrics.watch_resumes.clone(),
     };
-    let in_use = caller.in_use();
+    let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
     let run = session.run(body, speaker.clone()).boxed_local();
-    gateway.tasks.spawn("watch", within(deadline, speaker, run, in_use)).detach();
+    gateway.tasks.spawn("watch", within(ends, speaker, run, in_use)).detach();
     said
 }
 
@@ -72,6 +72,7 @@ fn between(least: Duration, chooser: &Chooser) -> Duration {
 /// A client's LeaseKeepAlive stream.
 pub fn keep_alive(
     gateway: &Rc<Gateway>,
+    client: &Client,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
@@ -85,9 +86,9 @@ pub fn keep_alive(
         drain: gateway.drain.clone(),
         resumed: gateway.metrics.keepalive_resumes.clone(),
     };
-    let in_use = caller.in_use();
+    let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
     let run = keep_alive.run(body, speaker.clone()).boxed_local();
-    gateway.tasks.spawn("keepalive", within(deadline, speaker, run, in_use)).detach();
+    gateway.tasks.spawn("keepalive", within(ends, speaker, run, in_use)).detach();
     said
 }
 
@@ -97,6 +98,7 @@ pub fn keep_alive(
 /// The budget for requests that wait is used up.
 pub fn observe(
     gateway: &Rc<Gateway>,
+    client: &Client,
     caller: &Caller,
     headers: &HeaderMap,
     deadline: Option<Instant>,
@@ -112,26 +114,33 @@ pub fn observe(
         drain: gateway.drain.clone(),
         resumed: gateway.metrics.observe_resumes.clone(),
     };
-    let in_use = caller.in_use();
+    let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
     let run = observe.run(speaker.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(deadline, speaker, run, (in_use, held))).detach();
+    gateway.tasks.spawn("observe", within(ends, speaker, run, (in_use, held))).detach();
     Ok(said)
 }
 
-/// Runs a stream to its end, or to the client's deadline, which it is told. `keep` is held until then. The stream is boxed:
-/// nothing here keeps room for it twice.
+/// When a stream ends that nobody ends, and what its client is told: the client's own deadline, or the end of what let it
+/// in.
+fn ends(client: &Client, caller: &Caller, deadline: Option<Instant>) -> Option<(Instant, Refusal)> {
+    let deadline = deadline.map(|at| (at, Refusal::DEADLINE_EXCEEDED));
+    deadline.into_iter().chain(client.ends(caller)).min_by_key(|(at, _)| *at)
+}
+
+/// Runs a stream to its end, or to the instant at which it ends by itself, which its client is told. `keep` is held until
+/// then. The stream is boxed: nothing here keeps room for it twice.
 async fn within(
-    deadline: Option<Instant>,
+    ends: Option<(Instant, Refusal)>,
     speaker: Speaker,
     mut run: LocalBoxFuture<'static, ()>,
     keep: impl Sized,
 ) {
-    match deadline {
+    match ends {
         None => run.await,
-        Some(deadline) => {
-            if timeout_at(deadline, &mut run).await.is_err() {
+        Some((at, refusal)) => {
+            if timeout_at(at, &mut run).await.is_err() {
                 drop(run);
-                speaker.end(Refusal::DEADLINE_EXCEEDED.status()).await;
+                speaker.end(refusal.status()).await;
             }
         }
     }

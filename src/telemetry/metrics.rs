@@ -76,6 +76,10 @@ pub struct Metrics {
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
     pub sessions_refused: Counter,
+    /// JWTs that were not taken.
+    pub jwts_refused: Counter,
+    /// Calls of peers that are no etcd user here.
+    pub peers_refused: Counter,
     /// Bodies and paths that were refused because they were not canonical.
     pub not_canonical: Counter,
     /// Handlers that panicked.
@@ -112,6 +116,8 @@ impl Metrics {
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
+        let jwts_refused = counter("jwts_refused", "JWTs that were refused");
+        let peers_refused = counter("peers_refused", "Calls of peers that are no etcd user here");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
         let watch_held_bytes = Gauge::default();
@@ -143,6 +149,8 @@ impl Metrics {
             logins,
             sessions_issued,
             sessions_refused,
+            jwts_refused,
+            peers_refused,
             not_canonical,
             panics,
             member_ready,

@@ -279,6 +279,48 @@ fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
 }
 
 #[test]
+fn a_login_of_the_file_goes_upstream_as_the_rules_say_and_not_at_all_without_one() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("written");
+            path
+        };
+        let users = write("users", &["alice", "bob", "root"].map(|user| line(user, "mine")).concat());
+        let password = write("password", "right\n");
+        let config = format!(
+            "[login]\nsources = ['file']\nusers_file = {users:?}\n\
+             [[user]]\nname = 'app'\npassword_file = {password:?}\n\
+             [[user]]\nname = 'root'\npassword_file = {password:?}\n\
+             [[map]]\npeer = 'file:alice'\nas = 'app'\n\
+             [[map]]\npeer = 'file:r*'\nas = 'same'\n"
+        );
+        let keyward = Keyward::configured(&[&member], Auth::On, &config);
+        let client = keyward.client().await;
+        let logged_in = async |user: &str| {
+            let token = token(&log_in(&client, user, "mine").await);
+            keyward.client().await.header("token", &token)
+        };
+        let alice = logged_in("alice").await;
+        let answered = async {
+            let call = member.called(RANGE).await;
+            assert_eq!(call.token(), Some("app.1"));
+            call.reply(&ranged(1)).await;
+        };
+        let (outcome, ()) = tokio::join!(alice.call(RANGE, range("k")), answered);
+        assert_eq!(told(&outcome), "admitted");
+        for user in ["bob", "root"] {
+            let outcome = logged_in(user).await.call(RANGE, range("k")).await;
+            assert_eq!(told(&outcome), "etcdserver: permission denied", "{user}");
+        }
+        assert!(member.was_called_again().is_none(), "nothing was sent");
+        assert_eq!(member.logins(), 1);
+    });
+}
+
+#[test]
 fn a_member_that_does_not_answer_logins_is_left_alone() {
     paused(async {
         let member = Member::new(1, &Tasks::default());

@@ -5,6 +5,8 @@
 //! incoming connections.
 
 #[cfg(test)]
+mod authority;
+#[cfg(test)]
 mod client;
 #[cfg(test)]
 mod member;
@@ -20,11 +22,17 @@ mod budgets;
 #[cfg(test)]
 mod cancel_bursts;
 #[cfg(test)]
+mod certificates;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
+mod jwts;
+#[cfg(test)]
 mod keepalives;
+#[cfg(test)]
+mod lent_logins;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]

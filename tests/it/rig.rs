@@ -1,6 +1,8 @@
 //! Keyward in a test: control and one shard on one local runtime, in front of scripted members.
 
 use std::future::Future;
+use std::net::SocketAddr;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +13,8 @@ use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Endpoint, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
+use keyward::downstream::tls::server_config;
+use keyward::gateway::caller::Identities;
 use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
@@ -59,6 +63,7 @@ pub(crate) struct Keyward {
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
+    pub(crate) sealer: Arc<Sealer>,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -79,8 +84,16 @@ impl Keyward {
 
     /// With lines of configuration.
     pub(crate) fn configured(members: &[&Member], auth: Auth, lines: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        Self::at(members, auth, folder.path(), "", lines)
+    }
+
+    /// The same, with lines of the listener's before them, and with files in `folder`.
+    pub(crate) fn at(members: &[&Member], auth: Auth, folder: &Path, listener: &str, lines: &str) -> Self {
         let tasks = Tasks::default();
-        let config = Arc::new(configuration(lines));
+        let config = Arc::new(configuration(folder, listener, lines));
+        let tls = config.listeners.iter().map(|listener| listener.tls.as_ref().map(server_config));
+        let tls = tls.map(|config| config.transpose().expect("TLS can be set up")).collect();
         let addresses: Arc<[Address]> = members.iter().map(|member| member.address.clone()).collect();
         let known = members.iter().map(|member| Arc::new(published(member))).collect();
         let cluster = ClusterId(0xc1);
@@ -108,7 +121,7 @@ impl Keyward {
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
         let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
-        let sealer = Sealer::new(keyward::reload::session_keys(&config).expect("keys"));
+        let sealer = Arc::new(Sealer::new(keyward::reload::session_keys(&config).expect("keys")));
         sealer.pin(&Realm::new(None, cluster));
         let metrics = Arc::new(Metrics::new(
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
@@ -118,13 +131,14 @@ impl Keyward {
         tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
         let serving = Serving::new(Parts {
+            tls,
+            identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
             config,
-            tls: vec![None],
             connector: Connector::over(dial(addresses), None, Duration::from_secs(2)),
             members: handle.clone(),
             credentials,
-            sealer: Arc::new(sealer),
             logins: Arc::clone(&logins),
+            sealer: Arc::clone(&sealer),
             metrics: Arc::clone(&metrics),
             drain: draining,
             claims: Arc::default(),
@@ -133,6 +147,7 @@ impl Keyward {
             serving: Some(serving),
             metrics,
             logins,
+            sealer,
             members: handle,
             tasks,
             drain,
@@ -143,8 +158,13 @@ impl Keyward {
 
     /// A byte stream to Keyward.
     pub(crate) fn connect(&self) -> tokio::io::DuplexStream {
+        self.connect_to(0, None)
+    }
+
+    /// The same to the listener of this place, from an address.
+    pub(crate) fn connect_to(&self, listener: usize, from: Option<SocketAddr>) -> tokio::io::DuplexStream {
         let (ours, theirs) = tokio::io::duplex(256 * 1024);
-        self.serving.as_ref().expect("still serving").take(0, Box::new(theirs), None, ());
+        self.serving.as_ref().expect("still serving").take(listener, Box::new(theirs), from, ());
         ours
     }
 
@@ -156,10 +176,8 @@ impl Keyward {
     /// A client that has logged in.
     pub(crate) async fn logged_in(&self, user: &str) -> Client {
         let client = self.client().await;
-        let login = AuthenticateRequest { name: user.into(), password: "right".into() };
-        let answer = client.call("/etcdserverpb.Auth/Authenticate", &login.encode_to_vec()).await;
-        let answer = AuthenticateResponse::decode(answer.message().clone()).expect("an answer");
-        client.header("token", &answer.token)
+        let token = log_in(&client, user).await;
+        client.header("token", &token)
     }
 
     /// Begins the drain; it may take `limit`.
@@ -189,12 +207,20 @@ impl Keyward {
     }
 }
 
-fn configuration(lines: &str) -> config::Config {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("keyward.toml");
-    let fixed = "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n\
-                 [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\n";
-    std::fs::write(&path, format!("{fixed}{lines}")).expect("written");
+/// The token that a login over this connection brings.
+pub(crate) async fn log_in(client: &Client, user: &str) -> String {
+    let login = AuthenticateRequest { name: user.into(), password: "right".into() };
+    let answer = client.call("/etcdserverpb.Auth/Authenticate", &login.encode_to_vec()).await;
+    AuthenticateResponse::decode(answer.message().clone()).expect("an answer").token
+}
+
+fn configuration(folder: &Path, listener: &str, lines: &str) -> config::Config {
+    let path = folder.join("keyward.toml");
+    let text = format!(
+        "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n{listener}\
+         [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\n{lines}"
+    );
+    std::fs::write(&path, text).expect("written");
     config::load(&path).unwrap_or_else(|faults| panic!("{faults:?}")).0
 }
 

@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Endpoint, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
+use keyward::gateway::caller::Identities;
 use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
@@ -110,8 +111,9 @@ impl Keyward {
         tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
         let parts = Parts {
-            config,
             tls: vec![None],
+            identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
+            config,
             connector: Connector::over(dial(addresses), None, Duration::from_secs(2)),
             members: handle.clone(),
             credentials,

@@ -7,10 +7,13 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use super::Resolver;
+use super::{Resolver, Ways};
 use crate::config::{
-    Address, Admin, Advertise, ClientAuth, Endpoint, Listener, Login, Scheme, ServerTls, file,
+    Address, Admin, Advertise, ClientAuth, ClientCa, Endpoint, Identify, Listener, Login, OnExpiry, Scheme,
+    ServerTls, file,
 };
+use crate::identity::UserName;
+use crate::pem::{Crls, Roots};
 
 /// The `[[user]]` rows by name; `None` where the row has a fault, which has been told.
 pub(super) type Users = BTreeMap<String, Option<Login>>;
@@ -35,7 +38,14 @@ impl Resolver<'_> {
         users
     }
 
-    pub(super) fn listeners(&mut self, rows: Vec<file::Listener>, users: &Users) -> Vec<Arc<Listener>> {
+    /// Those whom a listener takes clients for that show nothing are put into `defaults`, with the listener's name.
+    pub(super) fn listeners(
+        &mut self,
+        rows: Vec<file::Listener>,
+        users: &Users,
+        lead: Ways,
+        defaults: &mut Vec<(Arc<str>, UserName)>,
+    ) -> Vec<Arc<Listener>> {
         if rows.is_empty() {
             self.findings.missing("listener", "at least one [[listener]] is needed");
         }
@@ -46,7 +56,8 @@ impl Resolver<'_> {
             let address_path = format!("{path}.address");
             let address = self.required(&address_path, row.address, "an address to listen on is needed");
             let address = address.and_then(|text| self.checked(&address_path, text.parse::<Address>()));
-            let tls = row.tls.and_then(|tls| self.server_tls(&format!("{path}.tls"), tls));
+            let tls = row.tls.and_then(|tls| self.server_tls(&format!("{path}.tls"), tls, name.as_ref()));
+            let identify = self.identify(&format!("{path}.identify"), row.identify, tls.as_ref(), lead);
             let default_user = row
                 .default_user
                 .and_then(|name| self.default_user(&format!("{path}.default_user"), &name, users));
@@ -58,8 +69,21 @@ impl Resolver<'_> {
                 );
             }
             self.taken(&address_path, &address, &listeners);
-            let listener = Listener { name, address, tls, default_user };
-            self.warn_of_open_default(&path, &listener);
+            let listener = Listener {
+                name,
+                address,
+                tls,
+                identify,
+                lend_login_identity: row.lend_login_identity.unwrap_or(false),
+                on_expiry: match row.on_expiry {
+                    None | Some(file::OnExpiry::Cut) => OnExpiry::Cut,
+                    Some(file::OnExpiry::Keep) => OnExpiry::Keep,
+                },
+            };
+            if let Some(login) = default_user {
+                self.warn_of_open_default(&path, &listener, &login.user);
+                defaults.push((Arc::clone(&listener.name), login.user));
+            }
             listeners.push(Arc::new(listener));
         }
         listeners
@@ -67,8 +91,7 @@ impl Resolver<'_> {
 
     fn listener_name(&mut self, path: &str, name: Option<String>) -> Option<Arc<str>> {
         let name = self.required(path, name, "a name is needed; logs and metrics show it")?;
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        if !is_plain(&name) {
             self.findings.fault(path, "a listener's name is 1 to 64 of A-Z a-z 0-9 - _ .");
         }
         Some(name.into())
@@ -84,22 +107,27 @@ impl Resolver<'_> {
         }
     }
 
-    fn warn_of_open_default(&mut self, path: &str, listener: &Listener) {
+    fn warn_of_open_default(&mut self, path: &str, listener: &Listener, user: &UserName) {
         let guarded = matches!(listener.tls, Some(ServerTls { clients: ClientAuth::Required(_), .. }));
-        let (Some(login), Address::Tcp(address)) = (&listener.default_user, &listener.address) else {
-            return;
-        };
+        let Address::Tcp(address) = &listener.address else { return };
         if !guarded && !address.ip().is_loopback() {
-            let reason =
-                format!("whoever reaches {address} acts as {:?} without showing a credential", login.user);
+            let reason = format!("whoever reaches {address} acts as {user:?} without showing a credential");
             self.findings.warn(&format!("{path}.default_user"), reason);
         }
     }
 
-    fn server_tls(&mut self, path: &str, tls: file::ListenerTls) -> Option<ServerTls> {
+    fn server_tls(
+        &mut self,
+        path: &str,
+        tls: file::ListenerTls,
+        listener: Option<&Arc<str>>,
+    ) -> Option<ServerTls> {
         let identity = self.key_pair(path, tls.cert, tls.key);
         let ca_path = format!("{path}.client_ca");
+        let name = self.ca_name(&format!("{ca_path}_name"), tls.client_ca_name, &tls.client_ca, listener);
         let roots = tls.client_ca.as_ref().map(|name| self.roots(&ca_path, name));
+        let crls = self.crls(&format!("{path}.client_crl"), tls.client_crl, roots.as_ref());
+        let roots = roots.map(|roots| Some(ClientCa { name: name?, roots: roots?, crls }));
         // A CA without a word on what it is for means "required", as etcd's --trusted-ca-file does.
         let unsaid = if roots.is_some() { file::ClientAuth::Required } else { file::ClientAuth::None };
         let clients = match (tls.client_auth.unwrap_or(unsaid), roots) {
@@ -117,6 +145,82 @@ impl Resolver<'_> {
             }
         };
         Some(ServerTls { identity: identity?, clients: clients? })
+    }
+
+    fn ca_name(
+        &mut self,
+        path: &str,
+        name: Option<String>,
+        ca: &Option<String>,
+        listener: Option<&Arc<str>>,
+    ) -> Option<Arc<str>> {
+        match name {
+            None => listener.cloned(),
+            Some(_) if ca.is_none() => {
+                self.findings.fault(path, "names the client_ca, which is missing");
+                None
+            }
+            Some(name) if is_plain(&name) => Some(name.into()),
+            Some(_) => {
+                self.findings.fault(path, "an authority's name is 1 to 64 of A-Z a-z 0-9 - _ .");
+                None
+            }
+        }
+    }
+
+    /// `roots` is `Some(None)` where there are some that cannot be used, which has been told.
+    fn crls(&mut self, path: &str, name: Option<String>, roots: Option<&Option<Roots>>) -> Option<Crls> {
+        let name = name?;
+        match roots {
+            None => {
+                self.findings.fault(path, "says what the client_ca has revoked, which is missing");
+                None
+            }
+            Some(roots) => self.checked(path, Crls::read(&self.file(&name), roots.as_ref()?)),
+        }
+    }
+
+    fn identify(
+        &mut self,
+        path: &str,
+        ways: Option<Vec<file::Identify>>,
+        tls: Option<&ServerTls>,
+        lead: Ways,
+    ) -> Vec<Identify> {
+        let certificates = tls.is_some_and(|tls| tls.clients.ca().is_some());
+        let Some(ways) = ways else {
+            let counts = |way: &Identify| match way {
+                Identify::Token | Identify::Default => true,
+                Identify::Jwt => lead.jwts,
+                Identify::Certificate => certificates && lead.mapped,
+            };
+            let all = [Identify::Token, Identify::Jwt, Identify::Certificate, Identify::Default];
+            return all.into_iter().filter(counts).collect();
+        };
+        let mut identify = Vec::new();
+        for (index, way) in ways.iter().enumerate() {
+            let way = match way {
+                file::Identify::Token => Identify::Token,
+                file::Identify::Jwt => Identify::Jwt,
+                file::Identify::Certificate => Identify::Certificate,
+                file::Identify::Default => Identify::Default,
+            };
+            let path = format!("{path}[{index}]");
+            if identify.contains(&way) {
+                self.findings.fault(&path, "stands there twice");
+            } else if identify.last() == Some(&Identify::Default) {
+                self.findings.fault(&path, "is never looked at: \"default\" before it takes everybody");
+            } else if way == Identify::Certificate && !certificates {
+                self.findings.fault(&path, "needs tls.client_ca, so that certificates are asked for");
+            } else if way == Identify::Jwt && !lead.jwts {
+                self.findings.fault(&path, "needs a [[jwt]]");
+            }
+            identify.push(way);
+        }
+        if identify.is_empty() {
+            self.findings.fault(path, "names no way; leave it out for all of them");
+        }
+        identify
     }
 
     /// URLs lose the `/` at their end, so that clients see what etcd would write.
@@ -184,6 +288,12 @@ impl Resolver<'_> {
             self.findings.fault(path, reason);
         }
     }
+}
+
+/// Whether it can stand in logs, metrics and the names of peers.
+fn is_plain(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=64).contains(&name.len()) && name.bytes().all(plain)
 }
 
 /// Whether the two cannot be bound at once: the same address, or the same port of one address and of "all".

@@ -19,6 +19,12 @@ pub enum Presented<'a> {
 }
 
 impl<'a> Presented<'a> {
+    /// Whether it has the form of a JWT: three parts. A session's token has one, etcd's own have two.
+    #[must_use]
+    pub fn is_jwt(&self) -> bool {
+        matches!(self, Self::Token(token) if token.iter().filter(|byte| **byte == b'.').count() == 2)
+    }
+
     /// The first `token`; only where there is none, the first `authorization`. With or without `Bearer `, as etcd since
     /// 3.5.32 and 3.6.13.
     #[must_use]

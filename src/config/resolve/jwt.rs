@@ -1,0 +1,77 @@
+//! `[[jwt]]`: whose JWTs are taken.
+//!
+//! Owns: what is needed of an issuer. Must not know: which etcd user a subject is.
+//! Invariants: an issuer stands there once, with an audience and keys that can be used.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Resolver, SECOND};
+use crate::config::file;
+use crate::jwt::{Algorithm, Keys, Verifier};
+
+/// A clock that is further away than this is wrong, and not merely apart.
+const MOST_LEEWAY: Duration = Duration::from_secs(600);
+
+impl Resolver<'_> {
+    pub(super) fn issuers(&mut self, rows: Vec<file::Jwt>) -> Vec<Verifier> {
+        let mut issuers: Vec<Verifier> = Vec::new();
+        for (index, row) in rows.into_iter().enumerate() {
+            let path = format!("jwt[{index}]");
+            let issuer_path = format!("{path}.issuer");
+            let issuer = self.text(&issuer_path, row.issuer, "the `iss` of the tokens is needed");
+            let audience_path = format!("{path}.audience");
+            let audience =
+                self.text(&audience_path, row.audience, "the `aud` that means this cluster is needed");
+            let keys_path = format!("{path}.keys");
+            let keys = self.required(&keys_path, row.keys, "the file of the issuer's public keys is needed");
+            let keys = keys.and_then(|name| self.checked(&keys_path, Keys::read(&self.file(&name))));
+            let algorithms = self.algorithms(&format!("{path}.algorithms"), row.algorithms);
+            let subject_path = format!("{path}.subject");
+            let subject = row.subject.or(Some("sub".to_owned()));
+            let subject = self.text(&subject_path, subject, "");
+            let leeway = self.duration(
+                &format!("{path}.leeway"),
+                row.leeway,
+                30 * SECOND,
+                Duration::ZERO..=MOST_LEEWAY,
+            );
+            let (Some(issuer), Some(audience), Some(keys), Some(subject)) = (issuer, audience, keys, subject)
+            else {
+                continue;
+            };
+            if issuers.iter().any(|earlier| *earlier.issuer == *issuer) {
+                self.findings.fault(&issuer_path, "is the issuer of an earlier [[jwt]] too");
+            }
+            let issuer = Arc::from(issuer);
+            issuers.push(Verifier { issuer, audience, keys, algorithms, subject, leeway });
+        }
+        issuers
+    }
+
+    fn text(&mut self, path: &str, value: Option<String>, reason: &str) -> Option<String> {
+        let value = self.required(path, value, reason)?;
+        if value.is_empty() {
+            self.findings.fault(path, "is empty");
+            return None;
+        }
+        Some(value)
+    }
+
+    fn algorithms(&mut self, path: &str, names: Option<Vec<String>>) -> Vec<Algorithm> {
+        if names.as_ref().is_some_and(Vec::is_empty) {
+            self.findings.fault(path, "names no algorithm; leave it out for all that fit the keys");
+        }
+        let mut algorithms = Vec::new();
+        for (index, name) in names.unwrap_or_default().iter().enumerate() {
+            match Algorithm::named(name) {
+                Some(algorithm) => algorithms.push(algorithm),
+                None => self.findings.fault(
+                    &format!("{path}[{index}]"),
+                    "is none of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, EdDSA",
+                ),
+            }
+        }
+        algorithms
+    }
+}

@@ -1,0 +1,157 @@
+//! What a verified client certificate says of who shows it.
+//!
+//! Owns: reading its names and its end. Must not know: how it was verified, what the names are good for.
+//! Invariants: of a name that two readers could read differently none is taken: two common names, bytes that are no
+//! text, control characters; a certificate that cannot be read is no certificate without a name, but an error.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::CertificateDer;
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+use crate::identity::Peer;
+
+/// A certificate that a client has shown and that was verified.
+#[derive(Clone, Debug)]
+pub struct ClientCertificate {
+    /// Who shows it.
+    pub peer: Peer,
+    /// Until when it is valid.
+    pub expires: SystemTime,
+}
+
+/// The certificate, though verified, could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the client's certificate could not be read")]
+pub struct Unreadable;
+
+impl ClientCertificate {
+    /// Reads a certificate that was verified under the authority that the listener calls `ca`.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn read(der: &CertificateDer<'_>, ca: &Arc<str>) -> Result<Self, Unreadable> {
+        let (_, certificate) = X509Certificate::from_der(der).map_err(|_| Unreadable)?;
+        let mut names = certificate.subject().iter_common_name();
+        let common_name = match (names.next(), names.next()) {
+            (Some(only), None) => only.as_str().ok().and_then(plain),
+            _ => None,
+        };
+        let (mut dns, mut uris) = (Vec::new(), Vec::new());
+        let alternatives = certificate.subject_alternative_name().map_err(|_| Unreadable)?;
+        for name in alternatives.iter().flat_map(|extension| &extension.value.general_names) {
+            match name {
+                GeneralName::DNSName(name) => dns.extend(plain(name)),
+                GeneralName::URI(uri) => uris.extend(plain(uri)),
+                _ => {}
+            }
+        }
+        let end = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
+        let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(end)).ok_or(Unreadable)?;
+        let peer = Peer::Certificate { ca: Arc::clone(ca), common_name, dns: dns.into(), uris: uris.into() };
+        Ok(Self { peer, expires })
+    }
+}
+
+fn plain(name: &str) -> Option<Arc<str>> {
+    (!name.is_empty() && !name.chars().any(char::is_control)).then(|| name.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rcgen::{CertificateParams, DnType, DnValue, KeyPair, SanType, date_time_ymd};
+
+    use super::*;
+
+    fn read(change: impl FnOnce(&mut CertificateParams)) -> ClientCertificate {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        change(&mut params);
+        let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        ClientCertificate::read(made.der(), &"clients".into()).unwrap()
+    }
+
+    #[test]
+    fn names_and_the_end_are_read() {
+        let shown = read(|params| {
+            params.distinguished_name.push(DnType::CommonName, "web-1");
+            params.not_after = date_time_ymd(2040, 1, 1);
+            params.subject_alt_names = vec![
+                SanType::DnsName("a.test".try_into().unwrap()),
+                SanType::URI("spiffe://a/b".try_into().unwrap()),
+                SanType::DnsName("b.test".try_into().unwrap()),
+                SanType::IpAddress([127, 0, 0, 1].into()),
+            ];
+        });
+        let Peer::Certificate { ca, common_name, dns, uris } = &shown.peer else {
+            panic!("{:?}", shown.peer)
+        };
+        assert_eq!((&**ca, common_name.as_deref()), ("clients", Some("web-1")));
+        assert_eq!(dns[..], ["a.test".into(), "b.test".into()]);
+        assert_eq!(uris[..], ["spiffe://a/b".into()]);
+        assert_eq!(shown.peer.to_string(), "cert:clients:CN=web-1");
+        let end = shown.expires.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        assert_eq!(end, 2_208_988_800);
+    }
+
+    #[test]
+    fn a_name_that_could_be_read_in_two_ways_is_none() {
+        let name_of = |values: &[DnValue]| {
+            let shown = read(|params| {
+                for value in values {
+                    // rcgen keeps one value of a type; two kinds of text are two of them only for its readers.
+                    params.distinguished_name.push(DnType::CommonName, value.clone());
+                }
+            });
+            match shown.peer {
+                Peer::Certificate { common_name, .. } => common_name,
+                other => panic!("{other}"),
+            }
+        };
+        assert_eq!(name_of(&[DnValue::Utf8String("älice".into())]).as_deref(), Some("älice"));
+        assert_eq!(name_of(&[]), None);
+        assert_eq!(name_of(&[DnValue::Utf8String(String::new())]), None);
+        assert_eq!(name_of(&[DnValue::Utf8String("al\nice".into())]), None);
+        assert_eq!(name_of(&[DnValue::Utf8String("alice\0".into())]), None);
+    }
+
+    #[test]
+    fn two_common_names_are_none() {
+        let made = {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = rcgen::DistinguishedName::new();
+            params.distinguished_name.push(DnType::CommonName, "alice");
+            // Organization has the object identifier 2.5.4.10, a common name 2.5.4.3.
+            params.distinguished_name.push(DnType::OrganizationName, "bobby");
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap()
+        };
+        let mut der = made.der().to_vec();
+        let oid = [0x06, 0x03, 0x55, 0x04, 0x0a];
+        let places: Vec<_> = (0..der.len() - 5).filter(|&at| der[at..at + 5] == oid).collect();
+        assert!(!places.is_empty());
+        for at in places {
+            der[at + 4] = 0x03;
+        }
+        let shown = ClientCertificate::read(&der.into(), &"clients".into()).unwrap();
+        assert!(matches!(&shown.peer, Peer::Certificate { common_name: None, .. }), "{}", shown.peer);
+        assert_eq!(shown.peer.to_string(), "cert:clients:");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(mut flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), cut in any::<prop::sample::Index>()) {
+            let mut params = CertificateParams::new(vec!["a.test".to_owned()]).unwrap();
+            params.distinguished_name.push(DnType::CommonName, "alice");
+            let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+            let mut der = made.der().to_vec();
+            for (at, value) in flips.drain(..) {
+                let at = at.index(der.len());
+                der[at] = value;
+            }
+            der.truncate(der.len() - cut.index(8));
+            drop(ClientCertificate::read(&der.into(), &"clients".into()));
+        }
+    }
+}

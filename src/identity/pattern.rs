@@ -1,0 +1,356 @@
+//! How a rule names peers: patterns of text, of peers, of source addresses.
+//!
+//! Owns: their grammar and what they match. Must not know: what follows from a match.
+//! Invariants: a `*` never reaches over the border of a kind, an authority or an issuer; without a `*` a pattern
+//! matches one text, byte for byte; a pattern that does not parse is a fault, never one that matches nothing.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::peer::Peer;
+
+/// Text in which `*` stands for any run of characters, also none. Nothing else is special.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Glob(Arc<str>);
+
+impl Glob {
+    /// The pattern as written.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(text.into())
+    }
+
+    /// Whether it matches one text only.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        !self.0.contains('*')
+    }
+
+    /// Whether `text` is of this form. Linear in its length for a given pattern.
+    #[must_use]
+    pub fn matches(&self, text: &str) -> bool {
+        let mut parts = self.0.split('*');
+        let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
+        let Some(last) = parts.next_back() else { return rest.is_empty() };
+        for part in parts {
+            let Some(at) = rest.find(part) else { return false };
+            rest = &rest[at + part.len()..];
+        }
+        rest.ends_with(last)
+    }
+}
+
+/// What of a certificate is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attribute {
+    /// Its subject's common name.
+    CommonName,
+    /// One of its DNS names.
+    Dns,
+    /// One of its URIs.
+    Uri,
+}
+
+/// A pattern of peers, as it stands in `peer = "…"`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerPattern {
+    /// `password:NAME`.
+    Password(Glob),
+    /// `file:NAME`.
+    File(Glob),
+    /// `cert:CA:CN=NAME`, `cert:CA:DNS=NAME` or `cert:CA:URI=NAME`. The authority is never a pattern.
+    Certificate {
+        /// What a listener calls it.
+        ca: Arc<str>,
+        /// Which name.
+        attribute: Attribute,
+        /// The name.
+        name: Glob,
+    },
+    /// `jwt:ISSUER:SUBJECT`. The issuer is never a pattern.
+    Jwt {
+        /// One of those that are configured.
+        issuer: Arc<str>,
+        /// Whom it is about.
+        subject: Glob,
+    },
+    /// `listener:NAME`.
+    Listener(Glob),
+}
+
+/// The text is no pattern of peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// None of the kinds that there are.
+    #[error(
+        "a peer is \"password:NAME\", \"file:NAME\", \"cert:CA:CN=NAME\", \"cert:CA:DNS=NAME\", \"cert:CA:URI=NAME\", \
+         \"jwt:ISSUER:SUBJECT\" or \"listener:NAME\", where NAME and SUBJECT may hold *"
+    )]
+    Peer,
+    /// `jwt:` of somebody whom we do not know.
+    #[error("names the issuer of no [[jwt]]")]
+    Issuer,
+    /// No address range.
+    #[error(
+        "a network is an address and a prefix length, as in \"10.0.0.0/8\" or \"fd00::/8\", with no bits set beyond it"
+    )]
+    Network,
+}
+
+impl PeerPattern {
+    /// Reads a pattern. An issuer may hold colons, and so may a subject; `issuers` says where one ends.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn parse(text: &str, issuers: &[Arc<str>]) -> Result<Self, Malformed> {
+        let (kind, name) =
+            text.split_once(':').filter(|(_, name)| !name.is_empty()).ok_or(Malformed::Peer)?;
+        match kind {
+            "password" => Ok(Self::Password(Glob::new(name))),
+            "file" => Ok(Self::File(Glob::new(name))),
+            "listener" => Ok(Self::Listener(Glob::new(name))),
+            "cert" => {
+                let (ca, name) = name.split_once(':').ok_or(Malformed::Peer)?;
+                let (attribute, name) = name.split_once('=').ok_or(Malformed::Peer)?;
+                let attribute = match attribute {
+                    "CN" => Attribute::CommonName,
+                    "DNS" => Attribute::Dns,
+                    "URI" => Attribute::Uri,
+                    _ => return Err(Malformed::Peer),
+                };
+                if ca.is_empty() || ca.contains('*') || name.is_empty() {
+                    return Err(Malformed::Peer);
+                }
+                Ok(Self::Certificate { ca: ca.into(), attribute, name: Glob::new(name) })
+            }
+            "jwt" => {
+                let known = issuers.iter().filter_map(|issuer| {
+                    let subject = name.strip_prefix(&**issuer)?.strip_prefix(':')?;
+                    (!subject.is_empty()).then_some((issuer, subject))
+                });
+                // The longest, where one issuer's name begins another's.
+                let (issuer, subject) =
+                    known.max_by_key(|(issuer, _)| issuer.len()).ok_or(Malformed::Issuer)?;
+                Ok(Self::Jwt { issuer: Arc::clone(issuer), subject: Glob::new(subject) })
+            }
+            _ => Err(Malformed::Peer),
+        }
+    }
+
+    /// Whether it names one peer.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        match self {
+            Self::Password(name) | Self::File(name) | Self::Listener(name) => name.is_exact(),
+            Self::Certificate { name, .. } => name.is_exact(),
+            Self::Jwt { subject, .. } => subject.is_exact(),
+        }
+    }
+
+    /// Whether `peer` is one of those.
+    #[must_use]
+    pub fn matches(&self, peer: &Peer) -> bool {
+        match (self, peer) {
+            (Self::Password(name), Peer::Password(user)) | (Self::File(name), Peer::File(user)) => {
+                name.matches(user.as_str())
+            }
+            (
+                Self::Certificate { ca, attribute, name },
+                Peer::Certificate { ca: shown, common_name, dns, uris },
+            ) => {
+                let one = |text: &Arc<str>| name.matches(text);
+                ca == shown
+                    && match attribute {
+                        Attribute::CommonName => common_name.as_ref().is_some_and(one),
+                        Attribute::Dns => dns.iter().any(one),
+                        Attribute::Uri => uris.iter().any(one),
+                    }
+            }
+            (Self::Jwt { issuer, subject }, Peer::Jwt { issuer: shown, subject: about, .. }) => {
+                issuer == shown && subject.matches(about)
+            }
+            (Self::Listener(name), Peer::Listener(listener)) => name.matches(listener),
+            _ => false,
+        }
+    }
+}
+
+/// A range of addresses: `10.0.0.0/8`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    length: u8,
+}
+
+impl Network {
+    /// Whether the address is in it. An IPv4 address that a socket shows as an IPv6 one is the IPv4 address.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (bits(self.address), bits(address.to_canonical())) {
+            ((network, width), (address, of)) if width == of => {
+                let beyond = u32::from(width.saturating_sub(self.length));
+                (network ^ address).checked_shr(beyond).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+/// An address as a number, and how many bits such a number has.
+fn bits(address: IpAddr) -> (u128, u8) {
+    match address {
+        IpAddr::V4(address) => (u128::from(address.to_bits()), 32),
+        IpAddr::V6(address) => (address.to_bits(), 128),
+    }
+}
+
+impl FromStr for Network {
+    type Err = Malformed;
+
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let (address, length) = text.split_once('/').ok_or(Malformed::Network)?;
+        let address = address.parse::<IpAddr>().map_err(|_| Malformed::Network)?;
+        if !length.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(Malformed::Network);
+        }
+        let length = length.parse::<u8>().map_err(|_| Malformed::Network)?;
+        let (number, width) = bits(address);
+        let beyond = width.checked_sub(length).ok_or(Malformed::Network)?;
+        if number.trailing_zeros() < u32::from(beyond) {
+            return Err(Malformed::Network);
+        }
+        Ok(Self { address, length })
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_run_and_nothing_else_is_special() {
+        for (pattern, text, expected) in [
+            ("alice", "alice", true),
+            ("alice", "Alice", false),
+            ("alice", "alice2", false),
+            ("", "", true),
+            ("", "a", false),
+            ("*", "", true),
+            ("*", "any:thing/at=all", true),
+            ("web-*", "web-", true),
+            ("web-*", "web-1", true),
+            ("web-*", "aweb-1", false),
+            ("*.example.com", "a.example.com", true),
+            ("*.example.com", "a.exampleXcom", false),
+            ("a*b", "ab", true),
+            ("a*a", "a", false),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("a**b", "ab", true),
+            ("[a-z]?", "[a-z]?", true),
+            ("[a-z]?", "bc", false),
+        ] {
+            assert_eq!(Glob::new(pattern).matches(text), expected, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_says_of_whom() {
+        let issuers = ["https://a:8443".into(), "https://a:8443:b".into()];
+        let jwt = |issuer: &str, subject: &str| {
+            Ok(PeerPattern::Jwt { issuer: issuer.into(), subject: Glob::new(subject) })
+        };
+        let parse = |text| PeerPattern::parse(text, &issuers);
+        assert_eq!(parse("jwt:https://a:8443:system:x"), jwt("https://a:8443", "system:x"));
+        assert_eq!(parse("jwt:https://a:8443:b:x"), jwt("https://a:8443:b", "x"));
+        assert_eq!(parse("jwt:https://b:x"), Err(Malformed::Issuer));
+        assert_eq!(parse("jwt:https://a:8443:"), Err(Malformed::Issuer));
+        assert_eq!(
+            parse("cert:clients:CN=a=b:c*"),
+            Ok(PeerPattern::Certificate {
+                ca: "clients".into(),
+                attribute: Attribute::CommonName,
+                name: Glob::new("a=b:c*")
+            })
+        );
+        for bad in [
+            "",
+            "alice",
+            "password:",
+            "user:alice",
+            "cert:alice",
+            "cert:clients:alice",
+            "cert:clients:CN=",
+            "cert::CN=alice",
+            "cert:*:CN=alice",
+            "cert:c*:CN=alice",
+            "cert:clients:cn=alice",
+            "cert:clients:O=alice",
+        ] {
+            assert_eq!(parse(bad), Err(Malformed::Peer), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_network_is_an_address_and_a_length() {
+        for (network, inside, outside) in [
+            ("10.0.0.0/8", "10.255.1.2", "11.0.0.0"),
+            ("10.1.2.3/32", "10.1.2.3", "10.1.2.2"),
+            ("0.0.0.0/0", "255.255.255.255", "::1"),
+            ("::/0", "fd00::1", "1.2.3.4"),
+            ("fd00::/8", "fdff::1", "fe00::1"),
+            ("::1/128", "::1", "::2"),
+            ("127.0.0.0/8", "::ffff:127.0.0.1", "::127.0.0.1"),
+        ] {
+            let parsed = network.parse::<Network>().unwrap();
+            assert!(parsed.contains(inside.parse().unwrap()), "{inside} in {network}");
+            assert!(!parsed.contains(outside.parse().unwrap()), "{outside} not in {network}");
+            assert_eq!(parsed.to_string(), network);
+        }
+        for bad in ["", "10.0.0.0", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/+8", "10.0.0.0/", "::/129", "a/8"]
+        {
+            assert!(bad.parse::<Network>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_glob_matches_is_made_of_its_parts(parts in prop::collection::vec("[ab]{0,3}", 1..5), fill in prop::collection::vec("[ab]{0,3}", 4)) {
+            let mut text = String::new();
+            for (index, part) in parts.iter().enumerate() {
+                if index > 0 {
+                    text.push_str(&fill[index - 1]);
+                }
+                text.push_str(part);
+            }
+            prop_assert!(Glob::new(&parts.join("*")).matches(&text));
+        }
+
+        #[test]
+        fn a_glob_without_a_star_matches_itself_only(pattern in "[ab]{0,4}", text in "[ab]{0,4}") {
+            prop_assert_eq!(Glob::new(&pattern).matches(&text), pattern == text);
+        }
+
+        #[test]
+        fn no_text_panics(text in ".{0,40}", other in ".{0,20}") {
+            let glob = Glob::new(&text);
+            prop_assert!(glob.is_exact() || glob.matches(&text.replace('*', &other)));
+            if let Ok(network) = text.parse::<Network>() {
+                prop_assert_eq!(network.to_string().parse::<Network>(), Ok(network));
+            }
+            if let Ok(pattern) = PeerPattern::parse(&text, &[]) {
+                prop_assert_eq!(pattern.is_exact(), !text.contains('*'));
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Signed JSON Web Tokens: whether one is genuine, and whom it is about (RFC 7515, 7519).
+//!
+//! Owns: reading a token, and every check of it. Below, `keys` has what signatures are checked with. Must not know: who
+//! shows a token, which etcd user its subject is. Invariants: nothing of a token is believed before its signature was
+//! checked with a key of its own issuer, by an algorithm that fits the key; time is an argument; a token without an end
+//! is not taken; whatever is wrong, bytes of a peer never panic.
+//!
+//! Not a crate: jsonwebtoken reads the clock by itself, keeps its provider in a global, and has none on ring; of those
+//! that it brings, aws-lc is banned here, and rsa has RUSTSEC-2023-0071.
+
+mod keys;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::identity::Peer;
+use crate::identity::peer::Claims;
+
+pub use keys::{Algorithm, Keys, KeysError};
+
+/// More than any token has that fits into a header list of 64 KiB beside other headers.
+const LONGEST: usize = 16 * 1024;
+
+/// Takes the tokens of one issuer.
+#[derive(Debug)]
+pub struct Verifier {
+    /// Its `iss`, byte for byte.
+    pub issuer: Arc<str>,
+    /// Who we are: `aud` must name it.
+    pub audience: String,
+    /// What its signatures are checked with.
+    pub keys: Keys,
+    /// By which algorithms it signs. Empty: by any that fits the key.
+    pub algorithms: Vec<Algorithm>,
+    /// The claim that names the subject.
+    pub subject: String,
+    /// How far its clock and ours may be apart.
+    pub leeway: Duration,
+}
+
+/// A token that is genuine.
+#[derive(Clone, Debug)]
+pub struct Verified {
+    /// Whom it is about.
+    pub peer: Peer,
+    /// When it stops being good, leeway included.
+    pub expires: SystemTime,
+}
+
+/// Why a token is not taken. For logs: a client is never told which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Bad {
+    /// No JWT at all, or longer than any.
+    #[error("not a JWT")]
+    NotJwt,
+    /// It has extensions that must be understood, and we understand none.
+    #[error("its header has critical extensions")]
+    Critical,
+    /// Of nobody whom we know.
+    #[error("of an unknown issuer")]
+    Issuer,
+    /// `none`, `HS256` and the like, or one that the issuer does not sign by.
+    #[error("signed by an algorithm that is not taken")]
+    Algorithm,
+    /// No key of the issuer made the signature.
+    #[error("not signed by a key of its issuer")]
+    Signature,
+    /// For somebody else.
+    #[error("for another audience")]
+    Audience,
+    /// A claim that is needed is missing, or of another type.
+    #[error("a claim is missing or malformed")]
+    Claim,
+    /// Its end has passed.
+    #[error("expired")]
+    Expired,
+    /// Its time has not come.
+    #[error("not valid yet")]
+    NotYet,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    alg: String,
+    kid: Option<String>,
+    crit: Option<Value>,
+}
+
+impl Verifier {
+    /// Takes a token of whichever of these issuers it is from.
+    ///
+    /// # Errors
+    /// [`Bad`].
+    pub fn verify_one_of(verifiers: &[Self], token: &[u8], now: SystemTime) -> Result<Verified, Bad> {
+        if token.len() > LONGEST {
+            return Err(Bad::NotJwt);
+        }
+        let mut parts = token.split(|byte| *byte == b'.');
+        let (Some(header), Some(payload), Some(signature), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(Bad::NotJwt);
+        };
+        let signed = &token[..header.len() + 1 + payload.len()];
+        let header: Header = serde_json::from_slice(&decode(header)?).map_err(|_| Bad::NotJwt)?;
+        let Ok(Value::Object(claims)) = serde_json::from_slice(&decode(payload)?) else {
+            return Err(Bad::NotJwt);
+        };
+        let signature = decode(signature)?;
+        if header.crit.is_some() {
+            return Err(Bad::Critical);
+        }
+        let algorithm = Algorithm::named(&header.alg).ok_or(Bad::Algorithm)?;
+        let issuer = claims.get("iss").and_then(Value::as_str).ok_or(Bad::Claim)?;
+        let verifier = verifiers.iter().find(|verifier| &*verifier.issuer == issuer).ok_or(Bad::Issuer)?;
+        if !verifier.algorithms.is_empty() && !verifier.algorithms.contains(&algorithm) {
+            return Err(Bad::Algorithm);
+        }
+        if !verifier.keys.verify(algorithm, header.kid.as_deref(), signed, &signature) {
+            return Err(Bad::Signature);
+        }
+        verifier.judge(&claims, now)
+    }
+
+    /// What a genuine token says.
+    fn judge(&self, claims: &serde_json::Map<String, Value>, now: SystemTime) -> Result<Verified, Bad> {
+        let audience = claims.get("aud").ok_or(Bad::Claim)?;
+        if !texts(audience).ok_or(Bad::Claim)?.contains(&self.audience) {
+            return Err(Bad::Audience);
+        }
+        let expires = instant(claims.get("exp").ok_or(Bad::Claim)?).ok_or(Bad::Claim)? + self.leeway;
+        if now >= expires {
+            return Err(Bad::Expired);
+        }
+        if let Some(not_before) = claims.get("nbf")
+            && now + self.leeway < instant(not_before).ok_or(Bad::Claim)?
+        {
+            return Err(Bad::NotYet);
+        }
+        let subject = claims.get(&self.subject).and_then(Value::as_str).filter(|text| is_plain(text));
+        let subject = subject.ok_or(Bad::Claim)?.into();
+        let said = claims.iter().filter_map(|(name, value)| Some((name.clone(), texts(value)?)));
+        let claims = Arc::new(said.collect::<Claims>());
+        Ok(Verified { peer: Peer::Jwt { issuer: Arc::clone(&self.issuer), subject, claims }, expires })
+    }
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.peer.fmt(f)
+    }
+}
+
+fn decode(part: &[u8]) -> Result<Vec<u8>, Bad> {
+    URL_SAFE_NO_PAD.decode(part).map_err(|_| Bad::NotJwt)
+}
+
+/// A name that shows in logs as it is.
+fn is_plain(text: &str) -> bool {
+    !text.is_empty() && !text.chars().any(char::is_control)
+}
+
+/// A claim's values as text: a list has several. None for an object, or a list of other things.
+fn texts(value: &Value) -> Option<Vec<String>> {
+    let one = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(truth) => Some(truth.to_string()),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    };
+    match value {
+        Value::Array(values) => values.iter().map(one).collect(),
+        value => one(value).map(|text| vec![text]),
+    }
+}
+
+/// Seconds of the Unix epoch, perhaps with a fraction; none for what lies before it, or in an age that no clock reaches.
+fn instant(value: &Value) -> Option<SystemTime> {
+    const YEAR_9999: f64 = 253_402_300_800.0;
+    let seconds = value.as_f64().filter(|seconds| (0.0..YEAR_9999).contains(seconds))?;
+    UNIX_EPOCH.checked_add(Duration::try_from_secs_f64(seconds).ok()?)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

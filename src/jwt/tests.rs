@@ -1,0 +1,393 @@
+//! Tokens made for tests, and every way in which one is bad.
+
+use base64::engine::general_purpose::STANDARD;
+use proptest::prelude::*;
+use ring::rand::SystemRandom;
+use ring::signature::{
+    self as made_by, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _, RsaKeyPair, RsaPublicKeyComponents,
+};
+use serde_json::json;
+
+use super::*;
+
+/// A key that signs nothing but the tokens of these tests: RSA keys take long to make. PKCS #8.
+const RSA: &str = "MIIEvAIBADANBgkqhkiG9w0BAQEFAASCBKYwggSiAgEAAoIBAQD2kSRhQCGPiVwJE4APOQOCCailQgrnKLJK/Aw1udzu/EE5wZJHxJsp8ppRoy\
+81DlzaxPl3ZbMcwX5jbyIvbNWTh/VxWrPImXJkyLZzNNJw+40/DD6G0PziuX/TT95sn2FpH5Dogy3QwuM6u5axWFv/x59TI06KFIMM31ve5HXE\
+uG6lpwe9a6xv7QfxemEFcbYZpRCH/4GwmMXQTvu7qX3AMz7qbvPPqMf7mjnrL/Jb2K75cUdsJ0MCYQfbx34a7bcPMU/tA66MX6wEARodLAfips\
+aOzE1KojxaYCyGkj37rDOoi2kyc+B1Xat1qCmMaTGi+2wQOxQroW49UqvscHjdAgMBAAECgf99cttPn5Fzti9dbs548EkYoFFtw2xIsCwGera7\
+nxUJgs6s1A/Y8+7+KLDbWGtsUyJrLEzAsr2uo8PqU2DRQE5qAYKfacaPCYNqQ7SQaQ+o7FOxAEnPzgTcVgTzPm+sVGr7UVQo+JUW4hE6kLbbBF\
+nKiYZGhnAvUMBcjEfx38sLissTxwBaoYTrlEH7R4pNOja7RGSNA1z+oVFPEY6APWSafee0Jc5NY/JGmYIkYnZKP4e/M7bETO4WLmn3m0t7BsyY\
+OXvG6LL7VFtfwAIalvXMZyZDnP9LzPxNWfnYwigDd78ZQVnJSjxd68y8en9E9GV5XDvxbHc1MqgmM2wMmTkCgYEA/nyCXAzKlmxrV8KXAQrxWD\
+iZw1xpyUm6l6K89jtNUnXPS1f6M498ex5Nr8CRq2keAMJQrg2mAgOKrCxEyVthLDFn0+/yFtAFn2dT24BPxmns18HPdzHy8KUnz2YL49Hxl/Vz\
+6IVF4Pes2dx6hH74ZkK+YvJjhMcoiNNcJSbGXIUCgYEA+AiTEp4wUlnLCvdKhKvZReIQdk+jpbb5FT0GvSJrHlTve0uYmgXOc9jJR1t5OFr57Z\
+xiBwEeGmZLyu7bIK06bSV6tnUsLFeQ6Fes/BMWHFkOjLD0dferTXici+iKRvToxs8Ylbkv64c1pophwwejkgbMGrNlvk4KHT0JjKsXJnkCgYEA\
+kJFOxNgHZjilKi/C9Lawr/tHbnHbLpwRwf6S9hZuMH/4iMarvgqvHonye/sbRZLrlmbMynO6cL5uUqy7Tt/4bdCLORzAHDGEYC+ktbdImmCmSV\
+MydnYLmqVX3jwMWRl082xesiKztb89lG3ps8cleYJFAZTM8CrrXf8kA37phLkCgYEAqGiaA6AoyyFwvYder2pHYi22Y757LL9prEP9WVoPRU8C\
+M8MGYD3lCb9+Gtc/HUaYP/9Yh8z4dZBTkfxQCIXWD9nM0ioIziq+lyNArv7+mkzVli1oLtj1FOr5z/0aNkd/7c0bsj1FDjSF9wgqjNOY+kNnPh\
+Hk2Sv/rg6Nd1eLpnECgYBlgZzFjxKBnfZ9N+jmHZpRAohPFYQX9vY3+Yr1OGuTqDC/iQvC6NUivkWyKbm8wis20fo+EldtWkZUyCU+KJtxdoUE\
+QWvQRIsis3P6H4z98gOuCQPZP8iYwmBu6MT61gelG/R9twfW7Rm5losE+alaPDanfxgjDTfrtoNI4r+PQg==";
+
+pub(crate) fn now() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+const ISSUER: &str = "https://ci.test:8443";
+
+/// Signs tokens.
+pub(crate) struct Signer {
+    algorithm: &'static str,
+    key: SigningKey,
+}
+
+enum SigningKey {
+    Ecdsa(EcdsaKeyPair),
+    Ed25519(Ed25519KeyPair),
+    Rsa(RsaKeyPair, &'static dyn made_by::RsaEncoding),
+}
+
+impl Signer {
+    pub(crate) fn es256() -> Self {
+        Self::ecdsa("ES256", &made_by::ECDSA_P256_SHA256_FIXED_SIGNING)
+    }
+
+    fn ecdsa(algorithm: &'static str, by: &'static made_by::EcdsaSigningAlgorithm) -> Self {
+        let random = SystemRandom::new();
+        let pkcs8 = EcdsaKeyPair::generate_pkcs8(by, &random).unwrap();
+        let key = EcdsaKeyPair::from_pkcs8(by, pkcs8.as_ref(), &random).unwrap();
+        Self { algorithm, key: SigningKey::Ecdsa(key) }
+    }
+
+    fn ed25519() -> Self {
+        let pkcs8 = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
+        let key = Ed25519KeyPair::from_pkcs8(pkcs8.as_ref()).unwrap();
+        Self { algorithm: "EdDSA", key: SigningKey::Ed25519(key) }
+    }
+
+    fn rsa(algorithm: &'static str, by: &'static dyn made_by::RsaEncoding) -> Self {
+        let key = RsaKeyPair::from_pkcs8(&STANDARD.decode(RSA).unwrap()).unwrap();
+        Self { algorithm, key: SigningKey::Rsa(key, by) }
+    }
+
+    /// One for each algorithm.
+    fn all() -> Vec<Self> {
+        vec![
+            Self::rsa("RS256", &made_by::RSA_PKCS1_SHA256),
+            Self::rsa("RS384", &made_by::RSA_PKCS1_SHA384),
+            Self::rsa("RS512", &made_by::RSA_PKCS1_SHA512),
+            Self::rsa("PS256", &made_by::RSA_PSS_SHA256),
+            Self::rsa("PS384", &made_by::RSA_PSS_SHA384),
+            Self::rsa("PS512", &made_by::RSA_PSS_SHA512),
+            Self::es256(),
+            Self::ecdsa("ES384", &made_by::ECDSA_P384_SHA384_FIXED_SIGNING),
+            Self::ed25519(),
+        ]
+    }
+
+    pub(crate) fn sign(&self, claims: &Value) -> String {
+        self.sign_with(&json!({ "alg": self.algorithm }), claims)
+    }
+
+    fn sign_with(&self, header: &Value, claims: &Value) -> String {
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let signed = format!("{}.{}", part(header), part(claims));
+        let random = SystemRandom::new();
+        let signature = match &self.key {
+            SigningKey::Ecdsa(key) => key.sign(&random, signed.as_bytes()).unwrap().as_ref().to_vec(),
+            SigningKey::Ed25519(key) => key.sign(signed.as_bytes()).as_ref().to_vec(),
+            SigningKey::Rsa(key, by) => {
+                let mut signature = vec![0; key.public().modulus_len()];
+                key.sign(*by, &random, signed.as_bytes(), &mut signature).unwrap();
+                signature
+            }
+        };
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    }
+
+    /// The public key, as a JWK.
+    pub(crate) fn jwk(&self) -> Value {
+        let text = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        match &self.key {
+            SigningKey::Ecdsa(key) => {
+                let point = key.public_key().as_ref();
+                let (x, y) = point[1..].split_at(point.len() / 2);
+                let curve = if point.len() == 65 { "P-256" } else { "P-384" };
+                json!({ "kty": "EC", "crv": curve, "x": text(x), "y": text(y) })
+            }
+            SigningKey::Ed25519(key) => {
+                json!({ "kty": "OKP", "crv": "Ed25519", "x": text(key.public_key().as_ref()) })
+            }
+            SigningKey::Rsa(key, _) => {
+                let public: RsaPublicKeyComponents<Vec<u8>> = key.public().into();
+                json!({ "kty": "RSA", "n": text(&public.n), "e": text(&public.e) })
+            }
+        }
+    }
+}
+
+fn read(content: &str) -> Result<Keys, KeysError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, content).unwrap();
+    Keys::read(&path)
+}
+
+fn set(keys: &[Value]) -> Keys {
+    read(&json!({ "keys": keys }).to_string()).unwrap()
+}
+
+pub(crate) fn verifier(signer: &Signer) -> Verifier {
+    Verifier {
+        issuer: ISSUER.into(),
+        audience: "etcd".to_owned(),
+        keys: set(&[signer.jwk()]),
+        algorithms: Vec::new(),
+        subject: "sub".to_owned(),
+        leeway: Duration::from_secs(30),
+    }
+}
+
+/// What a good token says of `subject`, an hour before its end.
+pub(crate) fn claims(subject: &str) -> Value {
+    json!({ "iss": ISSUER, "aud": "etcd", "sub": subject, "exp": 1_800_003_600, "groups": ["a", "b"], "n": 7, "yes": true, "o": {} })
+}
+
+fn with(name: &str, value: Value) -> Value {
+    let mut claims = claims("alice");
+    claims[name] = value;
+    claims
+}
+
+fn without(name: &str) -> Value {
+    let mut claims = claims("alice");
+    claims.as_object_mut().unwrap().remove(name);
+    claims
+}
+
+#[test]
+fn every_algorithm_is_taken_with_its_own_key_and_no_other() {
+    let all = Signer::all();
+    let verifiers: Vec<_> = all.iter().map(|signer| [verifier(signer)]).collect();
+    for (own, signer) in all.iter().enumerate() {
+        let token = signer.sign(&claims("alice"));
+        let mut taken = Vec::new();
+        for (index, verifier) in verifiers.iter().enumerate() {
+            match Verifier::verify_one_of(verifier, token.as_bytes(), now()) {
+                Ok(verified) => {
+                    assert_eq!(verified.to_string(), format!("jwt:{ISSUER}:alice"));
+                    taken.push(index);
+                }
+                Err(bad) => assert_eq!(bad, Bad::Signature, "{} by key {index}", signer.algorithm),
+            }
+        }
+        // The six of RSA have one key.
+        let expected = if own < 6 { (0..6).collect() } else { vec![own] };
+        assert_eq!(taken, expected, "{}", signer.algorithm);
+    }
+}
+
+#[test]
+fn what_a_token_says_is_its_peer() {
+    let signer = Signer::es256();
+    let verified =
+        Verifier::verify_one_of(&[verifier(&signer)], signer.sign(&claims("a:b")).as_bytes(), now()).unwrap();
+    let Peer::Jwt { issuer, subject, claims } = &verified.peer else { panic!("{}", verified.peer) };
+    assert_eq!((&**issuer, &**subject), (ISSUER, "a:b"));
+    assert_eq!(claims.values("groups"), ["a", "b"]);
+    assert_eq!((claims.values("n"), claims.values("yes")), (&["7".to_owned()][..], &["true".to_owned()][..]));
+    assert!(claims.values("o").is_empty() && claims.values("absent").is_empty());
+    assert_eq!(verified.expires, UNIX_EPOCH + Duration::from_secs(1_800_003_630), "leeway included");
+    let mut of_another = verifier(&signer);
+    of_another.subject = "user".to_owned();
+    let named = signer.sign(&with("user", json!("bob")));
+    let verified = Verifier::verify_one_of(&[of_another], named.as_bytes(), now()).unwrap();
+    assert_eq!(verified.to_string(), format!("jwt:{ISSUER}:bob"));
+}
+
+#[test]
+fn claims_that_are_missing_wrong_or_out_of_time_are_refused() {
+    let signer = Signer::es256();
+    let verify = |claims: &Value, now| {
+        Verifier::verify_one_of(&[verifier(&signer)], signer.sign(claims).as_bytes(), now).err()
+    };
+    for (claims, expected) in [
+        (claims("alice"), None),
+        (with("aud", json!(["x", "etcd"])), None),
+        (with("exp", json!(1_800_000_000.5)), None),
+        (with("exp", json!(1_799_999_971)), None),
+        (with("exp", json!(1_799_999_970)), Some(Bad::Expired)),
+        (with("exp", json!(0)), Some(Bad::Expired)),
+        (with("nbf", json!(1_800_000_030)), None),
+        (with("nbf", json!(1_800_000_031)), Some(Bad::NotYet)),
+        (without("exp"), Some(Bad::Claim)),
+        (without("sub"), Some(Bad::Claim)),
+        (without("aud"), Some(Bad::Claim)),
+        (without("iss"), Some(Bad::Claim)),
+        (with("exp", json!("1900000000")), Some(Bad::Claim)),
+        (with("exp", json!(-1)), Some(Bad::Claim)),
+        (with("exp", json!(1e300)), Some(Bad::Claim)),
+        (with("exp", Value::Null), Some(Bad::Claim)),
+        (with("nbf", json!("soon")), Some(Bad::Claim)),
+        (with("sub", json!("")), Some(Bad::Claim)),
+        (with("sub", json!(7)), Some(Bad::Claim)),
+        (with("sub", json!("al\nice")), Some(Bad::Claim)),
+        (with("aud", json!("etcd2")), Some(Bad::Audience)),
+        (with("aud", json!([])), Some(Bad::Audience)),
+        (with("aud", json!({})), Some(Bad::Claim)),
+        (with("iss", json!("https://ci.test")), Some(Bad::Issuer)),
+        (with("iss", json!(["https://ci.test:8443"])), Some(Bad::Claim)),
+        (json!([]), Some(Bad::NotJwt)),
+    ] {
+        assert_eq!(verify(&claims, now()), expected, "{claims}");
+    }
+}
+
+#[test]
+fn only_a_signature_of_the_issuers_key_counts() {
+    let (signer, foreign) = (Signer::es256(), Signer::es256());
+    let verifiers = [verifier(&signer)];
+    let verify = |token: &str| Verifier::verify_one_of(&verifiers, token.as_bytes(), now()).err();
+    let good = signer.sign(&claims("alice"));
+    assert_eq!(verify(&good), None);
+    assert_eq!(verify(&foreign.sign(&claims("alice"))), Some(Bad::Signature));
+    let (signed, _) = good.rsplit_once('.').unwrap();
+    let (header, payload) = signed.split_once('.').unwrap();
+    for (token, expected) in [
+        (format!("{signed}."), Bad::Signature),
+        (signed.to_owned(), Bad::NotJwt),
+        (format!("{good}.x"), Bad::NotJwt),
+        (format!("{good}="), Bad::NotJwt),
+        (format!(" {good}"), Bad::NotJwt),
+        (String::new(), Bad::NotJwt),
+        ("..".to_owned(), Bad::NotJwt),
+        (format!("{header}.{payload}.{}", "A".repeat(LONGEST)), Bad::NotJwt),
+    ] {
+        assert_eq!(verify(&token), Some(expected), "{token:.80}");
+    }
+    for alg in ["none", "None", "HS256", "HS384", "HS512", "ES256K", "es256", "RS1", ""] {
+        let token = signer.sign_with(&json!({ "alg": alg }), &claims("alice"));
+        assert_eq!(verify(&token), Some(Bad::Algorithm), "{alg}");
+    }
+    assert_eq!(verify(&signer.sign_with(&json!({ "alg": "ES384" }), &claims("alice"))), Some(Bad::Signature));
+    assert_eq!(verify(&signer.sign_with(&json!({ "typ": "JWT" }), &claims("alice"))), Some(Bad::NotJwt));
+    let critical = json!({ "alg": "ES256", "crit": ["b64"], "b64": false });
+    assert_eq!(verify(&signer.sign_with(&critical, &claims("alice"))), Some(Bad::Critical));
+    let mut pinned = verifier(&signer);
+    pinned.algorithms = vec![Algorithm::Rs256];
+    assert_eq!(Verifier::verify_one_of(&[pinned], good.as_bytes(), now()).err(), Some(Bad::Algorithm));
+}
+
+#[test]
+fn a_secret_is_never_made_of_a_public_key() {
+    let signer = Signer::rsa("RS256", &made_by::RSA_PKCS1_SHA256);
+    let header = URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256"}"#);
+    let signed = format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims("root").to_string()));
+    let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, signer.jwk()["n"].as_str().unwrap().as_bytes());
+    let tag = URL_SAFE_NO_PAD.encode(ring::hmac::sign(&key, signed.as_bytes()));
+    let verify = Verifier::verify_one_of(&[verifier(&signer)], format!("{signed}.{tag}").as_bytes(), now());
+    assert_eq!(verify.err(), Some(Bad::Algorithm));
+}
+
+#[test]
+fn a_token_that_names_its_key_is_checked_with_that_key() {
+    let (one, two) = (Signer::es256(), Signer::es256());
+    let named = |signer: &Signer, id: &str| {
+        let mut jwk = signer.jwk();
+        jwk["kid"] = json!(id);
+        jwk
+    };
+    let mut verifier = verifier(&one);
+    verifier.keys = set(&[named(&one, "1"), named(&two, "2")]);
+    let verifiers = [verifier];
+    let verify = |signer: &Signer, header: Value| {
+        Verifier::verify_one_of(&verifiers, signer.sign_with(&header, &claims("alice")).as_bytes(), now())
+            .err()
+    };
+    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": "2" })), None);
+    assert_eq!(verify(&two, json!({ "alg": "ES256" })), None);
+    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": "1" })), Some(Bad::Signature));
+    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": "3" })), Some(Bad::Signature));
+    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": 2 })), Some(Bad::NotJwt));
+}
+
+#[test]
+fn a_key_is_used_for_what_its_file_says() {
+    let signer = Signer::rsa("PS256", &made_by::RSA_PSS_SHA256);
+    let token = signer.sign(&claims("alice"));
+    let changed = |name: &str, value: Value| {
+        let mut jwk = signer.jwk();
+        jwk[name] = value;
+        jwk
+    };
+    let mut verifier = verifier(&signer);
+    for (jwk, expected) in [
+        (changed("alg", json!("PS256")), None),
+        (changed("use", json!("sig")), None),
+        (changed("alg", json!("RS256")), Some(Bad::Signature)),
+    ] {
+        verifier.keys = set(&[jwk.clone()]);
+        let verified = Verifier::verify_one_of(std::slice::from_ref(&verifier), token.as_bytes(), now());
+        assert_eq!(verified.err(), expected, "{jwk}");
+    }
+    let fault = |content: &str| read(content).unwrap_err().to_string();
+    let of_set = |jwk: Value| fault(&json!({ "keys": [jwk] }).to_string());
+    assert!(of_set(changed("use", json!("enc"))).contains("no public key"));
+    assert!(of_set(changed("alg", json!("HS256"))).contains("no public key"));
+    assert!(of_set(changed("d", json!("AA"))).contains("private"));
+    assert!(of_set(changed("n", json!("AA"))).contains("key 1 is damaged"));
+    assert!(of_set(changed("n", json!("!"))).contains("key 1 is damaged"));
+    assert!(of_set(json!({ "kty": "oct", "k": "AA" })).contains("no public key"));
+    assert!(of_set(json!({ "kty": "EC", "crv": "P-256", "x": "AA", "y": "AA" })).contains("damaged"));
+    for content in ["", "{}", "[]", "keys", "{\"keys\": 1}"] {
+        assert!(fault(content).contains("neither PEM nor"), "{content}");
+    }
+    assert!(fault(&json!({ "keys": vec![signer.jwk(); 65] }).to_string()).contains("more than"));
+    assert!(
+        Keys::read(std::path::Path::new("/nowhere/at/all")).unwrap_err().to_string().contains("/nowhere")
+    );
+}
+
+#[test]
+fn keys_come_as_pem_too() {
+    for algorithm in [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519] {
+        let pair = rcgen::KeyPair::generate_for(algorithm).unwrap();
+        let pkcs8 = pair.serialize_der();
+        let random = SystemRandom::new();
+        let ecdsa = |by| EcdsaKeyPair::from_pkcs8(by, &pkcs8, &random).ok().map(SigningKey::Ecdsa);
+        let p256 = ecdsa(&made_by::ECDSA_P256_SHA256_FIXED_SIGNING).map(|key| ("ES256", key));
+        let p384 = ecdsa(&made_by::ECDSA_P384_SHA384_FIXED_SIGNING).map(|key| ("ES384", key));
+        let ed25519 = Ed25519KeyPair::from_pkcs8(&pkcs8).ok().map(|key| ("EdDSA", SigningKey::Ed25519(key)));
+        let (algorithm, key) = p256.or(p384).or(ed25519).unwrap();
+        let signer = Signer { algorithm, key };
+        let mut verifier = verifier(&Signer::es256());
+        verifier.keys = read(&pair.public_key_pem()).unwrap();
+        let token = signer.sign_with(&json!({ "alg": algorithm, "kid": "any" }), &claims("alice"));
+        assert!(Verifier::verify_one_of(&[verifier], token.as_bytes(), now()).is_ok(), "{algorithm}");
+        assert!(read(&pair.serialize_pem()).unwrap_err().to_string().contains("private"));
+    }
+    let pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(
+        &STANDARD.decode(RSA).unwrap().as_slice().into(),
+        &rcgen::PKCS_RSA_SHA256,
+    );
+    let signer = Signer::rsa("RS256", &made_by::RSA_PKCS1_SHA256);
+    let mut verifier = verifier(&Signer::es256());
+    verifier.keys = read(&pair.unwrap().public_key_pem()).unwrap();
+    assert!(Verifier::verify_one_of(&[verifier], signer.sign(&claims("alice")).as_bytes(), now()).is_ok());
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic_and_none_but_the_signed_ones_are_taken(
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+        noise in prop::collection::vec(any::<u8>(), 0..60),
+    ) {
+        let signer = Signer::ed25519();
+        let verifiers = [verifier(&signer)];
+        let mut token = signer.sign(&claims("alice")).into_bytes();
+        let at = at.index(token.len());
+        let changed = token[at] != byte;
+        token[at] = byte;
+        prop_assert_eq!(Verifier::verify_one_of(&verifiers, &token, now()).is_err(), changed);
+        prop_assert!(Verifier::verify_one_of(&verifiers, &noise, now()).is_err());
+    }
+}

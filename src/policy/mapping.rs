@@ -1,0 +1,271 @@
+//! Which etcd user a peer is.
+//!
+//! Owns: the order of the rules and what holds where there is none. Must not know: how a peer proved itself, whether
+//! Keyward has a credential for the user. Invariants (rules 9): the first rule that applies decides; a password that
+//! etcd accepted is that etcd user without any rule, everybody else is nobody without one; `root` is reached by its own
+//! password at etcd and by a rule that spells the peer out, and in no other way.
+
+use std::net::IpAddr;
+
+use crate::config::{self, Outcome, ROOT};
+use crate::identity::{Peer, UserName};
+
+/// Who is which etcd user: the rules of one configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Mapping(config::Mapping);
+
+/// Which etcd user a peer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    /// The one whose password etcd itself accepted.
+    Itself,
+    /// That one.
+    User(UserName),
+    /// Nobody in particular: it showed nothing, and the listener says nothing about such clients.
+    Anonymous,
+    /// None: a rule says no.
+    Denied,
+    /// None: no rule says who.
+    Unknown,
+}
+
+impl Mapping {
+    /// The rules of a configuration.
+    #[must_use]
+    pub fn new(rules: config::Mapping) -> Self {
+        Self(rules)
+    }
+
+    /// Which etcd user `peer` is, calling from `address`.
+    #[must_use]
+    pub fn user_of(&self, peer: &Peer, address: Option<IpAddr>) -> Mapped {
+        let rule = self.0.rules.iter().find(|rule| rule.applies(peer, address));
+        match rule.map(config::MapRule::outcome) {
+            Some(Outcome::User(user)) => Mapped::User(user.clone()),
+            Some(Outcome::Same) => same(peer),
+            Some(Outcome::Deny) => Mapped::Denied,
+            None => self.without_rule(peer),
+        }
+    }
+
+    fn without_rule(&self, peer: &Peer) -> Mapped {
+        match peer {
+            Peer::Password(_) => Mapped::Itself,
+            Peer::Listener(_) => Mapped::Anonymous,
+            Peer::File(_) | Peer::Certificate { .. } | Peer::Jwt { .. } => {
+                let default = self.0.default.as_ref().filter(|user| user.as_str() != ROOT);
+                default.map_or(Mapped::Unknown, |user| Mapped::User(user.clone()))
+            }
+        }
+    }
+}
+
+/// The etcd user of the peer's own name.
+fn same(peer: &Peer) -> Mapped {
+    let name = match peer {
+        Peer::Password(_) => return Mapped::Itself,
+        Peer::File(user) => Some(user.as_str()),
+        Peer::Certificate { common_name, .. } => common_name.as_deref(),
+        Peer::Jwt { subject, .. } => Some(&**subject),
+        Peer::Listener(_) => None,
+    };
+    match name.filter(|name| !name.is_empty() && *name != ROOT) {
+        Some(name) => Mapped::User(UserName::from(name)),
+        None => Mapped::Denied,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::{Conditions, MapRule};
+    use crate::identity::pattern::{Glob, PeerPattern};
+    use crate::identity::peer::Claims;
+
+    const ISSUER: &str = "https://ci";
+    const KINDS: [&str; 6] =
+        ["password:", "file:", "cert:c:CN=", "cert:c:URI=", "jwt:https://ci:", "listener:"];
+
+    fn pattern(text: &str) -> PeerPattern {
+        PeerPattern::parse(text, &[ISSUER.into()]).unwrap()
+    }
+
+    fn rule(peer: &str, outcome: Outcome) -> MapRule {
+        MapRule::new(Conditions { peer: Some(pattern(peer)), ..Conditions::default() }, outcome).unwrap()
+    }
+
+    fn to(user: &str) -> Outcome {
+        Outcome::User(user.into())
+    }
+
+    fn mapping(rules: Vec<MapRule>) -> Mapping {
+        Mapping::new(config::Mapping { rules, default: None })
+    }
+
+    fn user(name: &str) -> Mapped {
+        Mapped::User(name.into())
+    }
+
+    fn certificate(ca: &str, name: Option<&str>, dns: &[&str], uris: &[&str]) -> Peer {
+        let all = |names: &[&str]| names.iter().map(|name| Arc::from(*name)).collect();
+        Peer::Certificate { ca: ca.into(), common_name: name.map(Arc::from), dns: all(dns), uris: all(uris) }
+    }
+
+    fn jwt(issuer: &str, subject: &str, claims: &[(&str, &[&str])]) -> Peer {
+        let owned = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
+        let claims: Claims =
+            claims.iter().map(|(name, values)| ((*name).to_owned(), owned(values))).collect();
+        Peer::Jwt { issuer: issuer.into(), subject: subject.into(), claims: claims.into() }
+    }
+
+    #[test]
+    fn the_first_rule_that_applies_decides() {
+        let mapping = mapping(vec![
+            rule("cert:clients:CN=web-9", Outcome::Deny),
+            rule("cert:clients:CN=web-*", to("web")),
+            rule("cert:clients:CN=*", Outcome::Same),
+        ]);
+        let of = |name| mapping.user_of(&certificate("clients", Some(name), &[], &[]), None);
+        assert_eq!(of("web-9"), Mapped::Denied);
+        assert_eq!(of("web-1"), user("web"));
+        assert_eq!(of("alice"), user("alice"));
+        assert_eq!(of("root"), Mapped::Denied);
+    }
+
+    #[test]
+    fn one_name_of_two_namespaces_is_two_peers() {
+        let mapping = mapping(vec![rule("cert:clients:CN=alice", to("alice"))]);
+        assert_eq!(mapping.user_of(&certificate("clients", Some("alice"), &[], &[]), None), user("alice"));
+        for other in [
+            certificate("partners", Some("alice"), &[], &[]),
+            certificate("clients", Some("Alice"), &[], &[]),
+            certificate("clients", None, &["alice"], &["alice"]),
+            jwt(ISSUER, "alice", &[]),
+            Peer::File("alice".into()),
+        ] {
+            assert_eq!(mapping.user_of(&other, None), Mapped::Unknown, "{other}");
+        }
+        assert_eq!(mapping.user_of(&Peer::Password("alice".into()), None), Mapped::Itself);
+        assert_eq!(mapping.user_of(&Peer::Listener("alice".into()), None), Mapped::Anonymous);
+    }
+
+    #[test]
+    fn subject_alternative_names_claims_and_networks_are_conditions() {
+        let with = |who: Conditions| MapRule::new(who, to("it")).unwrap();
+        let glob = |text| Some(Glob::new(text));
+        let uri = with(Conditions { san_uri: glob("spiffe://a/*"), ..Conditions::default() });
+        let spiffe = certificate("c", None, &["x.test"], &["spiffe://b/1", "spiffe://a/2"]);
+        assert!(uri.applies(&spiffe, None));
+        assert!(!uri.applies(&certificate("c", Some("spiffe://a/2"), &["spiffe://a/2"], &[]), None));
+        let dns = with(Conditions { san_dns: glob("*.test"), ..Conditions::default() });
+        assert!(dns.applies(&spiffe, None));
+        assert!(!dns.applies(&certificate("c", Some("x.test"), &[], &["x.test"]), None));
+
+        let claims = vec![("repo".to_owned(), Glob::new("org/*")), ("groups".to_owned(), Glob::new("ci"))];
+        let claimed = with(Conditions { issuer: Some(ISSUER.into()), claims, ..Conditions::default() });
+        let good: &[(&str, &[&str])] = &[("repo", &["org/app"]), ("groups", &["dev", "ci"])];
+        assert!(claimed.applies(&jwt(ISSUER, "x", good), None));
+        assert!(!claimed.applies(&jwt("https://ci2", "x", good), None));
+        assert!(!claimed.applies(&jwt(ISSUER, "x", &good[..1]), None));
+        assert!(!claimed.applies(&jwt(ISSUER, "x", &[("repo", &["other/app"]), good[1]]), None));
+
+        let network = Some("10.0.0.0/8".parse().unwrap());
+        let near = with(Conditions { network, ..Conditions::default() });
+        let (inside, outside) = (Some("10.1.1.1".parse().unwrap()), Some("11.1.1.1".parse().unwrap()));
+        assert!(near.applies(&spiffe, inside));
+        assert!(!near.applies(&spiffe, outside));
+        assert!(!near.applies(&spiffe, None));
+        assert!(near.applies(&Peer::Listener("l".into()), inside));
+        assert!(!near.applies(&Peer::Password("alice".into()), inside), "etcd has said who that is");
+        let closed = MapRule::new(Conditions { network, ..Conditions::default() }, Outcome::Deny).unwrap();
+        assert!(closed.applies(&Peer::Password("alice".into()), inside));
+    }
+
+    #[test]
+    fn a_default_is_for_whoever_proved_something() {
+        let mapping = Mapping::new(config::Mapping { rules: Vec::new(), default: Some("guest".into()) });
+        assert_eq!(mapping.user_of(&certificate("c", None, &[], &[]), None), user("guest"));
+        assert_eq!(mapping.user_of(&jwt(ISSUER, "x", &[]), None), user("guest"));
+        assert_eq!(mapping.user_of(&Peer::File("x".into()), None), user("guest"));
+        assert_eq!(mapping.user_of(&Peer::Listener("l".into()), None), Mapped::Anonymous);
+        assert_eq!(mapping.user_of(&Peer::Password("x".into()), None), Mapped::Itself);
+    }
+
+    #[test]
+    fn same_without_a_name_is_nobody() {
+        let mapping = mapping(vec![
+            rule("cert:c:DNS=*", Outcome::Same),
+            rule("listener:*", Outcome::Same),
+            rule("password:*", Outcome::Same),
+        ]);
+        assert_eq!(mapping.user_of(&certificate("c", None, &["alice"], &[]), None), Mapped::Denied);
+        assert_eq!(mapping.user_of(&certificate("c", Some(""), &["alice"], &[]), None), Mapped::Denied);
+        assert_eq!(mapping.user_of(&Peer::Listener("l".into()), None), Mapped::Denied);
+        assert_eq!(mapping.user_of(&Peer::Password("root".into()), None), Mapped::Itself);
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        prop_oneof![Just("root".to_owned()), "[ab*]{0,3}", "[ro*t]{0,4}"]
+    }
+
+    fn peer() -> impl Strategy<Value = Peer> {
+        (0..5, name()).prop_map(|(kind, name)| match kind {
+            0 => Peer::Password(name.as_str().into()),
+            1 => Peer::File(name.as_str().into()),
+            2 => certificate("c", Some(&name), &[&name], &[&name]),
+            3 => jwt(ISSUER, &name, &[("groups", &[&name])]),
+            _ => Peer::Listener(name.as_str().into()),
+        })
+    }
+
+    fn any_rule() -> impl Strategy<Value = Option<MapRule>> {
+        let outcome =
+            prop_oneof![name().prop_map(|name| to(&name)), Just(Outcome::Same), Just(Outcome::Deny)];
+        (prop::option::of((prop::sample::select(&KINDS[..]), name())), prop::option::of(name()), outcome)
+            .prop_map(|(peer, uri, outcome)| {
+                let parsed =
+                    peer.map(|(kind, name)| PeerPattern::parse(&format!("{kind}{name}"), &[ISSUER.into()]));
+                let who = Conditions {
+                    peer: parsed.and_then(Result::ok),
+                    san_uri: uri.map(|uri| Glob::new(&uri)),
+                    ..Conditions::default()
+                };
+                MapRule::new(who, outcome).ok()
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn root_is_reached_by_a_rule_that_spells_the_peer_out_and_in_no_other_way(
+            rules in prop::collection::vec(any_rule(), 0..6),
+            default in prop::option::of(name()),
+            peer in peer(),
+        ) {
+            let rules: Vec<_> = rules.into_iter().flatten().collect();
+            let first = rules.iter().find(|rule| rule.applies(&peer, None)).cloned();
+            let default = default.map(|name| UserName::from(name.as_str()));
+            let mapped = Mapping::new(config::Mapping { rules, default }).user_of(&peer, None);
+            if mapped == user(ROOT) {
+                let first = first.expect("a rule");
+                prop_assert_eq!(first.outcome(), &to(ROOT));
+                let (shown, name) = (peer.to_string(), peer.to_string().rsplit([':', '=']).next().unwrap().to_owned());
+                let spelled = KINDS.iter().any(|kind| {
+                    MapRule::new(Conditions { peer: PeerPattern::parse(&format!("{kind}{name}"), &[ISSUER.into()]).ok(), ..Conditions::default() }, to(ROOT))
+                        .is_ok_and(|rule| rule.applies(&peer, None))
+                });
+                prop_assert!(spelled, "{} is spelled out", shown);
+            }
+        }
+
+        #[test]
+        fn without_a_rule_only_etcds_own_users_are_somebody(peer in peer()) {
+            let mapped = mapping(Vec::new()).user_of(&peer, None);
+            prop_assert_eq!(mapped == Mapped::Itself, matches!(peer, Peer::Password(_)));
+            prop_assert!(!matches!(mapped, Mapped::User(_)));
+        }
+    }
+}
