@@ -210,6 +210,32 @@ fn where_jwts_do_not_count_one_is_a_bad_token() {
     });
 }
 
+#[test]
+fn rules_and_keys_that_were_replaced_decide_no_later_call() {
+    paused(async {
+        let door = Door::new("");
+        let (mine, another) = (door.issuer.token(&claims("alice")), Issuer::new());
+        let client = door.shows(&mine).await;
+        assert_eq!(door.token_of(&client).await.as_deref(), Some("alice.1"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+        write("bob", "right");
+        write("ci.pem", &door.issuer.0.public_key_pem());
+        let lines = format!(
+            "[[jwt]]\nissuer = \"{ISSUER}\"\naudience = \"etcd\"\nkeys = \"ci.pem\"\n\
+             [mapping]\ndefault = \"bob\"\n[[user]]\nname = \"bob\"\npassword_file = \"bob\"\n"
+        );
+        door.keyward.publish_rules(folder.path(), "", &lines);
+        assert_eq!(door.token_of(&client).await.as_deref(), Some("bob.2"));
+        write("ci.pem", &another.0.public_key_pem());
+        door.keyward.publish_rules(folder.path(), "", &lines);
+        let end = client.call(RANGE, range("k")).await.end;
+        assert_eq!(end.told(), (Code::Unauthenticated, INVALID_TOKEN));
+        let client = door.shows(&another.token(&claims("alice"))).await;
+        assert_eq!(door.token_of(&client).await.as_deref(), Some("bob.2"));
+    });
+}
+
 /// A watch of a client whose JWT ends in ten minutes, half an hour later: what ended it, if anything.
 async fn outlived(listener: &str) -> Option<(Code, String)> {
     let door = Door::new(listener);

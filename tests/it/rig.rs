@@ -62,6 +62,8 @@ pub(crate) struct Keyward {
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sealer: Arc<Sealer>,
+    pub(crate) identities: Arc<ArcSwap<Identities>>,
+    pub(crate) credentials: Arc<Credentials>,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -125,13 +127,14 @@ impl Keyward {
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
         ));
         let (drain, draining) = watch::channel(None);
+        let identities = Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials)));
         let serving = Serving::new(Parts {
             tls,
-            identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
+            identities: Arc::clone(&identities),
             config,
             connector: Connector::over(dial(addresses), None, Duration::from_secs(2)),
             members: handle.clone(),
-            credentials,
+            credentials: Arc::clone(&credentials),
             sealer: Arc::clone(&sealer),
             metrics: Arc::clone(&metrics),
             drain: draining,
@@ -141,6 +144,8 @@ impl Keyward {
             serving: Some(serving),
             metrics,
             sealer,
+            identities,
+            credentials,
             members: handle,
             tasks,
             drain,
@@ -171,6 +176,12 @@ impl Keyward {
         let client = self.client().await;
         let token = log_in(&client, user).await;
         client.header("token", &token)
+    }
+
+    /// Publishes the rules of another configuration, with the files in `folder`.
+    pub(crate) fn publish_rules(&self, folder: &Path, listener: &str, lines: &str) {
+        let config = configuration(folder, listener, lines);
+        self.identities.store(Arc::new(Identities::of(&config, &self.credentials)));
     }
 
     /// Begins the drain; it may take `limit`.
