@@ -213,7 +213,12 @@ impl Keyward {
 
 /// The token that a login over this connection brings.
 pub(crate) async fn log_in(client: &Client, user: &str) -> String {
-    let login = AuthenticateRequest { name: user.into(), password: "right".into() };
+    log_in_with(client, user, "right").await
+}
+
+/// The same with a password that may be wrong.
+pub(crate) async fn log_in_with(client: &Client, user: &str, password: &str) -> String {
+    let login = AuthenticateRequest { name: user.into(), password: password.into() };
     let answer = client.call("/etcdserverpb.Auth/Authenticate", &login.encode_to_vec()).await;
     AuthenticateResponse::decode(answer.message().clone()).expect("an answer").token
 }
