@@ -331,6 +331,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Address, ClientAuth, ClusterPin, Identify, OnExpiry, Outcome};
+    use crate::jwt::Algorithm;
 
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
     const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n";
@@ -348,6 +349,7 @@ mod tests {
             write(&format!("{name}.crt"), &made.cert.pem());
             write(&format!("{name}.key"), &made.signing_key.serialize_pem());
         }
+        write("jwt.pem", &rcgen::KeyPair::generate().unwrap().public_key_pem());
         write("pw", "hunter2\n");
         write("session.key", &"0123456789abcdef".repeat(4));
         folder
@@ -531,6 +533,48 @@ mod tests {
         );
         assert_eq!(fault_paths(&two), ["map[0]"], "of which authority?");
         valid(&two.replace("san_uri = 'x'", "san_uri = 'x'\npeer = 'cert:b:CN=*'"));
+    }
+
+    #[test]
+    fn an_issuer_has_an_audience_and_keys() {
+        let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
+        let jwt = "[[jwt]]\nissuer = 'https://i:1'\naudience = 'etcd'\nkeys = 'jwt.pem'\n";
+        let base = format!("{CLUSTER}{LISTENER}{user}{jwt}");
+        let (config, _) = valid(&format!("{base}algorithms = ['ES256', 'EdDSA']\nleeway = '5s'\n"));
+        assert_eq!(config.issuers[0].subject, "sub");
+        assert_eq!(config.issuers[0].algorithms, [Algorithm::Es256, Algorithm::EdDsa]);
+        assert_eq!(config.issuers[0].leeway, 5 * SECOND);
+        assert_eq!(config.listeners[0].identify, [Identify::Token, Identify::Jwt, Identify::Default]);
+        for (bad, path) in [
+            ("algorithms = []", "jwt[0].algorithms"),
+            ("algorithms = ['ES256', 'none']", "jwt[0].algorithms[1]"),
+            ("algorithms = ['HS256']", "jwt[0].algorithms[0]"),
+            ("subject = ''", "jwt[0].subject"),
+            ("leeway = '1h'", "jwt[0].leeway"),
+            (jwt, "jwt[1].issuer"),
+            ("[[map]]\nissuer = 'https://j'\nas = 'app'", "map[0].issuer"),
+            ("[[map]]\nclaim = { a = 'b' }\nas = 'app'", "map[0]"),
+            ("[[map]]\npeer = 'file:x'\nissuer = 'https://i:1'\nas = 'app'", "map[0]"),
+            ("[[map]]\npeer = 'jwt:https://i:x'\nas = 'app'", "map[0].peer"),
+        ] {
+            assert_eq!(fault_paths(&format!("{base}{bad}\n")), [path], "{bad}");
+        }
+        for (key, path) in
+            [("issuer", "jwt[0].issuer"), ("audience", "jwt[0].audience"), ("keys", "jwt[0].keys")]
+        {
+            let line = jwt.lines().find(|line| line.starts_with(key)).unwrap();
+            assert_eq!(fault_paths(&base.replace(line, "")), [path]);
+            assert_eq!(fault_paths(&base.replace(line, &format!("{key} = ''"))), [path]);
+        }
+        assert_eq!(fault_paths(&base.replace("jwt.pem", "a.key")), ["jwt[0].keys"], "a private one");
+        for good in [
+            "[[map]]\nissuer = 'https://i:1'\nclaim = { a = 'b*' }\nas = 'app'",
+            "[[map]]\npeer = 'jwt:https://i:1:*'\nclaim = { a = 'b' }\nas = 'same'",
+        ] {
+            valid(&format!("{base}{good}\n"));
+        }
+        let unknown = format!("{CLUSTER}{LISTENER}identify = ['jwt']\n");
+        assert_eq!(fault_paths(&unknown), ["listener[0].identify[0]"]);
     }
 
     #[test]

@@ -68,24 +68,26 @@ impl Identities {
         self.acting.get(user).map(|identity| As::User(Arc::clone(identity)))
     }
 
-    /// What the rules say of `peer`, whose proof ends at `until`. `own` makes the credential that it brought itself.
+    /// What the rules say of `peer`, whose proof ends at `until`.
     fn standing(
         &self,
         client: &Client,
         peer: &Peer,
         until: Option<Instant>,
-        own: Option<&dyn Fn() -> As>,
+        brought: Brought<'_>,
     ) -> Standing {
         let address = client.origin.remote.map(|remote| remote.ip());
-        let whom = match self.mapping.user_of(peer, address) {
-            Mapped::Itself => own.map(|own| own()),
-            Mapped::Anonymous => Some(As::Nobody),
-            Mapped::User(user) => self.acting(&user),
-            Mapped::Unknown => None,
-            Mapped::Denied => return Standing { peer: peer.to_string().into(), rank: Rank::Denied },
-        };
         let known = |whom| Rank::Known(Rc::new(Caller { until, ..Caller::new(whom) }));
-        Standing { peer: peer.to_string().into(), rank: whom.map_or(Rank::Unknown, known) }
+        let rank = match (self.mapping.user_of(peer, address), brought) {
+            (Mapped::Denied, _) => Rank::Denied,
+            (Mapped::Itself, Brought::Proved(own) | Brought::Unproved(own)) => known(own()),
+            // Its password, which upstream will be looked at, is all that it has: no rule lends it more (rules 11).
+            (_, Brought::Unproved(_)) => Rank::Unproved,
+            (Mapped::Anonymous, _) => known(As::Nobody),
+            (Mapped::User(user), _) => self.acting(&user).map_or(Rank::Unknown, known),
+            (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
+        };
+        Standing { peer: peer.to_string().into(), rank }
     }
 }
 
@@ -137,6 +139,18 @@ enum Rank {
     Unknown,
     /// A rule refuses it.
     Denied,
+    /// A rule knows whom it says it is, but it has proved nothing: auth was off when it logged in.
+    Unproved,
+}
+
+/// The credential that a peer brought itself, made when it is needed.
+#[derive(Clone, Copy)]
+enum Brought<'a> {
+    Nothing,
+    /// One that etcd has accepted.
+    Proved(&'a dyn Fn() -> As),
+    /// One that etcd has not looked at.
+    Unproved(&'a dyn Fn() -> As),
 }
 
 /// The peers whose tokens were opened on this shard lately, and who they are upstream.
@@ -186,7 +200,10 @@ impl Callers {
         record.peer = Some(standing.peer);
         let caller = match standing.rank {
             Rank::Known(caller) => caller,
-            Rank::Unknown if gateway.door.members.auth.now() == Auth::Off => Rc::clone(&self.nobody),
+            Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Off => {
+                Rc::clone(&self.nobody)
+            }
+            Rank::Unproved => return Err(Refusal::INVALID_AUTH_TOKEN),
             Rank::Unknown | Rank::Denied => {
                 gateway.metrics.peers_refused.inc();
                 return Err(Refusal::PERMISSION_DENIED);
@@ -226,9 +243,13 @@ impl Callers {
         let standing = match &session.peer {
             SessionPeer::Password { password, .. } => {
                 let own = || As::User(gateway.door.credentials.identity(user, password));
-                identities.standing(client, &peer, None, Some(&own))
+                let brought = match session.proof {
+                    Proof::Etcd { .. } => Brought::Proved(&own),
+                    Proof::None | Proof::File { .. } => Brought::Unproved(&own),
+                };
+                identities.standing(client, &peer, None, brought)
             }
-            SessionPeer::Known { .. } => identities.standing(client, &peer, None, None),
+            SessionPeer::Known { .. } => identities.standing(client, &peer, None, Brought::Nothing),
         };
         if client.listener.lend_login_identity {
             remembered.appeared(&session.peer, token);
@@ -249,7 +270,7 @@ impl Callers {
             return Ok(standing);
         }
         let until = cut_at(&client.listener, verified.expires, now);
-        let standing = remembered.identities.standing(client, &verified.peer, until, None);
+        let standing = remembered.identities.standing(client, &verified.peer, until, Brought::Nothing);
         remembered.nobody_lends();
         Ok(remembered.keep(shown, standing))
     }
@@ -260,7 +281,7 @@ impl Callers {
         if let Some(standing) = &remembered.by_certificate {
             return standing.clone();
         }
-        let standing = remembered.identities.standing(client, peer, None, None);
+        let standing = remembered.identities.standing(client, peer, None, Brought::Nothing);
         remembered.by_certificate.insert(standing).clone()
     }
 
@@ -270,7 +291,7 @@ impl Callers {
             return standing.clone();
         }
         let peer = Peer::Listener(Arc::clone(&client.listener.name));
-        let standing = remembered.identities.standing(client, &peer, None, None);
+        let standing = remembered.identities.standing(client, &peer, None, Brought::Nothing);
         remembered.by_default.insert(standing).clone()
     }
 

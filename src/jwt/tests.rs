@@ -324,7 +324,7 @@ fn a_key_is_used_for_what_its_file_says() {
         (changed("use", json!("sig")), None),
         (changed("alg", json!("RS256")), Some(Bad::Signature)),
     ] {
-        verifier.keys = set(&[jwk.clone()]);
+        verifier.keys = set(std::slice::from_ref(&jwk));
         let verified = Verifier::verify_one_of(std::slice::from_ref(&verifier), token.as_bytes(), now());
         assert_eq!(verified.err(), expected, "{jwk}");
     }

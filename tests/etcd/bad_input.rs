@@ -4,6 +4,7 @@
 //! seen it arrive.
 
 mod members;
+mod peers;
 mod requests;
 mod tokens;
 

@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::upstream::membership::Auth;
+use prost::Message as _;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, date_time_ymd};
 use tokio::io::AsyncReadExt as _;
 
@@ -15,6 +17,7 @@ use crate::member::Member;
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{INVALID_TOKEN, RANGE, WATCH, created, range, ranged, watch};
 
+const LOCK: &str = "/v3lockpb.Lock/Lock";
 const DENIED: &str = "etcdserver: permission denied";
 const USERS: [&str; 4] = ["app", "alice", "root", "bob"];
 
@@ -326,6 +329,21 @@ fn what_a_certificate_let_in_ends_with_it() {
     paused(async {
         let ended = outlived("").await;
         assert_eq!(ended, Some((Code::Unavailable, "etcdserver: server stopped".to_owned())));
+    });
+}
+
+#[test]
+fn a_lock_that_waits_ends_with_the_certificate_that_asked_for_it() {
+    paused(async {
+        let door = Door::new("", SAME);
+        let params = valid_for(authority::client("alice"), Duration::from_secs(600));
+        let client = door.client(Some(&door.authority.issue(&params))).await;
+        let lock = LockRequest { name: "l".into(), lease: 0 }.encode_to_vec();
+        let waiting = client.begin(LOCK, lock).await.expect("a call");
+        let mut upstream = door.member.called(LOCK).await;
+        let end = waiting.finish().await.end;
+        assert_eq!(end.told(), (Code::Unavailable, "etcdserver: server stopped"));
+        upstream.canceled().await;
     });
 }
 

@@ -5,9 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderValue;
+use keyward::pb::etcdserverpb::LeaseGrantRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::upstream::membership::Auth;
+use prost::Message as _;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 use serde_json::{Value, json};
@@ -207,6 +209,48 @@ fn where_jwts_do_not_count_one_is_a_bad_token() {
         let door = Door::new("identify = [\"token\", \"default\"]\ndefault_user = \"bob\"\n");
         let good = door.issuer.token(&claims("alice"));
         door.refuses(&good, Code::Unauthenticated, INVALID_TOKEN).await;
+    });
+}
+
+#[test]
+fn rules_and_keys_that_were_replaced_decide_no_later_call() {
+    paused(async {
+        let door = Door::new("");
+        let (mine, another) = (door.issuer.token(&claims("alice")), Issuer::new());
+        let client = door.shows(&mine).await;
+        assert_eq!(door.token_of(&client).await.as_deref(), Some("alice.1"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+        write("bob", "right");
+        write("ci.pem", &door.issuer.0.public_key_pem());
+        let lines = format!(
+            "[[jwt]]\nissuer = \"{ISSUER}\"\naudience = \"etcd\"\nkeys = \"ci.pem\"\n\
+             [mapping]\ndefault = \"bob\"\n[[user]]\nname = \"bob\"\npassword_file = \"bob\"\n"
+        );
+        door.keyward.publish_rules(folder.path(), "", &lines);
+        assert_eq!(door.token_of(&client).await.as_deref(), Some("bob.2"));
+        write("ci.pem", &another.0.public_key_pem());
+        door.keyward.publish_rules(folder.path(), "", &lines);
+        let end = client.call(RANGE, range("k")).await.end;
+        assert_eq!(end.told(), (Code::Unauthenticated, INVALID_TOKEN));
+        let client = door.shows(&another.token(&claims("alice"))).await;
+        assert_eq!(door.token_of(&client).await.as_deref(), Some("bob.2"));
+    });
+}
+
+#[test]
+fn a_jwt_is_no_login_that_could_stand_for_others() {
+    paused(async {
+        let door = Door::new("lend_login_identity = true\nidentify = [\"token\", \"jwt\"]\n");
+        let client = door.keyward.client().await;
+        let grant = LeaseGrantRequest { ttl: 5, id: 1 }.encode_to_vec();
+        crate::rig::log_in(&client, "alice").await;
+        let mut client = client.header("token", &door.issuer.token(&claims("bob")));
+        assert_eq!(door.token_of(&client).await.as_deref(), Some("bob.2"));
+        client.headers.clear();
+        let end = client.call("/etcdserverpb.Lease/LeaseGrant", &grant).await.end;
+        assert_eq!(end.told(), (Code::InvalidArgument, "etcdserver: user name is empty"));
+        assert!(door.member.was_called_again().is_none());
     });
 }
 

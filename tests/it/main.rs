@@ -54,6 +54,8 @@ mod sockets;
 #[cfg(test)]
 mod storms;
 #[cfg(test)]
+mod unproved_logins;
+#[cfg(test)]
 mod upstream_headers;
 #[cfg(test)]
 mod watches;

@@ -64,6 +64,8 @@ pub(crate) struct Keyward {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) sealer: Arc<Sealer>,
+    pub(crate) identities: Arc<ArcSwap<Identities>>,
+    pub(crate) credentials: Arc<Credentials>,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -130,13 +132,14 @@ impl Keyward {
             Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
         tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
+        let identities = Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials)));
         let serving = Serving::new(Parts {
             tls,
-            identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
+            identities: Arc::clone(&identities),
             config,
             connector: Connector::over(dial(addresses), None, Duration::from_secs(2)),
             members: handle.clone(),
-            credentials,
+            credentials: Arc::clone(&credentials),
             logins: Arc::clone(&logins),
             sealer: Arc::clone(&sealer),
             metrics: Arc::clone(&metrics),
@@ -148,6 +151,8 @@ impl Keyward {
             metrics,
             logins,
             sealer,
+            identities,
+            credentials,
             members: handle,
             tasks,
             drain,
@@ -180,6 +185,12 @@ impl Keyward {
         client.header("token", &token)
     }
 
+    /// Publishes the rules of another configuration, with the files in `folder`.
+    pub(crate) fn publish_rules(&self, folder: &Path, listener: &str, lines: &str) {
+        let config = configuration(folder, listener, lines);
+        self.identities.store(Arc::new(Identities::of(&config, &self.credentials)));
+    }
+
     /// Begins the drain; it may take `limit`.
     pub(crate) fn drain(&self, limit: Duration) {
         self.drain.send_replace(Some(Instant::now() + limit));
@@ -209,7 +220,12 @@ impl Keyward {
 
 /// The token that a login over this connection brings.
 pub(crate) async fn log_in(client: &Client, user: &str) -> String {
-    let login = AuthenticateRequest { name: user.into(), password: "right".into() };
+    log_in_with(client, user, "right").await
+}
+
+/// The same with a password that may be wrong.
+pub(crate) async fn log_in_with(client: &Client, user: &str, password: &str) -> String {
+    let login = AuthenticateRequest { name: user.into(), password: password.into() };
     let answer = client.call("/etcdserverpb.Auth/Authenticate", &login.encode_to_vec()).await;
     AuthenticateResponse::decode(answer.message().clone()).expect("an answer").token
 }

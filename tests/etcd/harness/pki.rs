@@ -9,8 +9,9 @@ use std::{
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
-    IsCa, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
+    SerialNumber, date_time_ymd,
 };
 
 /// An authority whose certificate is in `ca`.
@@ -54,6 +55,38 @@ impl Pki {
         self.issue(&format!("client-{user}"), Some(user), &[], &[ExtendedKeyUsagePurpose::ClientAuth])
     }
 
+    /// For a client of this name whose certificate is changed by `change`, in files of their own.
+    pub(crate) fn changed(
+        &self,
+        file: &str,
+        user: &str,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> Pair {
+        self.issue_changed(file, Some(user), &[], &[ExtendedKeyUsagePurpose::ClientAuth], change)
+    }
+
+    /// What it says it has revoked: the certificates of these serial numbers.
+    pub(crate) fn revoke(&self, serials: &[u64]) -> PathBuf {
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2026, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2026, 1, 1),
+            next_update: date_time_ymd(2100, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let path = self.folder.join("revoked.crl");
+        let list = list.signed_by(&self.issuer).expect("the authority signs");
+        fs::write(&path, list.pem().expect("it is text")).expect("the list can be written");
+        path
+    }
+
     /// For a client that TLS lets in and that names no user.
     pub(crate) fn nobody(&self) -> Pair {
         self.issue("nobody", None, &[], &[ExtendedKeyUsagePurpose::ClientAuth])
@@ -65,6 +98,17 @@ impl Pki {
         name: Option<&str>,
         hosts: &[&str],
         usages: &[ExtendedKeyUsagePurpose],
+    ) -> Pair {
+        self.issue_changed(file, name, hosts, usages, |_| {})
+    }
+
+    fn issue_changed(
+        &self,
+        file: &str,
+        name: Option<&str>,
+        hosts: &[&str],
+        usages: &[ExtendedKeyUsagePurpose],
+        change: impl FnOnce(&mut CertificateParams),
     ) -> Pair {
         let pair = Pair {
             cert: self.folder.join(file).with_extension("pem"),
@@ -78,6 +122,7 @@ impl Pki {
         params.distinguished_name = named(name);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = usages.to_vec();
+        change(&mut params);
         let key = key();
         let cert = params.signed_by(&key, &self.issuer).expect("the authority signs");
         fs::write(&pair.key, key.serialize_pem()).expect("the key can be written");

@@ -1,0 +1,89 @@
+//! A login while auth is off proves nothing (rules 11): no rule makes it anybody, and later its password must verify.
+
+use keyward::refusal::Code;
+use keyward::tasks::Tasks;
+use keyward::upstream::membership::Auth;
+
+use crate::client::Client;
+use crate::member::Member;
+use crate::rig::{Keyward, log_in_with, paused, settled};
+use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
+
+const RULES: &str = "[[map]]\npeer = \"password:alice\"\nas = \"app\"\n\
+                     [[map]]\npeer = \"password:mallory\"\ndeny = true\n\
+                     [[user]]\nname = \"app\"\npassword_file = \"app\"\n";
+
+fn door(auth: Auth) -> (Member, Keyward) {
+    let member = Member::new(1, &Tasks::default());
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("app"), "right").expect("written");
+    let keyward = Keyward::at(&[&member], auth, folder.path(), "", RULES);
+    (member, keyward)
+}
+
+/// With which token a call reaches the member.
+async fn token_of(member: &Member, client: &Client) -> Option<String> {
+    let script = async {
+        let call = member.called(RANGE).await;
+        let token = call.token().map(str::to_owned);
+        call.reply(&ranged(1)).await;
+        token
+    };
+    let (outcome, token) = tokio::join!(client.call(RANGE, range("k")), script);
+    assert_eq!(outcome.end.code(), Some(Code::Ok), "{:?}", outcome.end);
+    token
+}
+
+async fn logged_in(keyward: &Keyward, user: &str, password: &str) -> Client {
+    let client = keyward.client().await;
+    let token = log_in_with(&client, user, password).await;
+    client.header("token", &token)
+}
+
+#[test]
+fn no_rule_makes_it_anybody_once_auth_is_on() {
+    paused(async {
+        let (member, keyward) = door(Auth::Off);
+        for password in ["right", "wrong"] {
+            let alice = logged_in(&keyward, "alice", password).await;
+            assert_eq!(token_of(&member, &alice).await, None, "there are no users");
+            keyward.members.auth.set(Auth::On);
+            let end = alice.call(RANGE, range("k")).await.end;
+            assert_eq!(end.told(), (Code::Unauthenticated, INVALID_TOKEN), "{password}");
+            settled().await;
+            assert!(member.was_called_again().is_none());
+            assert_eq!(member.logins(), 0);
+            keyward.members.auth.set(Auth::Off);
+        }
+        let mallory = logged_in(&keyward, "mallory", "right").await;
+        let end = mallory.call(RANGE, range("k")).await.end;
+        assert_eq!(end.told(), (Code::PermissionDenied, "etcdserver: permission denied"));
+    });
+}
+
+#[test]
+fn without_a_rule_its_password_must_verify() {
+    paused(async {
+        let (member, keyward) = door(Auth::Off);
+        let (honest, liar) =
+            (logged_in(&keyward, "bob", "right").await, logged_in(&keyward, "root", "wrong").await);
+        keyward.members.auth.set(Auth::On);
+        assert_eq!(token_of(&member, &honest).await.as_deref(), Some("bob.1"));
+        let end = liar.call(RANGE, range("k")).await.end;
+        assert_eq!(end.told(), (Code::Unauthenticated, INVALID_TOKEN));
+        assert!(member.was_called_again().is_none());
+    });
+}
+
+#[test]
+fn one_that_etcd_has_proved_is_whom_the_rule_says() {
+    paused(async {
+        let (member, keyward) = door(Auth::On);
+        let alice = logged_in(&keyward, "alice", "right").await;
+        assert_eq!(
+            token_of(&member, &alice).await.as_deref(),
+            Some("app.2"),
+            "the first proved the password"
+        );
+    });
+}
