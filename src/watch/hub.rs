@@ -387,6 +387,8 @@ struct Reading {
     watch: WatchKey,
     /// For whom.
     watches: Vec<WatchKey>,
+    /// What the client had been shown when it began.
+    shown: i64,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 //! Owns: choosing its member, waiting before it where others failed or resume too, having its credential proven. Must
 //! not know what a watch is: the hub's business. Invariants: every wait and read has a limit; `hasleader` always goes
 //! upstream, so that a member without a leader ends the stream instead of going silent; a stream that is resumed waits
-//! for its turn on its member, and nobody waits longer than [`STANDING`] for one that does not come to stand.
+//! for its turn on its member, and nobody waits longer than `STANDING` for one that does not come to stand.
 
 use std::cell::Cell;
 use std::pin::pin;

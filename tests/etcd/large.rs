@@ -8,6 +8,7 @@ use keyward::tasks::Tasks;
 use prost::Message as _;
 use tokio::time::timeout;
 
+use crate::caller::Caller;
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::relay::Relay;
@@ -52,6 +53,13 @@ impl Scene {
         let keyward = Keyward::start(site, &config).await;
         let direct = Connection::open(&tasks, cluster.address(0)).await;
         Scene { tasks, relays, cluster, keyward, direct }
+    }
+
+    /// Every member has what was written: one that lags has an earlier "now".
+    async fn in_step(&self) {
+        for at in 0..self.cluster.len() {
+            Caller::anybody(self.cluster.address(at)).await.keys("none").await;
+        }
     }
 
     /// A client of its own with two watches of all keys.
@@ -181,6 +189,7 @@ async fn deleted_at_once(version: &Version) {
     for at in 0..KEYS {
         scene.direct.put([pair(at)].into_iter()).await.expect("written");
     }
+    scene.in_step().await;
     let (_one, mut plain) = scene.client(false).await;
     let (_other, mut fragmenting) = scene.client(true).await;
     let (plain, fragmenting) = (&mut plain.says, &mut fragmenting.says);

@@ -122,6 +122,16 @@ async fn an_observer_sees_each_leader_once_and_in_order() {
         bench.direct("root").await.delete(format!("{NAME}/{one:x}")).await;
         next.ended().await.expect("elected");
         until(&mut told, &mut all, "3").await;
+        let mut directly = Vec::new();
+        while let Ok(one) = seen_directly.try_recv() {
+            directly.push(one);
+        }
+        let end = if alone.is_finished() {
+            format!("{:?}", alone.ended().await)
+        } else {
+            drop(alone);
+            "goes on".into()
+        };
         let before = resumes(&bench.keyward).await;
         let carrier = bench.carrier("Observe").await;
         bench.cluster.kill(carrier);
@@ -135,11 +145,6 @@ async fn an_observer_sees_each_leader_once_and_in_order() {
         assert!(rising, "{version}: in order, none twice: {all:?}");
         assert!(!observer.is_finished() && told.is_empty());
         let values = |leaders: &[Leader]| leaders.iter().map(|one| one.2.clone()).collect::<Vec<_>>();
-        let mut directly = Vec::new();
-        while let Ok(one) = seen_directly.try_recv() {
-            directly.push(one);
-        }
-        let end = if alone.is_finished() { format!("{:?}", alone.ended().await) } else { "goes on".into() };
         println!("{version}: observed {:?}; directly {:?}, then {end}", values(&all), values(&directly));
     }
 }

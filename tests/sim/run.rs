@@ -472,37 +472,65 @@ impl World {
         Ok(())
     }
 
-    /// A question for progress is answered, up to the newest revision.
+    /// Questions for progress are answered, the last of a few up to the newest revision: a member that dropped questions
+    /// before leaves Keyward unsure of which one it answers, and what is sure is told meanwhile.
     async fn check_progress(&mut self, when: &str) -> Result<(), String> {
         if !self.flavors.iter().all(|flavor| flavor.ordered_progress) {
             return Ok(());
         }
-        let mut due = Vec::new();
+        let mut behind = Vec::new();
         for at in 0..self.watchers.len() {
-            let is_due = {
-                let cluster = self.cluster.borrow();
-                let watcher = &self.watchers[at];
-                !watcher.stream.is_half_closed() && watcher.checker.progress_is_due(&cluster.truth)
-            };
-            if is_due {
-                due.push((self.watchers[at].name, self.watchers[at].checker.progress_told));
+            if self.owes_progress(at) {
+                behind.push(self.watchers[at].name);
+            }
+        }
+        for last in [false, false, false, true] {
+            behind = self.ask_those(&behind, when, last).await?;
+        }
+        Ok(())
+    }
+
+    fn owes_progress(&self, at: usize) -> bool {
+        let watcher = &self.watchers[at];
+        !watcher.stream.is_half_closed() && watcher.checker.progress_is_due(&self.cluster.borrow().truth)
+    }
+
+    /// Asks for those clients, and returns those that were told less than there is; none is if this is the `last` time.
+    async fn ask_those(&mut self, names: &[usize], when: &str, last: bool) -> Result<Vec<usize>, String> {
+        let mut asked = Vec::new();
+        for at in 0..self.watchers.len() {
+            let name = self.watchers[at].name;
+            if names.contains(&name) && self.owes_progress(at) {
+                asked.push((name, self.watchers[at].checker.progress_told));
                 self.ask_progress(at);
             }
         }
+        if asked.is_empty() {
+            return Ok(Vec::new());
+        }
         self.rest(true).await?;
         let head = self.cluster.borrow().truth.now().head();
-        for (name, before) in due {
-            let Some(watcher) = self.watchers.iter().find(|watcher| watcher.name == name) else { continue };
-            let answered = watcher.checker.progress_told > before && watcher.checker.told_progress() == head;
-            if !answered {
-                let told = watcher.checker.told_progress();
-                let ids = watcher.checker.ids();
+        let mut behind = Vec::new();
+        for (name, before) in asked {
+            let Some(at) = self.watchers.iter().position(|watcher| watcher.name == name) else { continue };
+            // A question of who has no watch any more, as after a denial, is dropped.
+            if !self.owes_progress(at) {
+                continue;
+            }
+            let checker = &self.watchers[at].checker;
+            let told = checker.told_progress();
+            if checker.progress_told == before || (last && told != head) {
+                let ids = checker.ids();
                 return Err(format!(
                     "client {name}: no progress {when} at {head}, told {told}, watches {ids:?}"
                 ));
             }
-            self.cluster.borrow_mut().counts.one(What::ProgressAnswered);
+            if told == head {
+                self.cluster.borrow_mut().counts.one(What::ProgressAnswered);
+            } else {
+                behind.push(name);
+            }
         }
-        Ok(())
+        Ok(behind)
     }
 }

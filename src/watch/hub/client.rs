@@ -52,7 +52,10 @@ impl Hub {
     /// earlier create may yet take or give the id does the cancel wait behind it.
     fn cancel_requested(&mut self, id: i64) {
         let contested = self.pending.iter().any(|pending| match pending {
-            Pending::Create(key) => self.watches.get(key).is_some_and(|watch| watch.create.watch_id == id),
+            // 0 names none: an id is asked for.
+            Pending::Create(key) => {
+                id != 0 && self.watches.get(key).is_some_and(|watch| watch.create.watch_id == id)
+            }
             Pending::Cancel(_) | Pending::Progress => false,
         });
         if !contested && (self.pending.is_empty() || self.told.contains_key(&id)) {

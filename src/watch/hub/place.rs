@@ -231,22 +231,21 @@ impl Hub {
                 matches!(watch.place, Place::Anchoring(at) if at == *id).then(|| (*key, watch.key()))
             };
             if let Some((watch, key)) = watches.iter().find_map(here) {
-                stream.reading = Some(Reading { watch, watches });
+                stream.reading = Some(Reading { watch, watches, shown: self.known.shown });
                 self.out.push(Output::Anchor { watch, stream: *id, key, read: Read::Local });
             }
         }
     }
 
-    /// The watches whose anchor this read was for, as far as they still wait for it.
-    fn read_for(&mut self, key: WatchKey, id: StreamId) -> Vec<WatchKey> {
-        let reading =
-            self.streams.get_mut(&id).and_then(|stream| stream.reading.take_if(|it| it.watch == key));
-        let mut watches = reading.map(|reading| reading.watches).unwrap_or_default();
-        watches.retain(|key| {
+    /// The read that was made in this watch's name, for those that still wait for it.
+    fn read_for(&mut self, key: WatchKey, id: StreamId) -> Option<Reading> {
+        let stream = self.streams.get_mut(&id)?;
+        let mut reading = stream.reading.take_if(|it| it.watch == key)?;
+        reading.watches.retain(|key| {
             let place = self.watches.get(key).map(|watch| &watch.place);
             matches!(place, Some(Place::Anchoring(at)) if *at == id)
         });
-        watches
+        Some(reading)
     }
 
     /// Resumed watches, as many as may be unanswered at once.
@@ -304,13 +303,17 @@ impl Hub {
         if let Some(checking) = checking {
             return self.checked(id, checking, revision.0);
         }
-        for key in self.read_for(key, id) {
+        let Some(reading) = self.read_for(key, id) else { return };
+        // Less than was shown is told only where the whole cluster has less.
+        let mut gone_back = revision.0 < reading.shown && self.known.shown == reading.shown;
+        for key in reading.watches {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
             watch.anchor = Some(revision.0.max(1));
             watch.place = Place::Assigned(id);
-            if revision.0 < watch.shown_before {
-                self.step_back(revision.0);
-            }
+            gone_back |= revision.0 < watch.shown_before;
+        }
+        if gone_back {
+            self.step_back(revision.0);
         }
     }
 
@@ -324,7 +327,7 @@ impl Hub {
             stream.verified = i64::MAX;
             return self.checked(id, checking, i64::MAX);
         }
-        let anchoring = self.read_for(key, id);
+        let anchoring = self.read_for(key, id).map(|reading| reading.watches).unwrap_or_default();
         if why == Loss::Upstream {
             if checking.is_some() || !anchoring.is_empty() {
                 self.abandon(now, id);

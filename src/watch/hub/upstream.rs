@@ -148,8 +148,10 @@ impl Hub {
             return self.doubt(key, id);
         }
         // This watch lost nothing, but what the client was told of others may be of a history that is gone.
+        // Of one that is new and anchored the anchor's read told.
         let shown = self.known.shown;
-        if watch.anchor.is_none() && header.revision < shown && stream.verified < shown {
+        let told = watch.id.is_none() && watch.anchor.is_some();
+        if !told && header.revision < shown && stream.verified < shown {
             self.check(key, id);
         }
         let Some(watch) = self.watches.get_mut(&key) else { return };

@@ -17,6 +17,16 @@ fn a_cancel_is_acknowledged_at_once_even_during_an_outage() {
 }
 
 #[test]
+fn a_cancel_of_id_0_waits_for_no_create_that_chose_none() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(watch("b", 5));
+    assert_eq!(bench.next_create(1).0, 2);
+    bench.cancel(0);
+    assert_eq!(bench.next_cancel(1), 1);
+    assert_eq!(bench.emitted().watch_id, 0);
+}
+
+#[test]
 fn what_upstream_says_after_a_cancel_is_not_told() {
     let mut bench = Bench::watching(MIDDLE);
     bench.create(watch("b", 5));

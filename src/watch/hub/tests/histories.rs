@@ -324,6 +324,33 @@ fn from_now_is_now_where_history_went_back() {
     assert_eq!(header_revision(&bench.emitted()), 12, "what comes from 13 on is news");
 }
 
+/// It was asked for before the client was shown more: what it is anchored at tells that history went back all the same.
+#[test]
+fn an_anchor_below_what_was_shown_since_is_of_a_history_that_went_back() {
+    for (anchor, progress, told) in [(20, 20, 20), (12, 12, 12)] {
+        let mut bench = Bench::watching(NEW);
+        bench.create(watch("b", 0));
+        bench.out.clear();
+        bench.up(1, events(1, 20, &[20]));
+        bench.out.clear();
+        bench.lose(1, Loss::Upstream);
+        bench.out.clear();
+        bench.cancel(0);
+        bench.out.clear();
+        bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
+        assert!(matches!(bench.only(), Output::Anchor { read: Read::Local, .. }));
+        bench.anchored(2, 2, anchor);
+        assert_eq!(bench.next_create(2), (2, anchor));
+        bench.up(2, created(2, 12));
+        assert_eq!(header_revision(&bench.emitted()), anchor);
+        bench.ask_progress();
+        bench.out.clear();
+        bench.up(2, answer(2, progress));
+        bench.up(2, answer(-1, progress));
+        assert_eq!(header_revision(&bench.emitted()), told);
+    }
+}
+
 /// Members before V5 need no anchor: one that knows less than was shown is behind, or history went back.
 #[test]
 fn from_now_on_an_exact_member_that_knows_less_is_asked_about() {
