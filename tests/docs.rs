@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use keyward::telemetry::metrics::{Metrics, one};
 
-const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"];
+const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "deploy/remove-keyward.md"];
 /// Folders of the repository: a word that begins with one of these is a path.
 const FOLDERS: [&str; 6] = [".ci/", "deploy/", "examples/", "proto/", "src/", "tests/"];
 /// A README's reader should see an example whole.

@@ -52,6 +52,8 @@ mod replicas;
 #[cfg(test)]
 mod rewatch;
 #[cfg(test)]
+mod rounds;
+#[cfg(test)]
 mod snapshots;
 #[cfg(test)]
 mod steady;
@@ -63,3 +65,5 @@ mod storm;
 mod streams;
 #[cfg(test)]
 mod twin;
+#[cfg(test)]
+mod way_out;

@@ -57,6 +57,12 @@ impl Relay {
         self.state.target.set(Some(target));
     }
 
+    /// Cuts every connection; later ones go to `target`: a name that leads elsewhere from now on.
+    pub(crate) fn turn_to(&self, target: SocketAddr) {
+        self.open(target);
+        self.state.cut();
+    }
+
     /// Cuts every connection once this many more bytes came from the member; later ones pass.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.state.left.set(Some(bytes));
