@@ -25,6 +25,8 @@ mod harness_works;
 #[cfg(test)]
 mod idle;
 #[cfg(test)]
+mod idle_clients;
+#[cfg(test)]
 mod kill;
 #[cfg(test)]
 mod large;
