@@ -23,6 +23,8 @@ mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
+mod hygiene;
+#[cfg(test)]
 mod idle;
 #[cfg(test)]
 mod idle_clients;

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::{binary::Version, ctl::Ctl, http, pki::Pki, ports, process::Process, setup, wait};
+use super::{binary::Version, ctl::Ctl, evidence, http, pki::Pki, ports, process::Process, setup, wait};
 
 /// For an election, a start, a restart: generous, since it is a limit and never a pause.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -75,7 +75,9 @@ impl Default for Options {
 
 /// The password that the harness gives a user.
 pub(crate) fn password(user: &str) -> String {
-    format!("{user}-secret")
+    let password = format!("{user}-secret");
+    evidence::secret(&format!("the password of {user}"), &password);
+    password
 }
 
 /// A running cluster.
