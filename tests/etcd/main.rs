@@ -41,6 +41,8 @@ mod locks;
 #[cfg(test)]
 mod members;
 #[cfg(test)]
+mod migration;
+#[cfg(test)]
 #[path = "../model.rs"]
 mod model;
 #[cfg(test)]

@@ -116,7 +116,10 @@ impl Application {
         let number = self.rounds.get() + 1;
         self.rounds.set(number);
         let key = format!("{}watched", prefix(self.family));
-        cluster.ctl_as_root().ok(&["put", &key, &number.to_string()]).await;
+        let (ctl, value) = (cluster.ctl_as_root(), number.to_string());
+        // A library that is stuck may keep the server busy.
+        let written = async || (ctl.run(&["put", &key, &value]).await.code == Some(0)).then_some(());
+        wait::until(LIMIT, "what the watch must show is written", written).await;
         self.process.signal(Signal::USR2);
         let done = async || {
             let exit = self.process.exit();

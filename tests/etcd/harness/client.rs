@@ -57,6 +57,18 @@ impl Client {
         self.process.wrote(LIMIT, kind, found).await;
     }
 
+    /// Waits until it has recorded so many more lines of `kind` than now.
+    pub(crate) async fn says_more(&self, kind: &str, more: usize) {
+        let wanted = format!("\"kind\":\"{kind}\"");
+        let count = |text: &str| text.matches(&wanted).count();
+        let enough = count(&self.process.output()) + more;
+        let found = |text: &str| {
+            assert!(self.process.exit().is_none(), "kwclient ended: {}", self.process.tail());
+            (count(text) >= enough).then_some(())
+        };
+        self.process.wrote(LIMIT, &format!("{more} more of {kind}"), found).await;
+    }
+
     /// Asks a load to end its calls and to judge itself.
     pub(crate) fn finish(&self) {
         self.process.signal(rustix::process::Signal::TERM);
