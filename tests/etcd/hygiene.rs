@@ -82,6 +82,9 @@ fn the_search_finds_what_is_planted() {
     assert_eq!(planted("etcd-3.5.1-m0.1-1", "name:alice password:correct-horse"), CLEAN);
     assert_eq!(planted("etcd-3.5.1-m0.1-1", &unknown_token), FOUND);
     assert_eq!(planted("etcd-3.5.1-m0.1-1", "00112233445566778899aabbccddeeff"), FOUND);
+    let strange = "etcd-3.5.1-m0-strangers.1-1";
+    assert_eq!(planted(strange, &unknown_token), CLEAN);
+    assert_eq!(planted(strange, "00112233445566778899aabbccddeeff"), FOUND);
     assert_eq!(Evidence::new().search().status.code(), NOTHING_TO_SEARCH);
 }
 

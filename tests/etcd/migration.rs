@@ -46,7 +46,9 @@ impl Scene {
     /// Stage 0: three members, TLS without client certificates, and the application straight on one of them.
     async fn start(version: &Version, tasks: &Tasks) -> Scene {
         let (auth, tls) = (Auth::On { extra_users: 0 }, Tls::Server);
-        let cluster = Cluster::start(version, Options { members: 3, auth, tls, ..Options::default() }).await;
+        let cluster =
+            Cluster::start(version, Options { members: 3, auth, tls, strangers: true, ..Options::default() })
+                .await;
         let relay = Relay::start(tasks).await;
         relay.open(cluster.address(0));
         let (ca, truth) = (cluster.pki().ca.display().to_string(), cluster.address(1).to_string());

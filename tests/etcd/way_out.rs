@@ -71,7 +71,8 @@ async fn a_keyward_token_shown_to_etcd_is_refused_at_once() {
     for version in versions() {
         for tls in [Tls::Off, Tls::Server] {
             let auth = Auth::On { extra_users: 0 };
-            let cluster = Cluster::start(&version, Options { auth, tls, ..Options::default() }).await;
+            let cluster =
+                Cluster::start(&version, Options { auth, tls, strangers: true, ..Options::default() }).await;
             let (keyward, through) = keyward(&cluster).await;
             let (etcd, front) = match tls {
                 Tls::Off => (Endpoint::plain(cluster.address(0)), Endpoint::plain(through.plain)),
@@ -147,7 +148,7 @@ enum Way {
 /// What an application sees of each thing that it does behind a turn, and that restarting it is enough.
 async fn turned(way: Way, version: &Version, tls: Tls) {
     let auth = Auth::On { extra_users: 0 };
-    let cluster = Cluster::start(version, Options { auth, tls, ..Options::default() }).await;
+    let cluster = Cluster::start(version, Options { auth, tls, strangers: true, ..Options::default() }).await;
     let tasks = Tasks::default();
     let (keyward, through) = keyward(&cluster).await;
     let relay = Relay::start(&tasks).await;

@@ -33,6 +33,8 @@ pub(crate) struct Options {
     pub(crate) timing: Option<(u32, u32)>,
     /// Where clients are told to reach each member, if not at the member itself: relays.
     pub(crate) advertise: Vec<SocketAddr>,
+    /// Whether clients show it tokens that are not its own, which some versions write into their log.
+    pub(crate) strangers: bool,
     /// Further flags of etcd, as they are.
     pub(crate) flags: Vec<String>,
 }
@@ -68,6 +70,7 @@ impl Default for Options {
             fsync: false,
             timing: None,
             advertise: Vec::new(),
+            strangers: false,
             flags: Vec::new(),
         }
     }
@@ -173,7 +176,8 @@ impl Cluster {
             ]);
         }
         args.extend(self.options.flags.iter().cloned());
-        let name = format!("etcd {} {}", self.version, member.name);
+        let strangers = if self.options.strangers { " strangers" } else { "" };
+        let name = format!("etcd {} {}{strangers}", self.version, member.name);
         let process = Process::start(&name, &self.version.etcd(), args, &[], &data.with_extension("log"));
         self.members[i].state = State::Running(process);
     }
