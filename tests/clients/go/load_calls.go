@@ -26,7 +26,8 @@ func (l *load) callUntil(ended <-chan struct{}) {
 }
 
 // CallInTurnUntil has writers and readers that each wait for one call before they make the next: a writer has at most one write in
-// flight, and keys of its own.
+// flight, and keys of its own. And a client of its own: clientv3 forgets its token before it asks for another, so what else is called
+// on that client meanwhile shows none, and clientv3 before 3.5.2 gives that error to the application.
 func (l *load) callInTurnUntil(ended <-chan struct{}) {
 	each := time.Duration(float64(2*l.writers) / l.rate * float64(time.Second))
 	var open sync.WaitGroup
@@ -39,7 +40,7 @@ func (l *load) callInTurnUntil(ended <-chan struct{}) {
 				case <-ended:
 					return
 				case <-pace.C:
-					l.callInTurn(i/2, number, i%2 == 0)
+					l.callInTurn(l.turns[i], i/2, number, i%2 == 0)
 				}
 			}
 		})
@@ -47,8 +48,7 @@ func (l *load) callInTurnUntil(ended <-chan struct{}) {
 	open.Wait()
 }
 
-func (l *load) callInTurn(writer, number int, writes bool) {
-	client := l.pool[writer%len(l.pool)]
+func (l *load) callInTurn(client *clientv3.Client, writer, number int, writes bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), l.callLimit)
 	defer cancel()
 	key := fmt.Sprintf("%swriter-%d", l.shard(writer%l.watchers), writer)

@@ -18,7 +18,8 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// A running client.
 pub(crate) struct Client {
     process: Process,
-    folder: TempDir,
+    /// After the process, whose log is in it.
+    _folder: TempDir,
 }
 
 /// What a client recorded.
@@ -46,7 +47,7 @@ impl Client {
         let mut all = vec![scenario, "--endpoints", &endpoints, "--user", user, "--password-file", &secret];
         all.extend(args);
         let process = Process::start("kwclient", &program(version), all, &[], &folder.path().join("record"));
-        Client { process, folder }
+        Client { process, _folder: folder }
     }
 
     /// Waits until it has recorded a line of `kind`.
@@ -77,9 +78,7 @@ impl Client {
     /// Waits for its end.
     pub(crate) async fn record(self) -> Record {
         let exit = self.process.ended(LIMIT).await;
-        let record = Record { exit, lines: lines(&self.process.output()), tail: self.process.tail() };
-        drop(self.folder);
-        record
+        Record { exit, lines: lines(&self.process.output()), tail: self.process.tail() }
     }
 }
 
