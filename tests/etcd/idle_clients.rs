@@ -18,6 +18,7 @@ use crate::way_out::guards_leases;
 const IDLE: Duration = Duration::from_secs(3 * TTL as u64 + 1);
 
 async fn idles(version: &Version, tls: Tls) {
+    FAMILIES.iter().for_each(|family| drop(family.program()));
     let auth = Auth::On { extra_users: 0 };
     let options = Options { members: 3, auth, tls, token_ttl: Some(TTL), ..Options::default() };
     let cluster = Cluster::start(version, options).await;

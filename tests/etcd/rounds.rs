@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -44,6 +45,13 @@ pub(crate) const FAMILIES: &[Family] = &[
 
 const fn plain(name: &'static str, folder: &'static str, args: &'static [&'static str]) -> Family {
     Family { name, folder, args, tls: false }
+}
+
+impl Family {
+    /// The program. Asked for before anything runs on this thread: asking blocks.
+    pub(crate) fn program(&self) -> PathBuf {
+        built(self.folder, self.args)
+    }
 }
 
 /// A running program, as alice.
@@ -94,8 +102,8 @@ impl Application {
         if family.tls {
             args.extend(["--cacert", &ca]);
         }
-        let program = built(family.folder, family.args);
-        let process = Process::start(family.name, &program, args, &[], &folder.path().join("record"));
+        let process =
+            Process::start(family.name, &family.program(), args, &[], &folder.path().join("record"));
         let application = Application { family, process, rounds: Cell::new(0), _folder: folder };
         let ready = async || {
             assert!(

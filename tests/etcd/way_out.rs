@@ -147,6 +147,7 @@ enum Way {
 
 /// What an application sees of each thing that it does behind a turn, and that restarting it is enough.
 async fn turned(way: Way, version: &Version, tls: Tls) {
+    FAMILIES.iter().for_each(|family| drop(family.program()));
     let auth = Auth::On { extra_users: 0 };
     let cluster = Cluster::start(version, Options { auth, tls, strangers: true, ..Options::default() }).await;
     let tasks = Tasks::default();
