@@ -19,7 +19,7 @@ use keyward::pb::v3lockpb::lock_client::LockClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status, Streaming};
 
-use crate::harness::password;
+use crate::harness::{evidence, password};
 
 /// A user at an address.
 #[derive(Clone)]
@@ -59,7 +59,9 @@ impl Caller {
         let nobody = Caller::anybody(address).await;
         let login = AuthenticateRequest { name: user.into(), password: password(user) };
         let answer = AuthClient::new(nobody.channel.clone()).authenticate(login).await.expect("a login");
-        Caller { token: Some(answer.into_inner().token), ..nobody }
+        let token = answer.into_inner().token;
+        evidence::secret("a token", &token);
+        Caller { token: Some(token), ..nobody }
     }
 
     /// A request with the caller's token.

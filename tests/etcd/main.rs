@@ -23,7 +23,11 @@ mod harness;
 #[cfg(test)]
 mod harness_works;
 #[cfg(test)]
+mod hygiene;
+#[cfg(test)]
 mod idle;
+#[cfg(test)]
+mod idle_clients;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]
@@ -38,6 +42,8 @@ mod locks;
 mod logins;
 #[cfg(test)]
 mod members;
+#[cfg(test)]
+mod migration;
 #[cfg(test)]
 #[path = "../model.rs"]
 mod model;
@@ -54,6 +60,8 @@ mod replicas;
 #[cfg(test)]
 mod rewatch;
 #[cfg(test)]
+mod rounds;
+#[cfg(test)]
 mod snapshots;
 #[cfg(test)]
 mod steady;
@@ -65,3 +73,5 @@ mod storm;
 mod streams;
 #[cfg(test)]
 mod twin;
+#[cfg(test)]
+mod way_out;

@@ -143,18 +143,24 @@ impl Ended {
 
     /// The errors that the application saw.
     pub(crate) fn failed(&self) -> Vec<Failed> {
-        let began = self.record.the("start")["unix_ms"].as_i64().expect("a number");
-        let at = |line: &Value, field: &str| began + line[field].as_i64().expect("a number");
-        let text = |line: &Value, field: &str| line[field].as_str().unwrap_or_default().to_owned();
-        let failed = |line: &Value| Failed {
-            op: text(line, "op"),
-            code: text(line, "code"),
-            message: text(line, "message"),
-            start: at(line, "start"),
-            end: at(line, "end"),
-        };
-        self.record.all("error").map(failed).collect()
+        failed(&self.record)
     }
+}
+
+/// The errors that an application saw.
+pub(crate) fn failed(record: &Record) -> Vec<Failed> {
+    let began = record.the("start")["unix_ms"].as_i64().expect("a number");
+    let at = |line: &Value, field: &str| began + line[field].as_i64().expect("a number");
+    let text = |line: &Value, field: &str| line[field].as_str().unwrap_or_default().to_owned();
+    let failed = |line: &Value| Failed {
+        op: text(line, "op"),
+        code: text(line, "code"),
+        message: text(line, "message"),
+        keys: line["keys"].to_string(),
+        start: at(line, "start"),
+        end: at(line, "end"),
+    };
+    record.all("error").map(failed).collect()
 }
 
 /// A call that failed: times in milliseconds of the system's clock.
@@ -163,6 +169,8 @@ pub(crate) struct Failed {
     pub(crate) op: String,
     pub(crate) code: String,
     pub(crate) message: String,
+    /// What a write was about; each writer has keys of its own.
+    pub(crate) keys: String,
     pub(crate) start: i64,
     pub(crate) end: i64,
 }

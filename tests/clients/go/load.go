@@ -25,6 +25,7 @@ const violationsPrinted = 50
 type load struct {
 	*options
 	watchers, leases, clients, keys int
+	writers                         int
 	rate                            float64
 	length                          time.Duration
 	ttl                             int64
@@ -33,6 +34,7 @@ type load struct {
 	history                         string
 
 	pool   []*clientv3.Client
+	turns  []*clientv3.Client // one for each that calls in turn
 	ledger *ledger
 	stale  atomic.Int64
 	mutex  sync.Mutex
@@ -45,6 +47,7 @@ func loadScenario(flags *flag.FlagSet, o *options) func() error {
 	flags.IntVar(&l.leases, "leases", 20, "leases, each kept alive and holding a key")
 	flags.IntVar(&l.clients, "clients", 4, "clients (connections) that share all this; watchers of a client share a stream")
 	flags.IntVar(&l.keys, "keys", 10, "keys below each watcher's own prefix")
+	flags.IntVar(&l.writers, "writers", 0, "instead of paced calls so many writers and as many readers, each with a client of its own and one call at a time, together at --rate")
 	flags.Float64Var(&l.rate, "rate", 50, "unary calls a second: 40% put, 20% linearizable and 20% serializable get, 20% txn of two puts")
 	flags.DurationVar(&l.length, "length", time.Minute, "length of the calls; 0: until stdin closes. SIGTERM always ends them")
 	flags.Int64Var(&l.ttl, "ttl", 10, "lease TTL in seconds")
@@ -64,6 +67,9 @@ func (l *load) run() error {
 	if l.pool, err = l.dialSome(l.clients); err != nil {
 		return err
 	}
+	if l.turns, err = l.dialSome(2 * l.writers); err != nil {
+		return err
+	}
 	first, err := l.pool[0].Get(context.Background(), l.prefix)
 	if err != nil {
 		return err
@@ -79,7 +85,11 @@ func (l *load) run() error {
 		return err
 	}
 	emit("ready", fields{"revision": first.Header.Revision})
-	l.callUntil(l.ended())
+	if l.writers > 0 {
+		l.callInTurnUntil(l.ended())
+	} else {
+		l.callUntil(l.ended())
+	}
 	emit("calls_done", fields{})
 
 	sentinels := l.sentinels()

@@ -9,6 +9,7 @@ const { parseArgs } = require('util');
 const { status } = require('@grpc/grpc-js');
 const { Etcd3 } = require('etcd3');
 const { version } = require('etcd3/package.json');
+const rounds = require('./rounds.js');
 
 // Between two tries to open a watch, and how long the library may take to cancel its watches, in ms.
 const PAUSE = 100;
@@ -118,9 +119,10 @@ function connect(options) {
   return new Etcd3({ hosts: options.endpoints.split(','), ...(auth && { auth }) });
 }
 
-async function run(options) {
+async function run(scenario, options) {
   emit('start', { client: `npm etcd3 ${version}`, unix_ms: Date.now() });
   const client = connect(options);
+  if (scenario === 'rounds') return rounds.run(client, options.prefix, { emit, described });
   const all = JSON.parse(fs.readFileSync(options.spec, 'utf8')).watches.map(spec => new Watch(client, spec));
   const watches = all.filter(watch => !watch.unsupported());
   for (const watch of all) {
@@ -145,14 +147,15 @@ function fatal(error) {
 const flag = { type: 'string', default: '' };
 let parsed;
 try {
-  const options = { endpoints: flag, user: flag, 'password-file': flag, spec: flag };
+  const options = { endpoints: flag, user: flag, 'password-file': flag, spec: flag, prefix: flag };
   parsed = parseArgs({ options, allowPositionals: true });
-  if (parsed.positionals.join() !== 'watchers' || !parsed.values.endpoints || !parsed.values.spec) throw new Error('what to watch, and where?');
+  const needed = { watchers: 'spec', rounds: 'prefix' }[parsed.positionals.join()];
+  if (!needed || !parsed.values.endpoints || !parsed.values[needed]) throw new Error('what to do, and where?');
 } catch (error) {
-  const usage = 'watchers watchers --endpoints HOST:PORT[,…] --user NAME --password-file FILE --spec SPEC.json';
+  const usage = 'watchers watchers|rounds --endpoints HOST:PORT[,…] --user NAME --password-file FILE (--spec SPEC.json | --prefix PREFIX)';
   process.stderr.write(`${error.message}\nusage: ${usage}\n`);
   process.exit(64);
 }
 // The library throws at a response that it cannot place, where no application can catch it.
 process.on('uncaughtException', fatal);
-run(parsed.values).catch(fatal);
+run(parsed.positionals[0], parsed.values).catch(fatal);

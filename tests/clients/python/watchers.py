@@ -9,39 +9,19 @@ import json
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 from importlib import metadata
 
 import etcd3
 import grpc
+import rounds
+from record import connect, described, emit
 
-STARTED = time.monotonic()
 # Between two tries to open a watch, in seconds.
 PAUSE = 0.1
 # How long the library may take to send its cancels at the end, in seconds.
 FAREWELL = 5
-
-stdout = threading.Lock()
-
-
-def emit(kind, **fields):
-    """Prints one line at once, so that a reader sees it even if the process dies next."""
-    line = json.dumps({"t": int((time.monotonic() - STARTED) * 1000), "kind": kind, **fields})
-    with stdout:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-
-def described(error):
-    """Code and text of an error as an application gets them: the library's own exceptions have neither."""
-    if isinstance(error, grpc.RpcError):
-        words = error.code().name.split("_")
-        name = {"OK": "OK", "CANCELLED": "Canceled"}.get(error.code().name, "".join(map(str.capitalize, words)))
-        return {"code": name, "message": error.details()}
-    return {"code": type(error).__name__, "message": str(error)}
-
 
 def shown(event):
     """One event as the contract has it. The library gives an event without a previous pair an empty one."""
@@ -128,16 +108,6 @@ class Opening:
             self.watch.received(response)
 
 
-def connect(options):
-    """The library takes one endpoint."""
-    host, port = options.endpoints.split(",")[0].rsplit(":", 1)
-    credentials = {}
-    if options.user:
-        with open(options.password_file, encoding="utf-8") as file:
-            credentials = {"user": options.user, "password": file.read().rstrip("\r\n")}
-    return etcd3.client(host=host, port=int(port), ca_cert=options.cacert or None, **credentials)
-
-
 def run(options, ended):
     client = connect(options)
     with open(options.spec, encoding="utf-8") as file:
@@ -158,29 +128,36 @@ def run(options, ended):
 
 def main():
     parser = argparse.ArgumentParser(prog="watchers")
-    parser.add_argument("scenario", choices=["watchers"])
+    parser.add_argument("scenario", choices=["watchers", "rounds"])
     parser.add_argument("--endpoints", required=True, help="host:port[,host:port]; the first is used")
     parser.add_argument("--user", default="", help="etcd user; none: no login")
     parser.add_argument("--password-file", help="file that holds the user's password")
     parser.add_argument("--cacert", help="CA that signs the server's certificate; TLS where given")
-    parser.add_argument("--spec", required=True)
+    parser.add_argument("--spec", help="what to watch, of watchers")
+    parser.add_argument("--prefix", help="where the keys live, of rounds")
     options = parser.parse_args()
+    if not (options.spec if options.scenario == "watchers" else options.prefix):
+        parser.error("watchers needs --spec, rounds needs --prefix")
 
     # Before the first thread, so that all of them leave the signal to `sigwait`.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
     ended = queue.SimpleQueue()
     emit("start", client=f"python etcd3 {metadata.version('etcd3')}", unix_ms=int(time.time() * 1000))
 
+    scenario = run if options.scenario == "watchers" else rounds.run
+
     def guarded():
         try:
-            run(options, ended)
+            scenario(options, ended)
         except Exception as error:  # the record must say why the program cannot go on, whatever the library throws
             emit("fatal", **described(error))
             os._exit(1)
 
     worker = threading.Thread(target=guarded, daemon=True)
     worker.start()
-    signal.sigwait({signal.SIGTERM})
+    # Each SIGUSR2 is a round; `watchers` gets none.
+    while signal.sigwait({signal.SIGTERM, signal.SIGUSR2}) == signal.SIGUSR2:
+        ended.put(signal.SIGUSR2)
     ended.put(None)
     worker.join(FAREWELL)
     emit("end")

@@ -17,7 +17,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-use crate::harness::{password, wait};
+use crate::harness::{evidence, password, wait};
 
 /// Past every timeout of etcd itself (7 s for a write without a quorum).
 const LIMIT: Duration = Duration::from_secs(12);
@@ -50,6 +50,7 @@ impl Door {
         let channel = endpoint.connect_timeout(LIMIT).connect_lazy();
         let request = AuthenticateRequest { name: user.into(), password: password(user) };
         let answer = within(AuthClient::new(channel.clone()).authenticate(request)).await?.into_inner();
+        evidence::secret("a token", &answer.token);
         let token = Token(answer.token.parse().map_err(|_| Status::internal("a token that is no header"))?);
         Ok(Door { channel, token })
     }

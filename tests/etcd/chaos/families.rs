@@ -98,18 +98,23 @@ impl User {
 }
 
 impl Family {
-    /// The program, which `tests/run` has built before. Blocks while it is asked for, once per process.
     pub(crate) fn program(&self) -> PathBuf {
-        static FOUND: Mutex<BTreeMap<&str, PathBuf>> = Mutex::new(BTreeMap::new());
-        let mut found = FOUND.lock().expect("no holder panics, or every test must");
-        let program = found.entry(self.name).or_insert_with(|| {
-            let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");
-            let mut build = Command::new(clients.join(self.folder).join("build"));
-            let built = build.args(self.args).stderr(Stdio::inherit()).output();
-            let built = built.expect("the build script runs");
-            assert!(built.status.success(), "the program of {} cannot be built", self.name);
-            String::from_utf8(built.stdout).expect("a path").trim().into()
-        });
-        program.clone()
+        built(self.folder, self.args)
     }
+}
+
+/// The program of a folder under `tests/clients`, which `tests/run` has built before. Blocks while it is asked for, once per
+/// process.
+pub(crate) fn built(folder: &'static str, args: &'static [&'static str]) -> PathBuf {
+    static FOUND: Mutex<BTreeMap<(&str, &[&str]), PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut found = FOUND.lock().expect("no holder panics, or every test must");
+    let program = found.entry((folder, args)).or_insert_with(|| {
+        let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");
+        let mut build = Command::new(clients.join(folder).join("build"));
+        let built = build.args(args).stderr(Stdio::inherit()).output();
+        let built = built.expect("the build script runs");
+        assert!(built.status.success(), "the program of {folder} {args:?} cannot be built");
+        String::from_utf8(built.stdout).expect("a path").trim().into()
+    });
+    program.clone()
 }

@@ -18,7 +18,8 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// A running client.
 pub(crate) struct Client {
     process: Process,
-    folder: TempDir,
+    /// After the process, whose log is in it.
+    _folder: TempDir,
 }
 
 /// What a client recorded.
@@ -46,7 +47,7 @@ impl Client {
         let mut all = vec![scenario, "--endpoints", &endpoints, "--user", user, "--password-file", &secret];
         all.extend(args);
         let process = Process::start("kwclient", &program(version), all, &[], &folder.path().join("record"));
-        Client { process, folder }
+        Client { process, _folder: folder }
     }
 
     /// Waits until it has recorded a line of `kind`.
@@ -57,6 +58,18 @@ impl Client {
         self.process.wrote(LIMIT, kind, found).await;
     }
 
+    /// Waits until it has recorded so many more lines of `kind` than now.
+    pub(crate) async fn says_more(&self, kind: &str, more: usize) {
+        let wanted = format!("\"kind\":\"{kind}\"");
+        let count = |text: &str| text.matches(&wanted).count();
+        let enough = count(&self.process.output()) + more;
+        let found = |text: &str| {
+            assert!(self.process.exit().is_none(), "kwclient ended: {}", self.process.tail());
+            (count(text) >= enough).then_some(())
+        };
+        self.process.wrote(LIMIT, &format!("{more} more of {kind}"), found).await;
+    }
+
     /// Asks a load to end its calls and to judge itself.
     pub(crate) fn finish(&self) {
         self.process.signal(rustix::process::Signal::TERM);
@@ -65,9 +78,7 @@ impl Client {
     /// Waits for its end.
     pub(crate) async fn record(self) -> Record {
         let exit = self.process.ended(LIMIT).await;
-        let record = Record { exit, lines: lines(&self.process.output()), tail: self.process.tail() };
-        drop(self.folder);
-        record
+        Record { exit, lines: lines(&self.process.output()), tail: self.process.tail() }
     }
 }
 

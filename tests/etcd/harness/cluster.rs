@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::{binary::Version, ctl::Ctl, http, pki::Pki, ports, process::Process, setup, wait};
+use super::{binary::Version, ctl::Ctl, evidence, http, pki::Pki, ports, process::Process, setup, wait};
 
 /// For an election, a start, a restart: generous, since it is a limit and never a pause.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -33,6 +33,8 @@ pub(crate) struct Options {
     pub(crate) timing: Option<(u32, u32)>,
     /// Where clients are told to reach each member, if not at the member itself: relays.
     pub(crate) advertise: Vec<SocketAddr>,
+    /// Whether clients show it tokens that are not its own, which some versions write into their log.
+    pub(crate) strangers: bool,
     /// Further flags of etcd, as they are.
     pub(crate) flags: Vec<String>,
 }
@@ -68,6 +70,7 @@ impl Default for Options {
             fsync: false,
             timing: None,
             advertise: Vec::new(),
+            strangers: false,
             flags: Vec::new(),
         }
     }
@@ -75,7 +78,9 @@ impl Default for Options {
 
 /// The password that the harness gives a user.
 pub(crate) fn password(user: &str) -> String {
-    format!("{user}-secret")
+    let password = format!("{user}-secret");
+    evidence::secret(&format!("the password of {user}"), &password);
+    password
 }
 
 /// A running cluster.
@@ -171,7 +176,8 @@ impl Cluster {
             ]);
         }
         args.extend(self.options.flags.iter().cloned());
-        let name = format!("etcd {} {}", self.version, member.name);
+        let strangers = if self.options.strangers { " strangers" } else { "" };
+        let name = format!("etcd {} {}{strangers}", self.version, member.name);
         let process = Process::start(&name, &self.version.etcd(), args, &[], &data.with_extension("log"));
         self.members[i].state = State::Running(process);
     }
@@ -265,6 +271,19 @@ impl Cluster {
     pub(crate) fn resume(&mut self, i: usize) {
         self.members[i].process().signal(Signal::CONT);
         self.members[i].change(State::Running);
+    }
+
+    /// Restarts every member with other flags of TLS, one after the other, each asked to end (SIGTERM) and back before the next.
+    /// Clients reach them by the same scheme before and after.
+    pub(crate) async fn roll(&mut self, tls: Tls) {
+        assert!(self.options.tls != Tls::Off && tls != Tls::Off, "the URLs of members would change");
+        self.options.tls = tls;
+        for i in 0..self.members.len() {
+            self.members[i].process().signal(Signal::TERM);
+            self.members[i].process().ended(LIMIT).await;
+            self.members[i].state = State::Dead;
+            self.restart(i).await;
+        }
     }
 
     /// Starts a killed member again, and returns when it serves.

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::{
     cluster::{Auth, Cluster, Tls, password},
-    http, ports,
+    evidence, http, ports,
     process::Process,
     wait,
 };
@@ -45,6 +45,7 @@ impl Site {
     /// Writes a file, such as a password, into its folder; only its owner may read it.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.folder.path().join(name);
+        evidence::file(name, text);
         fs::write(&path, text).expect("the file can be written");
         fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("the file is ours");
         path
@@ -130,7 +131,9 @@ impl Keyward {
 
     /// Status and body of a path of its admin address.
     pub(crate) async fn admin(&self, path: &str) -> (u16, String) {
-        http::get(self.site.admin, path).await.expect("the admin address answers")
+        let answer = http::get(self.site.admin, path).await.expect("the admin address answers");
+        evidence::text(&format!("keyward {path}"), &answer.1);
+        answer
     }
 
     /// The sum of the samples of one of its metrics that have all of these labels.

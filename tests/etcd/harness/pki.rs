@@ -14,6 +14,8 @@ use rcgen::{
     SerialNumber, date_time_ymd,
 };
 
+use super::evidence;
+
 /// An authority whose certificate is in `ca`.
 pub(crate) struct Pki {
     /// The authority's certificate.
@@ -38,6 +40,7 @@ impl Pki {
         params.distinguished_name = named(Some("test authority"));
         let issuer = CertifiedIssuer::self_signed(params, key()).expect("the authority signs itself");
         fs::create_dir_all(folder).expect("the folder can be made");
+        evidence::key("the key of an authority", &issuer.key().serialize_pem());
         let ca = folder.join("ca.pem");
         fs::write(&ca, issuer.pem()).expect("the certificate can be written");
         Pki { ca, folder: folder.into(), issuer }
@@ -126,6 +129,7 @@ impl Pki {
         let key = key();
         let cert = params.signed_by(&key, &self.issuer).expect("the authority signs");
         fs::write(&pair.key, key.serialize_pem()).expect("the key can be written");
+        evidence::key(&format!("the key of {file}"), &key.serialize_pem());
         fs::set_permissions(&pair.key, Permissions::from_mode(0o600)).expect("the key file is ours");
         fs::write(&pair.cert, cert.pem()).expect("the certificate can be written");
         pair

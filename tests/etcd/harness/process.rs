@@ -16,7 +16,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::wait;
+use super::{evidence, wait};
 
 /// How much of a log is printed when a test fails.
 const TAIL_LINES: usize = 40;
@@ -124,6 +124,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+        evidence::log(&self.name, &self.log);
         if thread::panicking() {
             eprint!("{}", self.tail());
         }

@@ -6,13 +6,17 @@
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use keyward::tasks::{Owned, Tasks};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::ports;
+use super::{ports, wait};
+
+/// For clients that lost their connection to come again.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A relay; closed at first.
 pub(crate) struct Relay {
@@ -27,6 +31,9 @@ struct State {
     /// Bytes of the member's that still pass before a cut, where one is wanted.
     left: Cell<Option<usize>>,
     cuts: Cell<usize>,
+    accepted: Cell<usize>,
+    /// Held by each connection while it lives.
+    live: Rc<()>,
     connections: RefCell<Vec<Owned>>,
 }
 
@@ -39,13 +46,20 @@ impl Relay {
             target: Cell::default(),
             left: Cell::default(),
             cuts: Cell::default(),
+            accepted: Cell::default(),
+            live: Rc::default(),
             connections: RefCell::default(),
         });
         let (this, pumps) = (Rc::clone(&state), tasks.clone());
         let accept = async move {
             while let Ok((near, _)) = listener.accept().await {
                 let Some(target) = this.target.get() else { continue };
-                let pump = pump(Rc::clone(&this), near, target);
+                let (pump, live) = (pump(Rc::clone(&this), near, target), Rc::clone(&this.live));
+                let pump = async move {
+                    pump.await;
+                    drop(live);
+                };
+                this.accepted.set(this.accepted.get() + 1);
                 this.connections.borrow_mut().push(pumps.spawn("relay", pump));
             }
         };
@@ -55,6 +69,20 @@ impl Relay {
     /// Lets connections through from now on.
     pub(crate) fn open(&self, target: SocketAddr) {
         self.state.target.set(Some(target));
+    }
+
+    /// Cuts every connection; later ones go to `target`: a name that leads elsewhere from now on.
+    pub(crate) fn turn_to(&self, target: SocketAddr) {
+        self.open(target);
+        self.state.cut();
+    }
+
+    /// The same, and returns when as many connections as were cut have come anew: what was in flight has ended by then.
+    pub(crate) async fn turn_all_to(&self, target: SocketAddr) {
+        let wanted = self.state.accepted.get() + Rc::strong_count(&self.state.live) - 1;
+        self.turn_to(target);
+        let all = async || (self.state.accepted.get() >= wanted).then_some(());
+        wait::until(LIMIT, "the connections come anew", all).await;
     }
 
     /// Cuts every connection once this many more bytes came from the member; later ones pass.

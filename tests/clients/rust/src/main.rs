@@ -4,7 +4,11 @@
 //! the lines is in `tests/clients/README.md`.
 
 mod record;
+mod rounds;
+#[cfg(feature = "v0_21")]
 mod stream;
+#[cfg(feature = "v0_21")]
+mod watchers;
 
 use std::{
     collections::HashMap,
@@ -14,20 +18,17 @@ use std::{
 };
 
 use etcd_client::{Client, ConnectOptions};
+#[cfg(feature = "v0_17")]
+use etcd_client_0_17 as etcd_client;
+#[cfg(feature = "v0_19")]
+use etcd_client_0_19 as etcd_client;
+#[cfg(feature = "v0_21")]
+use etcd_client_0_21 as etcd_client;
 use record::{described, emit};
-use serde::Deserialize;
 use serde_json::json;
-use stream::{Missing, Shared, Spec};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
 
-const USAGE: &str =
-    "usage: watchers watchers --endpoints HOST:PORT[,…] --user NAME --password-file FILE --spec SPEC.json";
-
-#[derive(Deserialize)]
-struct File {
-    watches: Vec<Spec>,
-}
+const USAGE: &str = "usage: watchers watchers|rounds --endpoints HOST:PORT[,…] --user NAME --password-file FILE \
+     (--spec SPEC.json | --prefix PREFIX)";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -37,8 +38,9 @@ fn main() -> ExitCode {
         .chunks_exact(2)
         .map(|pair| (pair[0].as_str(), pair[1].as_str()))
         .collect();
-    let known = ["--endpoints", "--user", "--password-file", "--spec"];
-    if args.first().is_none_or(|scenario| scenario != "watchers")
+    let known = ["--endpoints", "--user", "--password-file", "--spec", "--prefix"];
+    let scenario = args.first().map(String::as_str).unwrap_or_default();
+    if !["watchers", "rounds"].contains(&scenario)
         || args.len() != 1 + 2 * flags.len()
         || flags.keys().any(|flag| !known.contains(flag))
     {
@@ -53,7 +55,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ran = runtime
         .map_err(|fault| ("Unknown".to_owned(), fault.to_string()))
-        .and_then(|runtime| runtime.block_on(run(&flags)));
+        .and_then(|runtime| runtime.block_on(run(scenario, &flags)));
     match ran {
         Ok(()) => {
             emit("end", json!({}));
@@ -66,28 +68,13 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(flags: &HashMap<&str, &str>) -> Result<(), (String, String)> {
-    let mut terminated =
-        signal(SignalKind::terminate()).map_err(|fault| ("Unknown".to_owned(), fault.to_string()))?;
-    let client = connect(flags).await?;
-    let file: File = serde_json::from_str(&read(flags, "--spec")?)
-        .map_err(|fault| ("Unknown".to_owned(), fault.to_string()))?;
-
-    let missing = Missing::new(file.watches.len());
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    // Every other watch has a stream of its own, as the library's first example does it; the rest share one.
-    let (alone, shared): (Vec<_>, Vec<_>) =
-        file.watches.into_iter().enumerate().partition(|(at, _)| at % 2 == 1);
-    let mut groups: Vec<Vec<Spec>> = alone.into_iter().map(|(_, spec)| vec![spec]).collect();
-    groups.push(shared.into_iter().map(|(_, spec)| spec).collect());
-    let mut streams = JoinSet::new();
-    for group in groups.into_iter().filter(|group| !group.is_empty()) {
-        streams.spawn(Shared::new(client.watch_client(), group, missing.clone()).run(stopped.clone()));
+async fn run(scenario: &str, flags: &HashMap<&str, &str>) -> Result<(), (String, String)> {
+    match scenario {
+        "rounds" => rounds::run(flags).await,
+        #[cfg(feature = "v0_21")]
+        "watchers" => watchers::run(flags).await,
+        _ => Err(("Unknown".to_owned(), format!("this version has no {scenario}"))),
     }
-    terminated.recv().await;
-    stop.send_replace(true);
-    streams.join_all().await;
-    Ok(())
 }
 
 async fn connect(flags: &HashMap<&str, &str>) -> Result<Client, (String, String)> {
@@ -100,7 +87,7 @@ async fn connect(flags: &HashMap<&str, &str>) -> Result<Client, (String, String)
     Client::connect(endpoints, Some(options)).await.map_err(|error| described(&error))
 }
 
-fn read(flags: &HashMap<&str, &str>, flag: &str) -> Result<String, (String, String)> {
+pub(crate) fn read(flags: &HashMap<&str, &str>, flag: &str) -> Result<String, (String, String)> {
     let path = flags.get(flag).ok_or_else(|| ("Unknown".to_owned(), format!("{flag} is missing")))?;
     fs::read_to_string(path).map_err(|fault| ("Unknown".to_owned(), format!("{path}: {fault}")))
 }

@@ -2,7 +2,7 @@
 
 use std::{io::Write, sync::LazyLock, time::Instant};
 
-use etcd_client::{Error, Event, EventType};
+use crate::etcd_client::Error;
 use serde_json::{Value, json};
 
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -30,30 +30,4 @@ pub(crate) fn described(error: &Error) -> (String, String) {
         }
         other => ("Unknown".to_owned(), other.to_string()),
     }
-}
-
-/// One event as the contract has it; `None` for one without a pair, which etcd does not send.
-pub(crate) fn shown(event: &Event) -> Option<Value> {
-    let kind = match event.event_type() {
-        EventType::Put => "put",
-        EventType::Delete => "delete",
-    };
-    let kv = event.kv()?;
-    let previous = event
-        .prev_kv()
-        .map(|was| json!([text(was.value()), was.mod_revision(), was.create_revision(), was.version()]));
-    Some(json!([
-        kind,
-        text(kv.key()),
-        text(kv.value()),
-        kv.mod_revision(),
-        kv.create_revision(),
-        kv.version(),
-        kv.lease(),
-        previous
-    ]))
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }

@@ -12,15 +12,17 @@ use std::{
     time::Duration,
 };
 
-use etcd_client::{Error, WatchClient, WatchFilterType, WatchOptions, WatchResponse, WatchStream};
+use crate::etcd_client::{
+    Error, Event, EventType, WatchClient, WatchFilterType, WatchOptions, WatchResponse, WatchStream,
+};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     sync::watch::Receiver,
     time::{sleep, timeout},
 };
 
-use crate::record::{described, emit, shown};
+use crate::record::{described, emit};
 
 /// Between two tries to open a watch.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -252,4 +254,30 @@ impl Shared {
             }
         }
     }
+}
+
+/// One event as the contract has it; `None` for one without a pair, which etcd does not send.
+fn shown(event: &Event) -> Option<Value> {
+    let kind = match event.event_type() {
+        EventType::Put => "put",
+        EventType::Delete => "delete",
+    };
+    let kv = event.kv()?;
+    let previous = event
+        .prev_kv()
+        .map(|was| json!([text(was.value()), was.mod_revision(), was.create_revision(), was.version()]));
+    Some(json!([
+        kind,
+        text(kv.key()),
+        text(kv.value()),
+        kv.mod_revision(),
+        kv.create_revision(),
+        kv.version(),
+        kv.lease(),
+        previous
+    ]))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }

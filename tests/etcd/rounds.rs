@@ -1,0 +1,167 @@
+//! The `rounds` program of each client library: an application that logs in once and does one thing of each kind when asked.
+//!
+//! Owns: the list of libraries, the process, the contract of its lines (tests/clients/README.md). Must not know what is between the
+//! rounds, nor what is right.
+
+use std::cell::Cell;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::chaos::families::built;
+use crate::harness::process::Process;
+use crate::harness::{Cluster, password, wait};
+
+/// Six things that may take 10 s each, on a slow machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// One client library.
+#[derive(Debug)]
+pub(crate) struct Family {
+    pub(crate) name: &'static str,
+    folder: &'static str,
+    args: &'static [&'static str],
+    /// Over TLS only: the library sends no password without.
+    pub(crate) tls: bool,
+}
+
+pub(crate) const FAMILIES: &[Family] = &[
+    plain("clientv3 3.4.23", "go", &["3.4.23"]),
+    plain("clientv3 3.5.1", "go", &["3.5.1"]),
+    plain("clientv3 3.5.11", "go", &["3.5.11"]),
+    plain("clientv3 3.6.16", "go", &["3.6.16"]),
+    Family { name: "python etcd3 0.12.0", folder: "python", args: &[], tls: true },
+    plain("aetcd 1.0.0", "aetcd", &[]),
+    plain("npm etcd3 1.1.2", "node", &[]),
+    plain("etcd-client 0.17.0", "rust", &["0.17.0"]),
+    plain("etcd-client 0.19.0", "rust", &["0.19.0"]),
+    plain("etcd-client 0.21.1", "rust", &["0.21.1"]),
+];
+
+const fn plain(name: &'static str, folder: &'static str, args: &'static [&'static str]) -> Family {
+    Family { name, folder, args, tls: false }
+}
+
+impl Family {
+    /// The program. Asked for before anything runs on this thread: asking blocks.
+    pub(crate) fn program(&self) -> PathBuf {
+        built(self.folder, self.args)
+    }
+}
+
+/// A running program, as alice.
+pub(crate) struct Application {
+    pub(crate) family: &'static Family,
+    process: Process,
+    rounds: Cell<u32>,
+    _folder: TempDir,
+}
+
+/// What became of one thing that the application did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Did {
+    pub(crate) op: String,
+    /// gRPC's, or the library's own name of the error, or `Timeout`.
+    pub(crate) code: String,
+    pub(crate) message: String,
+    pub(crate) ms: u64,
+}
+
+impl Did {
+    pub(crate) fn ok(&self) -> bool {
+        self.code == "OK"
+    }
+}
+
+impl fmt::Display for Did {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Did { op, code, message, ms } = self;
+        write!(f, "{op}: {code} {message} ({ms} ms)")
+    }
+}
+
+impl Application {
+    /// Starts it and waits until it is logged in and its watch and lease stand.
+    pub(crate) async fn start(
+        family: &'static Family,
+        address: SocketAddr,
+        cluster: &Cluster,
+    ) -> Application {
+        let folder = tempfile::Builder::new().prefix("rounds-").tempdir().expect("a temporary folder");
+        let secret = folder.path().join("password");
+        std::fs::write(&secret, password("alice")).expect("a file can be written");
+        let (address, secret) = (address.to_string(), secret.display().to_string());
+        let (prefix, ca) = (prefix(family), cluster.pki().ca.display().to_string());
+        let mut args = vec!["rounds", "--endpoints", &address, "--user", "alice", "--password-file", &secret];
+        args.extend(["--prefix", &prefix]);
+        if family.tls {
+            args.extend(["--cacert", &ca]);
+        }
+        let process =
+            Process::start(family.name, &family.program(), args, &[], &folder.path().join("record"));
+        let application = Application { family, process, rounds: Cell::new(0), _folder: folder };
+        let ready = async || {
+            assert!(
+                application.process.exit().is_none(),
+                "{} ended: {}",
+                family.name,
+                application.process.tail()
+            );
+            application.lines().iter().any(|line| line["kind"] == "ready").then_some(())
+        };
+        wait::until(LIMIT, &format!("{} is ready", family.name), ready).await;
+        application
+    }
+
+    /// Writes what its watch must show, straight to the cluster, has it do its things, and returns what became of them. The last
+    /// is `exit` where it ended by itself.
+    pub(crate) async fn round(&self, cluster: &Cluster) -> Vec<Did> {
+        let number = self.rounds.get() + 1;
+        self.rounds.set(number);
+        let key = format!("{}watched", prefix(self.family));
+        let (ctl, value) = (cluster.ctl_as_root(), number.to_string());
+        // A library that is stuck may keep the server busy.
+        let written = async || (ctl.run(&["put", &key, &value]).await.code == Some(0)).then_some(());
+        wait::until(LIMIT, "what the watch must show is written", written).await;
+        self.process.signal(Signal::USR2);
+        let done = async || {
+            let exit = self.process.exit();
+            let lines = self.lines();
+            let over = lines.iter().any(|line| line["kind"] == "round" && line["round"] == number);
+            (over || exit.is_some()).then_some((lines, exit))
+        };
+        let (lines, exit) = wait::until(LIMIT, &format!("{} ends a round", self.family.name), done).await;
+        let text = |line: &Value, field: &str| line[field].as_str().unwrap_or_default().to_owned();
+        let did = |line: &Value| Did {
+            op: text(line, "op"),
+            code: text(line, "code"),
+            message: text(line, "message"),
+            ms: line["ms"].as_u64().unwrap_or_default(),
+        };
+        let of_round = lines.iter().filter(|line| line["kind"] == "did" && line["round"] == number);
+        let mut all: Vec<Did> = of_round.map(did).collect();
+        if let Some(exit) = exit {
+            let last = lines.iter().rev().find(|line| line["kind"] == "fatal" || line["kind"] == "panic");
+            let (code, message) =
+                last.map_or_else(Default::default, |line| (text(line, "code"), text(line, "message")));
+            all.push(Did { op: "exit".into(), code: format!("{exit} {code}"), message, ms: 0 });
+        }
+        all
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        let output = self.process.output();
+        // The last one may not be whole yet.
+        output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+}
+
+/// Where its keys are.
+fn prefix(family: &Family) -> String {
+    format!("/a/{}/", family.name.replace(' ', "-"))
+}
