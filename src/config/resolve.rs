@@ -94,7 +94,7 @@ struct Resolver<'a> {
 impl Resolver<'_> {
     fn config(&mut self, file: File) -> Option<Config> {
         let users = self.users(file.user);
-        let mapped = !file.map.is_empty() || file.mapping.default.is_some();
+        let mapped = file.mapping.default.is_some() || file.map.iter().any(may_know_certificates);
         let issuers = self.issuers(file.jwt);
         let named = issuers.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
         let (mut defaults, ways) = (Vec::new(), Ways { mapped, jwts: !issuers.is_empty() });
@@ -320,6 +320,11 @@ impl Resolver<'_> {
     }
 }
 
+/// Whether a rule may be about certificates: by how it is written, since what it means depends on listeners.
+fn may_know_certificates(rule: &file::Map) -> bool {
+    rule.issuer.is_none() && rule.peer.as_deref().is_none_or(|peer| peer.starts_with("cert:"))
+}
+
 /// The bounds were checked; what did not fit them is refused with the whole.
 fn fits(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
@@ -499,9 +504,10 @@ mod tests {
         ] {
             let (config, _) = valid(&text(good));
             assert_eq!(config.mapping.rules.len(), 1, "{good}");
+            let counts = config.listeners[0].identify.contains(&Identify::Certificate);
             assert_eq!(
-                config.listeners[0].identify,
-                [Identify::Token, Identify::Certificate, Identify::Default]
+                counts,
+                !good.starts_with("peer = 'password") && !good.starts_with("peer = 'listener")
             );
         }
         for (bad, path) in [
@@ -612,6 +618,9 @@ mod tests {
             [Identify::Token, Identify::Default],
             "no rule: a door only"
         );
+        let other = "[[map]]\npeer = 'password:x'\ndeny = true\n[[map]]\npeer = 'listener:a'\ndeny = true\n";
+        let (config, _) = valid(&format!("{CLUSTER}{LISTENER}{tls}{other}"));
+        assert_eq!(config.listeners[0].identify, [Identify::Token, Identify::Default], "none about any");
         let kept = format!("{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\n");
         let (config, _) = valid(&kept);
         assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
