@@ -8,6 +8,7 @@ pub mod blocked;
 pub mod caller;
 pub mod exchange;
 pub mod health;
+pub mod live;
 pub mod login;
 pub mod member_answers;
 pub mod pipeline;
@@ -24,8 +25,10 @@ use tokio::time::Instant;
 
 use crate::downstream::session::{Sealer, Session};
 use crate::gateway::caller::{Caller, Callers};
+use crate::gateway::live::{Live, Stay};
 use crate::identity::{MemberId, Revision};
 use crate::lease::claims::Claims;
+use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
@@ -73,6 +76,8 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     held: Rc<Budget>,
     waiting: Rc<Budget>,
+    /// What lives by a session, on this shard.
+    pub live: Rc<Live>,
     /// What this shard's watch streams hold.
     pub watch_budget: Rc<budget::Budget>,
 }
@@ -123,6 +128,7 @@ impl Gateway {
             waiting: Budget::of(WAITING.max(largest)),
             claims,
             door,
+            live: Rc::default(),
             watch_budget,
             callers: Callers::new(Arc::clone(&sealer)),
             sealer,
@@ -139,6 +145,14 @@ impl Gateway {
         let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen
+    }
+
+    /// Registers what is to live by the caller's session, then decides whether it may begin.
+    ///
+    /// # Errors
+    /// The session stands no more.
+    pub fn enter(&self, caller: &Caller) -> Result<Stay, Refusal> {
+        self.live.enter(caller, &self.sealer)
     }
 
     /// Nothing yet of the shard's budget for requests in memory.

@@ -20,7 +20,7 @@ use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Caller;
-use crate::gateway::{Client, Gateway, Settings, pipeline};
+use crate::gateway::{Client, Gateway, Settings, live, pipeline};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::rpc::frame::PREFIX;
@@ -74,6 +74,8 @@ pub struct Serving {
     tasks: Tasks,
     /// Takes streams off members that do not serve.
     departures: Owned,
+    /// Ends what stands no more.
+    fallen: Owned,
 }
 
 /// A listener, as its connections need it.
@@ -138,6 +140,8 @@ impl Serving {
             parts.drain.clone(),
             parts.claims,
         ));
+        let (live, sealer) = (Rc::clone(&gateway.live), Arc::clone(&gateway.sealer));
+        let fallen = tasks.spawn("sessions that fall", live::follow(live, sealer));
         Self {
             gateway,
             listeners,
@@ -147,6 +151,7 @@ impl Serving {
             connections: Tasks::default(),
             tasks,
             departures,
+            fallen,
         }
     }
 
@@ -191,7 +196,7 @@ impl Serving {
     pub async fn ended(self) {
         self.connections.joined().await;
         // What is left are streams upstream and flushers: nobody downstream waits for them any more.
-        drop((self.gateway, self.departures));
+        drop((self.gateway, self.departures, self.fallen));
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();
         }

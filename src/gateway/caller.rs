@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, Sealer, SessionPeer};
+use crate::downstream::session::{OpenedSessions, Presented, Sealer, Session, SessionPeer};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
 use crate::refusal::Refusal;
@@ -26,6 +26,8 @@ pub struct Caller {
     pub whom: As,
     /// That user's name, for the record.
     pub user: Option<UserName>,
+    /// The session that says so, if one does: when it stands no more, neither does what lives by it.
+    pub session: Option<Rc<Session>>,
 }
 
 impl Caller {
@@ -36,7 +38,7 @@ impl Caller {
             As::Nobody => None,
             As::User(identity) => Some(identity.user().clone()),
         };
-        Self { whom, user }
+        Self { whom, user, session: None }
     }
 
     /// Keeps the credential fresh for as long as it is held: for streams and calls that block.
@@ -78,10 +80,7 @@ impl Callers {
         let session = self.opened.open(token).map_err(|failure| {
             gateway.metrics.sessions_refused.inc();
             tracing::debug!(%failure, "a session token was refused");
-            match failure {
-                OpenFailure::NotPinned => Refusal::NOTHING_SENT,
-                _ => Refusal::INVALID_AUTH_TOKEN,
-            }
+            if failure.is_ours() { Refusal::NOTHING_SENT } else { Refusal::INVALID_AUTH_TOKEN }
         })?;
         let mut last = client.last.borrow_mut();
         if let Some((known, caller)) = &*last
@@ -93,7 +92,8 @@ impl Callers {
             // Nothing here has a credential of its own for it, and nothing seals such.
             return Err(Refusal::INVALID_AUTH_TOKEN);
         };
-        let caller = Rc::new(Caller::new(As::User(gateway.door.credentials.identity(user, password))));
+        let whom = As::User(gateway.door.credentials.identity(user, password));
+        let caller = Rc::new(Caller { session: Some(Rc::clone(&session)), ..Caller::new(whom) });
         *last = Some((session, Rc::clone(&caller)));
         Ok(caller)
     }

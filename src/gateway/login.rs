@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 
-use crate::downstream::session::{Proof, SealFailure, Session, SessionPeer};
+use crate::downstream::session::{Inadmissible, Proof, SealFailure, Session, SessionPeer};
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::pipeline::{Served, collect};
@@ -46,6 +46,13 @@ pub async fn authenticate(
     }
     let (user, password) = (peer.user(), &password);
     record.user = Some(user.clone());
+    // As of now: what is revoked while the password is looked at ends this login too.
+    let generation = match gateway.sealer.admit(user) {
+        Err(Inadmissible::NotKnown) => return Err(Refusal::NOTHING_SENT),
+        // Refused below, in the time that a right password takes.
+        Err(Inadmissible::Blocked) => 0,
+        Ok(generation) => generation,
+    };
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
     let proof = match timeout_at(until, prove(gateway, user, password)).await {
@@ -53,7 +60,14 @@ pub async fn authenticate(
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
-    let session = Session::begin(peer, proof, 0, SystemTime::now());
+    if let Err(why) = gateway.sealer.admit(user) {
+        tracing::info!(?user, %why, "login refused");
+        return Err(match why {
+            Inadmissible::Blocked => Refusal::AUTH_FAILED,
+            Inadmissible::NotKnown => Refusal::NOTHING_SENT,
+        });
+    }
+    let session = Session::begin(peer, proof, generation, SystemTime::now());
     let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session.id, token)));
     let (id, token) = sealed.map_err(|failure| match failure {
         SealFailure::TooLong => Refusal::AUTH_FAILED,

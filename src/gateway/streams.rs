@@ -3,6 +3,7 @@
 //! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariant: the
 //! credential is in use for exactly as long as the stream lives.
 
+use std::future::pending;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,10 +13,11 @@ use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use crate::downstream::said::{Said, Speaker};
 use crate::gateway::caller::Caller;
+use crate::gateway::live::Stay;
 use crate::gateway::{Client, Gateway, blocked};
 use crate::lease::keepalive::KeepAlive;
 use crate::lease::observe::Observe;
@@ -30,6 +32,9 @@ use crate::watch::source::Route;
 const PROGRESS_GRACE: Duration = Duration::from_millis(500);
 
 /// A client's Watch stream.
+///
+/// # Errors
+/// The session stands no more.
 pub fn watch(
     gateway: &Rc<Gateway>,
     client: &Client,
@@ -37,7 +42,8 @@ pub fn watch(
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: Incoming,
-) -> mpsc::Receiver<Said> {
+) -> Result<mpsc::Receiver<Said>, Refusal> {
+    let stay = gateway.enter(caller)?;
     let (speaker, said) = Speaker::channel();
     let session = Session {
         route: Route {
@@ -59,8 +65,8 @@ pub fn watch(
     };
     let in_use = caller.in_use();
     let run = session.run(body, speaker.clone()).boxed_local();
-    gateway.tasks.spawn("watch", within(deadline, speaker, run, in_use)).detach();
-    said
+    gateway.tasks.spawn("watch", within(deadline, stay, speaker, run, in_use)).detach();
+    Ok(said)
 }
 
 /// A time between this and twice this.
@@ -70,13 +76,17 @@ fn between(least: Duration, chooser: &Chooser) -> Duration {
 }
 
 /// A client's LeaseKeepAlive stream.
+///
+/// # Errors
+/// The session stands no more.
 pub fn keep_alive(
     gateway: &Rc<Gateway>,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: Incoming,
-) -> mpsc::Receiver<Said> {
+) -> Result<mpsc::Receiver<Said>, Refusal> {
+    let stay = gateway.enter(caller)?;
     let (speaker, said) = Speaker::channel();
     let keep_alive = KeepAlive {
         door: Rc::clone(&gateway.door),
@@ -87,14 +97,14 @@ pub fn keep_alive(
     };
     let in_use = caller.in_use();
     let run = keep_alive.run(body, speaker.clone()).boxed_local();
-    gateway.tasks.spawn("keepalive", within(deadline, speaker, run, in_use)).detach();
-    said
+    gateway.tasks.spawn("keepalive", within(deadline, stay, speaker, run, in_use)).detach();
+    Ok(said)
 }
 
 /// A client's Observe stream. `message` is its one request.
 ///
 /// # Errors
-/// The budget for requests that wait is used up.
+/// The budget for requests that wait is used up, or the session stands no more.
 pub fn observe(
     gateway: &Rc<Gateway>,
     caller: &Caller,
@@ -102,6 +112,7 @@ pub fn observe(
     deadline: Option<Instant>,
     message: &Bytes,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
+    let stay = gateway.enter(caller)?;
     let (request, held) = blocked::kept(gateway, message)?;
     let (speaker, said) = Speaker::channel();
     let observe = Observe {
@@ -114,26 +125,34 @@ pub fn observe(
     };
     let in_use = caller.in_use();
     let run = observe.run(speaker.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(deadline, speaker, run, (in_use, held))).detach();
+    gateway.tasks.spawn("observe", within(deadline, stay, speaker, run, (in_use, held))).detach();
     Ok(said)
 }
 
-/// Runs a stream to its end, or to the client's deadline, which it is told. `keep` is held until then. The stream is boxed:
-/// nothing here keeps room for it twice.
+/// Runs a stream to its end, to the client's deadline, or to the end of its session; the client is told. `keep` is held
+/// until then. The stream is boxed: nothing here keeps room for it twice.
 async fn within(
     deadline: Option<Instant>,
+    mut stay: Stay,
     speaker: Speaker,
     mut run: LocalBoxFuture<'static, ()>,
     keep: impl Sized,
 ) {
-    match deadline {
-        None => run.await,
-        Some(deadline) => {
-            if timeout_at(deadline, &mut run).await.is_err() {
-                drop(run);
-                speaker.end(Refusal::DEADLINE_EXCEEDED.status()).await;
-            }
+    let late = async {
+        match deadline {
+            None => pending().await,
+            Some(deadline) => sleep_until(deadline).await,
         }
+    };
+    let ended = tokio::select! {
+        biased; // the session first: nothing more is said to a peer that was revoked
+        () = stay.cut() => Some(Refusal::INVALID_AUTH_TOKEN),
+        () = &mut run => None,
+        () = late => Some(Refusal::DEADLINE_EXCEEDED),
+    };
+    drop(run);
+    if let Some(refusal) = ended {
+        speaker.end(refusal.status()).await;
     }
     drop(keep);
 }

@@ -59,6 +59,7 @@ pub(crate) struct Keyward {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
+    pub(crate) sealer: Arc<Sealer>,
     drain: watch::Sender<Option<Instant>>,
     changes: ChangesSender,
     pub(crate) hints: mpsc::Receiver<membership::Hint>,
@@ -108,6 +109,7 @@ impl Keyward {
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let sealer = Sealer::new(keyward::reload::session_keys(&config).expect("keys"));
         sealer.pin(&Realm::new(None, cluster));
+        let sealer = Arc::new(sealer);
         let metrics = Arc::new(Metrics::new(
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
         ));
@@ -118,12 +120,21 @@ impl Keyward {
             connector: Connector::over(dial(addresses), None, Duration::from_secs(2)),
             members: handle.clone(),
             credentials,
-            sealer: Arc::new(sealer),
+            sealer: Arc::clone(&sealer),
             metrics: Arc::clone(&metrics),
             drain: draining,
             claims: Arc::default(),
         });
-        Self { serving: Some(serving), metrics, members: handle, tasks, drain, changes, hints: hinted }
+        Self {
+            serving: Some(serving),
+            metrics,
+            members: handle,
+            tasks,
+            sealer,
+            drain,
+            changes,
+            hints: hinted,
+        }
     }
 
     /// A byte stream to Keyward.

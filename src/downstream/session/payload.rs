@@ -131,7 +131,7 @@ fn session(proof: Proof, kind: u8, issued_at: u64, rest: &[u8]) -> Option<Sessio
         return None;
     }
     let peer = SessionPeer::read(kind, name, password)?;
-    Some(Session { peer, proof, issued_at, generation, id: SessionId(*id) })
+    Some(Session { peer, proof, issued_at, generation, id: SessionId(*id), opened_by: None })
 }
 
 fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
