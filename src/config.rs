@@ -28,6 +28,7 @@ use crate::telemetry;
 
 pub use findings::{Fault, Faults, Warning};
 pub use resolve::load;
+pub use secrets::write_session_key;
 pub use values::Malformed;
 
 /// The whole configuration.
@@ -41,6 +42,8 @@ pub struct Config {
     pub advertise: Arc<Advertise>,
     /// How sessions are sealed.
     pub session: Arc<Session>,
+    /// Where revocations are kept.
+    pub revocation: Arc<Revocation>,
     /// How watches are kept alive.
     pub watch: Watch,
     /// Bounds on what clients may use.
@@ -177,6 +180,33 @@ pub struct Session {
     pub key_source: KeySource,
     /// Replicas of one realm accept each other's sessions.
     pub realm: Realm,
+    /// Sessions issued before this second of the Unix epoch are refused.
+    pub not_before: u64,
+}
+
+/// Where revocations are kept, and for how long an old copy is good.
+#[derive(Clone, Debug)]
+pub struct Revocation {
+    /// Where.
+    pub keep: Keep,
+    /// Past this age of what was read, no session is admitted. Matters where others can change it.
+    pub max_age: Duration,
+}
+
+/// Where revocations are kept.
+#[derive(Clone, Debug)]
+pub enum Keep {
+    /// Nowhere: a restart forgets them.
+    Memory,
+    /// In a file of this one replica.
+    File(PathBuf),
+    /// In etcd, for all replicas.
+    Etcd {
+        /// Ends with a slash.
+        prefix: Arc<str>,
+        /// As whom; nobody where auth is off.
+        login: Option<Login>,
+    },
 }
 
 /// Where session keys come from.
@@ -230,10 +260,12 @@ pub struct Limits {
 }
 
 /// The operator's own listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
     /// Where it listens.
     pub address: SocketAddr,
+    /// The unix socket for commands that change something, if there is one.
+    pub socket: Option<PathBuf>,
 }
 
 /// How long an ending takes.

@@ -1,7 +1,7 @@
 //! Keyward: an etcd-aware gRPC reverse proxy, one address for an etcd cluster.
 //!
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
-//! `app` · `admin`, `reload` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
+//! `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream` · `config` · `rpc` · `refusal` ·
 //! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod admin;
@@ -16,6 +16,7 @@ pub mod pb;
 pub mod pem;
 pub mod refusal;
 pub mod reload;
+pub mod revocation;
 pub mod rpc;
 pub mod secret;
 pub mod shard;

@@ -52,6 +52,7 @@ fn publish(running: &Config, config: &Config, sealer: &Sealer) {
             Err(error) => return tracing::error!(%error, "configuration not reloaded"),
         }
     }
+    sealer.refuse_before(config.session.not_before);
     let keys: Vec<_> = sealer.opened_by_key().into_iter().map(|(key, _)| key.to_string()).collect();
     tracing::info!(seals = keys.first(), opens = keys.len(), "session keys reloaded");
     // Debug shows no secret, so a changed password or key of these is not seen here; it needs a restart as well.

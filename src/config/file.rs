@@ -24,6 +24,8 @@ pub(super) struct File {
     pub(super) advertise: Advertise,
     #[serde(deserialize_with = "table")]
     pub(super) session: Session,
+    #[serde(deserialize_with = "table")]
+    pub(super) revocation: Revocation,
     #[serde(deserialize_with = "tables")]
     pub(super) user: Vec<User>,
     #[serde(deserialize_with = "table")]
@@ -114,6 +116,17 @@ pub(super) struct Advertise {
 pub(super) struct Session {
     pub(super) key_files: Option<Vec<String>>,
     pub(super) realm: Option<String>,
+    pub(super) not_before: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Revocation {
+    pub(super) state_file: Option<String>,
+    pub(super) etcd_prefix: Option<String>,
+    pub(super) user: Option<String>,
+    pub(super) max_age: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -150,6 +163,7 @@ pub(super) struct Limits {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Admin {
     pub(super) address: Option<String>,
+    pub(super) socket: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -125,18 +125,20 @@ pub struct Sealer {
     sealing: ArcSwap<Sealing>,
     /// Moves after each replacement.
     changes: watch::Sender<()>,
-    seen: Cache<SessionId, Seen>,
+    seen: Cache<SessionId, Arc<Session>>,
 }
 
 /// A session that was sealed or opened here, as an operator is told of it.
 #[derive(Clone, Debug)]
 pub struct Seen {
+    /// Its name.
+    pub id: SessionId,
     /// Whose it is.
-    pub peer: Arc<str>,
+    pub peer: String,
     /// When it was issued, in seconds of the Unix epoch.
     pub issued_at: u64,
-    /// The user's generation at the time.
-    pub generation: u64,
+    /// Whether it still stands.
+    pub stands: bool,
 }
 
 /// Why a user may not log in.
@@ -215,6 +217,14 @@ impl Session {
     ) -> Result<Self, SealFailure> {
         let issued_at = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Ok(Self { peer, proof, issued_at, generation, id: SessionId(random()?), opened_by: None })
+    }
+}
+
+impl Session {
+    /// For what outlives the call: who it is, and nothing that proves it.
+    fn without_password(&self) -> Self {
+        let (namespace, user) = (self.peer.namespace(), self.peer.user().clone());
+        Self { peer: SessionPeer::Known { namespace, user }, ..*self }
     }
 }
 
@@ -306,6 +316,12 @@ impl Sealer {
         self.changes.send_replace(());
     }
 
+    /// Whether it is known who was revoked.
+    #[must_use]
+    pub fn knows(&self) -> bool {
+        self.sealing.load().revocations.is_some()
+    }
+
     /// Moves whenever a session that stood may stand no more.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
@@ -332,16 +348,20 @@ impl Sealer {
         if standing.blocked { Err(Inadmissible::Blocked) } else { Ok(standing.generation) }
     }
 
-    /// Sessions that were sealed or opened here lately, with their ids, in no order.
+    /// Sessions that were sealed or opened here lately, in no order.
     #[must_use]
-    pub fn seen(&self) -> Vec<(SessionId, Seen)> {
-        self.seen.iter().map(|(id, seen)| (*id, seen)).collect()
+    pub fn seen(&self) -> Vec<Seen> {
+        let seen = |session: Arc<Session>| Seen {
+            id: session.id,
+            peer: session.peer.to_string(),
+            issued_at: session.issued_at,
+            stands: self.stands(&session),
+        };
+        self.seen.iter().map(|(_, session)| seen(session)).collect()
     }
 
     fn note(&self, session: &Session) {
-        let Session { issued_at, generation, .. } = *session;
-        let peer = session.peer.to_string().into();
-        self.seen.insert(session.id, Seen { peer, issued_at, generation });
+        self.seen.insert(session.id, Arc::new(session.without_password()));
     }
 
     /// How often each key was used to open a session, sealing key first. A key at rest may be taken away.
@@ -715,7 +735,10 @@ mod tests {
         let sealed = login("alice", "hunter2");
         let token = sealer.seal(&sealed).unwrap();
         let seen = sealer.seen();
-        assert_eq!((seen.len(), seen[0].0, &*seen[0].1.peer), (1, sealed.id, "password:alice"));
+        assert_eq!((seen.len(), seen[0].id, &*seen[0].peer), (1, sealed.id, "password:alice"));
+        assert!(seen[0].stands);
+        sealer.refuse_before(u64::MAX);
+        assert!(!sealer.seen()[0].stands);
         let shown = format!("{seen:?}");
         assert!(!shown.contains("hunter2") && !shown.contains(token.expose().as_str()), "{shown}");
     }

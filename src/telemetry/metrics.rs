@@ -74,6 +74,10 @@ pub struct Metrics {
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
     pub sessions_refused: Counter,
+    /// How old what is known of revocations is, in seconds.
+    pub revocation_age: Gauge<f64, AtomicU64>,
+    /// Users and sessions that were revoked.
+    pub revocation_entries: Gauge,
     /// Bodies and paths that were refused because they were not canonical.
     pub not_canonical: Counter,
     /// Handlers that panicked.
@@ -112,6 +116,11 @@ impl Metrics {
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
+        let revocation_age = Gauge::<f64, AtomicU64>::default();
+        let help = "How old what is known of revocations is";
+        registry.register_with_unit("revocation_age", help, Unit::Seconds, revocation_age.clone());
+        let revocation_entries = Gauge::default();
+        registry.register("revocation_entries", "Users and sessions revoked", revocation_entries.clone());
         let watch_held_bytes = Gauge::default();
         registry.register("watch_held_bytes", "Bytes that watch streams hold", watch_held_bytes.clone());
         let connections = Gauge::default();
@@ -138,6 +147,8 @@ impl Metrics {
             handshakes_failed,
             sessions_issued,
             sessions_refused,
+            revocation_age,
+            revocation_entries,
             not_canonical,
             panics,
             member_ready,

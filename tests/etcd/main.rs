@@ -50,6 +50,8 @@ mod raw;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]
+mod revocations;
+#[cfg(test)]
 mod rewatch;
 #[cfg(test)]
 mod snapshots;
