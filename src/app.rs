@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,8 +23,8 @@ use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
-use crate::downstream::tls::{self as downstream_tls, TlsError};
-use crate::reload;
+use crate::downstream::tls::{self as downstream_tls, Current, TlsError};
+use crate::reload::{self, Part, Reload};
 use crate::revocation::{Register, Unusable, Upstream};
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
@@ -137,7 +138,8 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     open_admin(&config, &state, Desk { register, sealer: Arc::clone(&sealer) }, &tasks).await?;
     let accepting = accept_all(&config, &intakes, &metrics)?;
     drop(intakes);
-    tasks.spawn("reload", reload::on_hangup(path, Arc::clone(&config), sealer)).detach();
+    let reload = Reload::new(path, Arc::clone(&config), changing(&config, sealer, &parts), metrics);
+    tasks.spawn("reload", reload.run()).detach();
 
     tokio::select! {
         _ = terminate.recv() => {}
@@ -155,6 +157,13 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     };
     tracing::info!("ended");
     outcome
+}
+
+/// What a reload changes while we run.
+fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
+    let names = config.listeners.iter().map(|listener| Arc::clone(&listener.name));
+    let tls = names.zip(&parts.tls).filter_map(|(name, tls)| Some((name, tls.clone()?))).collect();
+    vec![Part::session_keys(Arc::clone(&sealer)), Part::break_glass(sealer), Part::tls(tls)]
 }
 
 /// What operators see, and the socket on which those of this machine give commands.
@@ -199,10 +208,11 @@ fn accept_all(config: &Config, intakes: &[Intake], metrics: &Arc<Metrics>) -> Re
     Ok(accepting)
 }
 
-fn downstream_configs(config: &Config) -> Result<Vec<Option<Arc<rustls::ServerConfig>>>, Error> {
+fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
     let one = |listener: &Arc<config::Listener>| {
         let made = listener.tls.as_ref().map(downstream_tls::server_config).transpose();
-        made.map_err(|source| Error::DownstreamTls { listener: Arc::clone(&listener.name), source })
+        made.map(|made| made.map(|made| Arc::new(ArcSwap::new(made))))
+            .map_err(|source| Error::DownstreamTls { listener: Arc::clone(&listener.name), source })
     };
     config.listeners.iter().map(one).collect()
 }

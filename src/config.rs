@@ -56,6 +56,8 @@ pub struct Config {
     pub drain: Drain,
     /// Threads.
     pub runtime: Runtime,
+    /// Every file that was read beside the configuration itself.
+    pub files: Arc<[PathBuf]>,
 }
 
 /// One address on which clients connect.

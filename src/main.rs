@@ -26,7 +26,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serves until SIGTERM or SIGINT, which drain; SIGHUP reads the configuration again.
+    /// Serves until SIGTERM or SIGINT, which drain; SIGHUP, or a file that changed, reads the configuration again.
     Serve(ConfigFile),
     /// Reads the configuration and every file that it names, and tells all faults at once.
     Check(ConfigFile),

@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::downstream::connection::{self, Bounds};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
+use crate::downstream::tls::Current;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Caller;
 use crate::gateway::{Client, Gateway, Settings, live, pipeline};
@@ -44,7 +45,7 @@ pub struct Parts {
     /// The configuration.
     pub config: Arc<Config>,
     /// TLS of each listener, in the configuration's order.
-    pub tls: Vec<Option<Arc<rustls::ServerConfig>>>,
+    pub tls: Vec<Option<Current>>,
     /// Reaches the members.
     pub connector: Connector,
     /// The published members.
@@ -81,7 +82,7 @@ pub struct Serving {
 /// A listener, as its connections need it.
 struct Listener {
     name: Arc<str>,
-    tls: Option<Arc<rustls::ServerConfig>>,
+    tls: Option<Current>,
     default: Rc<Caller>,
 }
 
@@ -180,7 +181,8 @@ impl Serving {
         let client = Rc::new(Client::new(origin, Rc::clone(&listener.default)));
         let gateway = Rc::clone(&self.gateway);
         let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
-        let (tls, drain) = (listener.tls.clone(), self.drain.clone());
+        let tls = listener.tls.as_ref().map(|current| current.load_full());
+        let drain = self.drain.clone();
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;

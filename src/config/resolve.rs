@@ -8,6 +8,7 @@ mod cluster;
 mod listener;
 mod sessions;
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io::Read as _;
 use std::num::NonZeroUsize;
@@ -66,7 +67,7 @@ fn read(path: &Path) -> Result<String, String> {
 /// As [`load`], from text; relative names are relative to `folder`.
 pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<Warning>), Faults> {
     let (file, findings) = shape::read(text);
-    let mut resolver = Resolver { folder, findings };
+    let mut resolver = Resolver { folder, findings, files: BTreeSet::new() };
     let config = file.and_then(|file| resolver.config(file));
     resolver.findings.conclude(config)
 }
@@ -75,6 +76,7 @@ pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<Warning>),
 struct Resolver<'a> {
     folder: &'a Path,
     findings: Findings,
+    files: BTreeSet<PathBuf>,
 }
 
 impl Resolver<'_> {
@@ -96,6 +98,8 @@ impl Resolver<'_> {
             cluster: Arc::new(cluster),
             admin: admin?,
             listeners,
+            // Last: everything above may read files.
+            files: std::mem::take(&mut self.files).into_iter().collect(),
         })
     }
 
@@ -210,7 +214,15 @@ impl Resolver<'_> {
         usize::try_from(value).unwrap_or(usize::MAX)
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    /// A file that is read, and read again when it changes.
+    fn file(&mut self, name: &str) -> PathBuf {
+        let file = self.place(name);
+        self.files.insert(file.clone());
+        file
+    }
+
+    /// A name that is not read: of what Keyward makes itself.
+    fn place(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
@@ -257,7 +269,10 @@ impl Resolver<'_> {
         let (cert_path, key_path) = (format!("{path}.cert"), format!("{path}.key"));
         let cert = self.required(&cert_path, cert, "the certificate file that goes with the key is needed");
         let key = self.required(&key_path, key, "the key file that goes with the certificate is needed");
-        let chain = cert.and_then(|name| self.checked(&cert_path, Chain::read(&self.file(&name))));
+        let chain = cert.and_then(|name| {
+            let file = self.file(&name);
+            self.checked(&cert_path, Chain::read(&file))
+        });
         let key = key.and_then(|name| {
             let file = self.file(&name);
             self.warn_if_open(&key_path, &file);

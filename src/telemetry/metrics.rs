@@ -74,6 +74,10 @@ pub struct Metrics {
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
     pub sessions_refused: Counter,
+    /// Times that the configuration was read again and is in force.
+    pub reloads: Counter,
+    /// Times that it was read again and kept as it was, since what was read has a fault.
+    pub reloads_refused: Counter,
     /// How old what is known of revocations is, in seconds.
     pub revocation_age: Gauge<f64, AtomicU64>,
     /// Users and sessions that were revoked.
@@ -114,6 +118,8 @@ impl Metrics {
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
+        let reloads = counter("config_reloads", "Times that the configuration was read again");
+        let reloads_refused = counter("config_reloads_refused", "Times that it was read and had a fault");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
         let revocation_age = Gauge::<f64, AtomicU64>::default();
@@ -147,6 +153,8 @@ impl Metrics {
             handshakes_failed,
             sessions_issued,
             sessions_refused,
+            reloads,
+            reloads_refused,
             revocation_age,
             revocation_entries,
             not_canonical,

@@ -48,6 +48,8 @@ mod outlived;
 #[cfg(test)]
 mod raw;
 #[cfg(test)]
+mod reload;
+#[cfg(test)]
 mod replicas;
 #[cfg(test)]
 mod revocations;

@@ -178,7 +178,7 @@ impl Resolver<'_> {
             None => ADMIN,
         };
         self.taken(path, &Address::Tcp(address), listeners);
-        let socket = admin.socket.map(|name| self.file(&name));
+        let socket = admin.socket.map(|name| self.place(&name));
         if let Some(socket) = &socket {
             self.taken("admin.socket", &Address::Unix(socket.clone()), listeners);
             if socket.as_os_str().len() > LONGEST_SOCKET {

@@ -62,7 +62,7 @@ impl Resolver<'_> {
         probe: Option<&Login>,
     ) -> Revocation {
         let max_age = self.duration("revocation.max_age", revocation.max_age, 60 * SECOND, 5 * SECOND..=DAY);
-        let file = revocation.state_file.map(|name| self.file(&name));
+        let file = revocation.state_file.map(|name| self.place(&name));
         let login = match revocation.user {
             Some(name) => self.user_named("revocation.user", &name, users),
             None => probe.cloned(),
