@@ -6,6 +6,7 @@
 //!
 //! `PREFIX` + `user/NAME` and `PREFIX` + `session/ID`, each with a row as its value.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -18,7 +19,7 @@ use tonic::{Code, Request, Status};
 use super::{Trouble, row};
 use crate::config::Login;
 use crate::downstream::session::{Change, Entry, MOST_ENTRIES, Revocations, Standing};
-use crate::identity::UserName;
+use crate::identity::{MemberId, UserName};
 use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::pb::etcdserverpb::kv_client::KvClient;
 use crate::pb::etcdserverpb::request_op;
@@ -30,6 +31,8 @@ use crate::upstream::membership::{Auth, ControlChannels, Member, MembersHandle};
 
 /// How long one member may take for an answer before another is asked.
 const ANSWER: Duration = Duration::from_secs(1);
+/// How long a login at one member may take.
+const LOGIN: Duration = Duration::from_secs(2);
 /// How often a change is decided anew since somebody else changed the same.
 const TRIES: usize = 5;
 /// [`MOST_ENTRIES`] rows of long names.
@@ -51,6 +54,8 @@ pub(super) struct Prefix {
     prefix: String,
     upstream: Upstream,
     identity: Option<Arc<PasswordIdentity>>,
+    /// Who answered last, and is asked first: one that is stuck costs its time once.
+    last: Cell<Option<MemberId>>,
     read: Option<Read>,
 }
 
@@ -65,7 +70,7 @@ struct Read {
 impl Prefix {
     pub(super) fn new(prefix: &str, login: Option<Login>, upstream: Upstream) -> Self {
         let identity = login.map(|login| upstream.credentials.identity(&login.user, &login.password));
-        Self { prefix: prefix.to_owned(), upstream, identity, read: None }
+        Self { prefix: prefix.to_owned(), upstream, identity, last: Cell::default(), read: None }
     }
 
     /// What is there now, if it may have changed since the last look; else none.
@@ -159,8 +164,10 @@ impl Prefix {
         &self,
         call: impl AsyncFn(KvClient<Channel>, Option<AsciiMetadataValue>) -> Result<T, Status>,
     ) -> Result<T, String> {
-        let members: Vec<Arc<Member>> =
+        let mut members: Vec<Arc<Member>> =
             self.upstream.members.snapshot.load().ready_voters().cloned().collect();
+        let last = self.last.take();
+        members.sort_by_key(|member| Some(member.id) != last);
         let mut reason = "no member is ready".to_owned();
         for member in members {
             let Some(channel) = self.upstream.channels.load().get(&member.id).cloned() else { continue };
@@ -176,7 +183,11 @@ impl Prefix {
                 };
                 let header = token.as_ref().and_then(header_of);
                 match tokio::time::timeout(ANSWER, call(client.clone(), header)).await {
-                    Ok(Ok(answer)) => return Ok(answer),
+                    Ok(Ok(answer)) => {
+                        token.iter().for_each(Token::mark_used);
+                        self.last.set(Some(member.id));
+                        return Ok(answer);
+                    }
                     Ok(Err(status)) => {
                         reason = format!("{:?}: {}", status.code(), status.message());
                         match (&self.identity, &token) {
@@ -199,9 +210,11 @@ impl Prefix {
     async fn token(&self, member: &Member) -> Result<Option<Token>, LoginFailure> {
         match &self.identity {
             Some(identity) if self.upstream.members.auth.now() != Auth::Off => {
-                match identity.token(member.id).await {
-                    Err(LoginFailure::AuthDisabled) => Ok(None),
-                    token => token.map(Some),
+                // One that is given up goes on, and serves the next look.
+                match tokio::time::timeout(LOGIN, identity.token(member.id)).await {
+                    Ok(Err(LoginFailure::AuthDisabled)) => Ok(None),
+                    Ok(token) => token.map(Some),
+                    Err(_) => Err(LoginFailure::NoAnswer),
                 }
             }
             _ => Ok(None),

@@ -22,7 +22,7 @@ use keyward::tasks::{Owned, Tasks};
 use keyward::upstream::version::Version;
 use prost::Message as _;
 use tokio::io::DuplexStream;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::wire::{End, Messages, say};
 
@@ -68,6 +68,7 @@ struct State {
     connections: RefCell<Vec<Connected>>,
     logins: Cell<usize>,
     password: RefCell<Option<&'static str>>,
+    held: watch::Sender<bool>,
     settings: server::Builder,
 }
 
@@ -93,6 +94,7 @@ impl Member {
             connections: RefCell::default(),
             logins: Cell::new(0),
             password: RefCell::new(Some("right")),
+            held: watch::Sender::new(false),
             settings,
         });
         let accepting = Rc::clone(&state);
@@ -130,6 +132,11 @@ impl Member {
     /// Logins that were asked for.
     pub(crate) fn logins(&self) -> usize {
         self.state.logins.get()
+    }
+
+    /// From now on logins wait for their answer, or no more.
+    pub(crate) fn hold_logins(&self, hold: bool) {
+        self.state.held.send_replace(hold);
     }
 
     /// From now on only this password is right.
@@ -184,8 +191,10 @@ impl State {
         }
         self.logins.set(self.logins.get() + 1);
         let (number, password) = (self.logins.get(), *self.password.borrow());
+        let mut held = self.held.subscribe();
         let answer = async move {
             let mut call = call;
+            drop(held.wait_for(|held| !held).await);
             assert!(!call.headers.contains_key("token"), "a login never carries a token");
             let message = call.messages.next().await.expect("a request");
             let login = AuthenticateRequest::decode(message).expect("a login");

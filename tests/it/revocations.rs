@@ -155,6 +155,7 @@ fn a_login_that_was_under_way_when_its_user_was_revoked_is_worth_nothing() {
     paused(async {
         let (member, keyward) = started();
         let client = keyward.client().await;
+        member.hold_logins(true);
         let login = AuthenticateRequest { name: "alice".into(), password: "right".into() };
         let stream = client.begin(AUTHENTICATE, login.encode_to_vec()).await.expect("sent");
         // The member is being asked; what it will say was true before the revocation only.
@@ -162,6 +163,7 @@ fn a_login_that_was_under_way_when_its_user_was_revoked_is_worth_nothing() {
             tokio::task::yield_now().await;
         }
         decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+        member.hold_logins(false);
         let outcome = stream.finish().await;
         let answer = keyward::pb::etcdserverpb::AuthenticateResponse::decode(outcome.message().clone());
         let client = client.header("token", &answer.expect("an answer").token);

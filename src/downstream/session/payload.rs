@@ -157,6 +157,23 @@ mod tests {
         assert!(decode(&known).is_some());
     }
 
+    #[test]
+    fn the_layout_is_that_of_tokens_in_the_field() {
+        let session = login("alice", "pw");
+        let bytes = encode(&session).unwrap();
+        let head = [
+            &[2, 1, 1][..],
+            &1_700_000_000_u64.to_be_bytes(),
+            &7_u64.to_be_bytes(),
+            &3_u64.to_be_bytes(),
+            &session.id.0,
+            &[0, 5, 0, 2],
+            b"alicepw",
+        ];
+        assert!(bytes.starts_with(&head.concat()), "{:?}", &bytes[..60]);
+        assert_eq!(bytes.len(), BLOCK);
+    }
+
     proptest! {
         #[test]
         fn no_bytes_panic_and_what_decodes_encodes_to_itself(
