@@ -1,7 +1,9 @@
 //! The operator's own address: is it alive, is it ready, what does it count.
 //!
 //! Owns: `/livez`, `/readyz` and `/metrics` over HTTP/1.1. Must not know the data path's sockets. Invariants: nothing
-//! here changes state; a slow or silent peer costs a bounded time; answers hold no key, user or secret.
+//! here changes state (`socket` does); a slow or silent peer costs a bounded time; answers hold no key, user or secret.
+
+pub mod socket;
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -20,6 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 
 use crate::downstream::session::Sealer;
+use crate::revocation::Register;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::credential::Credentials;
@@ -39,6 +42,7 @@ pub struct State {
     members: MembersHandle,
     credentials: Arc<Credentials>,
     sealer: Arc<Sealer>,
+    register: Register,
     metrics: Arc<Metrics>,
     shards_turn: Arc<AtomicBool>,
     draining: AtomicBool,
@@ -51,10 +55,19 @@ impl State {
         members: MembersHandle,
         credentials: Arc<Credentials>,
         sealer: Arc<Sealer>,
+        register: Register,
         metrics: Arc<Metrics>,
         shards_turn: Arc<AtomicBool>,
     ) -> Self {
-        Self { members, credentials, sealer, metrics, shards_turn, draining: AtomicBool::new(false) }
+        Self {
+            members,
+            credentials,
+            sealer,
+            register,
+            metrics,
+            shards_turn,
+            draining: AtomicBool::new(false),
+        }
     }
 
     /// From now on not ready.
@@ -69,6 +82,9 @@ impl State {
         }
         if !self.shards_turn.load(Ordering::Relaxed) {
             return Some("a shard is stuck".into());
+        }
+        if !self.register.is_known() {
+            return Some("it is not known who was revoked".into());
         }
         match self.members.snapshot.load().serving() {
             Serving::Ready => None,
@@ -97,6 +113,10 @@ impl State {
 
     /// The registry's text, and the counts that their owners keep themselves.
     fn metrics_text(&self) -> Result<String, std::fmt::Error> {
+        self.metrics.revocation_age.set(self.register.age().as_secs_f64());
+        self.metrics
+            .revocation_entries
+            .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
         let mut text = self.metrics.text()?;
         text.truncate(text.trim_end_matches("# EOF\n").len());
         let counters = self.credentials.counters();

@@ -19,14 +19,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::serving::{Parts, Serving};
+use crate::admin::socket::{self, Desk};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
-use crate::downstream::tls::{self as downstream_tls, TlsError};
+use crate::downstream::tls::{self as downstream_tls, Current, TlsError};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::reload;
+use crate::reload::{self, Part, Reload};
+use crate::revocation::{Register, Unusable, Upstream};
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
@@ -71,6 +73,9 @@ pub enum Error {
     /// No session key.
     #[error("cannot start: {0}")]
     Keys(#[from] NoSessionKey),
+    /// Revocations cannot be read or kept.
+    #[error("revocation.state_file: {0}")]
+    Revocations(#[from] Unusable),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
@@ -96,8 +101,12 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     ));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
-    let (members, credentials, logins) = start_control(&config, &connector, &metrics, &tasks)?;
+    let (upstream, logins) = start_control(&config, &connector, &metrics, &tasks)?;
+    let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
+    sealer.refuse_before(config.session.not_before);
+    let (register, keeper) = Register::open(&config.revocation, upstream, Arc::clone(&sealer))?;
+    tasks.spawn("revocations", keeper.run()).detach();
     tasks
         .spawn(
             "follow members",
@@ -123,22 +132,19 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     tasks
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
-    let state =
-        Arc::new(State::new(members, credentials, Arc::clone(&sealer), Arc::clone(&metrics), healthy));
-    let admin = admin::bind(config.admin.address)
-        .await
-        .map_err(|source| Error::Bind { address: config.admin.address.to_string(), source })?;
-    tasks.spawn("admin", admin::serve(admin, Arc::clone(&state), tasks.clone())).detach();
-    let accepting = Tasks::default();
-    for (index, listener) in config.listeners.iter().enumerate() {
-        let bound = Listening::bind(&listener.address)
-            .map_err(|source| Error::Bind { address: listener.address.to_string(), source })?;
-        tracing::info!(listener = &*listener.name, address = %listener.address, "listening");
-        let accept = accept(bound, index, intakes.clone(), config.limits.connections, Arc::clone(&metrics));
-        accepting.spawn("acceptor", accept).detach();
-    }
+    let state = Arc::new(State::new(
+        members,
+        credentials,
+        Arc::clone(&sealer),
+        register.clone(),
+        Arc::clone(&metrics),
+        healthy,
+    ));
+    open_admin(&config, &state, Desk { register, sealer: Arc::clone(&sealer) }, &tasks).await?;
+    let accepting = accept_all(&config, &intakes, &metrics)?;
     drop(intakes);
-    tasks.spawn("reload", reload::on_hangup(path, Arc::clone(&config), sealer, logins)).detach();
+    let reload = Reload::new(path, Arc::clone(&config), changing(&config, sealer, &parts), metrics);
+    tasks.spawn("reload", reload.run()).detach();
 
     tokio::select! {
         _ = terminate.recv() => {}
@@ -158,33 +164,75 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     outcome
 }
 
+/// What a reload changes while we run.
+fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
+    let names = config.listeners.iter().map(|listener| Arc::clone(&listener.name));
+    let tls = names.zip(&parts.tls).filter_map(|(name, tls)| Some((name, tls.clone()?))).collect();
+    vec![
+        Part::session_keys(Arc::clone(&sealer)),
+        Part::break_glass(sealer),
+        Part::tls(tls),
+        Part::users(Arc::clone(&parts.logins)),
+        Part::identities(Arc::clone(&parts.identities), Arc::clone(&parts.credentials)),
+    ]
+}
+
+/// What operators see, and the socket on which those of this machine give commands.
+async fn open_admin(config: &Config, state: &Arc<State>, desk: Desk, tasks: &Tasks) -> Result<(), Error> {
+    let unbound = |address: String| move |source| Error::Bind { address, source };
+    let address = config.admin.address;
+    let bound = admin::bind(address).await.map_err(unbound(address.to_string()))?;
+    tasks.spawn("admin", admin::serve(bound, Arc::clone(state), tasks.clone())).detach();
+    if let Some(path) = &config.admin.socket {
+        let bound = socket::bind(path).map_err(unbound(path.display().to_string()))?;
+        let serve = socket::serve(bound, path.as_path().into(), Arc::new(desk), tasks.clone());
+        tasks.spawn("admin socket", serve).detach();
+    }
+    Ok(())
+}
+
 /// The members' task, the credentials' task and that of logins, on the control runtime.
 fn start_control(
     config: &Config,
     connector: &Connector,
     metrics: &Arc<Metrics>,
     tasks: &Tasks,
-) -> Result<(MembersHandle, Arc<Credentials>, Arc<Logins>), Error> {
+) -> Result<(Upstream, Arc<Logins>), Error> {
     let settings = CredentialSettings {
         token_ttl: config.cluster.token_ttl,
         logins_per_member: config.limits.logins_in_flight_per_member,
         ..CredentialSettings::default()
     };
     let members = Members::new(&config.cluster, connector.clone());
-    let (credentials, control) = Credentials::new(settings, members.channels())?;
+    let channels = members.channels();
+    let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
-    let handle = members.start(tasks);
+    let members = members.start(tasks);
     let (logins, control) =
-        Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(metrics));
+        Logins::new(&config.passwords, Arc::clone(&credentials), members.clone(), Arc::clone(metrics));
     tasks.spawn("logins", control.run(tasks.clone())).detach();
-    Ok((handle, credentials, logins))
+    Ok((Upstream { members, channels, credentials }, logins))
 }
 
-fn downstream_configs(config: &Config) -> Result<Vec<Option<Arc<rustls::ServerConfig>>>, Error> {
+/// Binds every listener and accepts on it.
+fn accept_all(config: &Config, intakes: &[Intake], metrics: &Arc<Metrics>) -> Result<Tasks, Error> {
+    let accepting = Tasks::default();
+    for (index, listener) in config.listeners.iter().enumerate() {
+        let bound = Listening::bind(&listener.address)
+            .map_err(|source| Error::Bind { address: listener.address.to_string(), source })?;
+        tracing::info!(listener = &*listener.name, address = %listener.address, "listening");
+        let accept = accept(bound, index, intakes.to_vec(), config.limits.connections, Arc::clone(metrics));
+        accepting.spawn("acceptor", accept).detach();
+    }
+    Ok(accepting)
+}
+
+fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
     let one = |listener: &Arc<config::Listener>| {
         let made = listener.tls.as_ref().map(downstream_tls::server_config).transpose();
-        made.map_err(|source| Error::DownstreamTls { listener: Arc::clone(&listener.name), source })
+        made.map(|made| made.map(|made| Arc::new(ArcSwap::new(made))))
+            .map_err(|source| Error::DownstreamTls { listener: Arc::clone(&listener.name), source })
     };
     config.listeners.iter().map(one).collect()
 }

@@ -32,6 +32,7 @@ use crate::users::Users;
 pub use findings::{Fault, Faults, Warning};
 pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
 pub use resolve::load;
+pub use secrets::write_session_key;
 pub use values::Malformed;
 
 /// The whole configuration.
@@ -53,6 +54,8 @@ pub struct Config {
     pub issuers: Arc<[Verifier]>,
     /// Who is which etcd user.
     pub mapping: Arc<Mapping>,
+    /// Where revocations are kept.
+    pub revocation: Arc<Revocation>,
     /// How watches are kept alive.
     pub watch: Watch,
     /// Bounds on what clients may use.
@@ -65,6 +68,8 @@ pub struct Config {
     pub drain: Drain,
     /// Threads.
     pub runtime: Runtime,
+    /// Every file that was read beside the configuration itself.
+    pub files: Arc<[PathBuf]>,
 }
 
 /// One address on which clients connect.
@@ -226,6 +231,33 @@ pub struct Session {
     pub key_source: KeySource,
     /// Replicas of one realm accept each other's sessions.
     pub realm: Realm,
+    /// Sessions issued before this second of the Unix epoch are refused.
+    pub not_before: u64,
+}
+
+/// Where revocations are kept, and for how long an old copy is good.
+#[derive(Clone, Debug)]
+pub struct Revocation {
+    /// Where.
+    pub keep: Keep,
+    /// Past this age of what was read, no session is admitted. Matters where others can change it.
+    pub max_age: Duration,
+}
+
+/// Where revocations are kept.
+#[derive(Clone, Debug)]
+pub enum Keep {
+    /// Nowhere: a restart forgets them.
+    Memory,
+    /// In a file of this one replica.
+    File(PathBuf),
+    /// In etcd, for all replicas.
+    Etcd {
+        /// Ends with a slash.
+        prefix: Arc<str>,
+        /// As whom; nobody where auth is off.
+        login: Option<Login>,
+    },
 }
 
 /// Who checks passwords, and how often a wrong one may come.
@@ -316,10 +348,12 @@ pub struct Limits {
 }
 
 /// The operator's own listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
     /// Where it listens.
     pub address: SocketAddr,
+    /// The unix socket for commands that change something, if there is one.
+    pub socket: Option<PathBuf>,
 }
 
 /// How long an ending takes.

@@ -8,6 +8,7 @@ pub mod blocked;
 pub mod caller;
 pub mod exchange;
 pub mod health;
+pub mod live;
 pub mod login;
 pub mod member_answers;
 pub mod pipeline;
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 use crate::config::{Listener, OnExpiry};
 use crate::downstream::session::Sealer;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
+use crate::gateway::live::{Live, Stay};
 use crate::gateway::login::desk::Logins;
 use crate::identity::{MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
@@ -79,6 +81,8 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     held: Rc<Budget>,
     waiting: Rc<Budget>,
+    /// What lives by a session, on this shard.
+    pub live: Rc<Live>,
     /// What this shard's watch streams hold.
     pub watch_budget: Rc<budget::Budget>,
 }
@@ -163,6 +167,7 @@ impl Gateway {
             waiting: Budget::of(WAITING.max(largest)),
             claims,
             door,
+            live: Rc::default(),
             watch_budget,
             callers: Callers::new(Arc::clone(&sealer), identities),
             sealer,
@@ -180,6 +185,14 @@ impl Gateway {
         let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen
+    }
+
+    /// Registers what is to live by the caller's session, then decides whether it may begin.
+    ///
+    /// # Errors
+    /// The session stands no more.
+    pub fn enter(&self, caller: &Caller) -> Result<Stay, Refusal> {
+        self.live.enter(caller, &self.sealer)
     }
 
     /// Nothing yet of the shard's budget for requests in memory.

@@ -1,7 +1,8 @@
 //! Keyward: an etcd-aware gRPC reverse proxy, one address for an etcd cluster.
 //!
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
-//! `app` · `admin`, `reload` · `gateway` · `watch`, `lease` · `downstream`, `upstream` · `policy` · `config` · `rpc` · `refusal`, `jwt` ·
+//! `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream` · `policy` · `config` · `rpc` ·
+//! `refusal`, `jwt` ·
 //! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod admin;
@@ -18,6 +19,7 @@ pub mod pem;
 pub mod policy;
 pub mod refusal;
 pub mod reload;
+pub mod revocation;
 pub mod rpc;
 pub mod secret;
 pub mod shard;

@@ -1,4 +1,4 @@
-//! The command line: `keyward serve`, `keyward check`, `keyward hash-password`, `keyward --version`.
+//! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, what is asked of a running Keyward, `--version`.
 //!
 //! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running), 64 (the command line or the
 //! configuration cannot be used). Must not know: how anything is done.
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use keyward::admin::socket::{self, Answer, Command as Ask};
 use keyward::config::{self, Config, Faults, Warning};
 use keyward::{app, telemetry};
 
@@ -25,12 +26,59 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serves until SIGTERM or SIGINT, which drain; SIGHUP reads the configuration again.
+    /// Serves until SIGTERM or SIGINT, which drain; SIGHUP, or a file that changed, reads the configuration again.
     Serve(ConfigFile),
     /// Reads the configuration and every file that it names, and tells all faults at once.
     Check(ConfigFile),
     /// Reads a password from standard input, and prints its hash for a line `name:hash` of the users file.
     HashPassword,
+    /// Writes a new session key into a file that is not there yet, for session.key_files.
+    Keygen {
+        /// The file; only its owner may read it.
+        file: PathBuf,
+    },
+    /// Ends all sessions that a user has, and their streams; or one session.
+    #[command(group = clap::ArgGroup::new("whom").required(true))]
+    Revoke {
+        /// The user, byte by byte.
+        #[arg(group = "whom")]
+        user: Option<String>,
+        /// The id of one session, as the log shows it at login.
+        #[arg(long, group = "whom", value_name = "ID")]
+        session: Option<String>,
+        #[command(flatten)]
+        at: Place,
+    },
+    /// Ends all sessions that a user has, and refuses its logins from now on.
+    Block {
+        /// The user, byte by byte.
+        user: String,
+        #[command(flatten)]
+        at: Place,
+    },
+    /// Lets a blocked user log in again.
+    Unblock {
+        /// The user, byte by byte.
+        user: String,
+        #[command(flatten)]
+        at: Place,
+    },
+    /// Lists the sessions that one replica has seen, and the users that were revoked or blocked.
+    Sessions {
+        #[command(flatten)]
+        at: Place,
+    },
+}
+
+/// Where a running Keyward listens to commands.
+#[derive(Args)]
+struct Place {
+    /// Its admin socket.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Its configuration, which names the socket (admin.socket).
+    #[arg(long, env = "KEYWARD_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -53,7 +101,45 @@ fn main() -> ExitCode {
         Command::Serve(file) => serve(file.config),
         Command::Check(file) => check(&file.config),
         Command::HashPassword => hash_password(),
+        Command::Keygen { file } => keygen(&file),
+        Command::Revoke { session: Some(session), at, .. } => ask(at, &Ask::RevokeSession { session }),
+        Command::Revoke { user, at, .. } => ask(at, &Ask::Revoke { user: user.unwrap_or_default() }),
+        Command::Block { user, at } => ask(at, &Ask::Block { user }),
+        Command::Unblock { user, at } => ask(at, &Ask::Unblock { user }),
+        Command::Sessions { at } => ask(at, &Ask::Sessions {}),
     }
+}
+
+fn keygen(file: &Path) -> ExitCode {
+    match config::write_session_key(file) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&format!("{}: {error}", file.display()), ExitCode::FAILURE),
+    }
+}
+
+/// Asks a running Keyward.
+fn ask(at: Place, question: &Ask) -> ExitCode {
+    let socket = match (at.socket, at.config) {
+        (Some(socket), _) => socket,
+        (None, Some(file)) => match config::load(&file) {
+            Ok((config, _)) => match config.admin.socket {
+                Some(socket) => socket,
+                None => return fail("admin.socket is not set", ExitCode::from(UNUSABLE)),
+            },
+            Err(faults) => return refuse(&faults),
+        },
+        (None, None) => return fail("--socket or --config is needed", ExitCode::from(UNUSABLE)),
+    };
+    match socket::ask(&socket, question) {
+        Ok(Answer::Done(said)) => finish(writeln!(io::stdout(), "{said}"), ExitCode::SUCCESS),
+        Ok(Answer::Sessions(listing)) => finish(write!(io::stdout(), "{listing}"), ExitCode::SUCCESS),
+        Ok(Answer::Failed(reason)) => fail(&reason, ExitCode::FAILURE),
+        Err(error) => fail(&format!("{}: {error}", socket.display()), ExitCode::FAILURE),
+    }
+}
+
+fn fail(reason: &str, code: ExitCode) -> ExitCode {
+    finish(writeln!(io::stderr(), "{reason}"), code)
 }
 
 fn serve(file: PathBuf) -> ExitCode {

@@ -1,79 +1,226 @@
-//! SIGHUP: the configuration is read again.
+//! The configuration is read again: at SIGHUP, and when a file that it names has changed.
 //!
-//! Owns: reading, comparing, and publishing what can change without a restart: the session keys and
-//! the users file. Must not know the
-//! data path's sockets. Invariants: a configuration with a fault changes nothing, and the log says each fault; what
-//! needs a restart is named, never half applied.
+//! Owns: when that happens, and the order: read whole, prepare every part, publish every part. Must not know: what a
+//! part is (each of [`Part`]), the data path's sockets. Invariants: a configuration with a fault changes nothing, and
+//! the log says each fault; nothing is published before everything could be prepared; a change is told by names, never
+//! by a secret; what needs a restart is named, never half applied.
 
-use std::fmt::Debug;
+mod files;
+mod parts;
+
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{MissedTickBehavior, interval};
 
-use crate::config::{self, Config, KeySource};
-use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
-use crate::gateway::login::desk::Logins;
+use crate::config::{self, Config};
+use crate::telemetry::metrics::Metrics;
+use files::{Print, Watched};
 
-/// Reads `path` again at every SIGHUP. `running` is what the process was started with.
-pub async fn on_hangup(path: PathBuf, running: Arc<Config>, sealer: Arc<Sealer>, logins: Arc<Logins>) {
-    let mut hangups = match signal(SignalKind::hangup()) {
-        Ok(hangups) => hangups,
-        Err(error) => return tracing::error!(%error, "SIGHUP cannot be received; reload is off"),
-    };
-    while hangups.recv().await.is_some() {
-        match config::load(&path) {
+pub use parts::session_keys;
+
+/// How often files are looked at. A change counts once it looked the same twice, so that a certificate is not taken
+/// without its key.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// One thing that can change while we run.
+pub struct Part {
+    prepare: Box<Prepare>,
+}
+
+/// What was loaded before, what was read now. The first only says what is new.
+type Prepare = dyn Fn(&Config, &Config) -> Result<Option<Ready>, String>;
+
+/// A part that could be prepared and differs from what runs.
+pub struct Ready {
+    changes: Vec<String>,
+    publish: Box<dyn FnOnce()>,
+}
+
+impl Part {
+    /// `prepare` publishes nothing yet; an error keeps all parts as they are.
+    #[must_use]
+    pub fn new(prepare: impl Fn(&Config, &Config) -> Result<Option<Ready>, String> + 'static) -> Self {
+        Self { prepare: Box::new(prepare) }
+    }
+}
+
+impl Ready {
+    /// `changes` are told in the log, each as a sentence without a secret; `publish` cannot fail.
+    #[must_use]
+    pub fn new(changes: Vec<String>, publish: impl FnOnce() + 'static) -> Self {
+        Self { changes, publish: Box::new(publish) }
+    }
+}
+
+/// What is read again, and what follows from it.
+pub struct Reload {
+    path: PathBuf,
+    /// As the process was started: what differs from it and is no part needs a restart.
+    started: Arc<Config>,
+    /// As it was last published.
+    current: Config,
+    parts: Vec<Part>,
+    metrics: Arc<Metrics>,
+}
+
+impl Reload {
+    /// Of the configuration in `path`, of which `started` was read.
+    #[must_use]
+    pub fn new(path: PathBuf, started: Arc<Config>, parts: Vec<Part>, metrics: Arc<Metrics>) -> Self {
+        let current = Config::clone(&started);
+        Self { path, started, current, parts, metrics }
+    }
+
+    /// Waits for reasons to read it again, for ever.
+    pub async fn run(mut self) {
+        let mut hangups = match signal(SignalKind::hangup()) {
+            Ok(hangups) => hangups,
+            Err(error) => return tracing::error!(%error, "SIGHUP cannot be received; reload is off"),
+        };
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut watched = Watched::new(self.print().await);
+        loop {
+            // Both arms are cancel-safe.
+            let asked = tokio::select! {
+                hangup = hangups.recv() => match hangup {
+                    Some(()) => true,
+                    None => return,
+                },
+                _ = looks.tick() => false,
+            };
+            let print = self.print().await;
+            if watched.is_due(&print) || asked {
+                // As before the reading: what changes meanwhile is read again.
+                watched.loaded(print);
+                if self.read_again() {
+                    // It may name other files now.
+                    let named = self.print().await;
+                    watched.also(named);
+                }
+            }
+        }
+    }
+
+    /// Of the configuration and all files that it names.
+    async fn print(&self) -> Print {
+        let names: Vec<PathBuf> =
+            std::iter::once(&self.path).chain(self.current.files.iter()).cloned().collect();
+        // A file system that hangs must not hang what else this thread does.
+        tokio::task::spawn_blocking(move || Print::of(names)).await.unwrap_or_default()
+    }
+
+    /// Whether what was read is what runs now.
+    fn read_again(&mut self) -> bool {
+        let published = match config::load(&self.path) {
             Ok((config, warnings)) => {
                 for warning in warnings {
                     tracing::warn!(%warning, "configuration");
                 }
-                publish(&running, &config, &sealer, &logins);
+                self.publish(config)
             }
             Err(faults) => {
                 for fault in faults.iter() {
                     tracing::error!(%fault, "configuration not reloaded");
                 }
+                false
+            }
+        };
+        let counter = if published { &self.metrics.reloads } else { &self.metrics.reloads_refused };
+        counter.inc();
+        published
+    }
+
+    fn publish(&mut self, config: Config) -> bool {
+        let prepared = self.parts.iter().map(|part| (part.prepare)(&self.current, &config));
+        let ready: Vec<Option<Ready>> = match prepared.collect() {
+            Ok(ready) => ready,
+            Err(fault) => {
+                tracing::error!(%fault, "configuration not reloaded");
+                return false;
+            }
+        };
+        let mut changed = 0;
+        for Ready { changes, publish } in ready.into_iter().flatten() {
+            publish();
+            for change in changes {
+                tracing::info!(%change, "configuration reloaded");
+                changed += 1;
             }
         }
-    }
-}
-
-/// The keys of the configuration, sealing key first.
-///
-/// # Errors
-/// There is none.
-pub fn session_keys(config: &Config) -> Result<SessionKeys, NoSessionKey> {
-    SessionKeys::new(config.session.keys.iter().map(|key| &**key))
-}
-
-fn publish(running: &Config, config: &Config, sealer: &Sealer, logins: &Logins) {
-    // A random key is drawn at every reading: taking it would log everybody out.
-    if config.session.key_source == KeySource::Files {
-        match session_keys(config) {
-            Ok(keys) => sealer.replace_keys(&keys),
-            Err(error) => return tracing::error!(%error, "configuration not reloaded"),
+        if changed == 0 {
+            tracing::info!("configuration read again: nothing has changed that can change while running");
         }
+        parts::name_what_needs_a_restart(&self.started, &config);
+        self.current = config;
+        true
     }
-    let keys: Vec<_> = sealer.opened_by_key().into_iter().map(|(key, _)| key.to_string()).collect();
-    tracing::info!(seals = keys.first(), opens = keys.len(), "session keys reloaded");
-    logins.replace_users(Arc::clone(&config.passwords.users));
-    tracing::info!(users = config.passwords.users.len(), "users file reloaded");
-    // Debug shows no secret, so a changed password or key of these is not seen here; it needs a restart as well.
-    differ("listener", &running.listeners, &config.listeners);
-    differ("cluster", &running.cluster, &config.cluster);
-    differ("advertise", &running.advertise, &config.advertise);
-    differ("session.realm", &running.session.realm, &config.session.realm);
-    differ("login.sources", &running.passwords.sources, &config.passwords.sources);
-    differ("login", &running.passwords.failed, &config.passwords.failed);
-    differ("limits", &running.limits, &config.limits);
-    differ("admin", &running.admin, &config.admin);
-    differ("log", &running.log, &config.log);
-    differ("drain", &running.drain, &config.drain);
-    differ("runtime", &running.runtime, &config.runtime);
 }
 
-fn differ<T: Debug>(section: &'static str, running: &T, read: &T) {
-    if format!("{running:?}") != format!("{read:?}") {
-        tracing::warn!(section, "changed in the file; takes effect at the next start");
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::Path;
+    use std::rc::Rc;
+
+    use super::*;
+
+    fn configuration(path: &Path, realm: &str) -> Result<(), std::io::Error> {
+        let text = format!(
+            "listener = [{{ name = 'a', address = '127.0.0.1:1' }}]\n\
+             cluster.endpoints = ['http://127.0.0.1:2']\n\
+             session.realm = '{realm}'\n"
+        );
+        std::fs::write(path, text)
+    }
+
+    fn reload(path: &Path, parts: Vec<Part>) -> Reload {
+        let (config, _) = config::load(path).unwrap();
+        Reload::new(path.to_owned(), Arc::new(config), parts, Arc::new(Metrics::new(Vec::new())))
+    }
+
+    /// Takes down what it publishes; refuses the realm "bad".
+    fn noting(published: &Rc<RefCell<Vec<String>>>) -> Part {
+        let published = Rc::clone(published);
+        Part::new(move |before, now| {
+            let (before, now) = (format!("{:?}", before.session.realm), format!("{:?}", now.session.realm));
+            if now.contains("bad") {
+                return Err("a bad realm".into());
+            }
+            let published = Rc::clone(&published);
+            let note = move || published.borrow_mut().push("realm".into());
+            Ok((before != now).then(|| Ready::new(vec!["realm".into()], note)))
+        })
+    }
+
+    #[test]
+    fn all_parts_are_published_or_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keyward.toml");
+        configuration(&path, "one").unwrap();
+        let published = Rc::new(RefCell::new(Vec::new()));
+        let always = Rc::clone(&published);
+        let other = Part::new(move |_, _| {
+            let always = Rc::clone(&always);
+            Ok(Some(Ready::new(Vec::new(), move || always.borrow_mut().push("other".into()))))
+        });
+        let mut reload = reload(&path, vec![other, noting(&published)]);
+        configuration(&path, "two").unwrap();
+        assert!(reload.read_again());
+        assert_eq!(published.take(), ["other", "realm"]);
+        assert!(reload.read_again());
+        assert_eq!(published.take(), ["other"], "it is compared with what was published last");
+
+        configuration(&path, "bad").unwrap();
+        assert!(!reload.read_again());
+        std::fs::write(&path, "nonsense").unwrap();
+        assert!(!reload.read_again());
+        std::fs::remove_file(&path).unwrap();
+        assert!(!reload.read_again());
+        assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
+        assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 3));
     }
 }

@@ -173,6 +173,13 @@ impl Users {
         self.lines.get(user).map(|line| line.mark)
     }
 
+    /// Whether both know the same users, by the same lines.
+    #[must_use]
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        let known = |(user, line): (&UserName, &Line)| other.line(user) == Some(line.mark);
+        self.len() == other.len() && self.lines.iter().all(known)
+    }
+
     /// What has to be compared to know whether a password is this user's. A user who is not there is compared too, with
     /// nothing, at the cost of some other user's line: always the same one for the same name.
     #[must_use]

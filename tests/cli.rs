@@ -164,6 +164,54 @@ fn a_missing_file_and_a_wrong_command_line_end_with_64() {
 }
 
 #[test]
+fn a_new_key_is_usable_and_never_takes_anothers_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session.key");
+    let file = path.to_str().unwrap();
+    assert_eq!(run(&mut keyward(&["keygen", file])), (0, String::new(), String::new()));
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let key = fs::read(&path).unwrap();
+    let (code, stdout, stderr) = run(&mut keyward(&["keygen", file]));
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(stderr.contains(file), "{stderr}");
+    assert_eq!(fs::read(&path).unwrap(), key);
+    let text = format!(
+        "listener = [{{ name = 'a', address = '127.0.0.1:0' }}]\n\
+         cluster.endpoints = ['http://127.0.0.1:1']\n\
+         session.key_files = ['{file}']\n"
+    );
+    let (code, _, stderr) = check(&write(folder.path(), "keyward.toml", &text));
+    assert_eq!(
+        (code, stderr.lines().filter(|line| line.contains("session.key")).count()),
+        (0, 0),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn commands_need_a_socket_and_somebody_behind_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let absent = folder.path().join("absent.sock");
+    let absent = absent.to_str().unwrap();
+    let config = "listener = [{ name = 'a', address = '127.0.0.1:0' }]\n\
+                  cluster.endpoints = ['http://127.0.0.1:1']\n";
+    let config = write(folder.path(), "keyward.toml", config);
+    for (arguments, code) in [
+        (&["revoke", "alice"][..], 64),
+        (&["revoke", "--socket", absent], 64),
+        (&["revoke", "alice", "--session", "7", "--socket", absent], 64),
+        (&["block", "--socket", absent], 64),
+        (&["block", "alice", "--config", &config], 64),
+        (&["block", "alice", "--socket", absent], 1),
+        (&["sessions", "--socket", absent], 1),
+    ] {
+        let (ended, stdout, stderr) = run(&mut keyward(arguments));
+        assert_eq!((ended, stdout.as_str()), (code, ""), "{arguments:?}: {stderr}");
+        assert!(!stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
 fn an_address_that_is_taken_ends_serving_with_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();

@@ -14,7 +14,7 @@ const FLOORS: &[(u8, &[&str])] = &[
     (9, &["app"]),
     (8, &["admin", "reload", "doctor"]),
     (7, &["gateway", "rest"]),
-    (6, &["watch", "lease"]),
+    (6, &["watch", "lease", "revocation"]),
     (5, &["downstream", "upstream"]),
     (4, &["policy", "route"]),
     (3, &["config"]),

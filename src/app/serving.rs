@@ -21,10 +21,11 @@ use crate::downstream::certificate::ClientCertificate;
 use crate::downstream::connection::{self, Admitted, Bounds};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
+use crate::downstream::tls::Current;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, Settings, cut_at, pipeline};
+use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::rpc::frame::PREFIX;
@@ -48,7 +49,7 @@ pub struct Parts {
     /// The configuration.
     pub config: Arc<Config>,
     /// TLS of each listener, in the configuration's order.
-    pub tls: Vec<Option<Arc<rustls::ServerConfig>>>,
+    pub tls: Vec<Option<Current>>,
     /// Reaches the members.
     pub connector: Connector,
     /// The published members.
@@ -82,12 +83,14 @@ pub struct Serving {
     tasks: Tasks,
     /// Takes streams off members that do not serve.
     departures: Owned,
+    /// Ends what stands no more.
+    fallen: Owned,
 }
 
 /// A listener, as its connections need it.
 struct Listener {
     config: Arc<config::Listener>,
-    tls: Option<Arc<rustls::ServerConfig>>,
+    tls: Option<Current>,
 }
 
 impl Serving {
@@ -140,6 +143,8 @@ impl Serving {
             parts.claims,
             parts.identities,
         ));
+        let (live, sealer) = (Rc::clone(&gateway.live), Arc::clone(&gateway.sealer));
+        let fallen = tasks.spawn("sessions that fall", live::follow(live, sealer));
         Self {
             gateway,
             listeners,
@@ -149,6 +154,7 @@ impl Serving {
             connections: Tasks::default(),
             tasks,
             departures,
+            fallen,
         }
     }
 
@@ -184,7 +190,8 @@ impl Serving {
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
             Ok(Admitted { answer, until })
         };
-        let (tls, drain) = (listener.tls.clone(), self.drain.clone());
+        let tls = listener.tls.as_ref().map(|current| current.load_full());
+        let drain = self.drain.clone();
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
@@ -200,7 +207,7 @@ impl Serving {
     pub async fn ended(self) {
         self.connections.joined().await;
         // What is left are streams upstream and flushers: nobody downstream waits for them any more.
-        drop((self.gateway, self.departures));
+        drop((self.gateway, self.departures, self.fallen));
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();
         }

@@ -27,6 +27,8 @@ pub(super) struct File {
     pub(super) session: Session,
     #[serde(deserialize_with = "table")]
     pub(super) login: Passwords,
+    #[serde(deserialize_with = "table")]
+    pub(super) revocation: Revocation,
     #[serde(deserialize_with = "tables")]
     pub(super) user: Vec<User>,
     #[serde(deserialize_with = "tables")]
@@ -146,6 +148,17 @@ pub(super) struct Advertise {
 pub(super) struct Session {
     pub(super) key_files: Option<Vec<String>>,
     pub(super) realm: Option<String>,
+    pub(super) not_before: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Revocation {
+    pub(super) state_file: Option<String>,
+    pub(super) etcd_prefix: Option<String>,
+    pub(super) user: Option<String>,
+    pub(super) max_age: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -236,6 +249,7 @@ pub(super) struct Limits {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Admin {
     pub(super) address: Option<String>,
+    pub(super) socket: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -9,7 +9,9 @@ mod jwt;
 mod listener;
 mod login;
 mod mapping;
+mod sessions;
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io::Read as _;
 use std::num::NonZeroUsize;
@@ -22,10 +24,7 @@ use zeroize::Zeroize;
 
 use super::file::{self, File};
 use super::findings::{Faults, Findings, Warning};
-use super::{
-    Config, Drain, KeySource, Limits, Login, Realm, Runtime, Session, SessionKey, Watch, secrets, shape,
-    values,
-};
+use super::{Config, Drain, Limits, Login, Runtime, Watch, secrets, shape, values};
 use crate::identity::UserName;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
@@ -80,7 +79,7 @@ fn read(path: &Path) -> Result<String, String> {
 /// As [`load`], from text; relative names are relative to `folder`.
 pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<Warning>), Faults> {
     let (file, findings) = shape::read(text);
-    let mut resolver = Resolver { folder, findings };
+    let mut resolver = Resolver { folder, findings, files: BTreeSet::new() };
     let config = file.and_then(|file| resolver.config(file));
     resolver.findings.conclude(config)
 }
@@ -89,6 +88,7 @@ pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<Warning>),
 struct Resolver<'a> {
     folder: &'a Path,
     findings: Findings,
+    files: BTreeSet<PathBuf>,
 }
 
 impl Resolver<'_> {
@@ -101,11 +101,13 @@ impl Resolver<'_> {
         let listeners = self.listeners(file.listener, &users, ways, &mut defaults);
         let mapping = self.mapping(file.map, file.mapping, &users, named, &listeners, defaults);
         let cluster = self.cluster(file.cluster);
+        let revocation = self.revocation(file.revocation, &users, cluster.probe.as_ref());
         let admin = self.admin(file.admin, &listeners);
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &listeners)),
             session: Arc::new(self.session(file.session)),
             passwords: Arc::new(self.passwords(file.login)),
+            revocation: Arc::new(revocation),
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),
             log: self.log(file.log),
@@ -117,39 +119,9 @@ impl Resolver<'_> {
             issuers: issuers.into(),
             mapping: Arc::new(mapping),
             listeners,
+            // Last: everything above may read files.
+            files: std::mem::take(&mut self.files).into_iter().collect(),
         })
-    }
-
-    fn session(&mut self, session: file::Session) -> Session {
-        let path = "session.key_files";
-        let names = session.key_files.unwrap_or_default();
-        let mut keys: Vec<SessionKey> = Vec::new();
-        for (index, name) in names.iter().enumerate() {
-            let path = format!("{path}[{index}]");
-            let Some(key) = self.secret(&path, name, secrets::session_key) else { continue };
-            if keys.iter().any(|earlier| earlier.expose() == key.expose()) {
-                self.findings.warn(&path, "holds the same key as an earlier file");
-            } else {
-                keys.push(Arc::new(key));
-            }
-        }
-        if names.is_empty() {
-            let reason = "no key file: sessions are sealed with a random key, so every client must log in again \
-                          after a restart, and no other replica accepts its session";
-            self.findings.warn(path, reason);
-            let mut key = zeroize::Zeroizing::new([0; 32]);
-            match getrandom::fill(key.as_mut()) {
-                Ok(()) => keys.push(Arc::new(Secret::new(*key))),
-                Err(error) => self.findings.fault(path, format!("the system gives no random key: {error}")),
-            }
-        }
-        if session.realm.as_ref().is_some_and(|realm| realm.is_empty() || realm.len() > 128) {
-            self.findings
-                .fault("session.realm", "a realm is 1 to 128 bytes; leave it out for the cluster's id");
-        }
-        let realm = session.realm.map_or(Realm::ClusterId, |realm| Realm::Named(realm.into()));
-        let key_source = if names.is_empty() { KeySource::Random } else { KeySource::Files };
-        Session { keys, key_source, realm }
     }
 
     fn watch(&mut self, watch: file::Watch) -> Watch {
@@ -263,7 +235,15 @@ impl Resolver<'_> {
         usize::try_from(value).unwrap_or(usize::MAX)
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    /// A file that is read, and read again when it changes.
+    fn file(&mut self, name: &str) -> PathBuf {
+        let file = self.place(name);
+        self.files.insert(file.clone());
+        file
+    }
+
+    /// A name that is not read: of what Keyward makes itself.
+    fn place(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
@@ -310,7 +290,10 @@ impl Resolver<'_> {
         let (cert_path, key_path) = (format!("{path}.cert"), format!("{path}.key"));
         let cert = self.required(&cert_path, cert, "the certificate file that goes with the key is needed");
         let key = self.required(&key_path, key, "the key file that goes with the certificate is needed");
-        let chain = cert.and_then(|name| self.checked(&cert_path, Chain::read(&self.file(&name))));
+        let chain = cert.and_then(|name| {
+            let file = self.file(&name);
+            self.checked(&cert_path, Chain::read(&file))
+        });
         let key = key.and_then(|name| {
             let file = self.file(&name);
             self.warn_if_open(&key_path, &file);
@@ -335,7 +318,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::config::{Address, ClientAuth, ClusterPin, Identify, OnExpiry, Outcome};
+    use crate::config::{Address, ClientAuth, ClusterPin, Identify, Keep, KeySource, OnExpiry, Outcome};
     use crate::jwt::Algorithm;
 
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
@@ -782,5 +765,45 @@ mod tests {
             assert_eq!(faults.iter().count(), 1, "{faults}");
             assert!(faults.to_string().contains(path), "{faults}");
         }
+    }
+
+    #[test]
+    fn revocations_are_kept_in_one_place() {
+        let keep = |lines: &str| {
+            let (config, warnings) = valid(&format!("{CLUSTER}{LISTENER}{lines}"));
+            (config.revocation.keep.clone(), warnings.len())
+        };
+        assert!(matches!(keep(""), (Keep::Memory, 1)));
+        let file = keep("[revocation]\nstate_file = 'state'\n");
+        assert!(matches!(&file, (Keep::File(path), 1) if path.ends_with("state")), "{file:?}");
+        let probe = "cluster.probe = { user = 'p', password_file = 'pw' }\n";
+        let prefix = "revocation.etcd_prefix = '/p/'\nrevocation.state_file = 'state'\n";
+        let (config, warnings) =
+            valid(&format!("{probe}{prefix}cluster.endpoints = ['http://127.0.0.1:1']\n{LISTENER}"));
+        let Keep::Etcd { prefix, login: Some(login) } = &config.revocation.keep else { panic!("{config:?}") };
+        assert_eq!((&**prefix, login.user.as_str()), ("/p/", "p"));
+        assert_eq!(warnings, ["revocation.state_file", "session.key_files"]);
+        for (lines, path) in [
+            ("etcd_prefix = ''", "revocation.etcd_prefix"),
+            ("etcd_prefix = '/'", "revocation.etcd_prefix"),
+            ("etcd_prefix = '/p'", "revocation.etcd_prefix"),
+            ("user = 'nobody'", "revocation.user"),
+            ("max_age = '1s'", "revocation.max_age"),
+        ] {
+            let text = format!("{CLUSTER}{LISTENER}[revocation]\n{lines}\n");
+            assert_eq!(fault_paths(&text), [path], "{lines}");
+        }
+    }
+
+    #[test]
+    fn the_break_glass_is_a_moment() {
+        let (config, warnings) =
+            valid(&format!("{CLUSTER}{LISTENER}[session]\nnot_before = '2023-11-14T22:13:20Z'\n"));
+        assert_eq!((config.session.not_before, warnings.len()), (1_700_000_000, 1));
+        let (_, warnings) =
+            valid(&format!("{CLUSTER}{LISTENER}[session]\nnot_before = '2999-01-01T00:00:00Z'\n"));
+        assert_eq!(warnings, ["session.key_files", "session.not_before"]);
+        let text = format!("{CLUSTER}{LISTENER}[session]\nnot_before = 'now'\n");
+        assert_eq!(fault_paths(&text), ["session.not_before"]);
     }
 }

@@ -3,9 +3,9 @@
 //! Owns: their formats. Must not know: whose they are.
 //! Invariants: what was read is wiped wherever it lay; a reason names the file, never its content.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use base64::Engine as _;
@@ -78,6 +78,22 @@ pub(super) fn session_key(path: &Path) -> Result<Secret<[u8; 32]>, Useless> {
         return Err(Useless::Content("holds one byte 32 times, which is no key"));
     }
     Ok(Secret::new(*key))
+}
+
+/// Writes a new session key into a file that its owner only may read. One that is there is never replaced: it may be
+/// what every session is sealed with.
+///
+/// # Errors
+/// The system's; [`io::ErrorKind::AlreadyExists`] among them.
+pub fn write_session_key(path: &Path) -> io::Result<()> {
+    let mut key = Zeroizing::new([0; 32]);
+    getrandom::fill(key.as_mut()).map_err(|error| io::Error::other(error.to_string()))?;
+    let mut line = Zeroizing::new(String::with_capacity(64));
+    BASE64.encode_string(key.as_ref(), &mut line);
+    line.push('\n');
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(line.as_bytes())?;
+    file.sync_all()
 }
 
 /// Whether every user of the machine may read it.
@@ -169,6 +185,19 @@ mod tests {
         }
         let (_folder, path) = file([0; 33]);
         assert!(session_key(&path).is_err());
+    }
+
+    #[test]
+    fn a_new_key_is_its_owners_and_replaces_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        write_session_key(&one).unwrap();
+        write_session_key(&other).unwrap();
+        assert_ne!(session_key(&one).unwrap().expose(), session_key(&other).unwrap().expose());
+        assert_eq!(std::fs::metadata(&one).unwrap().mode() & 0o777, 0o600);
+        let before = std::fs::read(&one).unwrap();
+        assert_eq!(write_session_key(&one).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&one).unwrap(), before);
     }
 
     #[test]

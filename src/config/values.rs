@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use toml::value::{Datetime, Offset};
+
 use super::{Address, Endpoint, Scheme};
 use crate::identity::ClusterId;
 
@@ -44,6 +46,29 @@ pub(super) fn size(text: &str) -> Result<u64, Malformed> {
         _ => return Err(FORM),
     };
     number.checked_mul(bytes).ok_or(FORM)
+}
+
+/// `"2026-01-31T12:00:00Z"`, in seconds of the Unix epoch: RFC 3339 with its offset.
+pub(super) fn moment(text: &str) -> Result<u64, Malformed> {
+    const FORM: Malformed = Malformed(
+        "a moment is RFC 3339 with its offset: \"2026-01-31T12:00:00Z\", \"2026-01-31T13:00:00+01:00\"",
+    );
+    let moment: Datetime = text.parse().map_err(|_| FORM)?;
+    let (Some(date), Some(time), Some(offset)) = (moment.date, moment.time, moment.offset) else {
+        return Err(FORM);
+    };
+    let minutes = match offset {
+        Offset::Z => 0,
+        Offset::Custom { minutes } => i64::from(minutes),
+    };
+    // Years that begin in March, so that the leap day is the last: every 400 of them have 146097 days.
+    let (month, day) = (i64::from(date.month), i64::from(date.day));
+    let year = i64::from(date.year) - i64::from(month <= 2);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + day_of_year - 719_468;
+    let hours = days * 24 + i64::from(time.hour);
+    let seconds = (hours * 60 + i64::from(time.minute) - minutes) * 60 + i64::from(time.second.unwrap_or(0));
+    u64::try_from(seconds).map_err(|_| FORM)
 }
 
 fn number_and_unit(text: &str) -> Option<(u64, &str)> {
@@ -204,6 +229,32 @@ mod tests {
         assert_eq!(cluster_id("0x1F"), Ok(ClusterId(0x1f)));
         for bad in ["", "0", "0x", "+1", "xyz", "cdf818194e3a8c32a"] {
             assert!(cluster_id(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn moments_are_rfc_3339_with_an_offset() {
+        for (text, seconds) in [
+            ("1970-01-01T00:00:00Z", 0),
+            ("1970-01-01T01:00:00+01:00", 0),
+            ("2000-02-29T00:00:00Z", 951_782_400),
+            ("2023-11-14T22:13:20.7Z", 1_700_000_000),
+            ("2023-11-14 17:13:20-05:00", 1_700_000_000),
+            ("2026-02-28T23:59:59Z", 1_772_323_199),
+            ("2100-03-01T00:00:00Z", 4_107_542_400),
+        ] {
+            assert_eq!(moment(text), Ok(seconds), "{text}");
+        }
+        for bad in [
+            "",
+            "now",
+            "2023-11-14",
+            "22:13:20",
+            "2023-11-14T22:13:20",
+            "2023-02-30T00:00:00Z",
+            "1969-12-31T23:59:59Z",
+        ] {
+            assert!(moment(bad).is_err(), "{bad}");
         }
     }
 }

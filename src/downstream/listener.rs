@@ -132,7 +132,11 @@ impl Listening {
     }
 }
 
-fn remove_stale(path: &Path) -> io::Result<()> {
+/// Removes a socket that was left behind.
+///
+/// # Errors
+/// It is served, or the system's.
+pub fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         // Whoever answers there is alive, and not to be robbed of its clients.
         Ok(found) if found.file_type().is_socket() => match std::os::unix::net::UnixStream::connect(path) {

@@ -1,10 +1,10 @@
 //! Sealed sessions: what a client gets from `Authenticate` and shows us ever after.
 //!
-//! Owns: the session token's format, sealing and opening. Must not know: how a password is checked, whether a session
-//! was revoked, etcd's own tokens.
+//! Owns: the session token's format, sealing and opening, and whether a session still stands. Must not know: how a
+//! password is checked, who keeps revocations, etcd's own tokens.
 //! Invariants: a session is stored nowhere, every replica with the key opens it; a token has no dot (etcd would take
 //! what follows for a raft index and wait for it) and its length tells nothing of the password's; whatever is wrong
-//! with a token, the client is told the same.
+//! with a token, the client is told the same; while it is not known who was revoked, nothing is opened (rules 13).
 //!
 //! Token = `kw1_` + base64url of: key id (8) · realm tag (8) · nonce (24) · XChaCha20-Poly1305 box. Associated data:
 //! version, key id, realm, cluster id.
@@ -13,6 +13,7 @@ mod keys;
 mod opened;
 mod payload;
 mod presented;
+mod revoked;
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chacha20poly1305::XNonce;
 use chacha20poly1305::aead::{Aead as _, Payload};
+use moka::sync::Cache;
+use tokio::sync::watch;
 use zeroize::Zeroizing;
 
 use crate::identity::{ClusterId, UserName};
@@ -31,6 +34,7 @@ use crate::secret::Secret;
 pub use keys::{KeyId, NoSessionKey, SessionKeys};
 pub use opened::OpenedSessions;
 pub use presented::Presented;
+pub use revoked::{Change, Entry, Full, MOST_ENTRIES, NoSessionId, Revocations, Standing};
 
 /// What every session token starts with: our mark and the version of the format.
 const MARK: &str = "kw1_";
@@ -39,6 +43,8 @@ const REALM_TAG: usize = 8;
 const NONCE: usize = 24;
 /// Twice what a seal may become: header lists are at most 64 KiB, a sealed session far less.
 const LONGEST_TOKEN: usize = 16 * 1024;
+/// Sessions that an operator is told of: those seen last, some 200 bytes each.
+const SEEN: u64 = 4096;
 
 /// A downstream login, as it is sealed into a token.
 #[derive(Debug)]
@@ -53,6 +59,8 @@ pub struct Session {
     pub generation: u64,
     /// Names this one login, for the log and for revoking it.
     pub id: SessionId,
+    /// The key that opened it; none before it was sealed.
+    pub opened_by: Option<KeyId>,
 }
 
 /// Who a session speaks for, in its own namespace: `password:alice` is nobody else's `alice`.
@@ -112,9 +120,36 @@ pub struct Realm {
     cluster: ClusterId,
 }
 
-/// Seals and opens sessions. Shared by all shards; keys and realm are replaced whole, at run time.
+/// Seals and opens sessions. Shared by all shards; keys, realm and revocations are replaced whole, at run time.
 pub struct Sealer {
     sealing: ArcSwap<Sealing>,
+    /// Moves after each replacement.
+    changes: watch::Sender<()>,
+    seen: Cache<SessionId, Arc<Session>>,
+}
+
+/// A session that was sealed or opened here, as an operator is told of it.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Its name.
+    pub id: SessionId,
+    /// Whose it is.
+    pub peer: String,
+    /// When it was issued, in seconds of the Unix epoch.
+    pub issued_at: u64,
+    /// Whether it still stands.
+    pub stands: bool,
+}
+
+/// Why a user may not log in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Inadmissible {
+    /// The user was blocked.
+    #[error("the user is blocked")]
+    Blocked,
+    /// It is not known who was revoked or blocked. Our state, not the client's fault.
+    #[error("it is not known who was revoked")]
+    NotKnown,
 }
 
 #[derive(Clone)]
@@ -122,6 +157,8 @@ struct Sealing {
     keys: SessionKeys,
     realm: Option<Realm>,
     not_before: u64,
+    /// None while it is not known who was revoked.
+    revocations: Option<Arc<Revocations>>,
 }
 
 /// Why a token was not opened. For logs and metrics: a client is never told which.
@@ -140,8 +177,14 @@ pub enum OpenFailure {
     #[error("altered after it was sealed")]
     Tampered,
     /// Issued before the configured `not_before`.
-    #[error("issued before sessions.not_before")]
+    #[error("issued before session.not_before")]
     TooOld,
+    /// The session, or all that its user had, was revoked.
+    #[error("revoked")]
+    Revoked,
+    /// It is not known who was revoked. Our state as well.
+    #[error("it is not known who was revoked")]
+    NotKnown,
     /// The cluster is not known yet. Our state, not the client's fault: it is unavailable, not unauthenticated.
     #[error("the cluster is not known yet")]
     NotPinned,
@@ -173,7 +216,23 @@ impl Session {
         now: SystemTime,
     ) -> Result<Self, SealFailure> {
         let issued_at = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Ok(Self { peer, proof, issued_at, generation, id: SessionId(random()?) })
+        Ok(Self { peer, proof, issued_at, generation, id: SessionId(random()?), opened_by: None })
+    }
+}
+
+impl Session {
+    /// For what outlives the call: who it is, and nothing that proves it.
+    fn without_password(&self) -> Self {
+        let (namespace, user) = (self.peer.namespace(), self.peer.user().clone());
+        Self { peer: SessionPeer::Known { namespace, user }, ..*self }
+    }
+}
+
+impl OpenFailure {
+    /// Whether it says nothing of the token, but that we cannot tell yet: the client may try again.
+    #[must_use]
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::NotPinned | Self::NotKnown)
     }
 }
 
@@ -219,25 +278,90 @@ impl Realm {
 }
 
 impl Sealer {
-    /// A sealer that knows no cluster yet: it seals and opens nothing before [`Sealer::pin`].
+    /// A sealer that knows no cluster yet: it seals and opens nothing before [`Sealer::pin`]. Nobody is revoked.
     #[must_use]
     pub fn new(keys: SessionKeys) -> Self {
-        Self { sealing: ArcSwap::from_pointee(Sealing { keys, realm: None, not_before: 0 }) }
+        let sealing = Sealing { keys, realm: None, not_before: 0, revocations: Some(Arc::default()) };
+        Self {
+            sealing: ArcSwap::from_pointee(sealing),
+            changes: watch::Sender::new(()),
+            seen: Cache::new(SEEN),
+        }
     }
 
     /// From now on seals and opens for `realm` only.
     pub fn pin(&self, realm: &Realm) {
-        self.sealing.rcu(|old| Sealing { realm: Some(realm.clone()), ..Sealing::clone(old) });
+        self.replace(|old| Sealing { realm: Some(realm.clone()), ..Sealing::clone(old) });
     }
 
     /// Replaces the keys. Counts of keys that stay go on.
     pub fn replace_keys(&self, keys: &SessionKeys) {
-        self.sealing.rcu(|old| Sealing { keys: keys.succeeding(&old.keys), ..Sealing::clone(old) });
+        self.replace(|old| Sealing { keys: keys.succeeding(&old.keys), ..Sealing::clone(old) });
     }
 
     /// Refuses sessions issued before this second of the Unix epoch: the break-glass.
     pub fn refuse_before(&self, not_before: u64) {
-        self.sealing.rcu(|old| Sealing { not_before, ..Sealing::clone(old) });
+        self.replace(|old| Sealing { not_before, ..Sealing::clone(old) });
+    }
+
+    /// From now on refuses what these say; where none are known, opens and admits nothing.
+    pub fn obey(&self, revocations: Option<&Arc<Revocations>>) {
+        if self.sealing.load().revocations.as_ref() != revocations {
+            self.replace(|old| Sealing { revocations: revocations.cloned(), ..Sealing::clone(old) });
+        }
+    }
+
+    fn replace(&self, change: impl Fn(&Arc<Sealing>) -> Sealing) {
+        self.sealing.rcu(change);
+        self.changes.send_replace(());
+    }
+
+    /// Whether it is known who was revoked.
+    #[must_use]
+    pub fn knows(&self) -> bool {
+        self.sealing.load().revocations.is_some()
+    }
+
+    /// Moves whenever a session that stood may stand no more.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// Whether an opened session still stands. Where it cannot be told, what stood goes on.
+    #[must_use]
+    pub fn stands(&self, session: &Session) -> bool {
+        let sealing = self.sealing.load();
+        session.issued_at >= sealing.not_before
+            && session.opened_by.is_none_or(|key| sealing.keys.find(key).is_some())
+            && !sealing.revocations.as_ref().is_some_and(|revoked| revoked.refuse(session))
+    }
+
+    /// The generation that a login of this user begins with. To be asked before the password is looked at, so that
+    /// what is revoked meanwhile ends this login too, and again after it, for a block.
+    ///
+    /// # Errors
+    /// See [`Inadmissible`].
+    pub fn admit(&self, user: &UserName) -> Result<u64, Inadmissible> {
+        let sealing = self.sealing.load();
+        let standing = sealing.revocations.as_ref().ok_or(Inadmissible::NotKnown)?.standing(user);
+        if standing.blocked { Err(Inadmissible::Blocked) } else { Ok(standing.generation) }
+    }
+
+    /// Sessions that were sealed or opened here lately, in no order.
+    #[must_use]
+    pub fn seen(&self) -> Vec<Seen> {
+        let seen = |session: Arc<Session>| Seen {
+            id: session.id,
+            peer: session.peer.to_string(),
+            issued_at: session.issued_at,
+            stands: self.stands(&session),
+        };
+        self.seen.iter().map(|(_, session)| seen(session)).collect()
+    }
+
+    fn note(&self, session: &Session) {
+        self.seen.insert(session.id, Arc::new(session.without_password()));
     }
 
     /// How often each key was used to open a session, sealing key first. A key at rest may be taken away.
@@ -265,13 +389,14 @@ impl Sealer {
         let mut text = String::with_capacity(MARK.len() + token.len().div_ceil(3) * 4);
         text.push_str(MARK);
         URL_SAFE_NO_PAD.encode_string(&token, &mut text);
+        self.note(session);
         Ok(Secret::new(text))
     }
 
     /// Opens what a client presented.
     ///
     /// # Errors
-    /// See [`OpenFailure`]; only [`OpenFailure::NotPinned`] may be told apart by the client.
+    /// See [`OpenFailure`]; only what [is ours](OpenFailure::is_ours) may be told apart by the client.
     pub fn open(&self, token: &[u8]) -> Result<Session, OpenFailure> {
         self.sealing.load().open(token).map(|(session, _key)| session)
     }
@@ -302,9 +427,13 @@ impl Sealing {
             .cipher()
             .decrypt(&XNonce::from(*nonce), Payload { msg: boxed, aad: &aad })
             .map_err(|_forged| OpenFailure::Tampered)?;
-        let session = payload::decode(&Zeroizing::new(plain)).ok_or(OpenFailure::NotOurs)?;
+        let mut session = payload::decode(&Zeroizing::new(plain)).ok_or(OpenFailure::NotOurs)?;
+        session.opened_by = Some(key.id());
         if session.issued_at < self.not_before {
             return Err(OpenFailure::TooOld);
+        }
+        if self.revocations.as_ref().ok_or(OpenFailure::NotKnown)?.refuse(&session) {
+            return Err(OpenFailure::Revoked);
         }
         key.count();
         Ok((session, index))
@@ -539,6 +668,79 @@ mod tests {
         assert!(sealer.open(token.expose().as_bytes()).is_ok());
         sealer.refuse_before(1_700_000_001);
         assert_eq!(failure(&sealer, token.expose().as_bytes()), Some(OpenFailure::TooOld));
+    }
+
+    #[test]
+    fn what_was_revoked_opens_no_more_and_stands_no_more() {
+        let sealer = sealer(&[1]);
+        let mut changes = sealer.changes();
+        let token = sealer.seal(&login("alice", "p")).unwrap();
+        let session = sealer.open(token.expose().as_bytes()).unwrap();
+        let revoke = |change: &Change| {
+            let none = Revocations::default();
+            Arc::new(none.with(none.entry(change, UNIX_EPOCH + std::time::Duration::from_secs(9))).unwrap())
+        };
+        for (change, stands) in [
+            (Change::Revoke("bob".into()), true),
+            (Change::Revoke("alice".into()), false),
+            (Change::Block("alice".into()), false),
+            (Change::RevokeSession(session.id), false),
+        ] {
+            changes.mark_unchanged();
+            let revoked = revoke(&change);
+            sealer.obey(Some(&revoked));
+            assert!(changes.has_changed().unwrap(), "{change}");
+            assert_eq!(sealer.stands(&session), stands, "{change}");
+            let failed = failure(&sealer, token.expose().as_bytes());
+            assert_eq!(failed, (!stands).then_some(OpenFailure::Revoked), "{change}");
+            changes.mark_unchanged();
+            sealer.obey(Some(&Arc::new(Revocations::clone(&revoked))));
+            assert!(!changes.has_changed().unwrap(), "the same again changes nothing");
+        }
+        sealer.obey(Some(&revoke(&Change::Revoke("alice".into()))));
+        let generation = sealer.admit(&"alice".into()).unwrap();
+        let again = Session { generation, ..login("alice", "p") };
+        let again = sealer.seal(&again).unwrap();
+        assert!(sealer.open(again.expose().as_bytes()).is_ok(), "a login after it is good");
+        sealer.obey(Some(&revoke(&Change::Block("alice".into()))));
+        assert_eq!(sealer.admit(&"alice".into()), Err(Inadmissible::Blocked));
+    }
+
+    #[test]
+    fn nothing_is_opened_while_nobody_knows_who_was_revoked() {
+        let sealer = sealer(&[1]);
+        let token = sealer.seal(&login("alice", "p")).unwrap();
+        let session = sealer.open(token.expose().as_bytes()).unwrap();
+        sealer.obey(None);
+        let failed = failure(&sealer, token.expose().as_bytes()).unwrap();
+        assert_eq!((failed, failed.is_ours()), (OpenFailure::NotKnown, true));
+        assert_eq!(sealer.admit(&"alice".into()), Err(Inadmissible::NotKnown));
+        assert!(sealer.stands(&session), "what stood goes on");
+    }
+
+    #[test]
+    fn a_session_stands_as_long_as_its_key() {
+        let sealer = sealer(&[1]);
+        let token = sealer.seal(&login("alice", "p")).unwrap();
+        let session = sealer.open(token.expose().as_bytes()).unwrap();
+        sealer.replace_keys(&keys(&[2, 1]));
+        assert!(sealer.stands(&session));
+        sealer.replace_keys(&keys(&[2]));
+        assert!(!sealer.stands(&session));
+    }
+
+    #[test]
+    fn an_operator_is_told_of_sessions_and_never_of_a_token() {
+        let sealer = sealer(&[1]);
+        let sealed = login("alice", "hunter2");
+        let token = sealer.seal(&sealed).unwrap();
+        let seen = sealer.seen();
+        assert_eq!((seen.len(), seen[0].id, &*seen[0].peer), (1, sealed.id, "password:alice"));
+        assert!(seen[0].stands);
+        sealer.refuse_before(u64::MAX);
+        assert!(!sealer.seen()[0].stands);
+        let shown = format!("{seen:?}");
+        assert!(!shown.contains("hunter2") && !shown.contains(token.expose().as_str()), "{shown}");
     }
 
     #[test]

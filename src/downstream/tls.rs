@@ -6,11 +6,15 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
 use crate::config::{ClientAuth, ClientCa, ServerTls};
 use crate::pem::Crls;
+
+/// A listener's TLS as it is now. Replaced whole; each handshake takes what is there when it begins.
+pub type Current = Arc<ArcSwap<ServerConfig>>;
 
 /// Why a listener's TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]

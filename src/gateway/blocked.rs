@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::Exchange;
+use crate::gateway::live::Stay;
 use crate::gateway::{Gateway, Held};
 use crate::lease::claim::{Claim, Ground};
 use crate::lease::ticket::Ticket;
@@ -61,11 +62,13 @@ pub async fn claim(gateway: &Gateway, method: &Method, message: &Bytes, whom: &A
 pub async fn run(
     exchange: Exchange<'_>,
     claim: Option<Claim>,
+    stay: &mut Stay,
     record: &mut Record,
 ) -> Result<Answer, Refusal> {
     let mut drain = exchange.gateway.drain.clone();
     let ended = tokio::select! {
-        biased; // a drain first: whoever is told now finds another replica
+        biased; // the session first, then a drain: whoever is told now finds another replica
+        () = stay.cut() => Err(Refusal::INVALID_AUTH_TOKEN),
         _ = drain.wait_for(Option::is_some) => Err(Refusal::SHUTTING_DOWN),
         ended = in_time(exchange.deadline, answered(&exchange, claim.as_ref(), record)) => ended,
     };

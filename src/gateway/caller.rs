@@ -18,9 +18,7 @@ use tokio::time::Instant;
 
 use crate::config::{Config, Identify};
 use crate::downstream::jwt::VerifiedJwts;
-use crate::downstream::session::{
-    Namespace, OpenFailure, OpenedSessions, Presented, Proof, Sealer, SessionPeer,
-};
+use crate::downstream::session::{Namespace, OpenedSessions, Presented, Proof, Sealer, Session, SessionPeer};
 use crate::gateway::access_log::Record;
 use crate::gateway::{Client, Gateway, cut_at};
 use crate::identity::{Peer, UserName};
@@ -87,7 +85,7 @@ impl Identities {
             (Mapped::User(user), _) => self.acting(&user).map_or(Rank::Unknown, known),
             (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
         };
-        Standing { peer: peer.to_string().into(), rank }
+        Standing { peer: peer.to_string().into(), rank, session: None }
     }
 }
 
@@ -100,6 +98,8 @@ pub struct Caller {
     pub user: Option<UserName>,
     /// When its proof ends, where what it has under way ends with it.
     pub until: Option<Instant>,
+    /// The session that says so, if one does: when it stands no more, neither does what lives by it.
+    pub session: Option<Rc<Session>>,
 }
 
 impl Caller {
@@ -110,7 +110,7 @@ impl Caller {
             As::Nobody => None,
             As::User(identity) => Some(identity.user().clone()),
         };
-        Self { whom, user, until: None }
+        Self { whom, user, until: None, session: None }
     }
 
     /// Keeps the credential fresh for as long as it is held: for streams and calls that block.
@@ -129,6 +129,21 @@ struct Standing {
     /// Its name, for the record.
     peer: Rc<str>,
     rank: Rank,
+    /// The session that says so, if one does.
+    session: Option<Rc<Session>>,
+}
+
+impl Standing {
+    /// The same, for as long as the session stands.
+    fn by(self, session: Rc<Session>) -> Self {
+        let rank = match self.rank {
+            Rank::Known(caller) => {
+                Rank::Known(Rc::new(Caller { session: Some(Rc::clone(&session)), ..Caller::clone(&caller) }))
+            }
+            rank => rank,
+        };
+        Self { rank, session: Some(session), ..self }
+    }
 }
 
 #[derive(Clone)]
@@ -201,7 +216,10 @@ impl Callers {
         let caller = match standing.rank {
             Rank::Known(caller) => caller,
             Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Off => {
-                Rc::clone(&self.nobody)
+                match standing.session {
+                    None => Rc::clone(&self.nobody),
+                    session => Rc::new(Caller { session, ..Caller::clone(&self.nobody) }),
+                }
             }
             Rank::Unproved => return Err(Refusal::INVALID_AUTH_TOKEN),
             Rank::Unknown | Rank::Denied => {
@@ -217,10 +235,7 @@ impl Callers {
         let session = self.opened.open(token).map_err(|failure| {
             gateway.metrics.sessions_refused.inc();
             tracing::debug!(%failure, "a session token was refused");
-            match failure {
-                OpenFailure::NotPinned => Refusal::NOTHING_SENT,
-                _ => Refusal::INVALID_AUTH_TOKEN,
-            }
+            if failure.is_ours() { Refusal::NOTHING_SENT } else { Refusal::INVALID_AUTH_TOKEN }
         })?;
         // Whose line in the users file is gone, or another, has another password or none (rules 12).
         if let Proof::File { line } = session.proof
@@ -254,7 +269,7 @@ impl Callers {
         if client.listener.lend_login_identity {
             remembered.appeared(&session.peer, token);
         }
-        Ok(remembered.keep(shown, standing))
+        Ok(remembered.keep(shown, standing.by(session)))
     }
 
     fn by_jwt(&self, gateway: &Gateway, client: &Client, token: &[u8]) -> Result<Standing, Refusal> {

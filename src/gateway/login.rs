@@ -17,7 +17,7 @@ use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 
-use crate::downstream::session::{Namespace, Proof, SealFailure, Session, SessionPeer};
+use crate::downstream::session::{Inadmissible, Namespace, Proof, SealFailure, Session, SessionPeer};
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::sources::{Denied, Proved};
@@ -50,6 +50,13 @@ pub async fn authenticate(
     }
     record.peer = Some(peer.to_string().into());
     record.user = Some(peer.user().clone());
+    // As of now: what is revoked while the password is looked at ends this login too.
+    let generation = match gateway.sealer.admit(peer.user()) {
+        Err(Inadmissible::NotKnown) => return Err(Refusal::NOTHING_SENT),
+        // Refused below, in the time that a right password takes.
+        Err(Inadmissible::Blocked) => 0,
+        Ok(generation) => generation,
+    };
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
     let from = client.origin.remote.map(|remote| remote.ip());
@@ -58,9 +65,16 @@ pub async fn authenticate(
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
+    if let Err(why) = gateway.sealer.admit(peer.user()) {
+        tracing::info!(user = ?peer.user(), %why, "login refused");
+        return Err(match why {
+            Inadmissible::Blocked => Refusal::AUTH_FAILED,
+            Inadmissible::NotKnown => Refusal::NOTHING_SENT,
+        });
+    }
     let (peer, proof) = evidence(peer, proved);
     record.peer = Some(peer.to_string().into());
-    let session = Session::begin(peer, proof, 0, SystemTime::now());
+    let session = Session::begin(peer, proof, generation, SystemTime::now());
     let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session, token)));
     let (session, token) = sealed.map_err(|failure| match failure {
         SealFailure::TooLong => Refusal::AUTH_FAILED,

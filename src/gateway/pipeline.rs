@@ -23,6 +23,7 @@ use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
+use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::{Client, Gateway, Held, blocked, health, login, member_answers, streams};
 use crate::identity::{Revision, UserName};
@@ -96,7 +97,7 @@ fn record(gateway: &Gateway, client: &Client, row: (usize, &'static str), unary:
 /// What a step of the pipeline ended with.
 pub enum Served {
     /// A member's answer.
-    Member(Box<Answer>, Option<crate::upstream::credential::InUse>),
+    Member(Box<Answer>, Option<crate::upstream::credential::InUse>, Stay),
     /// A message of our own, framed.
     Ours(Bytes),
     /// A stream of our own.
@@ -106,8 +107,8 @@ pub enum Served {
 impl Served {
     fn reply(self, record: Record) -> Downstream {
         match self {
-            Self::Member(answer, in_use) => {
-                reply::deliver(*answer, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, in_use, record)
+            Self::Member(answer, in_use, stay) => {
+                reply::deliver(*answer, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, in_use, stay, record)
             }
             Self::Ours(message) => reply::message(message, record),
             Self::Stream(said) => reply::stream(said, Refusal::SHUTTING_DOWN, record),
@@ -136,10 +137,10 @@ async fn known(
     let caller = gateway.callers.identify(gateway, client, Some(method), headers, record)?;
     match method.path {
         "/etcdserverpb.Watch/Watch" => {
-            Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body)))
+            Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body)?))
         }
         "/etcdserverpb.Lease/LeaseKeepAlive" => {
-            Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, deadline, body)))
+            Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, deadline, body)?))
         }
         _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
     }
@@ -185,11 +186,14 @@ async fn through(
         body: framed,
         deadline,
     };
-    let in_use = (lane != Lane::Unary).then(|| caller.in_use()).flatten();
+    let (in_use, mut stay) = match lane {
+        Lane::Unary => (None, Stay::UNBOUND),
+        _ => (caller.in_use(), gateway.enter(caller)?),
+    };
     let mut answer = if blocks {
         let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
         // Apart: no other call is to be as large as one that waits.
-        let waiting = Box::pin(blocked::run(exchange, claim, record));
+        let waiting = Box::pin(blocked::run(exchange, claim, &mut stay, record));
         match client.ends(caller) {
             None => waiting.await?,
             Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
@@ -202,7 +206,7 @@ async fn through(
         finish(gateway, client, method, &mut answer)?;
         note_auth_change(gateway, method, &message);
     }
-    Ok(Served::Member(Box::new(answer), in_use))
+    Ok(Served::Member(Box::new(answer), in_use, stay))
 }
 
 /// Which member a call wants, by its row and its body.
@@ -266,6 +270,7 @@ async fn unknown(
     let caller = gateway.callers.identify(gateway, client, None, &head.headers, record)?;
     let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
+    let stay = gateway.enter(&caller)?;
     record.member = Some(member.id);
     record.attempts = 1;
     let token = gateway.door.token(&caller.whom, &member).await.map_err(|failure| {
@@ -278,7 +283,7 @@ async fn unknown(
             Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
         }
         Ok((response, in_flight)) => {
-            Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use()))
+            Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use(), stay))
         }
         Err(NoAnswer::NeverSent(_)) => Err(Refusal::NOTHING_SENT),
         Err(NoAnswer::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::downstream::said::{Keep, Said};
 use crate::gateway::access_log::Record;
+use crate::gateway::live::Stay;
 use crate::refusal::{Code, Refusal, Status};
 use crate::upstream::answer::{Answer, Rest};
 use crate::upstream::connection::InFlight;
@@ -28,8 +29,8 @@ enum Rests {
     Nothing,
     /// Trailers, after the held data.
     Trailers(HeaderMap),
-    /// A member's body, passed on as it comes.
-    Piped(Incoming, Refusal),
+    /// A member's body, passed on as it comes, for as long as the caller's session stands.
+    Piped(Incoming, Refusal, Stay),
     /// A stream of our own making. Its sender going away without a word is an early end.
     /// With what is kept of the message that HTTP/2 took last: it asks for the next when it has sent most of that.
     Ours(mpsc::Receiver<Said>, Refusal, Keep),
@@ -81,9 +82,15 @@ pub fn message(framed: Bytes, mut record: Record) -> Downstream {
 }
 
 /// A member's answer. `broken` is what the client is told if the rest of it does not come; `in_use` is held until
-/// the reply has ended.
+/// the reply has ended, `stay` for as long as more of it comes.
 #[must_use]
-pub fn deliver(answer: Answer, broken: Refusal, in_use: Option<InUse>, mut record: Record) -> Downstream {
+pub fn deliver(
+    answer: Answer,
+    broken: Refusal,
+    in_use: Option<InUse>,
+    stay: Stay,
+    mut record: Record,
+) -> Downstream {
     let in_header = Status::from_headers(&answer.headers);
     let only_headers = in_header.is_some();
     if let Some(status) = answer.status().or(in_header) {
@@ -92,7 +99,7 @@ pub fn deliver(answer: Answer, broken: Refusal, in_use: Option<InUse>, mut recor
     let rest = match answer.rest {
         _ if only_headers => Rests::Nothing,
         Rest::Whole(trailers) => Rests::Trailers(trailers),
-        Rest::More(body) => Rests::Piped(body, broken),
+        Rest::More(body) => Rests::Piped(body, broken, stay),
     };
     respond(
         from_member(answer.headers),
@@ -152,6 +159,12 @@ impl Body for Reply {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Rests::Piped(_, _, stay) = &mut self.rest
+            && stay.poll_cut(cx).is_ready()
+        {
+            self.held.clear();
+            return self.end(Refusal::INVALID_AUTH_TOKEN.trailers());
+        }
         if let Some(held) = self.held.pop_front() {
             return self.data(held);
         }
@@ -161,7 +174,7 @@ impl Body for Reply {
                 let trailers = std::mem::take(trailers);
                 self.end(trailers)
             }
-            Rests::Piped(body, broken) => match std::task::ready!(Pin::new(body).poll_frame(cx)) {
+            Rests::Piped(body, broken, _) => match std::task::ready!(Pin::new(body).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => self.data(data),
                     Err(frame) => {

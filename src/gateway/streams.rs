@@ -3,6 +3,7 @@
 //! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariants: the
 //! credential is in use for exactly as long as the stream lives; no stream outlives what let its client in.
 
+use std::future::pending;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,10 +13,11 @@ use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use crate::downstream::said::{Said, Speaker};
 use crate::gateway::caller::Caller;
+use crate::gateway::live::Stay;
 use crate::gateway::{Client, Gateway, blocked};
 use crate::lease::keepalive::KeepAlive;
 use crate::lease::observe::Observe;
@@ -30,6 +32,9 @@ use crate::watch::source::Route;
 const PROGRESS_GRACE: Duration = Duration::from_millis(500);
 
 /// A client's Watch stream.
+///
+/// # Errors
+/// The session stands no more.
 pub fn watch(
     gateway: &Rc<Gateway>,
     client: &Client,
@@ -37,7 +42,8 @@ pub fn watch(
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: Incoming,
-) -> mpsc::Receiver<Said> {
+) -> Result<mpsc::Receiver<Said>, Refusal> {
+    let stay = gateway.enter(caller)?;
     let (speaker, said) = Speaker::channel();
     let session = Session {
         route: Route {
@@ -59,8 +65,8 @@ pub fn watch(
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
     let run = session.run(body, speaker.clone()).boxed_local();
-    gateway.tasks.spawn("watch", within(ends, speaker, run, in_use)).detach();
-    said
+    gateway.tasks.spawn("watch", within(ends, stay, speaker, run, in_use)).detach();
+    Ok(said)
 }
 
 /// A time between this and twice this.
@@ -70,6 +76,9 @@ fn between(least: Duration, chooser: &Chooser) -> Duration {
 }
 
 /// A client's LeaseKeepAlive stream.
+///
+/// # Errors
+/// The session stands no more.
 pub fn keep_alive(
     gateway: &Rc<Gateway>,
     client: &Client,
@@ -77,7 +86,8 @@ pub fn keep_alive(
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: Incoming,
-) -> mpsc::Receiver<Said> {
+) -> Result<mpsc::Receiver<Said>, Refusal> {
+    let stay = gateway.enter(caller)?;
     let (speaker, said) = Speaker::channel();
     let keep_alive = KeepAlive {
         door: Rc::clone(&gateway.door),
@@ -88,14 +98,14 @@ pub fn keep_alive(
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
     let run = keep_alive.run(body, speaker.clone()).boxed_local();
-    gateway.tasks.spawn("keepalive", within(ends, speaker, run, in_use)).detach();
-    said
+    gateway.tasks.spawn("keepalive", within(ends, stay, speaker, run, in_use)).detach();
+    Ok(said)
 }
 
 /// A client's Observe stream. `message` is its one request.
 ///
 /// # Errors
-/// The budget for requests that wait is used up.
+/// The budget for requests that wait is used up, or the session stands no more.
 pub fn observe(
     gateway: &Rc<Gateway>,
     client: &Client,
@@ -104,6 +114,7 @@ pub fn observe(
     deadline: Option<Instant>,
     message: &Bytes,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
+    let stay = gateway.enter(caller)?;
     let (request, held) = blocked::kept(gateway, message)?;
     let (speaker, said) = Speaker::channel();
     let observe = Observe {
@@ -116,7 +127,7 @@ pub fn observe(
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
     let run = observe.run(speaker.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(ends, speaker, run, (in_use, held))).detach();
+    gateway.tasks.spawn("observe", within(ends, stay, speaker, run, (in_use, held))).detach();
     Ok(said)
 }
 
@@ -127,22 +138,33 @@ fn ends(client: &Client, caller: &Caller, deadline: Option<Instant>) -> Option<(
     deadline.into_iter().chain(client.ends(caller)).min_by_key(|(at, _)| *at)
 }
 
-/// Runs a stream to its end, or to the instant at which it ends by itself, which its client is told. `keep` is held until
-/// then. The stream is boxed: nothing here keeps room for it twice.
+/// Runs a stream to its end, or to the instant at which it ends by itself, or to the end of its session; the client is told.
+/// `keep` is held until then. The stream is boxed: nothing here keeps room for it twice.
 async fn within(
     ends: Option<(Instant, Refusal)>,
+    mut stay: Stay,
     speaker: Speaker,
     mut run: LocalBoxFuture<'static, ()>,
     keep: impl Sized,
 ) {
-    match ends {
-        None => run.await,
-        Some((at, refusal)) => {
-            if timeout_at(at, &mut run).await.is_err() {
-                drop(run);
-                speaker.end(refusal.status()).await;
+    let late = async {
+        match ends {
+            None => pending().await,
+            Some((at, refusal)) => {
+                sleep_until(at).await;
+                refusal
             }
         }
+    };
+    let ended = tokio::select! {
+        biased; // the session first: nothing more is said to a peer that was revoked
+        () = stay.cut() => Some(Refusal::INVALID_AUTH_TOKEN),
+        () = &mut run => None,
+        refusal = late => Some(refusal),
+    };
+    drop(run);
+    if let Some(refusal) = ended {
+        speaker.end(refusal.status()).await;
     }
     drop(keep);
 }

@@ -13,7 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 
 /// gRPC has codes 0 to 16.
 const CODES: usize = 17;
@@ -80,6 +80,14 @@ pub struct Metrics {
     pub jwts_refused: Counter,
     /// Calls of peers that are no etcd user here.
     pub peers_refused: Counter,
+    /// Times that the configuration was read again and is in force.
+    pub reloads: Counter,
+    /// Times that it was read again and kept as it was, since what was read has a fault.
+    pub reloads_refused: Counter,
+    /// How old what is known of revocations is, in seconds.
+    pub revocation_age: Gauge<f64, AtomicU64>,
+    /// Users and sessions that were revoked.
+    pub revocation_entries: Gauge,
     /// Bodies and paths that were refused because they were not canonical.
     pub not_canonical: Counter,
     /// Handlers that panicked.
@@ -100,11 +108,7 @@ impl Metrics {
         let latency = Family::new_with_constructor((|| Histogram::new(LATENCY)) as fn() -> Histogram);
         registry.register_with_unit("call_duration", "Time of unary calls", Unit::Seconds, latency.clone());
         let rows = methods.iter().map(|_| Row { codes: Default::default(), latency: OnceLock::new() });
-        let mut counter = |name: &str, help: &str| {
-            let counter = Counter::default();
-            registry.register(name, help, counter.clone());
-            counter
-        };
+        let mut counter = |name: &str, help: &str| registered::<Counter>(&mut registry, name, help);
         let healed = counter("calls_healed", "Calls replayed with a fresh credential");
         let retried = counter("calls_retried", "Calls sent again since the first attempt did not apply");
         let watch_resumes = counter("watch_resumes", "Upstream watch streams opened to go on");
@@ -118,18 +122,20 @@ impl Metrics {
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
         let jwts_refused = counter("jwts_refused", "JWTs that were refused");
         let peers_refused = counter("peers_refused", "Calls of peers that are no etcd user here");
+        let reloads = counter("config_reloads", "Times that the configuration was read again");
+        let reloads_refused = counter("config_reloads_refused", "Times that it was read and had a fault");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
-        let watch_held_bytes = Gauge::default();
-        registry.register("watch_held_bytes", "Bytes that watch streams hold", watch_held_bytes.clone());
-        let connections = Gauge::default();
-        registry.register("downstream_connections", "Open connections of clients", connections.clone());
-        let logins = Family::default();
-        registry.register("logins", "Password logins, by result", logins.clone());
-        let member_ready = Family::default();
-        registry.register("member_ready", "1 for members that get calls", member_ready.clone());
-        let member_leader = Family::default();
-        registry.register("member_leader", "1 for the leader", member_leader.clone());
+        let revocation_age = Gauge::<f64, AtomicU64>::default();
+        let help = "How old what is known of revocations is";
+        registry.register_with_unit("revocation_age", help, Unit::Seconds, revocation_age.clone());
+        let revocation_entries =
+            registered(&mut registry, "revocation_entries", "Users and sessions revoked");
+        let watch_held_bytes = registered(&mut registry, "watch_held_bytes", "Bytes that watch streams hold");
+        let connections = registered(&mut registry, "downstream_connections", "Open connections of clients");
+        let logins = registered(&mut registry, "logins", "Password logins, by result");
+        let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
+        let member_leader = registered(&mut registry, "member_leader", "1 for the leader");
         Self {
             rows: rows.collect(),
             registry,
@@ -151,6 +157,10 @@ impl Metrics {
             sessions_refused,
             jwts_refused,
             peers_refused,
+            reloads,
+            reloads_refused,
+            revocation_age,
+            revocation_entries,
             not_canonical,
             panics,
             member_ready,
@@ -190,6 +200,13 @@ impl Metrics {
         encode(&mut text, &self.registry)?;
         Ok(text)
     }
+}
+
+/// A metric that begins with nothing.
+fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
 }
 
 /// A label set of one label.

@@ -56,7 +56,11 @@ mod outlived;
 #[cfg(test)]
 mod raw;
 #[cfg(test)]
+mod reload;
+#[cfg(test)]
 mod replicas;
+#[cfg(test)]
+mod revocations;
 #[cfg(test)]
 mod rewatch;
 #[cfg(test)]

@@ -48,6 +48,8 @@ mod pinned;
 #[cfg(test)]
 mod replays;
 #[cfg(test)]
+mod revocations;
+#[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]
 mod sockets;

@@ -23,7 +23,7 @@ use keyward::tasks::{Owned, Tasks};
 use keyward::upstream::version::Version;
 use prost::Message as _;
 use tokio::io::DuplexStream;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::wire::{End, Messages, say};
 
@@ -76,6 +76,7 @@ struct State {
     bcrypt: Cell<Duration>,
     /// How a login is refused that is not accepted.
     refusal: Cell<(Code, &'static str)>,
+    held: watch::Sender<bool>,
     settings: server::Builder,
 }
 
@@ -103,6 +104,7 @@ impl Member {
             password: RefCell::new(Some("right")),
             bcrypt: Cell::new(Duration::ZERO),
             refusal: Cell::new(WRONG),
+            held: watch::Sender::new(false),
             settings,
         });
         let accepting = Rc::clone(&state);
@@ -160,6 +162,11 @@ impl Member {
         self.state.bcrypt.set(bcrypt);
     }
 
+    /// From now on logins wait for their answer, or no more.
+    pub(crate) fn hold_logins(&self, hold: bool) {
+        self.state.held.send_replace(hold);
+    }
+
     /// From now on only this password is right.
     pub(crate) fn change_password(&self, password: &'static str) {
         self.state.password.replace(Some(password));
@@ -214,8 +221,10 @@ impl State {
         self.logins.set(self.logins.get() + 1);
         let (number, password) = (self.logins.get(), *self.password.borrow());
         let (bcrypt, (code, text)) = (self.bcrypt.get(), self.refusal.get());
+        let mut held = self.held.subscribe();
         let answer = async move {
             let mut call = call;
+            drop(held.wait_for(|held| !held).await);
             assert!(!call.headers.contains_key("token"), "a login never carries a token");
             let message = call.messages.next().await.expect("a request");
             let login = AuthenticateRequest::decode(message).expect("a login");

@@ -95,7 +95,10 @@ impl Keyward {
         let tasks = Tasks::default();
         let config = Arc::new(configuration(folder, listener, lines));
         let tls = config.listeners.iter().map(|listener| listener.tls.as_ref().map(server_config));
-        let tls = tls.map(|config| config.transpose().expect("TLS can be set up")).collect();
+        let tls = tls.map(|config| {
+            config.transpose().expect("TLS can be set up").map(|config| Arc::new(ArcSwap::new(config)))
+        });
+        let tls = tls.collect();
         let addresses: Arc<[Address]> = members.iter().map(|member| member.address.clone()).collect();
         let known = members.iter().map(|member| Arc::new(published(member))).collect();
         let cluster = ClusterId(0xc1);

@@ -25,7 +25,10 @@ impl Resolver<'_> {
                 self.text(&audience_path, row.audience, "the `aud` that means this cluster is needed");
             let keys_path = format!("{path}.keys");
             let keys = self.required(&keys_path, row.keys, "the file of the issuer's public keys is needed");
-            let keys = keys.and_then(|name| self.checked(&keys_path, Keys::read(&self.file(&name))));
+            let keys = keys.and_then(|name| {
+                let file = self.file(&name);
+                self.checked(&keys_path, Keys::read(&file))
+            });
             let algorithms = self.algorithms(&format!("{path}.algorithms"), row.algorithms);
             let subject_path = format!("{path}.subject");
             let subject = row.subject.or(Some("sub".to_owned()));

@@ -21,6 +21,9 @@ pub(super) type Users = BTreeMap<String, Option<Login>>;
 /// rules 47.
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2381);
 
+/// What the system takes for the name of a unix socket.
+const LONGEST_SOCKET: usize = 107;
+
 impl Resolver<'_> {
     pub(super) fn users(&mut self, rows: Vec<file::User>) -> Users {
         let mut users = Users::new();
@@ -60,7 +63,7 @@ impl Resolver<'_> {
             let identify = self.identify(&format!("{path}.identify"), row.identify, tls.as_ref(), lead);
             let default_user = row
                 .default_user
-                .and_then(|name| self.default_user(&format!("{path}.default_user"), &name, users));
+                .and_then(|name| self.user_named(&format!("{path}.default_user"), &name, users));
             let (Some(name), Some(address)) = (name, address) else { continue };
             if listeners.iter().any(|earlier| earlier.name == name) {
                 self.findings.fault(
@@ -97,7 +100,7 @@ impl Resolver<'_> {
         Some(name.into())
     }
 
-    fn default_user(&mut self, path: &str, name: &str, users: &Users) -> Option<Login> {
+    pub(super) fn user_named(&mut self, path: &str, name: &str, users: &Users) -> Option<Login> {
         match users.get(name) {
             Some(login) => login.clone(),
             None => {
@@ -176,7 +179,10 @@ impl Resolver<'_> {
                 self.findings.fault(path, "says what the client_ca has revoked, which is missing");
                 None
             }
-            Some(roots) => self.checked(path, Crls::read(&self.file(&name), roots.as_ref()?)),
+            Some(roots) => {
+                let file = self.file(&name);
+                self.checked(path, Crls::read(&file, roots.as_ref()?))
+            }
         }
     }
 
@@ -279,7 +285,14 @@ impl Resolver<'_> {
             None => ADMIN,
         };
         self.taken(path, &Address::Tcp(address), listeners);
-        Some(Admin { address })
+        let socket = admin.socket.map(|name| self.place(&name));
+        if let Some(socket) = &socket {
+            self.taken("admin.socket", &Address::Unix(socket.clone()), listeners);
+            if socket.as_os_str().len() > LONGEST_SOCKET {
+                self.findings.fault("admin.socket", format!("is longer than {LONGEST_SOCKET} bytes"));
+            }
+        }
+        Some(Admin { address, socket })
     }
 
     fn taken(&mut self, path: &str, address: &Address, earlier: &[Arc<Listener>]) {

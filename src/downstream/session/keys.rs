@@ -72,7 +72,9 @@ impl SessionKeys {
         }
     }
 
-    pub(super) fn opened(&self) -> Vec<(KeyId, u64)> {
+    /// The id of each, and how often it was used to open a session; the sealing key first.
+    #[must_use]
+    pub fn opened(&self) -> Vec<(KeyId, u64)> {
         self.0.iter().map(|key| (key.id, key.opened.load(Ordering::Relaxed))).collect()
     }
 }

@@ -1,8 +1,8 @@
 //! Tokens that this shard has opened already.
 //!
-//! Owns: a bounded memory of opened sessions, so that the box is opened once per token and shard. Must not know:
-//! revocation.
-//! Invariants: it answers as the sealer would now: a change of keys, realm or `not_before` empties it. Found by the
+//! Owns: a bounded memory of opened sessions, so that the box is opened once per token and shard. Must not know: what
+//! makes a session stand.
+//! Invariants: it answers as the sealer would now: a change of keys, realm, `not_before` or revocations empties it. Found by the
 //! token's SHA-256, so that neither a collision nor the time of a comparison helps a guesser.
 
 use std::cell::RefCell;
@@ -59,6 +59,7 @@ impl OpenedSessions {
             opened
         } else {
             let (session, key) = kept.sealing.open(token)?;
+            self.sealer.note(&session);
             Opened { session: Rc::new(session), key }
         };
         if kept.recent.len() >= self.half {
@@ -133,5 +134,9 @@ mod tests {
         opened.open(&alice).unwrap();
         sealer.refuse_before(u64::MAX);
         assert_eq!(opened.open(&alice).err(), Some(OpenFailure::TooOld));
+        sealer.refuse_before(0);
+        opened.open(&alice).unwrap();
+        sealer.obey(None);
+        assert_eq!(opened.open(&alice).err(), Some(OpenFailure::NotKnown));
     }
 }

@@ -131,7 +131,7 @@ fn session(proof: Proof, kind: u8, issued_at: u64, rest: &[u8]) -> Option<Sessio
         return None;
     }
     let peer = SessionPeer::read(kind, name, password)?;
-    Some(Session { peer, proof, issued_at, generation, id: SessionId(*id) })
+    Some(Session { peer, proof, issued_at, generation, id: SessionId(*id), opened_by: None })
 }
 
 fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
@@ -155,6 +155,23 @@ mod tests {
             assert!(decode(&bytes).is_none(), "byte {at} is {value}");
         }
         assert!(decode(&known).is_some());
+    }
+
+    #[test]
+    fn the_layout_is_that_of_tokens_in_the_field() {
+        let session = login("alice", "pw");
+        let bytes = encode(&session).unwrap();
+        let head = [
+            &[2, 1, 1][..],
+            &1_700_000_000_u64.to_be_bytes(),
+            &7_u64.to_be_bytes(),
+            &3_u64.to_be_bytes(),
+            &session.id.0,
+            &[0, 5, 0, 2],
+            b"alicepw",
+        ];
+        assert!(bytes.starts_with(&head.concat()), "{:?}", &bytes[..60]);
+        assert_eq!(bytes.len(), BLOCK);
     }
 
     proptest! {

@@ -51,6 +51,11 @@ impl Site {
         path
     }
 
+    /// A file in its folder.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
     /// The configuration for one plain listener in front of `cluster`, probing as root where auth is on. It has dotted keys at the
     /// top only, so that a test appends what it is about: `session.realm = "r"`, then tables such as `[[user]]`.
     pub(crate) fn in_front_of(&self, cluster: &Cluster) -> String {

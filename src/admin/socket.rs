@@ -1,0 +1,309 @@
+//! The admin socket: commands that change something, from the same machine and the same user.
+//!
+//! Owns: its protocol, both ends of it, and who may speak. Must not know: how a change is kept. Invariants: only the
+//! socket's owner and root are listened to, also in the moment before its mode is set; a peer costs bounded time and
+//! memory; a name that is given in a command stands in an answer, a token or password never.
+//!
+//! One line of JSON asks, one line answers: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
+
+use std::fmt;
+use std::io::{self, BufRead as _, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::downstream::listener::remove_stale;
+use crate::downstream::session::{Change, Entry, NoSessionId, Sealer};
+use crate::identity::UserName;
+use crate::revocation::{Kept, Register};
+use crate::tasks::Tasks;
+
+/// More than the longest name that a session can hold, each byte of it escaped.
+const LONGEST_LINE: u64 = 64 * 1024;
+/// How long a peer may take to ask, and to take its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long we wait for an answer: a change may wait for etcd.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Peers served at once.
+const PEERS: usize = 8;
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Command {
+    /// End all sessions of the user.
+    Revoke {
+        /// Byte by byte.
+        user: String,
+    },
+    /// End one session.
+    RevokeSession {
+        /// Its id, as in the log at login.
+        session: String,
+    },
+    /// End all sessions of the user and refuse its logins.
+    Block {
+        /// Byte by byte.
+        user: String,
+    },
+    /// Let the user log in again.
+    Unblock {
+        /// Byte by byte.
+        user: String,
+    },
+    /// Tell the sessions that this replica has seen, and who was revoked.
+    Sessions {},
+}
+
+/// What comes back.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// It is done; with what follows from it.
+    Done(String),
+    /// It is not, or not wholly; and why.
+    Failed(String),
+    /// What was asked for.
+    Sessions(Listing),
+}
+
+/// The sessions that a replica has seen, and who was revoked.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Listing {
+    sessions: Vec<Row>,
+    users: Vec<User>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Row {
+    id: String,
+    peer: String,
+    issued_at: u64,
+    stands: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct User {
+    name: String,
+    generation: u64,
+    blocked: bool,
+}
+
+/// What answers are made of.
+pub struct Desk {
+    /// Keeps changes.
+    pub register: Register,
+    /// Has seen sessions.
+    pub sealer: Arc<Sealer>,
+}
+
+/// Binds the socket. One that was left behind is replaced, one that is served is not.
+///
+/// # Errors
+/// The system's.
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    remove_stale(path)?;
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Serves for ever. `path` is where the listener was bound.
+pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<Desk>, tasks: Tasks) {
+    let owner = match std::fs::metadata(&path) {
+        Ok(metadata) => metadata.uid(),
+        Err(error) => return tracing::error!(%error, "the admin socket is gone"),
+    };
+    let places = Arc::new(Semaphore::new(PEERS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "an admin command could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        if !stream.peer_cred().is_ok_and(|peer| peer.uid() == owner || peer.uid() == 0) {
+            tracing::warn!("another user's admin command was not listened to");
+            continue;
+        }
+        let desk = Arc::clone(&desk);
+        let peer = async move {
+            let _place = place;
+            if let Err(error) = converse(stream, &desk).await {
+                tracing::debug!(%error, "an admin peer left");
+            }
+        };
+        tasks.spawn("admin command", peer).detach();
+    }
+}
+
+async fn converse(mut stream: UnixStream, desk: &Desk) -> io::Result<()> {
+    let (read, mut write) = stream.split();
+    let mut read = BufReader::new(read);
+    loop {
+        let mut line = Vec::new();
+        let mut asked = (&mut read).take(LONGEST_LINE);
+        if timeout(PATIENCE, asked.read_until(b'\n', &mut line)).await?? == 0 {
+            return Ok(());
+        }
+        let answer = match serde_json::from_slice(&line) {
+            Ok(command) => desk.answer(command).await,
+            Err(error) => Answer::Failed(format!("not a command: {error}")),
+        };
+        let mut text = serde_json::to_vec(&answer)?;
+        text.push(b'\n');
+        timeout(PATIENCE, write.write_all(&text)).await??;
+    }
+}
+
+impl Desk {
+    async fn answer(&self, command: Command) -> Answer {
+        let change = match change(&command) {
+            Ok(Some(change)) => change,
+            Ok(None) => return Answer::Sessions(self.listing()),
+            Err(error) => return Answer::Failed(error.to_string()),
+        };
+        match self.register.change(change).await {
+            Ok(Kept::Etcd) => Answer::Done("in force on this replica now, on all others within 2 s".into()),
+            Ok(Kept::File) => Answer::Done("in force now; kept in revocation.state_file, for this replica alone".into()),
+            Ok(Kept::Memory) => Answer::Done(
+                "in force now, until this process ends: set revocation.etcd_prefix or revocation.state_file to keep it"
+                    .into(),
+            ),
+            Err(trouble) => Answer::Failed(trouble.to_string()),
+        }
+    }
+
+    fn listing(&self) -> Listing {
+        let row = |seen: crate::downstream::session::Seen| Row {
+            id: seen.id.to_string(),
+            peer: seen.peer.to_string(),
+            issued_at: seen.issued_at,
+            stands: seen.stands,
+        };
+        let mut sessions: Vec<_> = self.sealer.seen().into_iter().map(row).collect();
+        sessions.sort_by(|a, b| (&a.peer, a.issued_at, &a.id).cmp(&(&b.peer, b.issued_at, &b.id)));
+        let revocations = self.register.revocations();
+        let user = |entry| match entry {
+            Entry::User(name, standing) => Some(User {
+                name: name.as_str().to_owned(),
+                generation: standing.generation,
+                blocked: standing.blocked,
+            }),
+            Entry::Session(_) => None,
+        };
+        let mut users: Vec<_> = revocations.entries().filter_map(user).collect();
+        users.sort_by(|a, b| a.name.cmp(&b.name));
+        Listing { sessions, users }
+    }
+}
+
+fn change(command: &Command) -> Result<Option<Change>, NoSessionId> {
+    let user = |name: &str| UserName::from(name);
+    Ok(Some(match command {
+        Command::Revoke { user: name } => Change::Revoke(user(name)),
+        Command::Block { user: name } => Change::Block(user(name)),
+        Command::Unblock { user: name } => Change::Unblock(user(name)),
+        Command::RevokeSession { session } => Change::RevokeSession(session.parse()?),
+        Command::Sessions {} => return Ok(None),
+    }))
+}
+
+/// Asks the Keyward that serves the socket, and waits for the answer. Blocks.
+///
+/// # Errors
+/// The system's, or an answer that is none.
+pub fn ask(path: &Path, command: &Command) -> io::Result<Answer> {
+    let mut stream = std::os::unix::net::UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = serde_json::to_vec(command)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answer = Vec::new();
+    // A listing has a row per session, of which there are some thousands.
+    io::BufReader::new(stream.take(LONGEST_LINE * 1024)).read_until(b'\n', &mut answer)?;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+/// For a terminal.
+impl fmt::Display for Listing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:32}  {:20}  {:7}  PEER", "SESSION", "ISSUED", "")?;
+        for row in &self.sessions {
+            let state = if row.stands { "" } else { "revoked" };
+            let peer = row.peer.escape_debug();
+            writeln!(f, "{:32}  {:20}  {state:7}  {peer}", row.id, moment(row.issued_at))?;
+        }
+        if !self.users.is_empty() {
+            writeln!(f, "\n{:20}  {:7}  USER", "REVOKED BEFORE", "")?;
+        }
+        for user in &self.users {
+            let state = if user.blocked { "blocked" } else { "" };
+            let name = user.name.escape_debug();
+            writeln!(f, "{:20}  {state:7}  {name}", moment(user.generation / 1_000_000))?;
+        }
+        Ok(())
+    }
+}
+
+/// Seconds of the Unix epoch as RFC 3339.
+fn moment(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March, so that the leap day is the last: every 400 of them have 146097 days.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_one_line_of_json() {
+        for (command, text) in [
+            (Command::Revoke { user: "a\nb".into() }, r#"{"revoke":{"user":"a\nb"}}"#),
+            (Command::RevokeSession { session: "7".into() }, r#"{"revoke_session":{"session":"7"}}"#),
+            (Command::Block { user: "a".into() }, r#"{"block":{"user":"a"}}"#),
+            (Command::Unblock { user: "a".into() }, r#"{"unblock":{"user":"a"}}"#),
+            (Command::Sessions {}, r#"{"sessions":{}}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&command).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Command>(text).unwrap(), command);
+        }
+        for wrong in [r#"{"revoke":{}}"#, r#"{"revoke":{"user":"a","session":"b"}}"#, r#""sessions""#, "{}"] {
+            assert!(serde_json::from_str::<Command>(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn moments_are_dates() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_700_000_000, "2023-11-14T22:13:20Z"),
+            (1_772_323_199, "2026-02-28T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(moment(seconds), text);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Sessions: their keys, and where it is kept who was revoked.
+//!
+//! Owns: `[session]`, `[revocation]`. Must not know: tokens, etcd.
+//! Invariants: there is always a key; where revocations are in etcd they have a prefix of their own.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::listener::Users;
+use super::{DAY, Resolver, SECOND, secrets, values};
+use crate::config::{Keep, KeySource, Login, Realm, Revocation, Session, SessionKey, file};
+use crate::secret::Secret;
+
+impl Resolver<'_> {
+    pub(super) fn session(&mut self, session: file::Session) -> Session {
+        let path = "session.key_files";
+        let names = session.key_files.unwrap_or_default();
+        let mut keys: Vec<SessionKey> = Vec::new();
+        for (index, name) in names.iter().enumerate() {
+            let path = format!("{path}[{index}]");
+            let Some(key) = self.secret(&path, name, secrets::session_key) else { continue };
+            if keys.iter().any(|earlier| earlier.expose() == key.expose()) {
+                self.findings.warn(&path, "holds the same key as an earlier file");
+            } else {
+                keys.push(Arc::new(key));
+            }
+        }
+        if names.is_empty() {
+            let reason = "no key file: sessions are sealed with a random key, so every client must log in again \
+                          after a restart, and no other replica accepts its session";
+            self.findings.warn(path, reason);
+            let mut key = zeroize::Zeroizing::new([0; 32]);
+            match getrandom::fill(key.as_mut()) {
+                Ok(()) => keys.push(Arc::new(Secret::new(*key))),
+                Err(error) => self.findings.fault(path, format!("the system gives no random key: {error}")),
+            }
+        }
+        if session.realm.as_ref().is_some_and(|realm| realm.is_empty() || realm.len() > 128) {
+            self.findings
+                .fault("session.realm", "a realm is 1 to 128 bytes; leave it out for the cluster's id");
+        }
+        let realm = session.realm.map_or(Realm::ClusterId, |realm| Realm::Named(realm.into()));
+        let key_source = if names.is_empty() { KeySource::Random } else { KeySource::Files };
+        let not_before = session.not_before.map_or(0, |text| self.not_before(&text));
+        Session { keys, key_source, realm, not_before }
+    }
+
+    fn not_before(&mut self, text: &str) -> u64 {
+        let path = "session.not_before";
+        let seconds = self.checked(path, values::moment(text)).unwrap_or(0);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        if seconds > now {
+            self.findings.warn(path, "lies in the future: until then every session is refused, new ones too");
+        }
+        seconds
+    }
+
+    pub(super) fn revocation(
+        &mut self,
+        revocation: file::Revocation,
+        users: &Users,
+        probe: Option<&Login>,
+    ) -> Revocation {
+        let max_age = self.duration("revocation.max_age", revocation.max_age, 60 * SECOND, 5 * SECOND..=DAY);
+        let file = revocation.state_file.map(|name| self.place(&name));
+        let login = match revocation.user {
+            Some(name) => self.user_named("revocation.user", &name, users),
+            None => probe.cloned(),
+        };
+        let keep = match (revocation.etcd_prefix, file) {
+            (Some(prefix), file) => {
+                if file.is_some() {
+                    let reason = "has no effect, since revocation.etcd_prefix is set";
+                    self.findings.warn("revocation.state_file", reason);
+                }
+                // Everything below the prefix is Keyward's alone.
+                if prefix.trim_matches('/').is_empty() || !prefix.ends_with('/') {
+                    let reason = "is a name that ends with a slash, as in \"/keyward/revocations/\"";
+                    self.findings.fault("revocation.etcd_prefix", reason);
+                }
+                Keep::Etcd { prefix: Arc::from(prefix), login }
+            }
+            (None, Some(file)) => Keep::File(file),
+            (None, None) => Keep::Memory,
+        };
+        Revocation { keep, max_age }
+    }
+}

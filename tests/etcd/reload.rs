@@ -1,0 +1,116 @@
+//! Files change while Keyward runs: it follows without a signal, keeps what it had where the new is bad, and no stream ends.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keyward::pb::etcdserverpb::watch_client::WatchClient;
+use keyward::pb::etcdserverpb::watch_request::RequestUnion;
+use keyward::pb::etcdserverpb::{WatchCreateRequest, WatchRequest};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
+
+use crate::caller::Caller;
+use crate::harness::keyward::{Keyward, Site};
+use crate::harness::{Auth, Cluster, Options, versions, wait};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A folder as Kubernetes mounts a secret, and the certificate in it.
+struct Mounted {
+    folder: String,
+    shown: CertificateDer<'static>,
+}
+
+fn mounted(root: &Path, folder: &str) -> Mounted {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a name");
+    fs::create_dir(root.join(folder)).expect("the folder is ours");
+    fs::write(root.join(folder).join("tls.crt"), made.cert.pem()).expect("written");
+    fs::write(root.join(folder).join("tls.key"), made.signing_key.serialize_pem()).expect("written");
+    Mounted { folder: folder.to_owned(), shown: made.cert.der().clone() }
+}
+
+/// Puts another folder behind the same names, at once.
+fn swap(root: &Path, to: &str) {
+    symlink(to, root.join("..new")).expect("the folder is ours");
+    fs::rename(root.join("..new"), root.join("..data")).expect("the folder is ours");
+}
+
+/// The certificate that a new connection is shown; none that is not among these.
+async fn shown(address: SocketAddr, trusted: &[&Mounted]) -> Option<CertificateDer<'static>> {
+    let mut roots = RootCertStore::empty();
+    trusted.iter().for_each(|one| roots.add(one.shown.clone()).expect("a certificate"));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let mut config = config.expect("ring has them").with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let tcp = tokio::net::TcpStream::connect(address).await.ok()?;
+    let name = ServerName::try_from("localhost").expect("a name");
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.ok()?;
+    stream.get_ref().1.peer_certificates()?.first().cloned().map(CertificateDer::into_owned)
+}
+
+#[tokio::test]
+async fn certificates_are_followed_and_a_bad_one_is_not() {
+    let version = versions().pop().expect("one is pinned");
+    let options = Options { auth: Auth::On { extra_users: 0 }, ..Options::default() };
+    let cluster = Cluster::start(&version, options).await;
+    let (site, tls) = (Site::new(), Site::new().listen);
+    let root = site.file("secret");
+    fs::create_dir(&root).expect("the folder is ours");
+    let (one, two) = (mounted(&root, "..v1"), mounted(&root, "..v2"));
+    swap(&root, &one.folder);
+    for name in ["tls.crt", "tls.key"] {
+        symlink(Path::new("..data").join(name), root.join(name)).expect("the folder is ours");
+    }
+    let second = format!(
+        " }}, {{ name = \"tls\", address = \"{tls}\", tls = {{ cert = \"secret/tls.crt\", key = \"secret/tls.key\" }} }}]"
+    );
+    let config = site.in_front_of(&cluster).replacen(" }]", &second, 1);
+    let keyward = Keyward::start(site, &config).await;
+    let both = [&one, &two];
+    let shows = async |wanted: &Mounted| {
+        let look = async || (shown(tls, &both).await.as_ref() == Some(&wanted.shown)).then_some(());
+        wait::until(LIMIT, &format!("{} is shown", wanted.folder), look).await;
+    };
+    shows(&one).await;
+
+    let alice = Caller::log_in(keyward.site().listen, "alice").await;
+    let create = WatchCreateRequest { key: "/a/k".into(), ..WatchCreateRequest::default() };
+    let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    let asked =
+        futures_util::StreamExt::chain(futures_util::stream::iter([create]), futures_util::stream::pending());
+    let mut watch = WatchClient::new(alice.channel.clone());
+    let mut watch = watch.watch(alice.request(asked)).await.expect("admitted").into_inner();
+    assert!(watch.message().await.expect("admitted").expect("created").created);
+
+    swap(&root, &two.folder);
+    shows(&two).await;
+
+    // The certificate of one and the key of the other.
+    fs::create_dir(root.join("..v3")).expect("the folder is ours");
+    for (from, name) in [(&one, "tls.crt"), (&two, "tls.key")] {
+        fs::copy(root.join(&from.folder).join(name), root.join("..v3").join(name)).expect("copied");
+    }
+    let refused = async || {
+        let count = keyward.metric("keyward_config_reloads_refused_total", &[]).await;
+        (count > 0.0).then_some(())
+    };
+    swap(&root, "..v3");
+    wait::until(LIMIT, "the bad pair is read", refused).await;
+    let log = keyward.log();
+    let said = log.lines().find(|line| line.contains("configuration not reloaded")).expect("it is said");
+    assert!(said.contains("listener[1].tls.key"), "{said}");
+    assert!(!log.contains("PRIVATE KEY"), "no secret is told");
+    shows(&two).await;
+
+    swap(&root, &one.folder);
+    shows(&one).await;
+    alice.put("/a/k", b"v".to_vec(), 0).await.expect("put");
+    let event = watch.message().await.expect("no stream has ended").expect("no stream has ended");
+    assert_eq!(event.events.len(), 1);
+}
