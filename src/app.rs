@@ -28,7 +28,8 @@ use crate::shard::Shard;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::connect::Connector;
-use crate::upstream::credential::{CredentialSettings, Credentials};
+use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersError};
+use crate::upstream::fleet::Fleet;
 use crate::upstream::members::Members;
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::tls as upstream_tls;
@@ -58,6 +59,9 @@ pub enum Error {
     /// TLS towards members cannot be set up.
     #[error("cluster.tls: {0}")]
     UpstreamTls(#[from] upstream_tls::TlsError),
+    /// A user's credential cannot be used.
+    #[error("user: {0}")]
+    Users(#[from] UsersError),
     /// The system lacks something that we cannot do without.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
@@ -93,6 +97,9 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
     let (members, credentials) = start_control(&config, &connector, &tasks)?;
+    let pages = Pages { connector: connector.http1(), members: Arc::clone(&members.snapshot) };
+    credentials.act_for(&config.users, &config.cluster, pages)?;
+    let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     tasks
         .spawn(
@@ -111,6 +118,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         metrics: Arc::clone(&metrics),
         drain: draining,
         claims: Arc::default(),
+        fleet,
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));

@@ -6,6 +6,7 @@
 
 mod cluster;
 mod listener;
+mod users;
 
 use std::fmt::Display;
 use std::io::Read as _;
@@ -81,9 +82,9 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn config(&mut self, file: File) -> Option<Config> {
-        let users = self.users(file.user);
-        let listeners = self.listeners(file.listener, &users);
         let cluster = self.cluster(file.cluster);
+        let rows = self.users(file.user, file.mint, file.sign_jwt, &cluster);
+        let listeners = self.listeners(file.listener, &rows);
         let admin = self.admin(file.admin, &listeners);
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &listeners)),
@@ -94,6 +95,7 @@ impl Resolver<'_> {
             drain: self.drain(file.drain),
             runtime: self.runtime(file.runtime),
             cluster: Arc::new(cluster),
+            users: Arc::new(rows.users),
             admin: admin?,
             listeners,
         })
@@ -157,6 +159,12 @@ impl Resolver<'_> {
                 MOMENT..=DAY,
             ),
             replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 64 * MIB, 0..=64 * GIB),
+            certificate_connections: self.count(
+                "limits.certificate_connections",
+                limits.certificate_connections,
+                1024,
+                1..=1 << 20,
+            ),
             logins_in_flight_per_member: self.count(
                 "limits.logins_in_flight_per_member",
                 logins_in_flight_per_member,
@@ -289,13 +297,22 @@ impl Resolver<'_> {
         let (cert_path, key_path) = (format!("{path}.cert"), format!("{path}.key"));
         let cert = self.required(&cert_path, cert, "the certificate file that goes with the key is needed");
         let key = self.required(&key_path, key, "the key file that goes with the certificate is needed");
-        let chain = cert.and_then(|name| self.checked(&cert_path, Chain::read(&self.file(&name))));
+        self.pair((&cert_path, cert), (&key_path, key))
+    }
+
+    /// A certificate chain and a key by their paths and files.
+    fn pair(
+        &mut self,
+        (cert_path, cert): (&str, Option<String>),
+        (key_path, key): (&str, Option<String>),
+    ) -> Option<KeyPair> {
+        let chain = cert.and_then(|name| self.checked(cert_path, Chain::read(&self.file(&name))));
         let key = key.and_then(|name| {
             let file = self.file(&name);
-            self.warn_if_open(&key_path, &file);
-            self.checked(&key_path, PrivateKey::read(&file))
+            self.warn_if_open(key_path, &file);
+            self.checked(key_path, PrivateKey::read(&file))
         });
-        self.checked(&key_path, KeyPair::new(chain?, key?))
+        self.checked(key_path, KeyPair::new(chain?, key?))
     }
 }
 
@@ -309,6 +326,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::config::users::Credential;
     use crate::config::{Address, ClientAuth, ClusterPin};
 
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
@@ -362,7 +380,7 @@ mod tests {
 
     #[test]
     fn an_empty_file_lacks_a_listener_and_an_endpoint() {
-        assert_eq!(fault_paths(""), ["listener", "cluster.endpoints"]);
+        assert_eq!(fault_paths(""), ["cluster.endpoints", "listener"]);
     }
 
     #[test]
@@ -444,8 +462,9 @@ mod tests {
         let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
         let text = format!("{CLUSTER}{LISTENER}default_user = 'app'\n{user}");
         let (config, warnings) = valid(&text);
-        let login = config.listeners[0].default_user.as_ref().unwrap();
-        assert_eq!((login.user.as_str(), login.password.expose().as_str()), ("app", "hunter2"));
+        let app = config.listeners[0].default_user.as_ref().unwrap();
+        let Credential::Password(password) = &config.users.named[app] else { panic!("{config:?}") };
+        assert_eq!((app.as_str(), password.expose().as_str()), ("app", "hunter2"));
         assert_eq!(warnings, ["session.key_files"]);
 
         let (_, warnings) = valid(&text.replace("127.0.0.1:2", "10.0.0.1:2"));

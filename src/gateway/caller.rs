@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, Sealer, SessionPeer};
+use crate::downstream::session::{OpenFailure, OpenedSessions, Presented, Proof, Sealer, SessionPeer};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
 use crate::refusal::Refusal;
-use crate::upstream::credential::InUse;
+use crate::upstream::credential::{Identity, InUse};
 use crate::upstream::send::As;
 
 /// Sessions that one shard keeps opened: some 500 bytes each.
@@ -44,7 +44,7 @@ impl Caller {
     pub fn in_use(&self) -> Option<InUse> {
         match &self.whom {
             As::Nobody => None,
-            As::User(identity) => Some(identity.hold()),
+            As::User(identity) => identity.hold(),
         }
     }
 }
@@ -90,7 +90,15 @@ impl Callers {
             return Ok(Rc::clone(caller));
         }
         let SessionPeer::Password { user, password } = &session.peer;
-        let caller = Rc::new(Caller::new(As::User(gateway.door.credentials.identity(user, password))));
+        let credentials = &gateway.door.credentials;
+        // A password that etcd accepted proves that user, however we prove it to etcd. One that nobody looked at proves
+        // nothing until it has logged in.
+        let acting = match session.proof {
+            Proof::Etcd => credentials.acting(user),
+            Proof::None => None,
+        };
+        let own = || As::User(Identity::Password(credentials.identity(user, password)));
+        let caller = Rc::new(Caller::new(acting.unwrap_or_else(own)));
         *last = Some((session, Rc::clone(&caller)));
         Ok(caller)
     }

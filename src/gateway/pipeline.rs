@@ -266,11 +266,11 @@ async fn unknown(
     let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     record.member = Some(member.id);
     record.attempts = 1;
-    let token = gateway.door.token(&caller.whom, &member).await.map_err(|failure| {
+    let shown = gateway.door.shown(&caller.whom, &member).await.map_err(|failure| {
         if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }
     })?;
-    let headers = upstream_headers(&head.headers, token.as_ref());
-    let sent = gateway.door.send(&member, Lane::Stream, path, headers, Outgoing::Piped(body)).await;
+    let head = upstream_headers(&head.headers, &shown);
+    let sent = gateway.door.send(&member, Lane::Stream, path, head, Outgoing::Piped(body)).await;
     match sent {
         Ok((response, _)) if !response.status().is_success() => {
             Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
@@ -279,6 +279,7 @@ async fn unknown(
             Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use()))
         }
         Err(NoAnswer::NeverSent(_)) => Err(Refusal::NOTHING_SENT),
+        Err(NoAnswer::NoRoom) => Err(Refusal::TOO_MANY_REQUESTS),
         Err(NoAnswer::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
     }
 }

@@ -74,6 +74,10 @@ pub struct Metrics {
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
     pub sessions_refused: Counter,
+    /// Connections that show a user's own certificate to a member.
+    pub certificate_connections: Gauge,
+    /// Those that were not opened since as many as may be were in use.
+    pub certificate_connections_refused: Counter,
     /// Bodies and paths that were refused because they were not canonical.
     pub not_canonical: Counter,
     /// Handlers that panicked.
@@ -112,8 +116,18 @@ impl Metrics {
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
+        let certificate_connections_refused = counter(
+            "upstream_certificate_connections_refused",
+            "Connections with a user's certificate over the limit",
+        );
         let watch_held_bytes = Gauge::default();
         registry.register("watch_held_bytes", "Bytes that watch streams hold", watch_held_bytes.clone());
+        let certificate_connections = Gauge::default();
+        registry.register(
+            "upstream_certificate_connections",
+            "Open connections with a user's certificate",
+            certificate_connections.clone(),
+        );
         let connections = Gauge::default();
         registry.register("downstream_connections", "Open connections of clients", connections.clone());
         let member_ready = Family::default();
@@ -138,6 +152,8 @@ impl Metrics {
             handshakes_failed,
             sessions_issued,
             sessions_refused,
+            certificate_connections,
+            certificate_connections_refused,
             not_canonical,
             panics,
             member_ready,

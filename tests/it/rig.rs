@@ -19,6 +19,7 @@ use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
 use keyward::upstream::connect::{Connector, Dial};
 use keyward::upstream::credential::{CredentialSettings, Credentials};
+use keyward::upstream::fleet::Fleet;
 use keyward::upstream::membership::{
     self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hints, MembersHandle, Membership,
     Readiness, Role,
@@ -112,6 +113,7 @@ impl Keyward {
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
         ));
         let (drain, draining) = watch::channel(None);
+        let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
         let serving = Serving::new(Parts {
             config,
             tls: vec![None],
@@ -122,6 +124,7 @@ impl Keyward {
             metrics: Arc::clone(&metrics),
             drain: draining,
             claims: Arc::default(),
+            fleet,
         });
         Self { serving: Some(serving), metrics, members: handle, tasks, drain, changes, hints: hinted }
     }

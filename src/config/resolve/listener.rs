@@ -1,41 +1,21 @@
 //! Listeners, and what follows from them: their users, our advertised URLs, the admin address beside them.
 //!
-//! Owns: `[[listener]]`, `[[user]]`, `[advertise]`, `[admin]`. Must not know: the cluster.
-//! Invariants: names and addresses are unique; a listener's default user has a password.
+//! Owns: `[[listener]]`, `[advertise]`, `[admin]`. Must not know: the cluster.
+//! Invariants: names and addresses are unique; there is something that proves a listener's default user.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use super::Resolver;
-use crate::config::{
-    Address, Admin, Advertise, ClientAuth, Endpoint, Listener, Login, Scheme, ServerTls, file,
-};
-
-/// The `[[user]]` rows by name; `None` where the row has a fault, which has been told.
-pub(super) type Users = BTreeMap<String, Option<Login>>;
+use super::users::Rows;
+use crate::config::{Address, Admin, Advertise, ClientAuth, Endpoint, Listener, Scheme, ServerTls, file};
+use crate::identity::UserName;
 
 /// rules 47.
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2381);
 
 impl Resolver<'_> {
-    pub(super) fn users(&mut self, rows: Vec<file::User>) -> Users {
-        let mut users = Users::new();
-        for (index, row) in rows.into_iter().enumerate() {
-            let path = format!("user[{index}]");
-            let name_path = format!("{path}.name");
-            let login =
-                self.login(&name_path, row.name.clone(), &format!("{path}.password_file"), row.password_file);
-            if let Some(name) = row.name
-                && users.insert(name, login).is_some()
-            {
-                self.findings.fault(&name_path, "is the name of an earlier [[user]] too");
-            }
-        }
-        users
-    }
-
-    pub(super) fn listeners(&mut self, rows: Vec<file::Listener>, users: &Users) -> Vec<Arc<Listener>> {
+    pub(super) fn listeners(&mut self, rows: Vec<file::Listener>, users: &Rows) -> Vec<Arc<Listener>> {
         if rows.is_empty() {
             self.findings.missing("listener", "at least one [[listener]] is needed");
         }
@@ -74,24 +54,21 @@ impl Resolver<'_> {
         Some(name.into())
     }
 
-    fn default_user(&mut self, path: &str, name: &str, users: &Users) -> Option<Login> {
-        match users.get(name) {
-            Some(login) => login.clone(),
-            None => {
-                self.findings.fault(path, format!("there is no [[user]] with the name {name:?}"));
-                None
-            }
+    fn default_user(&mut self, path: &str, name: &str, rows: &Rows) -> Option<UserName> {
+        let user = UserName::from(name);
+        if !rows.users.prove(&user) && !rows.faulty.contains(name) {
+            self.findings.fault(path, format!("there is no [[user]] with the name {name:?}"));
         }
+        Some(user)
     }
 
     fn warn_of_open_default(&mut self, path: &str, listener: &Listener) {
         let guarded = matches!(listener.tls, Some(ServerTls { clients: ClientAuth::Required(_), .. }));
-        let (Some(login), Address::Tcp(address)) = (&listener.default_user, &listener.address) else {
+        let (Some(user), Address::Tcp(address)) = (&listener.default_user, &listener.address) else {
             return;
         };
         if !guarded && !address.ip().is_loopback() {
-            let reason =
-                format!("whoever reaches {address} acts as {:?} without showing a credential", login.user);
+            let reason = format!("whoever reaches {address} acts as {user:?} without showing a credential");
             self.findings.warn(&format!("{path}.default_user"), reason);
         }
     }

@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::identity::LoginRequest;
 use super::keep_alive::KeepAlive;
+use super::revision::Questions;
 use super::{Credentials, LoginFailure, wire};
 use crate::identity::MemberId;
 use crate::tasks::Tasks;
@@ -23,6 +24,7 @@ use crate::upstream::membership::ControlChannels;
 pub struct CredentialControl {
     credentials: Arc<Credentials>,
     requests: mpsc::Receiver<LoginRequest>,
+    questions: Questions,
     channels: ControlChannels,
 }
 
@@ -33,9 +35,10 @@ impl CredentialControl {
     pub(super) fn new(
         credentials: Arc<Credentials>,
         requests: mpsc::Receiver<LoginRequest>,
+        questions: Questions,
         channels: ControlChannels,
     ) -> Self {
-        Self { credentials, requests, channels }
+        Self { credentials, requests, questions, channels }
     }
 
     /// Serves logins and keeps tokens alive until dropped, by tasks among `tasks`.
@@ -44,35 +47,48 @@ impl CredentialControl {
     pub async fn run(mut self, tasks: Tasks) {
         let keep_alive = KeepAlive::new(Arc::clone(&self.credentials), self.channels.clone(), tasks.clone());
         let _keeper = tasks.spawn("credential keep-alive", keep_alive.run());
+        let _asker = tasks.spawn("auth revision", ask(self.questions, self.channels.clone()));
         let mut gates = Gates::new();
         while let Some(request) = self.requests.recv().await {
-            self.begin(&mut gates, request, &tasks);
+            begin(&self.credentials, &self.channels, &mut gates, request, &tasks);
         }
     }
+}
 
-    fn begin(&self, gates: &mut Gates, request: LoginRequest, tasks: &Tasks) {
-        let settings = &self.credentials.shared.settings;
-        gates.retain(|_, gate| Rc::strong_count(gate) > 1);
-        let gate = gates
-            .entry(request.member())
-            .or_insert_with(|| Rc::new(Semaphore::new(settings.logins_per_member)));
-        // One for the map; the others are the logins that wait or are under way.
-        let before = Rc::strong_count(gate) - 1;
-        if before >= settings.logins_per_member + settings.logins_waiting {
-            request.land(Err(LoginFailure::Busy));
-            return;
-        }
-        let (gate, channels) = (Rc::clone(gate), self.channels.clone());
-        let credentials = Arc::clone(&self.credentials);
-        let login = async move {
-            let _permit = gate.acquire().await;
-            let outcome = log_in(&credentials, &channels, &request).await;
-            let identity = Arc::clone(request.identity());
-            credentials.note(&request, &outcome);
-            request.land(outcome);
-            credentials.keep(&identity);
-        };
-        tasks.spawn("login", login).detach();
+fn begin(
+    credentials: &Arc<Credentials>,
+    channels: &ControlChannels,
+    gates: &mut Gates,
+    request: LoginRequest,
+    tasks: &Tasks,
+) {
+    let settings = &credentials.shared.settings;
+    gates.retain(|_, gate| Rc::strong_count(gate) > 1);
+    let gate =
+        gates.entry(request.member()).or_insert_with(|| Rc::new(Semaphore::new(settings.logins_per_member)));
+    // One for the map; the others are the logins that wait or are under way.
+    let before = Rc::strong_count(gate) - 1;
+    if before >= settings.logins_per_member + settings.logins_waiting {
+        request.land(Err(LoginFailure::Busy));
+        return;
+    }
+    let (gate, channels) = (Rc::clone(gate), channels.clone());
+    let credentials = Arc::clone(credentials);
+    let login = async move {
+        let _permit = gate.acquire().await;
+        let outcome = log_in(&credentials, &channels, &request).await;
+        let identity = Arc::clone(request.identity());
+        credentials.note(&request, &outcome);
+        request.land(outcome);
+        credentials.keep(&identity);
+    };
+    tasks.spawn("login", login).detach();
+}
+
+/// Asks for the auth revision, one question after another.
+async fn ask(mut questions: Questions, channels: ControlChannels) {
+    while let Some(signer) = questions.recv().await {
+        signer.revisions().answer(&signer, &channels).await;
     }
 }
 
