@@ -23,19 +23,21 @@ struct Shared {
 }
 
 /// The stream's side.
-pub struct Cuttable<T> {
+pub struct Cuttable<T, K> {
     io: T,
     shared: Arc<Shared>,
+    #[expect(dead_code, reason = "dropped with the stream, after it")]
+    keep: K,
 }
 
 /// The other side.
 #[derive(Clone)]
 pub struct Scissors(Arc<Shared>);
 
-/// Wraps `io`.
-pub fn cuttable<T>(io: T) -> (Cuttable<T>, Scissors) {
+/// Wraps `io`. `keep` is dropped when it is: only then is a socket closed.
+pub fn cuttable<T, K>(io: T, keep: K) -> (Cuttable<T, K>, Scissors) {
     let shared = Arc::new(Shared::default());
-    (Cuttable { io, shared: Arc::clone(&shared) }, Scissors(shared))
+    (Cuttable { io, shared: Arc::clone(&shared), keep }, Scissors(shared))
 }
 
 impl Scissors {
@@ -58,7 +60,7 @@ impl Scissors {
     }
 }
 
-impl<T> Cuttable<T> {
+impl<T, K> Cuttable<T, K> {
     fn whole(&self) -> io::Result<()> {
         if self.shared.cut.load(Ordering::SeqCst) {
             Err(io::ErrorKind::ConnectionAborted.into())
@@ -68,7 +70,7 @@ impl<T> Cuttable<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Cuttable<T> {
+impl<T: AsyncRead + Unpin, K: Unpin> AsyncRead for Cuttable<T, K> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -87,7 +89,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Cuttable<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Cuttable<T> {
+impl<T: AsyncWrite + Unpin, K: Unpin> AsyncWrite for Cuttable<T, K> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.whole()?;
         Pin::new(&mut self.io).poll_write(cx, bytes)
@@ -112,7 +114,7 @@ mod tests {
     #[tokio::test]
     async fn a_cut_ends_a_read_that_waits_and_every_write_after_it() {
         let (near, mut far) = tokio::io::duplex(64);
-        let (mut near, scissors) = cuttable(near);
+        let (mut near, scissors) = cuttable(near, ());
         near.write_all(b"before").await.unwrap();
         let mut before = [0; 6];
         far.read_exact(&mut before).await.unwrap();

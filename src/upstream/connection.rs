@@ -268,7 +268,7 @@ impl Drop for InFlight {
 
 impl Connection {
     /// Performs the HTTP/2 handshake on `stream` and starts the connection's tasks on `tasks`. `ended` runs when the
-    /// connection has ended, in whatever way.
+    /// connection has ended, in whatever way; `keep` is dropped when its socket is closed.
     ///
     /// # Errors
     /// The handshake failed; nothing was sent.
@@ -278,9 +278,10 @@ impl Connection {
         lane: Lane,
         tasks: &Tasks,
         keeping: Keeping,
+        keep: impl Unpin + 'static,
         ended: impl FnOnce(Ended) + 'static,
     ) -> Result<Self, hyper::Error> {
-        let (stream, scissors) = cuttable(stream);
+        let (stream, scissors) = cuttable(stream, keep);
         let (io, flusher) = coalesce(stream);
         tasks.spawn("upstream flusher", flusher).detach();
         let (send, connection) = settings(lane).handshake(io).await?;

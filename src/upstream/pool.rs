@@ -230,7 +230,6 @@ impl Dial {
             let (shelf, key) = (self.shelf.clone(), self.key.clone());
             let own = place.is_none();
             move |how| {
-                drop(place);
                 shelf.with(|slots| slots.sweep(&key));
                 if how == Ended::Lost {
                     if own {
@@ -240,7 +239,8 @@ impl Dial {
                 }
             }
         };
-        let opened = Connection::open(stream, origin, self.key.lane, &self.tasks, keeping, ended).await;
+        let opened =
+            Connection::open(stream, origin, self.key.lane, &self.tasks, keeping, place, ended).await;
         opened.map_err(|error| failed(&self.member, &error.to_string()))
     }
 }

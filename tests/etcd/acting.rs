@@ -23,7 +23,7 @@ use crate::caller::{Caller, Kind};
 use crate::harness::binary::Version;
 use crate::harness::client::lifetime;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, Tls, password, versions, wait};
+use crate::harness::{Auth, Cluster, Options, Tls, newest, password, versions, wait};
 use crate::steady::of_each;
 use crate::streams::watch_of;
 
@@ -245,6 +245,17 @@ async fn line(cluster: &mut Cluster, kept: Kept) -> Line {
     };
     line.cell("promote", wait::until(LIMIT, "the learner is in sync", promote).await);
     line.logins = logins(cluster).await - before;
+    let made =
+        async |kind| keyward.metric("keyward_upstream_credentials_made_total", &[("kind", kind)]).await;
+    let (minted, signed) = (made("certificate").await, made("token").await);
+    let shown = keyward.metric("keyward_upstream_certificate_connections", &[]).await;
+    assert_eq!(shown > 0.0, matches!(kept, Kept::Certificate | Kept::Minted), "{kept:?}: {shown}");
+    match kept {
+        Kept::Password | Kept::Certificate => assert_eq!((minted, signed), (0.0, 0.0)),
+        // One at least for each of the three lives that passed.
+        Kept::Minted => assert!(minted >= 3.0 && signed == 0.0, "{minted} certificates"),
+        Kept::Signed => assert!(signed >= 6.0 && minted == 0.0, "{signed} tokens"),
+    }
     line
 }
 
@@ -266,5 +277,63 @@ async fn every_credential_carries_every_call() {
     assert_eq!(lines.len(), Kept::ALL.len() * versions().len());
     for line in &lines {
         assert!(line.cells.len() >= 10 && line.cells.iter().all(|(_, outcome)| outcome.is_ok()), "{line}");
+    }
+}
+
+/// etcd checks no password of its own: there is none.
+#[tokio::test]
+async fn a_user_without_a_password_is_served_and_its_roles_are_etcds() {
+    for version in versions() {
+        let cluster = Cluster::start(&version, options(false)).await;
+        let root = cluster.ctl_as_root();
+        root.ok(&["user", "add", "carol", "--no-password"]).await;
+        root.ok(&["user", "grant-role", "carol", "ra"]).await;
+        let site = Site::new();
+        let config = site.listening(&cluster, ", default_user = \"carol\"")
+            + "[[user]]\nname = \"*\"\nmint = true\n"
+            + &Kept::Minted.table(&site, &cluster);
+        let keyward = Keyward::start(site, &config).await;
+        let carol = Caller::anybody(keyward.site().listen).await;
+        carol.put("/a/x", b"1".to_vec(), 0).await.expect("her role allows it");
+        let beyond = carol.put("/b/x", b"1".to_vec(), 0).await.expect_err("her role does not");
+        assert_eq!(beyond.message(), "etcdserver: permission denied", "{version}");
+        // Past the life of the certificate, on the connection that showed it and on new ones.
+        lifetime(Duration::from_secs(u64::from(TTL) + 1)).await;
+        carol.put("/a/x", b"2".to_vec(), 0).await.expect("another certificate");
+        root.ok(&["user", "revoke-role", "carol", "ra"]).await;
+        let revoked = carol.put("/a/x", b"3".to_vec(), 0).await.expect_err("she has no role any more");
+        assert_eq!(revoked.message(), "etcdserver: permission denied", "{version}");
+    }
+}
+
+/// What members with other methods make of our signatures.
+#[tokio::test]
+async fn members_accept_what_is_signed_by_each_kind_of_key() {
+    let kinds: [(_, &'static rcgen::SignatureAlgorithm, _); 3] = [
+        ("ES256", &rcgen::PKCS_ECDSA_P256_SHA256, newest("3.5")),
+        ("ES384", &rcgen::PKCS_ECDSA_P384_SHA384, newest("3.5")),
+        ("EdDSA", &rcgen::PKCS_ED25519, newest("3.6")),
+    ];
+    for (method, kind, version) in kinds {
+        let site = Site::new();
+        let pair = rcgen::KeyPair::generate_for(kind).expect("a key");
+        let (public, private) =
+            (site.write("jwt.pub", &pair.public_key_pem()), site.write("jwt.key", &pair.serialize_pem()));
+        let token = format!(
+            "--auth-token=jwt,sign-method={method},pub-key={},priv-key={},ttl=60s",
+            public.display(),
+            private.display()
+        );
+        let auth = Auth::On { extra_users: 0 };
+        let cluster =
+            Cluster::start(&version, Options { auth, flags: vec![token], ..Options::default() }).await;
+        let config = site.listening(&cluster, ", default_user = \"alice\"")
+            + "[[user]]\nname = \"alice\"\njwt = true\n"
+            + &format!("[sign_jwt]\nmethod = \"{method}\"\nkey = {private:?}\n");
+        let keyward = Keyward::start(site, &config).await;
+        let alice = Caller::anybody(keyward.site().listen).await;
+        alice.put("/a/x", b"1".to_vec(), 0).await.expect(method);
+        cluster.ctl_as_root().ok(&["role", "add", "another"]).await;
+        assert_eq!(alice.keys("/a/").await, ["/a/x"], "{method}: the auth revision moved");
     }
 }

@@ -21,6 +21,8 @@ mod etcdctl;
 #[cfg(test)]
 mod expiry;
 #[cfg(test)]
+mod fleet;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod harness_works;
