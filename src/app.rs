@@ -97,8 +97,6 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
     let (members, credentials) = start_control(&config, &connector, &tasks)?;
-    let pages = Pages { connector: connector.http1(), members: Arc::clone(&members.snapshot) };
-    credentials.act_for(&config.users, &config.cluster, pages)?;
     let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     tasks
@@ -176,6 +174,8 @@ fn start_control(
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
     let handle = members.start(tasks);
+    let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+    credentials.act_for(&config.users, &config.cluster, pages)?;
     Ok((handle, credentials))
 }
 

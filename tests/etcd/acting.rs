@@ -114,7 +114,7 @@ fn spoken<Q: Send + 'static>() -> (mpsc::Sender<Q>, impl Stream<Item = Q> + Send
 
 impl<Q, A> Talk<Q, A> {
     async fn ask(&mut self, question: Q) -> A {
-        self.asks.send(question).await.ok().expect("the stream takes it");
+        self.asks.send(question).await.expect("the stream takes it");
         self.next().await
     }
 

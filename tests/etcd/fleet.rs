@@ -39,6 +39,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 const USERS: usize = 200;
 /// Fewer than one per user and member.
 const CONNECTIONS: usize = 96;
+/// The probes open some of their own, and the system's table changes while it is read.
+const SLACK: usize = 16;
 /// The default is a minute.
 const IDLE: &str = "2s";
 
@@ -164,9 +166,9 @@ fn two_hundred_certificates_stay_within_the_limit_and_idle_connections_go() {
                 rounds * USERS * 3,
                 most.get()
             );
-            // The probes open one of their own now and then.
-            assert!((CONNECTIONS / 2..=CONNECTIONS + 3).contains(&most.get()), "{version}: {}", most.get());
-            let gone = async || (bench.shown() == 0 && bench.open() <= before + 3).then_some(());
+            let bounds = CONNECTIONS / 2..=CONNECTIONS + SLACK;
+            assert!(bounds.contains(&most.get()), "{version}: {}", most.get());
+            let gone = async || (bench.shown() == 0 && bench.open() <= before + SLACK).then_some(());
             wait::until(LIMIT, "idle connections are gone", gone).await;
             bench.tasks.abort_all();
         }
