@@ -57,6 +57,7 @@ fn publish(running: &Config, config: &Config, sealer: &Sealer) {
     // Debug shows no secret, so a changed password or key of these is not seen here; it needs a restart as well.
     differ("listener", &running.listeners, &config.listeners);
     differ("cluster", &running.cluster, &config.cluster);
+    differ("user", &running.users, &config.users);
     differ("advertise", &running.advertise, &config.advertise);
     differ("session.realm", &running.session.realm, &config.session.realm);
     differ("limits", &running.limits, &config.limits);

@@ -147,3 +147,73 @@ impl Revisions {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::config::users::{JwtKey, JwtMethod, SignJwt};
+    use crate::secret::Secret;
+    use crate::upstream::credential::{CredentialSettings, Credentials};
+
+    /// A signer whose questions nobody but the test answers.
+    fn signer() -> (Arc<Signer>, Questions) {
+        let channels = ControlChannels::default();
+        let (credentials, _control) = Credentials::new(CredentialSettings::default(), channels).unwrap();
+        let (questions, asked) = mpsc::channel(1);
+        let connector = Connector::tcp(None, Duration::from_secs(1));
+        let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
+        let revisions = Revisions::new(questions, Pages { connector, members });
+        let config = SignJwt {
+            method: JwtMethod::named("HS256").unwrap(),
+            key: JwtKey::Shared(Secret::new(vec![7; 32])),
+            lifetime: Duration::from_secs(60),
+        };
+        (Signer::new(&Arc::new(config), revisions, Arc::clone(&credentials.shared)), asked)
+    }
+
+    fn told(signer: &Signer, revision: u64) {
+        signer.revisions().known.revision.store(revision, Ordering::SeqCst);
+        drop(signer.revisions().known.answered.send_replace(Ok(revision)));
+    }
+
+    #[tokio::test]
+    async fn one_question_serves_all_who_wait_and_all_who_held_the_old_revision() {
+        let (signer, mut asked) = signer();
+        let revisions = signer.revisions().clone();
+        let waiting: Vec<_> = (0..10)
+            .map(|_| {
+                let (revisions, signer) = (revisions.clone(), Arc::clone(&signer));
+                let mut current = async move { revisions.current(&signer).await }.boxed();
+                assert!((&mut current).now_or_never().is_none());
+                current
+            })
+            .collect();
+        assert!(asked.try_recv().is_ok() && asked.try_recv().is_err(), "one question");
+        told(&signer, 7);
+        for current in waiting {
+            assert_eq!(current.await.unwrap(), 7);
+        }
+        // Ten hold tokens of revision 7. The first that is refused has it asked for; those after the answer do not.
+        revisions.refused(7);
+        let mut next = revisions.current(&signer).boxed();
+        assert!((&mut next).now_or_never().is_none() && asked.try_recv().is_ok());
+        told(&signer, 8);
+        assert_eq!(next.await.unwrap(), 8);
+        (0..9).for_each(|_| revisions.refused(7));
+        assert_eq!(revisions.current(&signer).await.unwrap(), 8);
+        assert!(asked.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn where_no_member_tells_all_who_wait_are_told_so() {
+        let (signer, mut asked) = signer();
+        let mut current = signer.revisions().current(&signer).boxed();
+        assert!((&mut current).now_or_never().is_none());
+        let question = asked.try_recv().unwrap();
+        question.revisions().answer(&question, &ControlChannels::default()).await;
+        assert!(matches!(current.await, Err(LoginFailure::NoAnswer)));
+    }
+}

@@ -101,6 +101,17 @@ mod tests {
         etcd_server_version{server_version=\"3.5.1\"} 1\n";
 
     #[test]
+    fn the_auth_revision_is_read_in_whatever_form_a_float_has() {
+        let page = |value: &str| format!("{PAGE}etcd_debugging_auth_revision {value}\n");
+        assert_eq!(auth_revision(&page("12")), Some(12));
+        assert_eq!(auth_revision(&page("1.234567e+06")), Some(1_234_567));
+        for none in ["0", "-1", "NaN", "+Inf", "x", ""] {
+            assert_eq!(auth_revision(&page(none)), None, "{none}");
+        }
+        assert_eq!(auth_revision(PAGE), None);
+    }
+
+    #[test]
     fn the_page_tells_who_it_is_and_whether_it_leads() {
         let page = read(PAGE).unwrap();
         let expected = Page {
