@@ -4,6 +4,7 @@
 //! Prints the table of must show 2.
 
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
@@ -77,13 +78,11 @@ impl Kept {
 }
 
 /// One member, which the learners join, with client certificates, or with signed tokens too.
-fn options(signed: bool) -> Options {
-    let mut flags = Vec::new();
-    if signed {
-        let folder = std::env::temp_dir().join(format!("keyward-jwt-{}", std::process::id()));
-        std::fs::write(&folder, SECRET).expect("a temporary file");
-        flags.push(format!("--auth-token=jwt,sign-method=HS256,priv-key={},ttl={TTL}s", folder.display()));
-    }
+fn options(secret: Option<&Path>) -> Options {
+    let signed = |secret: &Path| {
+        format!("--auth-token=jwt,sign-method=HS256,priv-key={},ttl={TTL}s", secret.display())
+    };
+    let flags = secret.map(signed).into_iter().collect();
     Options {
         members: 1,
         auth: Auth::On { extra_users: 0 },
@@ -262,13 +261,15 @@ async fn line(cluster: &mut Cluster, kept: Kept) -> Line {
 #[tokio::test]
 async fn every_credential_carries_every_call() {
     let mut lines = Vec::new();
+    let secret = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(secret.path(), SECRET).expect("it can be written");
     for version in versions() {
-        let mut cluster = Cluster::start(&version, options(false)).await;
+        let mut cluster = Cluster::start(&version, options(None)).await;
         for kept in [Kept::Password, Kept::Certificate, Kept::Minted] {
             lines.push(line(&mut cluster, kept).await);
         }
         drop(cluster);
-        let mut cluster = Cluster::start(&version, options(true)).await;
+        let mut cluster = Cluster::start(&version, options(Some(secret.path()))).await;
         lines.push(line(&mut cluster, Kept::Signed).await);
     }
     let names: Vec<_> = lines[0].cells.iter().map(|(name, _)| *name).collect();
@@ -284,7 +285,7 @@ async fn every_credential_carries_every_call() {
 #[tokio::test]
 async fn a_user_without_a_password_is_served_and_its_roles_are_etcds() {
     for version in versions() {
-        let cluster = Cluster::start(&version, options(false)).await;
+        let cluster = Cluster::start(&version, options(None)).await;
         let root = cluster.ctl_as_root();
         root.ok(&["user", "add", "carol", "--no-password"]).await;
         root.ok(&["user", "grant-role", "carol", "ra"]).await;
