@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
-use crate::bench::Open;
+use crate::bench::{LEASE, Open};
 use crate::caller::{Caller, Kind};
 use crate::harness::binary::Version;
 use crate::harness::client::lifetime;
@@ -193,7 +193,8 @@ async fn line(cluster: &mut Cluster, kept: Kept) -> Line {
     let keys = alice.keys("/a/x").await;
     line.is("get", keys == ["/a/x"], keys);
     let mut watched = watch(&alice, "/a/w1").await;
-    let (mine, held, awaited) = (alice.grant(60).await, alice.grant(60).await, alice.grant(60).await);
+    let (mine, held, awaited) =
+        (alice.grant(LEASE).await, alice.grant(LEASE).await, alice.grant(LEASE).await);
     alice.put("/a/leased", b"1".to_vec(), mine).await.expect("a key with a lease");
     let mut kept_alive = keep_alive(&alice, mine).await;
     let holder = alice.queue(Kind::Lock, "/a/l", held, "v").await.expect("nobody else is in line");
