@@ -147,6 +147,13 @@ impl State {
                 ("unknown".into(), count(&counters.touches_unknown)),
             ],
         )?;
+        let (minted, signed) = self.credentials.made();
+        family(
+            "upstream_credentials_made",
+            "Credentials made here for etcd users, by kind",
+            "kind",
+            &[("certificate".into(), minted), ("token".into(), signed)],
+        )?;
         let keys: Vec<_> =
             self.sealer.opened_by_key().into_iter().map(|(key, opened)| (key.to_string(), opened)).collect();
         family("sessions_opened", "Session tokens opened, by key id; the sealing key first", "key", &keys)?;

@@ -34,7 +34,8 @@ use crate::shard::Shard;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::connect::Connector;
-use crate::upstream::credential::{CredentialSettings, Credentials};
+use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersError};
+use crate::upstream::fleet::Fleet;
 use crate::upstream::members::Members;
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::tls as upstream_tls;
@@ -64,6 +65,9 @@ pub enum Error {
     /// TLS towards members cannot be set up.
     #[error("cluster.tls: {0}")]
     UpstreamTls(#[from] upstream_tls::TlsError),
+    /// A user's credential cannot be used.
+    #[error("user: {0}")]
+    Users(#[from] UsersError),
     /// The system lacks something that we cannot do without.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
@@ -96,9 +100,8 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let tasks = Tasks::default();
-    let metrics = Arc::new(Metrics::new(
-        METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
-    ));
+    let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
+    let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
     let (upstream, logins) = start_control(&config, &connector, &metrics, &tasks)?;
@@ -126,6 +129,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         metrics: Arc::clone(&metrics),
         drain: draining,
         claims: Arc::default(),
+        fleet: Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics))),
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));
@@ -173,7 +177,12 @@ fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
         Part::break_glass(sealer),
         Part::tls(tls),
         Part::users(Arc::clone(&parts.logins)),
-        Part::identities(Arc::clone(&parts.identities), Arc::clone(&parts.credentials)),
+        Part::identities(
+            Arc::clone(&parts.identities),
+            Arc::clone(&parts.credentials),
+            Arc::clone(&config.cluster),
+            pages(&parts.connector, &parts.members),
+        ),
     ]
 }
 
@@ -209,10 +218,16 @@ fn start_control(
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
     let members = members.start(tasks);
+    credentials.act_for(&config.users, &config.cluster, pages(connector, &members))?;
     let (logins, control) =
         Logins::new(&config.passwords, Arc::clone(&credentials), members.clone(), Arc::clone(metrics));
     tasks.spawn("logins", control.run(tasks.clone())).detach();
     Ok((Upstream { members, channels, credentials }, logins))
+}
+
+/// Who is asked for the pages that members serve by HTTP/1.1.
+fn pages(connector: &Connector, members: &MembersHandle) -> Pages {
+    Pages { connector: connector.http1(), members: Arc::clone(&members.snapshot) }
 }
 
 /// Binds every listener and accepts on it.

@@ -5,6 +5,7 @@
 //! Invariants: no `Option` means "default"; every file named in the configuration has been read and checked; all
 //! faults are told at once, with key paths; nothing here prints a secret.
 
+mod certificates;
 mod file;
 mod findings;
 mod mapping;
@@ -13,6 +14,7 @@ mod reference;
 mod resolve;
 mod secrets;
 mod shape;
+pub mod users;
 mod values;
 
 use std::fmt;
@@ -44,12 +46,12 @@ pub struct Config {
     pub cluster: Arc<Cluster>,
     /// What MemberList answers call us.
     pub advertise: Arc<Advertise>,
+    /// As whom calls may go upstream without the client's own password.
+    pub users: Arc<users::Users>,
     /// How sessions are sealed.
     pub session: Arc<Session>,
     /// Who checks passwords.
     pub passwords: Arc<Passwords>,
-    /// The etcd users as whom Keyward can act without a client's password.
-    pub users: Arc<[Login]>,
     /// Whose JWTs are taken.
     pub issuers: Arc<[Verifier]>,
     /// Who is which etcd user.
@@ -169,6 +171,8 @@ pub struct Cluster {
     pub tls: Option<ClientTls>,
     /// How long a TCP and TLS handshake with a member may take.
     pub connect_timeout: Duration,
+    /// After how long without a call a connection to a member is closed.
+    pub idle_timeout: Duration,
     /// etcd's `--auth-token-ttl`.
     pub token_ttl: Duration,
     /// Which cluster it must be.
@@ -343,6 +347,8 @@ pub struct Limits {
     pub handshake_timeout: Duration,
     /// Bytes of requests kept, to be read whole and for a second try, over all calls; past it a call is refused.
     pub replay_buffer: usize,
+    /// Connections to members that show a user's own certificate, over all shards.
+    pub certificate_connections: usize,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,
 }

@@ -155,6 +155,14 @@ impl PrivateKey {
     }
 }
 
+impl PrivateKey {
+    /// What signs with it.
+    #[must_use]
+    pub fn signing(&self) -> &Arc<dyn SigningKey> {
+        &self.signing
+    }
+}
+
 impl KeyPair {
     /// Puts the two together.
     ///
@@ -170,6 +178,12 @@ impl KeyPair {
     #[must_use]
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.chain.0
+    }
+
+    /// What signs with the leaf's private key.
+    #[must_use]
+    pub fn signing(&self) -> &Arc<dyn SigningKey> {
+        &self.key.signing
     }
 
     /// The leaf's private key. A copy of it is the caller's to keep out of sight.

@@ -35,6 +35,7 @@ use crate::upstream::choose::Chooser;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::Credentials;
 use crate::upstream::departures::leave_unfit_members;
+use crate::upstream::fleet::Fleet;
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
@@ -68,6 +69,8 @@ pub struct Parts {
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for.
     pub claims: Arc<Claims>,
+    /// Connections with users' certificates.
+    pub fleet: Arc<Fleet>,
 }
 
 /// One shard's part of the data path.
@@ -110,7 +113,13 @@ impl Serving {
         let listeners = listeners.map(|(listener, tls)| Listener { config: Arc::clone(listener), tls });
         let listeners = listeners.collect();
         let door = Rc::new(Door {
-            pool: Pool::new(parts.connector, parts.members.hints.clone(), tasks.clone()),
+            pool: Pool::new(
+                parts.connector,
+                parts.members.hints.clone(),
+                tasks.clone(),
+                parts.fleet,
+                config.cluster.idle_timeout,
+            ),
             members: parts.members,
             credentials: parts.credentials,
             chooser,
@@ -206,6 +215,8 @@ impl Serving {
     /// Waits until every connection has ended; then what is left upstream has a moment to end, too.
     pub async fn ended(self) {
         self.connections.joined().await;
+        // Other shards' calls on connections that this one drives.
+        self.gateway.door.pool.lent().joined().await;
         // What is left are streams upstream and flushers: nobody downstream waits for them any more.
         drop((self.gateway, self.departures, self.fallen));
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {

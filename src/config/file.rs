@@ -37,6 +37,10 @@ pub(super) struct File {
     pub(super) map: Vec<Map>,
     #[serde(deserialize_with = "table")]
     pub(super) mapping: Mapping,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) mint: Option<Mint>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) sign_jwt: Option<SignJwt>,
     #[serde(deserialize_with = "table")]
     pub(super) watch: Watch,
     #[serde(deserialize_with = "table")]
@@ -112,6 +116,7 @@ pub(super) struct Cluster {
     #[serde(deserialize_with = "some_table")]
     pub(super) tls: Option<ClusterTls>,
     pub(super) connect_timeout: Option<String>,
+    pub(super) idle_timeout: Option<String>,
     pub(super) token_ttl: Option<String>,
     pub(super) id: Option<String>,
     #[serde(deserialize_with = "some_table")]
@@ -187,6 +192,28 @@ pub(super) enum PasswordSource {
 pub(super) struct User {
     pub(super) name: Option<String>,
     pub(super) password_file: Option<String>,
+    pub(super) cert: Option<String>,
+    pub(super) key: Option<String>,
+    pub(super) mint: Option<bool>,
+    pub(super) jwt: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Mint {
+    pub(super) ca: Option<String>,
+    pub(super) key: Option<String>,
+    pub(super) lifetime: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct SignJwt {
+    pub(super) method: Option<String>,
+    pub(super) key: Option<String>,
+    pub(super) lifetime: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -242,6 +269,7 @@ pub(super) struct Limits {
     pub(super) handshake_timeout: Option<String>,
     pub(super) replay_buffer: Option<String>,
     pub(super) logins_in_flight_per_member: Option<u32>,
+    pub(super) certificate_connections: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]

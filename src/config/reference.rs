@@ -6,6 +6,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::file::{self, File};
+use super::users::{Credential, Maker};
 use super::{Address, ClientAuth, ClusterPin, Config, MapRule, Outcome, Realm, resolve};
 use crate::identity::Peer;
 
@@ -35,6 +36,8 @@ fn key_paths(value: &serde_json::Value, path: &str, keys: &mut BTreeSet<String>)
         }
         serde_json::Value::Array(elements) if elements.iter().any(serde_json::Value::is_object) => {
             for (index, element) in elements.iter().enumerate() {
+                // Rows of one table show different keys of it.
+                let index = if path == "user" { 0 } else { index };
                 key_paths(element, &format!("{path}[{index}]"), keys);
             }
         }
@@ -64,6 +67,8 @@ fn every_key_of_the_code_stands_in_it_and_no_other() {
             claim: Some([("repository".to_owned(), String::new())].into()),
             ..Default::default()
         }],
+        mint: Some(file::Mint::default()),
+        sign_jwt: Some(file::SignJwt::default()),
         ..Default::default()
     };
     let (mut known, mut written) = (BTreeSet::new(), BTreeSet::new());
@@ -124,6 +129,17 @@ fn its_examples_are_valid_together() {
     std::fs::write(root.join("tls/clients.crl"), crl).unwrap();
     let pem = rcgen::KeyPair::generate().unwrap().public_key_pem();
     std::fs::write(root.join("ci-keys.json"), pem).unwrap();
+    let user = rcgen::KeyPair::generate().unwrap();
+    let mut named = rcgen::CertificateParams::default();
+    named.distinguished_name.push(rcgen::DnType::CommonName, "operator");
+    std::fs::write(root.join("tls/operator.crt"), named.self_signed(&user).unwrap().pem()).unwrap();
+    std::fs::write(root.join("tls/operator.key"), user.serialize_pem()).unwrap();
+    let mut mint = rcgen::CertificateParams::default();
+    mint.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+    mint.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    std::fs::write(root.join("tls/mint.crt"), mint.self_signed(&user).unwrap().pem()).unwrap();
+    std::fs::write(root.join("tls/mint.key"), user.serialize_pem()).unwrap();
+    std::fs::write(root.join("tls/etcd-jwt.key"), user.serialize_pem()).unwrap();
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
     std::fs::write(root.join("probe.password"), "probe-hunter2\n").unwrap();
@@ -135,10 +151,11 @@ fn its_examples_are_valid_together() {
     let listener = &config.listeners[0];
     assert_eq!(listener.address, Address::Tcp("127.0.0.1:2379".parse().unwrap()));
     assert!(matches!(listener.tls.as_ref().unwrap().clients, ClientAuth::Required(_)));
-    assert_eq!(
-        (config.users[0].user.as_str(), config.users[0].password.expose().as_str()),
-        ("app", "app-hunter2")
-    );
+    let Credential::Password(password) = &config.users.named[&"app".into()] else { panic!("{config:?}") };
+    assert_eq!(password.expose().as_str(), "app-hunter2");
+    assert_eq!(config.users.named.len(), 3);
+    assert_eq!(config.users.others, Some(Maker::Mint));
+    assert_eq!(config.users.sign_jwt.as_ref().unwrap().method.name, "ES256");
     let outcomes: Vec<_> = config.mapping.rules.iter().map(MapRule::outcome).collect();
     let app = Outcome::User("app".into());
     assert_eq!(outcomes, [&app, &Outcome::Same, &app], "the last one is default_user");

@@ -10,6 +10,7 @@ mod listener;
 mod login;
 mod mapping;
 mod sessions;
+mod users;
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -93,15 +94,15 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn config(&mut self, file: File) -> Option<Config> {
-        let users = self.users(file.user);
+        let cluster = self.cluster(file.cluster);
+        let rows = self.users(file.user, file.mint, file.sign_jwt, &cluster);
         let mapped = file.mapping.default.is_some() || file.map.iter().any(may_know_certificates);
         let issuers = self.issuers(file.jwt);
         let named = issuers.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
         let (mut defaults, ways) = (Vec::new(), Ways { mapped, jwts: !issuers.is_empty() });
-        let listeners = self.listeners(file.listener, &users, ways, &mut defaults);
-        let mapping = self.mapping(file.map, file.mapping, &users, named, &listeners, defaults);
-        let cluster = self.cluster(file.cluster);
-        let revocation = self.revocation(file.revocation, &users, cluster.probe.as_ref());
+        let listeners = self.listeners(file.listener, &rows, ways, &mut defaults);
+        let mapping = self.mapping(file.map, file.mapping, &rows, named, &listeners, defaults);
+        let revocation = self.revocation(file.revocation, &rows, cluster.probe.as_ref());
         let admin = self.admin(file.admin, &listeners);
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &listeners)),
@@ -114,8 +115,8 @@ impl Resolver<'_> {
             drain: self.drain(file.drain),
             runtime: self.runtime(file.runtime),
             cluster: Arc::new(cluster),
+            users: Arc::new(rows.users),
             admin: admin?,
-            users: users.into_values().flatten().collect(),
             issuers: issuers.into(),
             mapping: Arc::new(mapping),
             listeners,
@@ -150,6 +151,12 @@ impl Resolver<'_> {
                 MOMENT..=DAY,
             ),
             replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 64 * MIB, 0..=64 * GIB),
+            certificate_connections: self.count(
+                "limits.certificate_connections",
+                limits.certificate_connections,
+                1024,
+                1..=1 << 20,
+            ),
             logins_in_flight_per_member: self.count(
                 "limits.logins_in_flight_per_member",
                 logins_in_flight_per_member,
@@ -290,16 +297,25 @@ impl Resolver<'_> {
         let (cert_path, key_path) = (format!("{path}.cert"), format!("{path}.key"));
         let cert = self.required(&cert_path, cert, "the certificate file that goes with the key is needed");
         let key = self.required(&key_path, key, "the key file that goes with the certificate is needed");
+        self.pair((&cert_path, cert), (&key_path, key))
+    }
+
+    /// A certificate chain and a key by their paths and files.
+    fn pair(
+        &mut self,
+        (cert_path, cert): (&str, Option<String>),
+        (key_path, key): (&str, Option<String>),
+    ) -> Option<KeyPair> {
         let chain = cert.and_then(|name| {
             let file = self.file(&name);
-            self.checked(&cert_path, Chain::read(&file))
+            self.checked(cert_path, Chain::read(&file))
         });
         let key = key.and_then(|name| {
             let file = self.file(&name);
-            self.warn_if_open(&key_path, &file);
-            self.checked(&key_path, PrivateKey::read(&file))
+            self.warn_if_open(key_path, &file);
+            self.checked(key_path, PrivateKey::read(&file))
         });
-        self.checked(&key_path, KeyPair::new(chain?, key?))
+        self.checked(key_path, KeyPair::new(chain?, key?))
     }
 }
 
@@ -318,6 +334,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::config::users::Credential;
     use crate::config::{Address, ClientAuth, ClusterPin, Identify, Keep, KeySource, OnExpiry, Outcome};
     use crate::jwt::Algorithm;
 
@@ -373,7 +390,7 @@ mod tests {
 
     #[test]
     fn an_empty_file_lacks_a_listener_and_an_endpoint() {
-        assert_eq!(fault_paths(""), ["listener", "cluster.endpoints"]);
+        assert_eq!(fault_paths(""), ["cluster.endpoints", "listener"]);
     }
 
     #[test]
@@ -455,9 +472,9 @@ mod tests {
         let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
         let text = format!("{CLUSTER}{LISTENER}default_user = 'app'\n{user}");
         let (config, warnings) = valid(&text);
-        let login = &config.users[0];
+        let Credential::Password(password) = &config.users.named[&"app".into()] else { panic!("{config:?}") };
         assert_eq!(config.mapping.rules[0].outcome(), &Outcome::User("app".into()));
-        assert_eq!((login.user.as_str(), login.password.expose().as_str()), ("app", "hunter2"));
+        assert_eq!(password.expose().as_str(), "hunter2");
         assert_eq!(warnings, ["session.key_files"]);
 
         let (_, warnings) = valid(&text.replace("127.0.0.1:2", "10.0.0.1:2"));

@@ -60,6 +60,16 @@ pub(super) fn password(path: &Path) -> Result<Secret<String>, Useless> {
     Ok(Secret::new(line.to_owned()))
 }
 
+/// Every byte of the file, as etcd takes an HMAC secret: the end of a line too.
+pub(super) fn shared_key(path: &Path) -> Result<Secret<Vec<u8>>, Useless> {
+    let bytes = read(path)?;
+    // etcd takes any; whoever guesses it is root.
+    if bytes.len() < 16 {
+        return Err(Useless::Content("is shorter than 16 bytes, which is no key"));
+    }
+    Ok(Secret::new(bytes.to_vec()))
+}
+
 /// The key in the file: 32 raw bytes, or one line of 64 hexadecimal digits or of base64.
 pub(super) fn session_key(path: &Path) -> Result<Secret<[u8; 32]>, Useless> {
     const FORM: Useless = Useless::Content(

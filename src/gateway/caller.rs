@@ -7,26 +7,28 @@
 
 mod remembered;
 
-use std::collections::HashMap;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::config::{Config, Identify};
 use crate::downstream::jwt::VerifiedJwts;
 use crate::downstream::session::{Namespace, OpenedSessions, Presented, Proof, Sealer, Session, SessionPeer};
 use crate::gateway::access_log::Record;
+use crate::gateway::exchange::PATIENCE;
+use crate::gateway::login::sources::{Denied, Proved};
 use crate::gateway::{Client, Gateway, cut_at};
 use crate::identity::{Peer, UserName};
 use crate::jwt::Verifier;
 use crate::policy::mapping::{Mapped, Mapping};
 use crate::refusal::Refusal;
 use crate::rpc::method::Method;
-use crate::upstream::credential::{Credentials, InUse, PasswordIdentity};
+use crate::upstream::credential::{Credentials, Identity, InUse};
 use crate::upstream::membership::Auth;
 use crate::upstream::send::As;
 use crate::users::LineMark;
@@ -44,26 +46,23 @@ const VERIFIED: usize = 4096;
 pub struct Identities {
     issuers: Arc<[Verifier]>,
     mapping: Mapping,
-    acting: HashMap<UserName, Arc<PasswordIdentity>>,
+    credentials: Arc<Credentials>,
 }
 
 impl Identities {
-    /// What a configuration says.
+    /// What a configuration says. `credentials` have its users.
     #[must_use]
-    pub fn of(config: &Config, credentials: &Credentials) -> Self {
-        let acting = config.users.iter();
-        let acting =
-            acting.map(|login| (login.user.clone(), credentials.identity(&login.user, &login.password)));
+    pub fn of(config: &Config, credentials: &Arc<Credentials>) -> Self {
         Self {
             issuers: Arc::clone(&config.issuers),
             mapping: Mapping::new(config.mapping.as_ref().clone()),
-            acting: acting.collect(),
+            credentials: Arc::clone(credentials),
         }
     }
 
     /// As that user, without a password of the client's. None where Keyward has no credential for it.
     fn acting(&self, user: &UserName) -> Option<As> {
-        self.acting.get(user).map(|identity| As::User(Arc::clone(identity)))
+        self.credentials.acting(user)
     }
 
     /// What the rules say of `peer`, whose proof ends at `until`.
@@ -78,14 +77,22 @@ impl Identities {
         let known = |whom| Rank::Known(Rc::new(Caller { until, ..Caller::new(whom) }));
         let rank = match (self.mapping.user_of(peer, address), brought) {
             (Mapped::Denied, _) => Rank::Denied,
-            (Mapped::Itself, Brought::Proved(own) | Brought::Unproved(own)) => known(own()),
+            // Once its password was accepted, a user is proved by its entry, where it has one.
+            (Mapped::Itself, Brought::Proved(own)) => {
+                let entry = match peer {
+                    Peer::Password(user) => self.acting(user),
+                    _ => None,
+                };
+                known(entry.unwrap_or_else(own))
+            }
+            (Mapped::Itself, Brought::Unproved(own)) => known(own()),
             // Its password, which upstream will be looked at, is all that it has: no rule lends it more (rules 11).
             (_, Brought::Unproved(_)) => Rank::Unproved,
             (Mapped::Anonymous, _) => known(As::Nobody),
             (Mapped::User(user), _) => self.acting(&user).map_or(Rank::Unknown, known),
             (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
         };
-        Standing { peer: peer.to_string().into(), rank, session: None }
+        Standing { peer: peer.to_string().into(), rank, session: None, again: false }
     }
 }
 
@@ -118,7 +125,7 @@ impl Caller {
     pub fn in_use(&self) -> Option<InUse> {
         match &self.whom {
             As::Nobody => None,
-            As::User(identity) => Some(identity.hold()),
+            As::User(identity) => identity.hold(),
         }
     }
 }
@@ -131,6 +138,8 @@ struct Standing {
     rank: Rank,
     /// The session that says so, if one does.
     session: Option<Rc<Session>>,
+    /// The session's password was accepted once, and is not what the call goes upstream with: nobody there looks at it.
+    again: bool,
 }
 
 impl Standing {
@@ -189,7 +198,7 @@ impl Callers {
     ///
     /// # Errors
     /// What it shows is bad, all ways of which look the same; or it is no etcd user.
-    pub fn identify(
+    pub async fn identify(
         &self,
         gateway: &Gateway,
         client: &Client,
@@ -212,6 +221,14 @@ impl Callers {
                 }
             }
         };
+        let standing = match &standing.session {
+            Some(session) if standing.again && gateway.door.members.auth.now() != Auth::Off => {
+                let session = Rc::clone(session);
+                // Apart: few calls are of this kind.
+                Box::pin(self.prove_again(gateway, client, session, standing)).await?
+            }
+            _ => standing,
+        };
         record.peer = Some(standing.peer);
         let caller = match standing.rank {
             Rank::Known(caller) => caller,
@@ -229,6 +246,32 @@ impl Callers {
         };
         record.user = caller.user.clone();
         Ok(caller)
+    }
+
+    /// Whether what a session's password proved still holds, where nobody upstream looks at it.
+    async fn prove_again(
+        &self,
+        gateway: &Gateway,
+        client: &Client,
+        session: Rc<Session>,
+        standing: Standing,
+    ) -> Result<Standing, Refusal> {
+        let SessionPeer::Password { user, password } = &session.peer else { return Ok(standing) };
+        let proved = timeout(PATIENCE, gateway.logins.prove_again(user, password)).await;
+        match proved.unwrap_or(Err(Denied::Untold)) {
+            Ok(Proved::Etcd | Proved::Nothing) => Ok(standing),
+            // The user has moved into the users file since.
+            Ok(Proved::File(_)) => {
+                let identities = Arc::clone(&client.remembered.borrow().identities);
+                let peer = Peer::File(user.clone());
+                Ok(identities.standing(client, &peer, None, Brought::Nothing).by(Rc::clone(&session)))
+            }
+            Err(Denied::WrongPassword | Denied::NoPassword) => {
+                gateway.metrics.sessions_refused.inc();
+                Err(Refusal::INVALID_AUTH_TOKEN)
+            }
+            Err(Denied::Untold | Denied::Limited) => Err(Refusal::NOTHING_SENT),
+        }
     }
 
     fn by_token(&self, gateway: &Gateway, client: &Client, token: &[u8]) -> Result<Standing, Refusal> {
@@ -257,12 +300,18 @@ impl Callers {
         let identities = Arc::clone(&remembered.identities);
         let standing = match &session.peer {
             SessionPeer::Password { password, .. } => {
-                let own = || As::User(gateway.door.credentials.identity(user, password));
+                let looked_at = Cell::new(false);
+                let own = || {
+                    looked_at.set(true);
+                    As::User(Identity::Password(gateway.door.credentials.identity(user, password)))
+                };
                 let brought = match session.proof {
                     Proof::Etcd { .. } => Brought::Proved(&own),
                     Proof::None | Proof::File { .. } => Brought::Unproved(&own),
                 };
-                identities.standing(client, &peer, None, brought)
+                let standing = identities.standing(client, &peer, None, brought);
+                let again = matches!(session.proof, Proof::Etcd { .. }) && !looked_at.get();
+                Standing { again, ..standing }
             }
             SessionPeer::Known { .. } => identities.standing(client, &peer, None, Brought::Nothing),
         };

@@ -20,16 +20,15 @@ use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::method::{Class, Effect, Lane, Method, Stream};
 use crate::rpc::outcome::{
-    Asked, AuthState, Proof, Verdict, auth_state, is_of_shared_watch, is_outdated, is_trouble, translate,
-    verdict,
+    Asked, AuthState, Verdict, auth_state, is_of_shared_watch, is_outdated, is_trouble, translate, verdict,
 };
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
-use crate::upstream::credential::{LoginFailure, Token};
+use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Hint, Member};
 use crate::upstream::read::ReadError;
-use crate::upstream::send::{As, NoAnswer, upstream_headers};
+use crate::upstream::send::{As, Head, NoAnswer, upstream_headers};
 
 /// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
 /// 1 s), after which its clients are used to `etcdserver: request timed out`.
@@ -161,17 +160,17 @@ impl Exchange<'_> {
         attempts: u32,
     ) -> Attempt {
         let door = &self.gateway.door;
-        let token = match door.token(&self.whom, member).await {
-            Ok(token) => token,
+        let shown = match door.shown(&self.whom, member).await {
+            Ok(shown) => shown,
             Err(failure) => return login_failed(&failure),
         };
-        let mut headers = upstream_headers(self.headers, token.as_ref());
+        let mut head = upstream_headers(self.headers, &shown);
         if attempts > 1
             && let Some(deadline) = self.deadline
         {
-            headers.insert("grpc-timeout", timeout_value(deadline));
+            head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
-        let reading = self.read(member, headers);
+        let reading = self.read(member, head);
         let read = match claim {
             None => reading.await,
             Some(claim) => match claim.beside(reading).await {
@@ -184,11 +183,12 @@ impl Exchange<'_> {
                 Some(claim) => mistaken(answer, claim).await,
                 None => Attempt::Answered(answer),
             },
-            Ok(answer) => self.judge(answer, claim, member, token.as_ref(), healed),
+            Ok(answer) => self.judge(answer, claim, member, &shown, healed),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)
             }
+            Err(NoAnswer::NoRoom) => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
             Err(NoAnswer::Lost(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
                 member.suspect();
@@ -204,9 +204,9 @@ impl Exchange<'_> {
         }
     }
 
-    async fn read(&self, member: &Arc<Member>, headers: HeaderMap) -> Result<Answer, NoAnswer> {
+    async fn read(&self, member: &Arc<Member>, head: Head) -> Result<Answer, NoAnswer> {
         let body = Outgoing::Once(Some(self.body.clone()));
-        let sent = self.gateway.door.send(member, self.lane, self.path.clone(), headers, body).await;
+        let sent = self.gateway.door.send(member, self.lane, self.path.clone(), head, body).await;
         let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
         let (response, in_flight) = sent?;
         Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost)
@@ -217,26 +217,27 @@ impl Exchange<'_> {
         answer: Answer,
         claim: Option<&Claim>,
         member: &Member,
-        token: Option<&Token>,
+        shown: &Shown,
         healed: &mut Vec<MemberId>,
     ) -> Attempt {
         let status = answer.status();
         let refused = status.as_ref().is_some_and(|status| !status.is_ok());
         let Some(status) = status.filter(|_| refused) else {
-            self.extended(token);
+            self.extended(shown);
             return Attempt::Answered(answer);
         };
-        let asked = self.asked(token);
+        let asked = self.asked(shown);
         if auth_state(&asked, &status) == Some(AuthState::On) {
             self.gateway.door.auth_is(Auth::On);
             // We sent no token since auth was off; it is on now.
-            if matches!(self.whom, As::User(_)) && self.may_reissue && !healed.contains(&member.id) {
+            let unproved = matches!((&self.whom, shown), (As::User(_), Shown::Nothing));
+            if unproved && self.may_reissue && !healed.contains(&member.id) {
                 healed.push(member.id);
                 return Attempt::Healed;
             }
         }
         match verdict(&asked, &status) {
-            Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, token, healed),
+            Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, shown, healed),
             Verdict::Elsewhere if self.may_reissue => {
                 self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
@@ -246,7 +247,7 @@ impl Exchange<'_> {
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
             Verdict::Final => {
-                self.extended(token);
+                self.extended(shown);
                 Attempt::Answered(translated(answer, &asked, &status))
             }
             // A Lock without a lease made one: what refused it came after that.
@@ -258,8 +259,8 @@ impl Exchange<'_> {
 
     /// A call that the member looked at the token for has extended the token's life there. Reads and writes of keys
     /// are looked at in every version; others are not in some.
-    fn extended(&self, token: Option<&Token>) {
-        if let Some(token) = token
+    fn extended(&self, shown: &Shown) {
+        if let Some(token) = shown.token()
             && matches!(self.method.class, Class::Read | Class::Write)
         {
             token.mark_used();
@@ -271,28 +272,28 @@ impl Exchange<'_> {
         answer: Answer,
         status: &Status,
         member: &Member,
-        token: Option<&Token>,
+        shown: &Shown,
         healed: &mut Vec<MemberId>,
     ) -> Attempt {
-        let asked = self.asked(token);
+        let asked = self.asked(shown);
         let times = healed.iter().filter(|id| **id == member.id).count();
-        match (&self.whom, token) {
-            (As::User(identity), Some(token)) if !healed.contains(&member.id) => {
-                healed.push(member.id);
-                identity.invalidate(member.id, token);
-                Attempt::Healed
+        let outdated = is_outdated(&asked, status) && times < OUTDATED;
+        match &self.whom {
+            As::User(identity) if times == 0 && identity.renew(member.id, shown) => {}
+            // The next one may pass with the same token or certificate, unless that says of which revision it is.
+            As::User(identity) if outdated => {
+                if identity.follows_revisions() {
+                    identity.renew(member.id, shown);
+                }
             }
-            (As::User(_), Some(_)) if is_outdated(&asked, status) && times < OUTDATED => {
-                healed.push(member.id);
-                Attempt::Healed
-            }
-            _ => Attempt::Answered(translated(answer, &asked, status)),
+            _ => return Attempt::Answered(translated(answer, &asked, status)),
         }
+        healed.push(member.id);
+        Attempt::Healed
     }
 
-    fn asked(&self, token: Option<&Token>) -> Asked {
-        let proof = if token.is_some() { Proof::Token } else { Proof::NoToken };
-        Asked { method: self.method, effect: self.effect, proof }
+    fn asked(&self, shown: &Shown) -> Asked {
+        Asked { method: self.method, effect: self.effect, proof: shown.proof() }
     }
 }
 

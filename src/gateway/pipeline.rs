@@ -134,7 +134,11 @@ async fn known(
         }
         _ => {}
     }
-    let caller = gateway.callers.identify(gateway, client, Some(method), headers, record)?;
+    let caller = gateway.callers.identify(gateway, client, Some(method), headers, record);
+    let caller = match deadline {
+        Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?,
+        None => caller.await?,
+    };
     match method.path {
         "/etcdserverpb.Watch/Watch" => {
             Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body)?))
@@ -267,17 +271,17 @@ async fn unknown(
     body: Incoming,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    let caller = gateway.callers.identify(gateway, client, None, &head.headers, record)?;
+    let caller = gateway.callers.identify(gateway, client, None, &head.headers, record).await?;
     let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let stay = gateway.enter(&caller)?;
     record.member = Some(member.id);
     record.attempts = 1;
-    let token = gateway.door.token(&caller.whom, &member).await.map_err(|failure| {
+    let shown = gateway.door.shown(&caller.whom, &member).await.map_err(|failure| {
         if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }
     })?;
-    let headers = upstream_headers(&head.headers, token.as_ref());
-    let sent = gateway.door.send(&member, Lane::Stream, path, headers, Outgoing::Piped(body)).await;
+    let head = upstream_headers(&head.headers, &shown);
+    let sent = gateway.door.send(&member, Lane::Stream, path, head, Outgoing::Piped(body)).await;
     match sent {
         Ok((response, _)) if !response.status().is_success() => {
             Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
@@ -286,6 +290,7 @@ async fn unknown(
             Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use(), stay))
         }
         Err(NoAnswer::NeverSent(_)) => Err(Refusal::NOTHING_SENT),
+        Err(NoAnswer::NoRoom) => Err(Refusal::TOO_MANY_REQUESTS),
         Err(NoAnswer::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
     }
 }

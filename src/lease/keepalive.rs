@@ -26,10 +26,10 @@ use crate::pb::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::{Method, lookup};
-use crate::rpc::outcome::{self, Proof};
+use crate::rpc::outcome;
 use crate::upstream::bidi::{Bidi, Next};
 use crate::upstream::choose::Wanted;
-use crate::upstream::credential::{LoginFailure, Token};
+use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Hint, Member};
 use crate::upstream::read::linearizable_revision;
 use crate::upstream::send::{As, Door, upstream_headers};
@@ -63,7 +63,7 @@ pub struct KeepAlive {
 struct Upstream {
     stream: Bidi,
     member: Arc<Member>,
-    token: Option<Token>,
+    shown: Shown,
 }
 
 /// The way upstream now.
@@ -255,6 +255,10 @@ impl Running {
                 Link::Open(at) => self.parts.ended(self.method, &mut self.pending, at, &status),
                 _ => After::Now,
             },
+            Event::Came(Next::Unopened(reason)) => {
+                tracing::debug!(%reason, "a keepalive stream was not opened");
+                After::Elsewhere
+            }
             Event::Came(Next::Broken(reason)) => {
                 if let Link::Open(at) = &self.link {
                     tracing::debug!(member = %at.member.id, %reason, "a keepalive stream broke");
@@ -322,7 +326,7 @@ impl KeepAlive {
     async fn open(&self, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
         let nobody = NotOpened { after: After::Elsewhere, member: None };
         let member = self.door.choose(Wanted::LeaderFirst, tried).ok_or(nobody)?;
-        let token = self.door.token(&self.whom, &member).await.map_err(|failure| {
+        let shown = self.door.shown(&self.whom, &member).await.map_err(|failure| {
             let after = match failure {
                 LoginFailure::WrongPassword | LoginFailure::NoPassword => {
                     After::Tell(Refusal::INVALID_AUTH_TOKEN.status())
@@ -331,11 +335,11 @@ impl KeepAlive {
             };
             NotOpened { after, member: Some(member.id) }
         })?;
-        let mut headers = upstream_headers(&self.headers, token.as_ref());
+        let mut head = upstream_headers(&self.headers, &shown);
         // The client's time is kept downstream; upstream it would begin anew with each stream.
-        headers.remove("grpc-timeout");
-        let stream = Bidi::open(&self.door, &member, PathAndQuery::from_static(PATH), headers);
-        Ok(Box::new(Upstream { stream, member, token }))
+        head.fields.remove("grpc-timeout");
+        let stream = Bidi::open(&self.door, &member, PathAndQuery::from_static(PATH), head);
+        Ok(Box::new(Upstream { stream, member, shown }))
     }
 
     /// Once it has answered, the member has applied every grant that was acknowledged before.
@@ -345,29 +349,30 @@ impl KeepAlive {
     }
 
     fn ended(&self, method: &'static Method, pending: &mut Pending, at: &Upstream, status: &Status) -> After {
-        let proof = if at.token.is_some() { Proof::Token } else { Proof::NoToken };
-        let asked = outcome::Asked { method, effect: method.effect, proof };
+        let asked = outcome::Asked { method, effect: method.effect, proof: at.shown.proof() };
         if outcome::auth_state(&asked, status) == Some(outcome::AuthState::On) {
             self.door.auth_is(Auth::On);
             if matches!(self.whom, As::User(_)) {
                 return self.refused(pending, at, status);
             }
         }
-        match (outcome::verdict(&asked, status), &self.whom, &at.token) {
-            (outcome::Verdict::Heal, As::User(identity), Some(token)) => {
-                identity.invalidate(at.member.id, token);
+        match (outcome::verdict(&asked, status), &self.whom) {
+            // Where users or roles changed under it, the next one may pass with the same certificate.
+            (outcome::Verdict::Heal, As::User(identity))
+                if identity.renew(at.member.id, &at.shown) || outcome::is_outdated(&asked, status) =>
+            {
                 self.refused(pending, at, status)
             }
-            (outcome::Verdict::Heal | outcome::Verdict::Final, _, _)
+            (outcome::Verdict::Heal | outcome::Verdict::Final, _)
                 if status.code == Code::PermissionDenied =>
             {
                 self.refused(pending, at, status)
             }
             // No answer to what was asked.
-            (outcome::Verdict::Final, _, _) if status.is_ok() => After::Elsewhere,
-            (outcome::Verdict::Heal | outcome::Verdict::Final, _, _) => After::Tell(status.clone()),
+            (outcome::Verdict::Final, _) if status.is_ok() => After::Elsewhere,
+            (outcome::Verdict::Heal | outcome::Verdict::Final, _) => After::Tell(status.clone()),
             // Whatever a member says of itself, another may do better.
-            (outcome::Verdict::Elsewhere | outcome::Verdict::Unclear, _, _) => {
+            (outcome::Verdict::Elsewhere | outcome::Verdict::Unclear, _) => {
                 self.door.members.hints.send(Hint::NotLeader(at.member.id));
                 After::Elsewhere
             }

@@ -30,10 +30,10 @@ use crate::pb::v3electionpb::LeaderRequest;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::{Method, lookup};
-use crate::rpc::outcome::{self, Proof, Verdict, is_trouble};
+use crate::rpc::outcome::{self, Verdict, is_trouble};
 use crate::upstream::bidi::{Bidi, Next};
 use crate::upstream::choose::Wanted;
-use crate::upstream::credential::Token;
+use crate::upstream::credential::Shown;
 use crate::upstream::membership::{Auth, Hint, Member};
 use crate::upstream::read::{ReadError, ask};
 use crate::upstream::send::{As, Door, upstream_headers};
@@ -73,7 +73,7 @@ pub struct Observe {
 struct Upstream {
     stream: Bidi,
     member: Arc<Member>,
-    token: Option<Token>,
+    shown: Shown,
     opened_at: Instant,
     /// Who leads, looked at some time from now.
     looking: LocalBoxFuture<'static, Option<Proclaimed>>,
@@ -235,6 +235,13 @@ impl Running {
                 Link::Open(at) => return self.ended(*at, status),
                 _ => After::Elsewhere(None),
             },
+            Event::Came(Next::Unopened(reason)) => {
+                tracing::debug!(%reason, "an observe stream was not opened");
+                match &self.link {
+                    Link::Open(at) => After::Elsewhere(Some(at.member.id)),
+                    _ => After::Elsewhere(None),
+                }
+            }
             Event::Came(Next::Broken(reason)) => match &self.link {
                 Link::Open(at) => {
                     tracing::debug!(member = %at.member.id, %reason, "an observe stream broke");
@@ -284,7 +291,7 @@ impl Running {
     /// what was refused.
     fn ended(&mut self, at: Upstream, status: Status) -> Result<Option<Bytes>, Status> {
         tracing::debug!(member = %at.member.id, ?status, "a member ended an observe stream");
-        let proof = if at.token.is_some() { Proof::Token } else { Proof::NoToken };
+        let proof = at.shown.proof();
         let asked = outcome::Asked { method: self.method, effect: self.method.effect, proof };
         if outcome::auth_state(&asked, &status) == Some(outcome::AuthState::On) {
             self.parts.door.auth_is(Auth::On);
@@ -375,21 +382,21 @@ impl Observe {
     async fn open(self: &Rc<Self>, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
         let nobody = NotOpened(After::Elsewhere(None));
         let member = self.door.choose(Wanted::Any, tried).ok_or(nobody)?;
-        let token = self.door.token(&self.whom, &member).await.map_err(|failure| {
+        let shown = self.door.shown(&self.whom, &member).await.map_err(|failure| {
             NotOpened(if failure.is_refusal() {
                 After::Tell(Refusal::INVALID_AUTH_TOKEN.status())
             } else {
                 After::Elsewhere(Some(member.id))
             })
         })?;
-        let mut headers = upstream_headers(&self.headers, token.as_ref());
-        headers.insert(HAS_LEADER, HeaderValue::from_static("true"));
+        let mut head = upstream_headers(&self.headers, &shown);
+        head.fields.insert(HAS_LEADER, HeaderValue::from_static("true"));
         // The client's time is kept downstream; upstream it would begin anew with each stream.
-        headers.remove("grpc-timeout");
+        head.fields.remove("grpc-timeout");
         let path = PathAndQuery::from_static(PATH);
-        let stream = Bidi::ask(&self.door, &member, path, headers, encode(&self.request));
+        let stream = Bidi::ask(&self.door, &member, path, head, encode(&self.request));
         let looking = Self::look(self, WATCH);
-        Ok(Box::new(Upstream { stream, member, token, opened_at: Instant::now(), looking, behind: false }))
+        Ok(Box::new(Upstream { stream, member, shown, opened_at: Instant::now(), looking, behind: false }))
     }
 
     /// Reads the election as the client, which takes the same right and the same token.

@@ -10,12 +10,12 @@ use arc_swap::ArcSwap;
 use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready};
-use crate::config::{ClientAuth, ClientCa, Config, KeySource, ServerTls};
+use crate::config::{ClientAuth, ClientCa, Cluster, Config, KeySource, ServerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{self, Current};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::upstream::credential::Credentials;
+use crate::upstream::credential::{Credentials, Pages};
 
 impl Part {
     /// The session keys: which seals, which open.
@@ -99,7 +99,12 @@ impl Part {
     /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Their secrets cannot be compared
     /// here: what was read is published even where nothing is seen to be new.
     #[must_use]
-    pub fn identities(current: Arc<ArcSwap<Identities>>, credentials: Arc<Credentials>) -> Self {
+    pub fn identities(
+        current: Arc<ArcSwap<Identities>>,
+        credentials: Arc<Credentials>,
+        cluster: Arc<Cluster>,
+        pages: Pages,
+    ) -> Self {
         Self::new(move |before, now| {
             let mut changes = Vec::new();
             let mut told = |section: &str, same: bool| {
@@ -109,10 +114,18 @@ impl Part {
             };
             told("[[map]], [mapping], default_user", same(&before.mapping, &now.mapping));
             told("[[jwt]]", same(&before.issuers, &now.issuers));
-            told("[[user]]", same(&before.users, &now.users));
+            told("[[user]], [mint], [sign_jwt]", same(&before.users, &now.users));
+            // Towards members as they are spoken to until the next start.
+            let acting = credentials.acting_for(&now.users, &cluster, pages.clone());
+            let acting = acting.map_err(|error| format!("user: {error}"))?;
             let made = Arc::new(Identities::of(now, &credentials));
-            let current = Arc::clone(&current);
-            Ok(Some(Ready::new(changes, move || current.store(made))))
+            let (current, credentials) = (Arc::clone(&current), Arc::clone(&credentials));
+            // The rules last: what was decided by others is forgotten then.
+            let publish = move || {
+                credentials.act(acting);
+                current.store(made);
+            };
+            Ok(Some(Ready::new(changes, publish)))
         })
     }
 }

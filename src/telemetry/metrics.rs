@@ -88,6 +88,10 @@ pub struct Metrics {
     pub revocation_age: Gauge<f64, AtomicU64>,
     /// Users and sessions that were revoked.
     pub revocation_entries: Gauge,
+    /// Connections that show a user's own certificate to a member.
+    pub certificate_connections: Gauge,
+    /// Those that were not opened since as many as may be were in use.
+    pub certificate_connections_refused: Counter,
     /// Bodies and paths that were refused because they were not canonical.
     pub not_canonical: Counter,
     /// Handlers that panicked.
@@ -126,12 +130,16 @@ impl Metrics {
         let reloads_refused = counter("config_reloads_refused", "Times that it was read and had a fault");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let panics = counter("panics", "Handlers that panicked");
+        let help = "Connections with a user's certificate over the limit";
+        let certificate_connections_refused = counter("upstream_certificate_connections_refused", help);
         let revocation_age = Gauge::<f64, AtomicU64>::default();
         let help = "How old what is known of revocations is";
         registry.register_with_unit("revocation_age", help, Unit::Seconds, revocation_age.clone());
         let revocation_entries =
             registered(&mut registry, "revocation_entries", "Users and sessions revoked");
         let watch_held_bytes = registered(&mut registry, "watch_held_bytes", "Bytes that watch streams hold");
+        let help = "Open connections with a user's certificate";
+        let certificate_connections = registered(&mut registry, "upstream_certificate_connections", help);
         let connections = registered(&mut registry, "downstream_connections", "Open connections of clients");
         let logins = registered(&mut registry, "logins", "Password logins, by result");
         let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
@@ -161,6 +169,8 @@ impl Metrics {
             reloads_refused,
             revocation_age,
             revocation_entries,
+            certificate_connections,
+            certificate_connections_refused,
             not_canonical,
             panics,
             member_ready,

@@ -25,7 +25,7 @@ use crate::rpc::frame::{FrameReader, encode};
 use crate::rpc::method::Lane;
 use crate::upstream::connection::{InFlight, Outgoing};
 use crate::upstream::membership::Member;
-use crate::upstream::send::{Door, NoAnswer};
+use crate::upstream::send::{Door, Head, NoAnswer};
 
 /// Messages on their way into HTTP/2's own buffers: enough to batch, few enough to notice a slow member.
 const OUTBOX: usize = 64;
@@ -46,8 +46,10 @@ pub enum Next {
     Message(Bytes),
     /// The member ended it with this status.
     Ended(Status),
-    /// It broke, or never came to be: the member is out of reach.
+    /// It broke: the member is out of reach.
     Broken(Arc<str>),
+    /// It never came to be. Whether the member is out of reach was told already.
+    Unopened(Arc<str>),
 }
 
 /// There is no room for more of an unfinished message.
@@ -65,7 +67,7 @@ pub struct Bidi {
 impl Bidi {
     /// Begins to open a stream; driven by [`Bidi::next`].
     #[must_use]
-    pub fn open(door: &Rc<Door>, member: &Arc<Member>, path: PathAndQuery, headers: HeaderMap) -> Self {
+    pub fn open(door: &Rc<Door>, member: &Arc<Member>, path: PathAndQuery, headers: Head) -> Self {
         let (requests, frames) = mpsc::channel(OUTBOX);
         Self::opening(door, member, path, headers, requests, Outgoing::Frames(frames))
     }
@@ -76,7 +78,7 @@ impl Bidi {
         door: &Rc<Door>,
         member: &Arc<Member>,
         path: PathAndQuery,
-        headers: HeaderMap,
+        headers: Head,
         framed: Bytes,
     ) -> Self {
         let (requests, _) = mpsc::channel(1);
@@ -87,7 +89,7 @@ impl Bidi {
         door: &Rc<Door>,
         member: &Arc<Member>,
         path: PathAndQuery,
-        headers: HeaderMap,
+        headers: Head,
         requests: mpsc::Sender<Bytes>,
         body: Outgoing,
     ) -> Self {
@@ -155,6 +157,10 @@ impl Bidi {
                         return Ok(Next::Ended(status));
                     }
                     Came::Broken(reason) => return Ok(self.broken(reason)),
+                    Came::Unopened(reason) => {
+                        self.state = State::Ended;
+                        return Ok(Next::Unopened(reason));
+                    }
                 },
             }
         }
@@ -180,6 +186,7 @@ enum Came {
     Data(Bytes),
     End(Status),
     Broken(Arc<str>),
+    Unopened(Arc<str>),
 }
 
 async fn receive(state: &mut State) -> Came {
@@ -192,7 +199,9 @@ async fn receive(state: &mut State) -> Came {
                 }
                 Came::Opened(State::Open(body, head.headers, in_flight))
             }
-            Err(NoAnswer::NeverSent(reason) | NoAnswer::Lost(reason)) => Came::Broken(reason),
+            Err(NoAnswer::Lost(reason)) => Came::Broken(reason),
+            Err(NoAnswer::NeverSent(reason)) => Came::Unopened(reason),
+            Err(NoAnswer::NoRoom) => Came::Unopened("limits.certificate_connections are in use".into()),
         },
         State::Open(body, headers, _) => match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
             Some(Ok(frame)) => match frame.into_data() {

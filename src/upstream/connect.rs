@@ -37,6 +37,9 @@ pub enum ConnectError {
         /// The limit that passed.
         limit: Duration,
     },
+    /// `limits.certificate_connections` are open, and all are in use.
+    #[error("limits.certificate_connections are in use")]
+    NoRoom,
 }
 
 /// Connects to members. Cheap to clone.
@@ -58,6 +61,12 @@ impl Connector {
     #[must_use]
     pub fn over(dial: Dial, tls: Option<Arc<rustls::ClientConfig>>, limit: Duration) -> Self {
         Self { dial, tls, limit }
+    }
+
+    /// The same, with other TLS towards `https` endpoints: other certificates, perhaps.
+    #[must_use]
+    pub fn showing(&self, tls: Arc<rustls::ClientConfig>) -> Self {
+        Self { tls: Some(tls), ..self.clone() }
     }
 
     /// The same, for the pages that members serve by HTTP/1.1: only what TLS offers (ALPN) differs.

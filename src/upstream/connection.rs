@@ -1,14 +1,18 @@
 //! One HTTP/2 connection to one member, and what it carries now.
 //!
-//! Owns: the handshake, windows and pings by lane, the count of calls in flight. Must not know: which call it is,
-//! credentials, other connections. Invariants (rules 37, 39, 41, 45): an unread stream on the stream lane can neither
-//! use up the connection's window nor h2's budget for small frames; pings go only while streams are open and not more
-//! often than etcd allows; "never sent" is told apart from "lost" by what hyper hands back, never by guessing.
+//! Owns: the handshake, windows and pings by lane, the count of calls in flight, and its end when nobody used it for
+//! long. Must not know: which call it is, credentials, other connections. Invariants (rules 37, 39, 41, 45): an unread
+//! stream on the stream lane can neither use up the connection's window nor h2's budget for small frames; pings go only
+//! while streams are open and not more often than etcd allows; "never sent" is told apart from "lost" by what hyper hands
+//! back, never by guessing; a connection is closed only while no call is on it, and none comes after that. Its tasks stay
+//! on the thread that opened it; calls come from any.
 
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -19,7 +23,8 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::TokioTimer;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
 use crate::config::{Endpoint, Scheme};
 use crate::io::Stream;
@@ -91,12 +96,32 @@ pub enum SendError {
     Lost(hyper::Error),
 }
 
-/// An open connection. Lives on one shard.
+/// An open connection. Its tasks live on one shard.
 pub struct Connection {
     origin: Origin,
     send: SendRequest<Outgoing>,
-    load: Rc<Load>,
+    load: Arc<Load>,
     scissors: Scissors,
+    /// No call is begun on it after this.
+    fresh_until: Option<Instant>,
+}
+
+/// How a connection is to be kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Keeping {
+    /// Closed after so long without a call.
+    pub idle: Duration,
+    /// No call is begun on it after this.
+    pub fresh_until: Option<Instant>,
+}
+
+/// How a connection came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The member's doing, or the network's.
+    Lost,
+    /// Ours: nobody used it.
+    Unused,
 }
 
 /// What a member is called in `:scheme` and `:authority`.
@@ -122,25 +147,128 @@ impl Origin {
     }
 }
 
-#[derive(Default)]
+/// Stands in the place of a number of calls: none may come any more. Those that were there still leave, so all above the
+/// half of it mean the same.
+const CLOSING: usize = usize::MAX;
+
 struct Load {
-    in_flight: Cell<usize>,
+    /// How many, or [`CLOSING`].
+    calls: AtomicUsize,
     /// The member's limit on streams, as far as it told.
-    limit: Cell<usize>,
+    limit: AtomicUsize,
+    opened_at: Instant,
+    /// Since when there was no call, in milliseconds after `opened_at`.
+    quiet_since: AtomicU64,
+    /// To be closed as soon as there is no call.
+    retired: AtomicBool,
+    /// Wakes the task that closes it.
+    look: Notify,
+    /// Wakes who waits for its end.
+    ended: Notify,
 }
 
-/// Counts one call on its connection for as long as it lives: hold it until the reply's body has ended.
-pub struct InFlight(Rc<Load>);
+impl Load {
+    fn new() -> Self {
+        Self {
+            calls: AtomicUsize::new(0),
+            limit: AtomicUsize::new(UNTOLD_STREAMS),
+            opened_at: Instant::now(),
+            quiet_since: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
+            look: Notify::new(),
+            ended: Notify::new(),
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.calls.load(Ordering::SeqCst) == 0
+    }
+
+    fn is_closing(&self) -> bool {
+        self.calls.load(Ordering::SeqCst) > CLOSING / 2
+    }
+
+    /// any → closing, and its end is told.
+    fn end(&self) {
+        self.calls.store(CLOSING, Ordering::SeqCst);
+        self.ended.notify_waiters();
+    }
+
+    /// Waits for the end. Cancel-safe.
+    async fn ended(&self) {
+        loop {
+            // It is told of what comes from here on, before it is awaited too.
+            let ended = self.ended.notified();
+            if self.is_closing() {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    fn quiet_since(&self) -> Instant {
+        self.opened_at + Duration::from_millis(self.quiet_since.load(Ordering::SeqCst))
+    }
+
+    /// no call → closing; false where there is one.
+    fn close(&self) -> bool {
+        self.calls.compare_exchange(0, CLOSING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// One more call, where there is room: below 80 % of the member's limit.
+    fn enter(&self) -> bool {
+        let room = (self.limit.load(Ordering::Relaxed) * 4 / 5).max(1);
+        let enter = |calls| (calls < room).then_some(calls + 1);
+        self.calls.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
+    }
+
+    fn leave(&self) {
+        // The time first: whoever sees no call sees since when.
+        let quiet = u64::try_from(self.opened_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.quiet_since.fetch_max(quiet, Ordering::SeqCst);
+        if self.calls.fetch_sub(1, Ordering::SeqCst) == 1 && self.retired.load(Ordering::SeqCst) {
+            self.look.notify_one();
+        }
+    }
+
+    /// Waits until the connection is closed for want of calls.
+    async fn unused(&self, idle: Duration) {
+        loop {
+            let quiet = self.is_quiet();
+            let since = self.quiet_since();
+            if quiet && (self.retired.load(Ordering::SeqCst) || since.elapsed() >= idle) && self.close() {
+                return;
+            }
+            if self.is_closing() {
+                return;
+            }
+            let wait = if quiet { idle.saturating_sub(since.elapsed()) } else { idle };
+            tokio::select! {
+                biased; // in any order, but always the same
+                () = self.look.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+}
+
+/// Counts one call on its connection, and to its member from this shard, for as long as it lives: hold it until the
+/// reply's body has ended.
+pub struct InFlight {
+    load: Arc<Load>,
+    member: Rc<Cell<usize>>,
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.set(self.0.in_flight.get().saturating_sub(1));
+        self.member.set(self.member.get().saturating_sub(1));
+        self.load.leave();
     }
 }
 
 impl Connection {
-    /// Performs the HTTP/2 handshake on `stream` and starts the connection's tasks on `tasks`. `lost` runs when the
-    /// connection ends, in whatever way.
+    /// Performs the HTTP/2 handshake on `stream` and starts the connection's tasks on `tasks`. `ended` runs when the
+    /// connection has ended, in whatever way; `keep` is dropped when its socket is closed.
     ///
     /// # Errors
     /// The handshake failed; nothing was sent.
@@ -149,32 +277,76 @@ impl Connection {
         origin: Origin,
         lane: Lane,
         tasks: &Tasks,
-        lost: impl FnOnce() + 'static,
+        keeping: Keeping,
+        keep: impl Unpin + 'static,
+        ended: impl FnOnce(Ended) + 'static,
     ) -> Result<Self, hyper::Error> {
-        let (stream, scissors) = cuttable(stream);
+        let (stream, scissors) = cuttable(stream, keep);
         let (io, flusher) = coalesce(stream);
         tasks.spawn("upstream flusher", flusher).detach();
         let (send, connection) = settings(lane).handshake(io).await?;
-        let load = Rc::new(Load { in_flight: Cell::new(0), limit: Cell::new(UNTOLD_STREAMS) });
-        let seen = Rc::clone(&load);
+        let load = Arc::new(Load::new());
+        let seen = Arc::clone(&load);
         let drive = async move {
-            let mut connection = pin!(connection);
-            let ended = std::future::poll_fn(|cx| {
-                let polled = connection.as_mut().poll(cx);
-                seen.limit.set(match connection.current_max_send_streams() {
-                    NO_LIMIT.. => UNTOLD_STREAMS,
-                    told => told,
+            let how = {
+                let mut connection = pin!(connection);
+                let driven = std::future::poll_fn(|cx| {
+                    let polled = connection.as_mut().poll(cx);
+                    let limit = match connection.current_max_send_streams() {
+                        NO_LIMIT.. => UNTOLD_STREAMS,
+                        told => told,
+                    };
+                    seen.limit.store(limit, Ordering::Relaxed);
+                    polled
                 });
-                polled
-            })
-            .await;
-            if let Err(error) = ended {
-                tracing::debug!(%error, "upstream connection ended");
-            }
-            lost();
+                tokio::select! {
+                    biased; // what the member does comes before what we do
+                    driven = driven => {
+                        if let Err(error) = driven {
+                            tracing::debug!(%error, "upstream connection ended");
+                        }
+                        Ended::Lost
+                    }
+                    () = seen.unused(keeping.idle) => Ended::Unused,
+                }
+            };
+            // Closed, whoever still holds it.
+            seen.end();
+            ended(how);
         };
         tasks.spawn("upstream connection", drive).detach();
-        Ok(Self { origin, send, load, scissors })
+        Ok(Self { origin, send, load, scissors, fresh_until: keeping.fresh_until })
+    }
+
+    /// Waits until the member has sent anything at all, or the connection has ended. Over TLS a member may refuse our
+    /// certificate after the handshake seemed complete. Cancel-safe.
+    pub async fn answered(&self) -> bool {
+        tokio::select! {
+            biased; // what was heard counts
+            () = self.scissors.heard() => true,
+            () = self.load.ended() => false,
+        }
+    }
+
+    /// Closes it once there is no call on it; none is begun any more.
+    pub fn retire(&self) {
+        self.load.retired.store(true, Ordering::SeqCst);
+        self.load.look.notify_one();
+    }
+
+    /// Since when there was no call on it; none where there is one.
+    #[must_use]
+    pub fn quiet_since(&self) -> Option<Instant> {
+        self.load.is_quiet().then(|| self.load.quiet_since())
+    }
+
+    /// Closes it where there is no call on it.
+    pub fn close_if_quiet(&self) -> bool {
+        let closed = self.load.close();
+        if closed {
+            self.load.look.notify_one();
+        }
+        closed
     }
 
     /// Ends the connection at once, and every call on it as lost.
@@ -192,22 +364,25 @@ impl Connection {
         Uri::from_parts(parts).expect("scheme, authority and path are all there")
     }
 
-    /// Whether another call fits: below 80 % of the member's limit, and not closing.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        !self.send.is_closed() && self.load.in_flight.get() < (self.load.limit.get() * 4 / 5).max(1)
-    }
-
     /// Whether it has ended.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.send.is_closed()
+        self.send.is_closed() || self.load.is_closing()
     }
 
-    /// Calls whose replies have not ended.
+    /// A place for another call, counted in `member` too: there is none past 80 % of the member's limit, when the
+    /// connection is not fresh any more, or closing.
     #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.load.in_flight.get()
+    pub fn enter(&self, member: &Rc<Cell<usize>>) -> Option<InFlight> {
+        let stale = self.fresh_until.is_some_and(|until| Instant::now() >= until);
+        if stale {
+            self.retire();
+        }
+        if stale || self.send.is_closed() || self.load.retired.load(Ordering::SeqCst) || !self.load.enter() {
+            return None;
+        }
+        member.set(member.get() + 1);
+        Some(InFlight { load: Arc::clone(&self.load), member: Rc::clone(member) })
     }
 
     /// Sends a request and waits for the reply's headers. Dropping the future, or the reply's body, resets the stream.
@@ -217,9 +392,8 @@ impl Connection {
     pub async fn send(
         &self,
         request: Request<Outgoing>,
+        in_flight: InFlight,
     ) -> Result<(Response<Incoming>, InFlight), SendError> {
-        self.load.in_flight.set(self.load.in_flight.get() + 1);
-        let in_flight = InFlight(Rc::clone(&self.load));
         match self.send.clone().try_send_request(request).await {
             Ok(response) => Ok((response, in_flight)),
             Err(mut error) => match error.take_message() {

@@ -1,18 +1,25 @@
-//! What proves an etcd user to a member: a password turned into one token per identity and member.
+//! What proves an etcd user to a member: a password turned into one token per identity and member, a certificate of the
+//! user's own, or a token that we sign.
 //!
-//! Owns: who is known by which password, the tokens they have, when a login may happen, when a token is kept alive.
-//! Must not know: sessions, who the client is, which member a call goes to, how a member is reached.
+//! Owns: who is known by which password, the tokens they have, when a login may happen, when a token is kept alive; what
+//! proves a user without its password (`acting`). Must not know: sessions, who the client is, which member a call goes
+//! to, how a member is reached.
 //! Invariants: two passwords of one user never share a token; a password that etcd refused admits nobody and harms no
 //! other; at most one login per identity and member is under way, and it goes on when those who wait for it leave; a
 //! token is dropped by naming it, so that ten callers who found the same one dead cause one login.
 
+mod acting;
 mod breaker;
+mod certificate;
 mod control;
 mod identity;
 mod keep_alive;
+mod mint;
 mod recall;
+mod revision;
 #[cfg(test)]
 mod scripted;
+mod signed;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -23,6 +30,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use sha2::{Digest as _, Sha256};
@@ -31,11 +39,17 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use crate::identity::{MemberId, UserName};
+use crate::rpc::outcome::Proof;
 use crate::secret::Secret;
 use crate::upstream::membership::ControlChannels;
 
+pub use acting::{Acting, UsersError};
+pub use certificate::{CertificateIdentity, Leaf, Showing};
 pub use control::CredentialControl;
 pub use identity::{InUse, PasswordIdentity, Token};
+pub use mint::MintError;
+pub use revision::Pages;
+pub use signed::SignedIdentity;
 
 use identity::LoginRequest;
 use keep_alive::Lifetimes;
@@ -43,6 +57,107 @@ use keep_alive::Lifetimes;
 /// Requests that the control runtime has not taken up yet. It takes them up at once and queues per member, so this
 /// fills only when that runtime is stuck; callers are then told [`LoginFailure::Busy`].
 const REQUESTS: usize = 1024;
+
+/// Questions for the auth revision that were not taken up yet: one answer serves all, so that more say nothing more.
+const QUESTIONS: usize = 1;
+
+/// As whom a call goes upstream.
+#[derive(Clone, Debug)]
+pub enum As {
+    /// Without any credential: etcd answers as it answers anybody.
+    Nobody,
+    /// As an etcd user, with what proves it.
+    User(Identity),
+}
+
+/// One etcd user, and what proves it.
+#[derive(Clone, Debug)]
+pub enum Identity {
+    /// A password, for a token per member.
+    Password(Arc<PasswordIdentity>),
+    /// A certificate, on connections of its own.
+    Certificate(Arc<CertificateIdentity>),
+    /// Tokens that we sign.
+    Signed(Arc<SignedIdentity>),
+}
+
+/// What one call shows one member.
+#[derive(Clone, Debug)]
+pub enum Shown {
+    /// Nothing: it is nobody's, or auth is off.
+    Nothing,
+    /// A token.
+    Token(Token),
+    /// A connection with this one's certificate.
+    Certificate(Arc<CertificateIdentity>),
+}
+
+impl Identity {
+    /// The etcd user.
+    #[must_use]
+    pub fn user(&self) -> &UserName {
+        match self {
+            Self::Password(identity) => identity.user(),
+            Self::Certificate(identity) => identity.user(),
+            Self::Signed(identity) => identity.user(),
+        }
+    }
+
+    /// Keeps what proves it alive until dropped, where that dies of not being used.
+    #[must_use]
+    pub fn hold(&self) -> Option<InUse> {
+        match self {
+            Self::Password(identity) => Some(identity.hold()),
+            Self::Certificate(_) | Self::Signed(_) => None,
+        }
+    }
+
+    /// What to show `member`, where auth may be on.
+    ///
+    /// # Errors
+    /// There is no token; see [`LoginFailure`].
+    pub async fn shown(&self, member: MemberId) -> Result<Shown, LoginFailure> {
+        match self {
+            Self::Password(identity) => identity.token(member).await.map(Shown::Token),
+            Self::Certificate(identity) => Ok(Shown::Certificate(Arc::clone(identity))),
+            Self::Signed(identity) => identity.token().await.map(Shown::Token),
+        }
+    }
+
+    /// `member` refused what it was `shown`. Whether the next try shows something else: a certificate has nothing to
+    /// renew.
+    pub fn renew(&self, member: MemberId, shown: &Shown) -> bool {
+        match (self, shown) {
+            (Self::Password(identity), Shown::Token(token)) => identity.invalidate(member, token),
+            (Self::Signed(identity), Shown::Token(token)) => identity.invalidate(token),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Whether every change of users and roles ends what it shows, so that each asks for another.
+    #[must_use]
+    pub fn follows_revisions(&self) -> bool {
+        matches!(self, Self::Signed(_))
+    }
+}
+
+impl Shown {
+    /// The token, where it is one.
+    #[must_use]
+    pub fn token(&self) -> Option<&Token> {
+        match self {
+            Self::Token(token) => Some(token),
+            Self::Nothing | Self::Certificate(_) => None,
+        }
+    }
+
+    /// As answers are judged.
+    #[must_use]
+    pub fn proof(&self) -> Proof {
+        if self.token().is_some() { Proof::Token } else { Proof::NoToken }
+    }
+}
 
 /// Limits and times of password credentials.
 #[derive(Clone, Debug)]
@@ -105,7 +220,7 @@ pub struct CredentialCounters {
     pub invalidations: AtomicU64,
 }
 
-/// The password identities of this process. One for all shards.
+/// The identities of this process. One for all shards.
 pub struct Credentials {
     /// What keeps identities in memory. `known` finds those too that only a live stream still holds, so that one
     /// user and password is never two identities.
@@ -113,6 +228,8 @@ pub struct Credentials {
     unproved: Cache<Fingerprint, Arc<PasswordIdentity>>,
     known: Mutex<Known>,
     fingerprint_key: Secret<[u8; 32]>,
+    acting: ArcSwap<Acting>,
+    questions: mpsc::Sender<Arc<signed::Signer>>,
     shared: Arc<Shared>,
 }
 
@@ -186,6 +303,7 @@ impl Credentials {
         let mut key = [0; 32];
         getrandom::fill(&mut key).map_err(|_none| NoRandomness)?;
         let (requests, queue) = mpsc::channel(REQUESTS);
+        let (questions, asked) = mpsc::channel(QUESTIONS);
         let cache = |limit| {
             Cache::builder()
                 .max_capacity(limit)
@@ -198,6 +316,8 @@ impl Credentials {
             unproved: cache(settings.unproved),
             known: Mutex::default(),
             fingerprint_key: Secret::new(key),
+            acting: ArcSwap::from_pointee(Acting::nobody()),
+            questions,
             shared: Arc::new(Shared {
                 lifetimes: Lifetimes::new(settings.token_ttl),
                 settings,
@@ -208,7 +328,7 @@ impl Credentials {
                 epoch: Instant::now(),
             }),
         });
-        let control = CredentialControl::new(Arc::clone(&credentials), queue, channels);
+        let control = CredentialControl::new(Arc::clone(&credentials), queue, asked, channels);
         Ok((credentials, control))
     }
 

@@ -8,7 +8,7 @@
 
 mod census;
 mod changes;
-mod metrics_page;
+pub(super) mod metrics_page;
 mod notices;
 mod place;
 mod probe;

@@ -1,75 +1,95 @@
-//! The connections of one shard: per member and lane, opened when first needed.
+//! The connections that carry a shard's calls: per member and lane, opened when first needed.
 //!
-//! Owns: finding a connection with room, opening one (a single attempt for all who wait), forgetting those that
-//! ended, telling the members' task about members that cannot be reached. Must not know: calls, credentials.
-//! Invariant: a connection is shared by all identities; what proves a user travels in each request.
+//! Owns: opening them (a single attempt for all who wait), telling the members' task about members that cannot be
+//! reached. Must not know: calls, passwords, tokens.
+//! Invariants: a connection without a user's certificate is shared by all identities of its shard, and what proves a
+//! user travels in each request; one with a user's certificate carries that user's calls only, from any shard. That a
+//! member takes no connection with a user's certificate says nothing of the member.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-
-use futures_util::FutureExt;
-use futures_util::future::Shared;
-use tokio::sync::oneshot;
+use std::time::Duration;
 
 use crate::identity::MemberId;
 use crate::rpc::method::Lane;
 use crate::tasks::Tasks;
 use crate::upstream::connect::{ConnectError, Connector};
-use crate::upstream::connection::{Connection, Origin};
+use crate::upstream::connection::{Connection, Ended, Keeping, Origin};
+use crate::upstream::credential::CertificateIdentity;
+use crate::upstream::fleet::{Fleet, Place};
 use crate::upstream::membership::{Hint, Hints, Member};
+use crate::upstream::slots::{Found, Key, Opening, Seat, Slots, attempt};
 
-/// An attempt that a task of its own makes; all who wait are told how it ended.
-type Opening = Shared<oneshot::Receiver<Result<(), ConnectError>>>;
+/// How long a member may take to say anything on a connection with a user's certificate.
+const FIRST_WORD: Duration = Duration::from_secs(5);
 
-#[derive(Default)]
-struct Slot {
-    open: Vec<Rc<Connection>>,
-    opening: Option<Opening>,
-}
-
-type Slots = Rc<RefCell<HashMap<(MemberId, Lane), Slot>>>;
-
-/// The connections of one shard.
+/// The connections of one shard, and its way to those that all shards share.
 pub struct Pool {
     connector: Connector,
     hints: Hints,
     tasks: Tasks,
-    slots: Slots,
+    /// Connections with a user's certificate that this shard drives: others send on them too.
+    lent: Tasks,
+    own: Rc<RefCell<Slots>>,
+    fleet: Arc<Fleet>,
+    idle: Duration,
+    calls: RefCell<HashMap<MemberId, Rc<Cell<usize>>>>,
+}
+
+/// Where a connection is found again.
+#[derive(Clone)]
+enum Shelf {
+    /// On this shard.
+    Own(Rc<RefCell<Slots>>),
+    /// On any.
+    Fleet(Arc<Fleet>),
+}
+
+impl Shelf {
+    fn with<T>(&self, look: impl FnOnce(&mut Slots) -> T) -> T {
+        match self {
+            Self::Own(slots) => look(&mut slots.borrow_mut()),
+            Self::Fleet(fleet) => look(&mut fleet.slots()),
+        }
+    }
 }
 
 impl Pool {
-    /// An empty pool; connections run on `tasks`.
+    /// An empty pool; connections run on `tasks`, and are closed after `idle` without a call.
     #[must_use]
-    pub fn new(connector: Connector, hints: Hints, tasks: Tasks) -> Self {
-        Self { connector, hints, tasks, slots: Slots::default() }
+    pub fn new(connector: Connector, hints: Hints, tasks: Tasks, fleet: Arc<Fleet>, idle: Duration) -> Self {
+        let (own, calls) = (Rc::default(), RefCell::default());
+        Self { connector, hints, tasks, lent: Tasks::default(), own, fleet, idle, calls }
     }
 
-    /// A connection of `lane` to `member` that has room, opened if there is none. Cancel-safe: an attempt that was
-    /// begun goes on.
+    /// A place on a connection of `lane` to `member`, opened if there is none; with `certificate`, on one that shows
+    /// that. Cancel-safe: an attempt that was begun goes on.
     ///
     /// # Errors
-    /// None could be opened; nothing was sent, and the member is marked unreachable.
-    pub async fn connection(&self, member: &Arc<Member>, lane: Lane) -> Result<Rc<Connection>, ConnectError> {
+    /// None could be opened; nothing was sent. Where it was not for the certificate, the member is marked unreachable.
+    pub async fn seat(
+        &self,
+        member: &Arc<Member>,
+        lane: Lane,
+        certificate: Option<&Arc<CertificateIdentity>>,
+    ) -> Result<Seat, ConnectError> {
         let given_up = || failed(member, "the connection was closed as soon as it was open");
+        let shows = certificate.map(|certificate| certificate.showing().clone());
+        let key = Key { member: member.id, lane, shows };
+        let shelf = match certificate {
+            None => Shelf::Own(Rc::clone(&self.own)),
+            Some(_) => Shelf::Fleet(Arc::clone(&self.fleet)),
+        };
+        let calls = self.calls(member.id);
         let mut opened = false;
         loop {
-            let opening = {
-                let mut slots = self.slots.borrow_mut();
-                let slot = slots.entry((member.id, lane)).or_default();
-                slot.open.retain(|connection| !connection.is_closed());
-                if let Some(ready) = slot.open.iter().find(|connection| connection.has_room()) {
-                    return Ok(Rc::clone(ready));
-                }
-                if opened && slot.open.is_empty() {
-                    return Err(given_up());
-                }
-                // One that has ended and is still there was given up by its task.
-                match slot.opening.take_if(|opening| opening.peek().is_none()) {
-                    Some(opening) => slot.opening.insert(opening).clone(),
-                    None => slot.opening.insert(self.open(Arc::clone(member), lane)).clone(),
-                }
+            let begin = || self.open(&shelf, &key, Arc::clone(member), certificate.cloned());
+            let opening = match shelf.with(|slots| slots.find(&key, &calls, opened, begin)) {
+                Found::Seat(seat) => return Ok(seat),
+                Found::GivenUp => return Err(given_up()),
+                Found::Opening(opening) => opening,
             };
             // All who waited look again: a burst needs more connections than one.
             opening.await.map_err(|_| given_up())??;
@@ -79,9 +99,8 @@ impl Pool {
 
     /// Ends the open connections of `lane` to `member`, and what they carry as lost. Returns how many there were.
     pub fn give_up(&self, member: MemberId, lane: Lane) -> usize {
-        let mut slots = self.slots.borrow_mut();
-        let Some(slot) = slots.get_mut(&(member, lane)) else { return 0 };
-        let given_up = std::mem::take(&mut slot.open);
+        let mut given_up = self.own.borrow_mut().take(member, lane);
+        given_up.extend(self.fleet.slots().take(member, lane));
         given_up.iter().for_each(|connection| connection.give_up());
         given_up.len()
     }
@@ -89,60 +108,141 @@ impl Pool {
     /// Calls in flight to `member` from this shard, on all lanes.
     #[must_use]
     pub fn in_flight(&self, member: MemberId) -> usize {
-        let slots = self.slots.borrow();
-        [Lane::Unary, Lane::Stream, Lane::Bulk]
-            .iter()
-            .filter_map(|lane| slots.get(&(member, *lane)))
-            .flat_map(|slot| &slot.open)
-            .map(|connection| connection.in_flight())
-            .sum()
+        self.calls.borrow().get(&member).map_or(0, |calls| calls.get())
+    }
+
+    /// Connections that this shard drives for others end once no call is on them, and others open their own. Taken before
+    /// the shard's thread ends.
+    #[must_use]
+    pub fn lent(&self) -> Tasks {
+        self.fleet.slots().all().for_each(|connection| connection.retire());
+        self.lent.clone()
+    }
+
+    fn calls(&self, member: MemberId) -> Rc<Cell<usize>> {
+        Rc::clone(self.calls.borrow_mut().entry(member).or_default())
     }
 
     /// Opens a connection in a task, so that a caller who leaves neither stops nor stalls it for the others.
-    fn open(&self, member: Arc<Member>, lane: Lane) -> Opening {
-        let (tell, told) = oneshot::channel();
-        let (connector, hints, tasks) = (self.connector.clone(), self.hints.clone(), self.tasks.clone());
-        let slots = Rc::clone(&self.slots);
+    fn open(
+        &self,
+        shelf: &Shelf,
+        key: &Key,
+        member: Arc<Member>,
+        certificate: Option<Arc<CertificateIdentity>>,
+    ) -> Opening {
+        let (tell, opening) = attempt();
+        let dial = Dial {
+            connector: self.connector.clone(),
+            hints: self.hints.clone(),
+            tasks: if certificate.is_some() { self.lent.clone() } else { self.tasks.clone() },
+            fleet: Arc::clone(&self.fleet),
+            shelf: shelf.clone(),
+            key: key.clone(),
+            member,
+            idle: self.idle,
+        };
         let attempt = async move {
-            let opened = connect(&connector, &hints, &tasks, &member, lane).await;
-            if let Err(error) = &opened {
-                tracing::debug!(member = %member.id, %error, "no connection to the member");
-                member.suspect();
-                hints.send(Hint::Unreachable(member.id));
-            }
-            let ended = {
-                let mut slots = slots.borrow_mut();
-                let slot = slots.entry((member.id, lane)).or_default();
-                slot.opening = None;
-                opened.map(|connection| slot.open.push(Rc::new(connection)))
+            let opened = match &certificate {
+                None => dial.shared().await,
+                Some(certificate) => dial.showing(certificate).await,
             };
+            let ended = dial.shelf.with(|slots| slots.land(&dial.key, opened));
             if tell.send(ended).is_err() {
                 tracing::trace!("nobody waits for a connection any more");
             }
         };
         self.tasks.spawn("upstream dial", attempt).detach();
-        told.shared()
+        opening
     }
 }
 
-async fn connect(
-    connector: &Connector,
-    hints: &Hints,
-    tasks: &Tasks,
-    member: &Arc<Member>,
-    lane: Lane,
-) -> Result<Connection, ConnectError> {
-    let stream = connector.connect(&member.endpoint).await?;
-    let lost = {
-        let (member, hints) = (Arc::clone(member), hints.clone());
-        move || {
-            member.suspect();
-            hints.send(Hint::Unreachable(member.id));
+/// One attempt to open a connection.
+struct Dial {
+    connector: Connector,
+    hints: Hints,
+    tasks: Tasks,
+    fleet: Arc<Fleet>,
+    shelf: Shelf,
+    key: Key,
+    member: Arc<Member>,
+    idle: Duration,
+}
+
+impl Dial {
+    async fn shared(&self) -> Result<Connection, ConnectError> {
+        let keeping = Keeping { idle: self.idle, fresh_until: None };
+        let opened = self.open(&self.connector, keeping, None).await;
+        if let Err(error) = &opened {
+            tracing::debug!(member = %self.member.id, %error, "no connection to the member");
+            self.member.suspect();
+            self.hints.send(Hint::Unreachable(self.member.id));
         }
-    };
-    let origin = Origin::of(&member.endpoint).map_err(|error| failed(member, &error.to_string()))?;
-    let opened = Connection::open(stream, origin, lane, tasks, lost).await;
-    opened.map_err(|error| failed(member, &error.to_string()))
+        opened
+    }
+
+    async fn showing(&self, certificate: &CertificateIdentity) -> Result<Connection, ConnectError> {
+        let Some(place) = self.fleet.place().await else {
+            tracing::warn!(user = ?certificate.user(), "no room for a connection with this user's certificate");
+            return Err(ConnectError::NoRoom);
+        };
+        let opened = self.answering(certificate, place).await;
+        if let Err(error) = &opened {
+            // The members' task looks, on connections of its own, whether it is the member.
+            self.hints.send(Hint::Unreachable(self.member.id));
+            tracing::warn!(
+                member = %self.member.id, user = ?certificate.user(), %error,
+                "no connection to the member with this user's certificate"
+            );
+        }
+        opened
+    }
+
+    async fn answering(
+        &self,
+        certificate: &CertificateIdentity,
+        place: Place,
+    ) -> Result<Connection, ConnectError> {
+        let leaf = certificate.leaf().map_err(|error| failed(&self.member, &error.to_string()))?;
+        let keeping = Keeping { idle: self.idle, fresh_until: leaf.fresh_until };
+        let connection = self.open(&self.connector.showing(leaf.tls), keeping, Some(place)).await?;
+        match tokio::time::timeout(FIRST_WORD, connection.answered()).await {
+            Ok(true) => Ok(connection),
+            Ok(false) => Err(failed(&self.member, "the member does not accept the certificate")),
+            Err(_) => {
+                connection.give_up();
+                Err(failed(&self.member, "the member says nothing"))
+            }
+        }
+    }
+
+    async fn open(
+        &self,
+        connector: &Connector,
+        keeping: Keeping,
+        place: Option<Place>,
+    ) -> Result<Connection, ConnectError> {
+        let stream = connector.connect(&self.member.endpoint).await?;
+        let origin =
+            Origin::of(&self.member.endpoint).map_err(|error| failed(&self.member, &error.to_string()))?;
+        let ended = {
+            let (member, hints) = (Arc::clone(&self.member), self.hints.clone());
+            let (shelf, key) = (self.shelf.clone(), self.key.clone());
+            let own = place.is_none();
+            move |how| {
+                shelf.with(|slots| slots.sweep(&key));
+                if how == Ended::Lost {
+                    if own {
+                        member.suspect();
+                    }
+                    hints.send(Hint::Unreachable(member.id));
+                }
+            }
+        };
+        let opened =
+            Connection::open(stream, origin, self.key.lane, &self.tasks, keeping, place, ended).await;
+        opened.map_err(|error| failed(&self.member, &error.to_string()))
+    }
 }
 
 fn failed(member: &Member, reason: &str) -> ConnectError {

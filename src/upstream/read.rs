@@ -18,16 +18,19 @@ use crate::refusal::Status;
 use crate::rpc::frame::{PREFIX, encode};
 use crate::rpc::header;
 use crate::rpc::method::{Lane, lookup};
-use crate::rpc::outcome::{Asked, AuthState, Proof, Verdict, auth_state, verdict};
+use crate::rpc::outcome::{Asked, AuthState, Verdict, auth_state, is_outdated, verdict};
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::connection::Outgoing;
-use crate::upstream::credential::LoginFailure;
+use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Member};
 use crate::upstream::send::{As, Door, NoAnswer, upstream_headers};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
 const LIMIT: Duration = Duration::from_secs(5);
+/// How often a member may say that users or roles changed meanwhile, and how much longer is waited each time.
+const OUTDATED: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -93,11 +96,11 @@ pub async fn ask(
     let framed = encode(message);
     let reading = async {
         let method = lookup(path).ok_or(ReadError::Lost)?;
-        let mut healed = false;
+        let mut healed = 0;
         loop {
-            let token = door.token(whom, member).await.map_err(ReadError::Login)?;
+            let shown = door.shown(whom, member).await.map_err(ReadError::Login)?;
             let body = Outgoing::Once(Some(framed.clone()));
-            let headers = upstream_headers(&HeaderMap::new(), token.as_ref());
+            let headers = upstream_headers(&HeaderMap::new(), &shown);
             let sent = door.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
             let (response, in_flight) = sent.map_err(lost)?;
             let answer = Answer::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
@@ -106,22 +109,26 @@ pub async fn ask(
                 let message = answer.message().ok_or(ReadError::Lost)?;
                 return Ok(message.slice(PREFIX.min(message.len())..));
             }
-            let proof = if token.is_some() { Proof::Token } else { Proof::NoToken };
-            let asked = Asked { method, effect: method.effect, proof };
+            let asked = Asked { method, effect: method.effect, proof: shown.proof() };
             let refused = verdict(&asked, &status) == Verdict::Heal;
             let now_on = auth_state(&asked, &status) == Some(AuthState::On);
-            match (whom, token) {
-                (As::User(identity), Some(token)) if refused && !healed => {
-                    identity.invalidate(member.id, &token);
-                    healed = true;
+            // Users or roles changed under it: the next one may pass, whatever proves it.
+            let outdated = refused && is_outdated(&asked, &status) && healed < OUTDATED;
+            match (whom, &shown) {
+                (As::User(identity), Shown::Token(_)) if refused && healed == 0 => {
+                    identity.renew(member.id, &shown);
+                }
+                (As::User(identity), _) if outdated => {
+                    if identity.follows_revisions() {
+                        identity.renew(member.id, &shown);
+                    }
+                    tokio::time::sleep(PAUSE * healed).await;
                 }
                 // It went without a token since auth was off.
-                (As::User(_), None) if now_on && !healed => {
-                    door.auth_is(Auth::On);
-                    healed = true;
-                }
+                (As::User(_), Shown::Nothing) if now_on && healed == 0 => door.auth_is(Auth::On),
                 _ => return Err(ReadError::Refused(status)),
             }
+            healed += 1;
         }
     };
     tokio::time::timeout(LIMIT, reading).await.unwrap_or(Err(ReadError::Lost))

@@ -1,9 +1,10 @@
 //! The one door to a member: whatever goes upstream goes through [`Door::send`].
 //!
 //! Owns: the header fields that a member sees (an allow-list: what a client says of itself is never forwarded), the
-//! token of whom the call goes as. Must not know: which calls are worth retrying.
+//! token or certificate of whom the call goes as. Must not know: which calls are worth retrying.
 //! Invariants (rules 6, 9): the path is the method table's or one proven canonical; exactly one `token`, ours or none;
-//! without one a call is nobody's, whatever our own certificate says.
+//! without one a call is nobody's, whatever our own certificate says, unless it goes on a connection of a user's own
+//! certificate: a [`Head`] made for that goes nowhere else, and no other goes there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::rpc::method::Lane;
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
-use crate::upstream::credential::{Credentials, LoginFailure, PasswordIdentity, Token};
+use crate::upstream::credential::{CertificateIdentity, Credentials, Identity, LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Member, MembersHandle};
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
@@ -40,19 +41,22 @@ const FORWARDED: [HeaderName; 5] = [
     HeaderName::from_static("tracestate"),
 ];
 
-/// As whom a call goes upstream.
+pub use crate::upstream::credential::As;
+
+/// The header of a call as a member sees it, and what it may go on.
 #[derive(Clone)]
-pub enum As {
-    /// Without any credential: etcd answers as it answers anybody.
-    Nobody,
-    /// As an etcd user, proved by a token.
-    User(Arc<PasswordIdentity>),
+pub struct Head {
+    /// The fields. The token's is ours already.
+    pub fields: HeaderMap,
+    certificate: Option<Arc<CertificateIdentity>>,
 }
 
 /// Why a call did not get an answer from a member.
 pub enum NoAnswer {
     /// Nothing was sent: safe to go elsewhere, whatever the call.
     NeverSent(Arc<str>),
+    /// Nothing was sent: a limit of ours is reached, and no other member helps.
+    NoRoom,
     /// The member may have seen it. The outcome is unknown.
     Lost(Arc<str>),
 }
@@ -72,25 +76,23 @@ pub struct Door {
 }
 
 impl Door {
-    /// The token that proves `whom` to `member`, logging in if there is none. None where etcd wants none.
+    /// What proves `whom` to `member`, got by logging in if need be. Nothing where etcd wants nothing.
     ///
     /// # Errors
     /// The login failed; see [`LoginFailure`].
-    pub async fn token(&self, whom: &As, member: &Member) -> Result<Option<Token>, LoginFailure> {
-        let As::User(identity) = whom else { return Ok(None) };
-        if self.members.auth.now() == Auth::Off {
-            return Ok(None);
+    pub async fn shown(&self, whom: &As, member: &Member) -> Result<Shown, LoginFailure> {
+        let As::User(identity) = whom else { return Ok(Shown::Nothing) };
+        // A connection's certificate is there whether or not auth is on.
+        let takes_token = !matches!(identity, Identity::Certificate(_));
+        if takes_token && self.members.auth.now() == Auth::Off {
+            return Ok(Shown::Nothing);
         }
-        if let Some(token) = identity.current(member.id) {
-            return Ok(Some(token));
-        }
-        match identity.token(member.id).await {
-            Ok(token) => Ok(Some(token)),
+        match identity.shown(member.id).await {
             Err(LoginFailure::AuthDisabled) => {
                 self.auth_is(Auth::Off);
-                Ok(None)
+                Ok(Shown::Nothing)
             }
-            Err(failure) => Err(failure),
+            shown => shown,
         }
     }
 
@@ -128,17 +130,18 @@ impl Door {
         member: &Arc<Member>,
         lane: Lane,
         path: PathAndQuery,
-        headers: HeaderMap,
+        head: Head,
         body: Outgoing,
     ) -> Result<(Response<Incoming>, InFlight), NoAnswer> {
         let mut body = Some(body);
-        let mut headers = Some(headers);
+        let Head { fields, certificate } = head;
+        let mut headers = Some(fields);
         // A pooled connection may turn out to be closing: what comes back unsent goes on a new one, once.
         for _ in 0..2 {
-            let connection = self.pool.connection(member, lane).await.map_err(never_sent)?;
+            let seat = self.pool.seat(member, lane, certificate.as_ref()).await.map_err(never_sent)?;
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
-            let request = request(&connection, path.clone(), fields, taken);
-            match connection.send(request).await {
+            let request = request(&seat.connection, path.clone(), fields, taken);
+            match seat.connection.send(request, seat.in_flight).await {
                 Ok(answered) => return Ok(answered),
                 Err(SendError::Refused) => {
                     return Err(NoAnswer::NeverSent("the member refused the stream".into()));
@@ -157,7 +160,7 @@ impl Door {
 
 /// The header that a member sees: the allowed fields of `client`'s, then ours.
 #[must_use]
-pub fn upstream_headers(client: &HeaderMap, token: Option<&Token>) -> HeaderMap {
+pub fn upstream_headers(client: &HeaderMap, shown: &Shown) -> Head {
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(TE, TRAILERS);
@@ -167,13 +170,20 @@ pub fn upstream_headers(client: &HeaderMap, token: Option<&Token>) -> HeaderMap 
         }
     }
     headers.insert(API_VERSION_NAME, CLIENT_API_VERSION);
-    match token {
-        Some(token) => headers.insert(TOKEN, token.header().clone()),
+    let mut certificate = None;
+    match shown {
+        Shown::Token(token) => {
+            headers.insert(TOKEN, token.header().clone());
+        }
         // Where our own certificate names an etcd user, a call without a token would be that user's. A call that came
         // by the JSON gateway is not (auth/store.go, AuthInfoFromTLS), and only this field says that it did.
-        None => headers.insert(NOT_OUR_CERTIFICATE, HeaderValue::from_static("*/*")),
-    };
-    headers
+        Shown::Nothing => {
+            headers.insert(NOT_OUR_CERTIFICATE, HeaderValue::from_static("*/*"));
+        }
+        // There it is meant to be.
+        Shown::Certificate(identity) => certificate = Some(Arc::clone(identity)),
+    }
+    Head { fields: headers, certificate }
 }
 
 fn request(
@@ -190,7 +200,10 @@ fn request(
 }
 
 fn never_sent(error: ConnectError) -> NoAnswer {
-    NoAnswer::NeverSent(error.to_string().into())
+    match error {
+        ConnectError::NoRoom => NoAnswer::NoRoom,
+        error => NoAnswer::NeverSent(error.to_string().into()),
+    }
 }
 
 #[cfg(test)]
@@ -221,7 +234,7 @@ mod tests {
         ] {
             client.append(name, HeaderValue::from_static("the client's"));
         }
-        let headers = upstream_headers(&client, None);
+        let headers = upstream_headers(&client, &Shown::Nothing).fields;
         let mut seen: Vec<_> =
             headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         seen.sort_unstable();

@@ -6,40 +6,91 @@
 
 use std::sync::Arc;
 
-use rustls::client::Resumption;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::client::{Resumption, WantsClientCert, WebPkiServerVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 
 use crate::config::ClientTls;
+use crate::pem::{KeyPair, Roots};
 
 /// The resolved configuration cannot be used: rustls takes less than the check of the files did.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct TlsError(#[from] rustls::Error);
 
+/// TLS towards members, with whatever certificate of ours. Cheap to clone.
+#[derive(Clone)]
+pub struct Towards {
+    provider: Arc<CryptoProvider>,
+    verifier: Arc<WebPkiServerVerifier>,
+}
+
+impl Towards {
+    /// Towards members that these vouch for.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn new(roots: &Roots) -> Result<Self, TlsError> {
+        let mut store = RootCertStore::empty();
+        for root in roots.certificates() {
+            store.add(root.clone())?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(&provider));
+        let verifier = verifier.build().map_err(|error| rustls::Error::General(error.to_string()))?;
+        Ok(Self { provider, verifier })
+    }
+
+    /// For HTTP/2, without a certificate.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn anonymous(&self) -> Result<Arc<ClientConfig>, TlsError> {
+        Ok(http2(self.builder()?.with_no_client_auth()))
+    }
+
+    /// For HTTP/2, with this certificate. No session is resumed: it would be that of an older one.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn showing(&self, certificate: CertifiedKey) -> Result<Arc<ClientConfig>, TlsError> {
+        let shown = Arc::new(SingleCertAndKey::from(certificate));
+        let mut config = self.builder()?.with_client_cert_resolver(shown);
+        config.resumption = Resumption::disabled();
+        Ok(http2(config))
+    }
+
+    /// The same with one that was read.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn showing_pair(&self, pair: &KeyPair) -> Result<Arc<ClientConfig>, TlsError> {
+        self.showing(CertifiedKey::new(pair.chain().to_vec(), Arc::clone(pair.signing())))
+    }
+
+    fn builder(&self) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, TlsError> {
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()?;
+        Ok(builder.with_webpki_verifier(Arc::clone(&self.verifier)))
+    }
+}
+
+fn http2(mut config: ClientConfig) -> Arc<ClientConfig> {
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Arc::new(config)
+}
+
 /// What rustls takes, for HTTP/2.
 ///
 /// # Errors
 /// [`TlsError`].
 pub fn client_config(tls: &ClientTls) -> Result<Arc<ClientConfig>, TlsError> {
-    let mut roots = RootCertStore::empty();
-    for root in tls.roots.certificates() {
-        roots.add(root.clone())?;
+    let towards = Towards::new(&tls.roots)?;
+    match &tls.identity {
+        None => towards.anonymous(),
+        Some(identity) => towards.showing_pair(identity),
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots);
-    let mut config = match &tls.identity {
-        None => builder.with_no_client_auth(),
-        Some(identity) => {
-            let key = identity.key().clone_key();
-            let mut config = builder.with_client_auth_cert(identity.chain().to_vec(), key)?;
-            config.resumption = Resumption::disabled();
-            config
-        }
-    };
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(Arc::new(config))
 }
 
 #[cfg(test)]
@@ -49,7 +100,7 @@ mod tests {
     use rustls::pki_types::{PrivateKeyDer, ServerName};
 
     use super::*;
-    use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
+    use crate::pem::{Chain, PrivateKey};
 
     /// An authority and a certificate by it for `name`.
     struct Pki {

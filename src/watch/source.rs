@@ -20,10 +20,10 @@ use tokio::time::Instant;
 use crate::identity::MemberId;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::lookup;
-use crate::rpc::outcome::{Asked, Proof, Verdict, verdict};
+use crate::rpc::outcome::{Asked, Verdict, verdict};
 use crate::upstream::bidi::{Bidi, Next, TooMuch};
 use crate::upstream::choose::Wanted;
-use crate::upstream::credential::{LoginFailure, Token};
+use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Hint, Member};
 use crate::upstream::read::{ReadError, local_revision};
 use crate::upstream::resumes::{Coming, Turn};
@@ -65,7 +65,7 @@ pub struct Source {
     /// What its version says.
     pub traits: Traits,
     stream: Bidi,
-    token: Option<Token>,
+    shown: Shown,
     share: Rc<Share>,
     /// Of an unfinished message.
     held: Held,
@@ -156,8 +156,8 @@ impl Route {
                 Err(ReadError::Login(failure)) => return Err(failed(login_loss(&failure))),
             }
         }
-        let token = self.door.token(&self.whom, &member).await;
-        let token = token.map_err(|failure| failed(login_loss(&failure)))?;
+        let shown = self.door.shown(&self.whom, &member).await;
+        let shown = shown.map_err(|failure| failed(login_loss(&failure)))?;
         let turn = match coming {
             Some(coming) => {
                 line.since.set(Some(Instant::now()));
@@ -167,10 +167,10 @@ impl Route {
             }
             None => None,
         };
-        let mut headers = upstream_headers(&self.headers, token.as_ref());
-        headers.insert(HAS_LEADER, HeaderValue::from_static("true"));
-        headers.remove("grpc-timeout");
-        let stream = Bidi::open(&self.door, &member, PathAndQuery::from_static(PATH), headers);
+        let mut head = upstream_headers(&self.headers, &shown);
+        head.fields.insert(HAS_LEADER, HeaderValue::from_static("true"));
+        head.fields.remove("grpc-timeout");
+        let stream = Bidi::open(&self.door, &member, PathAndQuery::from_static(PATH), head);
         let told = member.traits();
         let traits = Traits {
             progress_trusted: told.progress_ordered && told.progress_after_idle,
@@ -181,7 +181,7 @@ impl Route {
         let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
         let share = Rc::clone(&self.share);
         let held = share.hold(0);
-        Ok(Source { member, traits, stream, token, share, held, turn })
+        Ok(Source { member, traits, stream, shown, share, held, turn })
     }
 
     /// The more losses before, the longer. After the first, only as long as keeps those apart that lost the same member.
@@ -272,6 +272,10 @@ impl Source {
                 door.members.hints.send(Hint::Unreachable(self.member.id));
                 Loss::Upstream
             }
+            Next::Unopened(reason) => {
+                tracing::debug!(member = %self.member.id, %reason, "a watch stream was not opened");
+                Loss::Upstream
+            }
             Next::Ended(status) => {
                 tracing::debug!(member = %self.member.id, ?status, "a member ended a watch stream");
                 self.refused(whom, status)
@@ -280,12 +284,11 @@ impl Source {
     }
 
     fn refused(&self, whom: &As, status: &Status) -> Loss {
-        let proof = if self.token.is_some() { Proof::Token } else { Proof::NoToken };
+        let proof = self.shown.proof();
         let verdict =
             lookup(PATH).map(|method| verdict(&Asked { method, effect: method.effect, proof }, status));
-        match (verdict, whom, &self.token) {
-            (Some(Verdict::Heal), As::User(identity), Some(token)) => {
-                identity.invalidate(self.member.id, token);
+        match (verdict, whom) {
+            (Some(Verdict::Heal), As::User(identity)) if identity.renew(self.member.id, &self.shown) => {
                 Loss::Credential
             }
             _ => Loss::Upstream,

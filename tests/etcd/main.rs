@@ -3,6 +3,8 @@
 //! `harness` starts and breaks clusters and knows nothing of what is promised; every other module is one promise.
 
 #[cfg(test)]
+mod acting;
+#[cfg(test)]
 mod bad_input;
 #[cfg(test)]
 mod bench;
@@ -18,6 +20,8 @@ mod credentials;
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
+#[cfg(test)]
+mod fleet;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]

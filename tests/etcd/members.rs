@@ -50,6 +50,7 @@ fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
         endpoints: members.iter().map(endpoint).collect(),
         tls: (scheme == Scheme::Https).then(|| ClientTls { roots: roots(), identity }),
         connect_timeout: Duration::from_secs(2),
+        idle_timeout: Duration::from_secs(60),
         token_ttl: Duration::from_secs(300),
         pin: ClusterPin::FirstAnswer,
         probe: probe.map(|user| login(user, &password(user))),

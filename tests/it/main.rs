@@ -26,6 +26,8 @@ mod certificates;
 #[cfg(test)]
 mod drain;
 #[cfg(test)]
+mod entries;
+#[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
 mod jwts;

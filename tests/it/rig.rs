@@ -11,9 +11,9 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
-use keyward::config::{self, Endpoint, Scheme};
+use keyward::config::{self, Config, Endpoint, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
-use keyward::downstream::tls::server_config;
+use keyward::downstream::tls::{Current, TlsError, server_config};
 use keyward::gateway::caller::Identities;
 use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
@@ -23,7 +23,8 @@ use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
 use keyward::upstream::connect::{Connector, Dial};
-use keyward::upstream::credential::{CredentialSettings, Credentials};
+use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
+use keyward::upstream::fleet::Fleet;
 use keyward::upstream::membership::{
     self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hints, MembersHandle, Membership,
     Readiness, Role,
@@ -58,6 +59,14 @@ fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(limit, test).await.expect("the test ends") });
 }
 
+fn downstream_tls(config: &Config) -> Vec<Option<Current>> {
+    let made = config.listeners.iter().map(|listener| listener.tls.as_ref().map(server_config));
+    let current = |made: Option<Result<_, _>>| {
+        made.map(|made| Arc::new(ArcSwap::new(made.unwrap_or_else(|error: TlsError| panic!("{error}")))))
+    };
+    made.map(current).collect()
+}
+
 /// Keyward and what a test needs of it.
 pub(crate) struct Keyward {
     pub(crate) serving: Option<Serving>,
@@ -66,6 +75,7 @@ pub(crate) struct Keyward {
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<ArcSwap<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
+    pages: Pages,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -94,11 +104,6 @@ impl Keyward {
     pub(crate) fn at(members: &[&Member], auth: Auth, folder: &Path, listener: &str, lines: &str) -> Self {
         let tasks = Tasks::default();
         let config = Arc::new(configuration(folder, listener, lines));
-        let tls = config.listeners.iter().map(|listener| listener.tls.as_ref().map(server_config));
-        let tls = tls.map(|config| {
-            config.transpose().expect("TLS can be set up").map(|config| Arc::new(ArcSwap::new(config)))
-        });
-        let tls = tls.collect();
         let addresses: Arc<[Address]> = members.iter().map(|member| member.address.clone()).collect();
         let known = members.iter().map(|member| Arc::new(published(member))).collect();
         let cluster = ClusterId(0xc1);
@@ -128,19 +133,22 @@ impl Keyward {
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let sealer = Arc::new(Sealer::new(keyward::reload::session_keys(&config).expect("keys")));
         sealer.pin(&Realm::new(None, cluster));
-        let metrics = Arc::new(Metrics::new(
-            METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
-        ));
+        let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
+        let metrics = Arc::new(Metrics::new(paths.collect()));
         let (logins, control) =
             Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
         tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
+        let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
+        let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials)));
+        let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
         let serving = Serving::new(Parts {
-            tls,
+            tls: downstream_tls(&config),
             identities: Arc::clone(&identities),
             config,
-            connector: Connector::over(dial(addresses), None, Duration::from_secs(2)),
+            connector,
             members: handle.clone(),
             credentials: Arc::clone(&credentials),
             logins: Arc::clone(&logins),
@@ -148,6 +156,7 @@ impl Keyward {
             metrics: Arc::clone(&metrics),
             drain: draining,
             claims: Arc::default(),
+            fleet,
         });
         Self {
             serving: Some(serving),
@@ -156,6 +165,7 @@ impl Keyward {
             sealer,
             identities,
             credentials,
+            pages,
             members: handle,
             tasks,
             drain,
@@ -191,6 +201,8 @@ impl Keyward {
     /// Publishes the rules of another configuration, with the files in `folder`.
     pub(crate) fn publish_rules(&self, folder: &Path, listener: &str, lines: &str) {
         let config = configuration(folder, listener, lines);
+        let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages.clone());
+        acted.expect("users that can be proved");
         self.identities.store(Arc::new(Identities::of(&config, &self.credentials)));
     }
 
@@ -233,7 +245,7 @@ pub(crate) async fn log_in_with(client: &Client, user: &str, password: &str) -> 
     AuthenticateResponse::decode(answer.message().clone()).expect("an answer").token
 }
 
-fn configuration(folder: &Path, listener: &str, lines: &str) -> config::Config {
+fn configuration(folder: &Path, listener: &str, lines: &str) -> Config {
     let path = folder.join("keyward.toml");
     let text = format!(
         "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n{listener}\

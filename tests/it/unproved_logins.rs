@@ -22,7 +22,7 @@ fn door(auth: Auth) -> (Member, Keyward) {
 }
 
 /// With which token a call reaches the member.
-async fn token_of(member: &Member, client: &Client) -> Option<String> {
+pub(crate) async fn token_of(member: &Member, client: &Client) -> Option<String> {
     let script = async {
         let call = member.called(RANGE).await;
         let token = call.token().map(str::to_owned);
@@ -34,7 +34,7 @@ async fn token_of(member: &Member, client: &Client) -> Option<String> {
     token
 }
 
-async fn logged_in(keyward: &Keyward, user: &str, password: &str) -> Client {
+pub(crate) async fn logged_in(keyward: &Keyward, user: &str, password: &str) -> Client {
     let client = keyward.client().await;
     let token = log_in_with(&client, user, password).await;
     client.header("token", &token)

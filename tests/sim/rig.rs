@@ -21,7 +21,8 @@ use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
 use keyward::upstream::choose::Chooser;
 use keyward::upstream::connect::{Connector, Dial};
-use keyward::upstream::credential::{CredentialSettings, Credentials};
+use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
+use keyward::upstream::fleet::Fleet;
 use keyward::upstream::membership::{
     self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hint, Hints, MembersHandle, Membership,
     Readiness, Role,
@@ -101,6 +102,9 @@ impl Keyward {
         let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let config = configuration();
+        let connector = Connector::over(dial(Arc::clone(&addresses)), None, Duration::from_secs(2));
+        let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        credentials.act_for(&config.users, &config.cluster, pages).expect("users that can be proved");
         let sealer = Sealer::new(keyward::reload::session_keys(&config).expect("keys"));
         sealer.pin(&Realm::new(None, ClusterId(cluster)));
         let metrics = Arc::new(Metrics::new(
@@ -110,11 +114,12 @@ impl Keyward {
             Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
         tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
+        let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
         let parts = Parts {
             tls: vec![None],
             identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
             config,
-            connector: Connector::over(dial(addresses), None, Duration::from_secs(2)),
+            connector,
             members: handle.clone(),
             credentials,
             sealer: Arc::new(sealer),
@@ -122,6 +127,7 @@ impl Keyward {
             metrics,
             drain: draining,
             claims: Arc::default(),
+            fleet,
         };
         let serving = Serving::choosing(parts, Chooser::seeded(seed));
         Self { serving, members: handle, tasks: tasks.clone(), _drain: drain, changes, hints: hinted }

@@ -45,6 +45,12 @@ impl Resolver<'_> {
                 2 * SECOND,
                 MOMENT..=DAY,
             ),
+            idle_timeout: self.duration(
+                "cluster.idle_timeout",
+                cluster.idle_timeout,
+                60 * SECOND,
+                SECOND..=DAY,
+            ),
             token_ttl: self.duration("cluster.token_ttl", cluster.token_ttl, 300 * SECOND, SECOND..=DAY),
             pin: pin.map_or(ClusterPin::FirstAnswer, ClusterPin::Id),
             probe,

@@ -1,22 +1,19 @@
 //! Listeners, and what follows from them: their users, our advertised URLs, the admin address beside them.
 //!
-//! Owns: `[[listener]]`, `[[user]]`, `[advertise]`, `[admin]`. Must not know: the cluster.
-//! Invariants: names and addresses are unique; a listener's default user has a password.
+//! Owns: `[[listener]]`, `[advertise]`, `[admin]`. Must not know: the cluster.
+//! Invariants: names and addresses are unique; there is something that proves a listener's default user.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use super::users::{OTHERS, Rows};
 use super::{Resolver, Ways};
 use crate::config::{
-    Address, Admin, Advertise, ClientAuth, ClientCa, Endpoint, Identify, Listener, Login, OnExpiry, Scheme,
+    Address, Admin, Advertise, ClientAuth, ClientCa, Endpoint, Identify, Listener, OnExpiry, Scheme,
     ServerTls, file,
 };
 use crate::identity::UserName;
 use crate::pem::{Crls, Roots};
-
-/// The `[[user]]` rows by name; `None` where the row has a fault, which has been told.
-pub(super) type Users = BTreeMap<String, Option<Login>>;
 
 /// rules 47.
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2381);
@@ -25,27 +22,11 @@ const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHO
 const LONGEST_SOCKET: usize = 107;
 
 impl Resolver<'_> {
-    pub(super) fn users(&mut self, rows: Vec<file::User>) -> Users {
-        let mut users = Users::new();
-        for (index, row) in rows.into_iter().enumerate() {
-            let path = format!("user[{index}]");
-            let name_path = format!("{path}.name");
-            let login =
-                self.login(&name_path, row.name.clone(), &format!("{path}.password_file"), row.password_file);
-            if let Some(name) = row.name
-                && users.insert(name, login).is_some()
-            {
-                self.findings.fault(&name_path, "is the name of an earlier [[user]] too");
-            }
-        }
-        users
-    }
-
     /// Those whom a listener takes clients for that show nothing are put into `defaults`, with the listener's name.
     pub(super) fn listeners(
         &mut self,
         rows: Vec<file::Listener>,
-        users: &Users,
+        users: &Rows,
         lead: Ways,
         defaults: &mut Vec<(Arc<str>, UserName)>,
     ) -> Vec<Arc<Listener>> {
@@ -83,9 +64,9 @@ impl Resolver<'_> {
                     Some(file::OnExpiry::Keep) => OnExpiry::Keep,
                 },
             };
-            if let Some(login) = default_user {
-                self.warn_of_open_default(&path, &listener, &login.user);
-                defaults.push((Arc::clone(&listener.name), login.user));
+            if let Some(user) = default_user {
+                self.warn_of_open_default(&path, &listener, &user);
+                defaults.push((Arc::clone(&listener.name), user));
             }
             listeners.push(Arc::new(listener));
         }
@@ -100,14 +81,16 @@ impl Resolver<'_> {
         Some(name.into())
     }
 
-    pub(super) fn user_named(&mut self, path: &str, name: &str, users: &Users) -> Option<Login> {
-        match users.get(name) {
-            Some(login) => login.clone(),
-            None => {
-                self.findings.fault(path, format!("there is no [[user]] with the name {name:?}"));
-                None
-            }
+    /// The etcd user of that name, where there is something that proves it.
+    pub(super) fn user_named(&mut self, path: &str, name: &str, rows: &Rows) -> Option<UserName> {
+        let user = UserName::from(name);
+        // What is wrong with a row has been told.
+        let told = rows.faulty.contains(name) || rows.faulty.contains(OTHERS);
+        if !rows.users.prove(&user) && !told {
+            self.findings.fault(path, format!("there is no [[user]] with the name {name:?}"));
+            return None;
         }
+        Some(user)
     }
 
     fn warn_of_open_default(&mut self, path: &str, listener: &Listener, user: &UserName) {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::Resolver;
-use super::listener::Users;
+use super::users::Rows;
 use crate::config::{Conditions, Listener, MapRule, Mapping, Outcome, ROOT, file};
 use crate::identity::UserName;
 use crate::identity::pattern::{Attribute, Glob, Network, PeerPattern};
@@ -17,7 +17,7 @@ const SAME: &str = "same";
 
 /// What a rule may name.
 struct Known<'a> {
-    users: &'a Users,
+    users: &'a Rows,
     issuers: Vec<Arc<str>>,
     authorities: Vec<Arc<str>>,
     listeners: &'a [Arc<Listener>],
@@ -29,7 +29,7 @@ impl Resolver<'_> {
         &mut self,
         rows: Vec<file::Map>,
         mapping: file::Mapping,
-        users: &Users,
+        users: &Rows,
         issuers: Vec<Arc<str>>,
         listeners: &[Arc<Listener>],
         defaults: Vec<(Arc<str>, UserName)>,
@@ -52,7 +52,7 @@ impl Resolver<'_> {
             rules.extend(self.checked("listener", rule));
         }
         let path = "mapping.default";
-        let default = mapping.default.and_then(|name| self.acting_user(path, &name, users));
+        let default = mapping.default.and_then(|name| self.user_named(path, &name, users));
         if default.as_ref().is_some_and(|user| user.as_str() == ROOT) {
             self.findings.fault(path, "would make everybody root");
         }
@@ -92,7 +92,7 @@ impl Resolver<'_> {
                 self.check_same(&as_path, &who);
                 Outcome::Same
             }
-            (Some(name), _) => Outcome::User(self.acting_user(&as_path, name, known.users)?),
+            (Some(name), _) => Outcome::User(self.user_named(&as_path, name, known.users)?),
             (None, _) => {
                 self.findings.missing(&as_path, "the etcd user is needed, or \"same\", or `deny = true`");
                 return None;
@@ -157,16 +157,6 @@ impl Resolver<'_> {
         if by_other_name || matches!(&who.peer, Some(PeerPattern::Listener(_))) {
             self.findings
                 .fault(path, "\"same\" takes the common name, the subject or the login; name the user");
-        }
-    }
-
-    fn acting_user(&mut self, path: &str, name: &str, users: &Users) -> Option<UserName> {
-        match users.get(name) {
-            Some(login) => login.as_ref().map(|login| login.user.clone()),
-            None => {
-                self.findings.fault(path, format!("there is no [[user]] with the name {name:?}"));
-                None
-            }
         }
     }
 }

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::listener::Users;
+use super::users::Rows;
 use super::{DAY, Resolver, SECOND, secrets, values};
+use crate::config::users::Credential;
 use crate::config::{Keep, KeySource, Login, Realm, Revocation, Session, SessionKey, file};
 use crate::secret::Secret;
 
@@ -55,16 +56,29 @@ impl Resolver<'_> {
         seconds
     }
 
+    /// A user who logs in to members.
+    fn login_of(&mut self, path: &str, name: &str, rows: &Rows) -> Option<Login> {
+        let user = self.user_named(path, name, rows)?;
+        match rows.users.named.get(&user) {
+            Some(Credential::Password(password)) => Some(Login { user, password: Arc::clone(password) }),
+            _ if rows.faulty.contains(name) => None,
+            _ => {
+                self.findings.fault(path, "logs in with a password: its [[user]] needs a password_file");
+                None
+            }
+        }
+    }
+
     pub(super) fn revocation(
         &mut self,
         revocation: file::Revocation,
-        users: &Users,
+        rows: &Rows,
         probe: Option<&Login>,
     ) -> Revocation {
         let max_age = self.duration("revocation.max_age", revocation.max_age, 60 * SECOND, 5 * SECOND..=DAY);
         let file = revocation.state_file.map(|name| self.place(&name));
         let login = match revocation.user {
-            Some(name) => self.user_named("revocation.user", &name, users),
+            Some(name) => self.login_of("revocation.user", &name, rows),
             None => probe.cloned(),
         };
         let keep = match (revocation.etcd_prefix, file) {

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::breaker::{Breaker, Heard};
 use super::identity::LoginRequest;
 use super::keep_alive::KeepAlive;
+use super::revision::Questions;
 use super::{Credentials, LoginFailure, wire};
 use crate::identity::MemberId;
 use crate::tasks::Tasks;
@@ -26,6 +27,7 @@ use crate::upstream::membership::ControlChannels;
 pub struct CredentialControl {
     credentials: Arc<Credentials>,
     requests: mpsc::Receiver<LoginRequest>,
+    questions: Questions,
     channels: ControlChannels,
 }
 
@@ -41,9 +43,10 @@ impl CredentialControl {
     pub(super) fn new(
         credentials: Arc<Credentials>,
         requests: mpsc::Receiver<LoginRequest>,
+        questions: Questions,
         channels: ControlChannels,
     ) -> Self {
-        Self { credentials, requests, channels }
+        Self { credentials, requests, questions, channels }
     }
 
     /// Serves logins and keeps tokens alive until dropped, by tasks among `tasks`.
@@ -52,46 +55,60 @@ impl CredentialControl {
     pub async fn run(mut self, tasks: Tasks) {
         let keep_alive = KeepAlive::new(Arc::clone(&self.credentials), self.channels.clone(), tasks.clone());
         let _keeper = tasks.spawn("credential keep-alive", keep_alive.run());
+        let _asker = tasks.spawn("auth revision", ask(self.questions, self.channels.clone()));
         let mut gates = Gates::new();
         while let Some(request) = self.requests.recv().await {
-            self.begin(&mut gates, request, &tasks);
+            begin(&self.credentials, &self.channels, &mut gates, request, &tasks);
         }
     }
+}
 
-    fn begin(&self, gates: &mut Gates, request: LoginRequest, tasks: &Tasks) {
-        let settings = &self.credentials.shared.settings;
-        gates.retain(|_, gate| Rc::strong_count(gate) > 1 || !gate.breaker.borrow().is_at_rest());
-        let gate = gates.entry(request.member()).or_insert_with(|| {
-            Rc::new(Gate { places: Semaphore::new(settings.logins_per_member), breaker: RefCell::default() })
-        });
-        // One for the map; the others are the logins that wait or are under way.
-        let before = Rc::strong_count(gate) - 1;
-        if before >= settings.logins_per_member + settings.logins_waiting {
-            request.land(Err(LoginFailure::Busy));
-            return;
+fn begin(
+    credentials: &Arc<Credentials>,
+    channels: &ControlChannels,
+    gates: &mut Gates,
+    request: LoginRequest,
+    tasks: &Tasks,
+) {
+    let settings = &credentials.shared.settings;
+    gates.retain(|_, gate| Rc::strong_count(gate) > 1 || !gate.breaker.borrow().is_at_rest());
+    let gate = gates.entry(request.member()).or_insert_with(|| {
+        Rc::new(Gate { places: Semaphore::new(settings.logins_per_member), breaker: RefCell::default() })
+    });
+    // One for the map; the others are the logins that wait or are under way.
+    let before = Rc::strong_count(gate) - 1;
+    if before >= settings.logins_per_member + settings.logins_waiting {
+        request.land(Err(LoginFailure::Busy));
+        return;
+    }
+    let (gate, channels) = (Rc::clone(gate), channels.clone());
+    let credentials = Arc::clone(credentials);
+    let login = async move {
+        let _place = gate.places.acquire().await;
+        // Refused on another member, or the member found silent, while it waited for its turn.
+        if let Some(refused) = request.identity().refused() {
+            return request.land(Err(refused));
         }
-        let (gate, channels) = (Rc::clone(gate), self.channels.clone());
-        let credentials = Arc::clone(&self.credentials);
-        let login = async move {
-            let _place = gate.places.acquire().await;
-            // Refused on another member, or the member found silent, while it waited for its turn.
-            if let Some(refused) = request.identity().refused() {
-                return request.land(Err(refused));
-            }
-            let (begun, limit) = (Instant::now(), credentials.shared.settings.login_timeout);
-            if !gate.breaker.borrow_mut().allows(begun, limit) {
-                return request.land(Err(LoginFailure::NoAnswer));
-            }
-            let outcome = log_in(&credentials, &channels, &request).await;
-            let (heard, now) = (heard(&outcome), Instant::now());
-            let identity = Arc::clone(request.identity());
-            credentials.note(&request, &outcome);
-            request.land(outcome);
-            credentials.keep(&identity);
-            let rest = gate.breaker.borrow_mut().note(heard, now - begun, now);
-            tokio::time::sleep(rest).await;
-        };
-        tasks.spawn("login", login).detach();
+        let (begun, limit) = (Instant::now(), credentials.shared.settings.login_timeout);
+        if !gate.breaker.borrow_mut().allows(begun, limit) {
+            return request.land(Err(LoginFailure::NoAnswer));
+        }
+        let outcome = log_in(&credentials, &channels, &request).await;
+        let (heard, now) = (heard(&outcome), Instant::now());
+        let identity = Arc::clone(request.identity());
+        credentials.note(&request, &outcome);
+        request.land(outcome);
+        credentials.keep(&identity);
+        let rest = gate.breaker.borrow_mut().note(heard, now - begun, now);
+        tokio::time::sleep(rest).await;
+    };
+    tasks.spawn("login", login).detach();
+}
+
+/// Asks for the auth revision, one question after another.
+async fn ask(mut questions: Questions, channels: ControlChannels) {
+    while let Some(signer) = questions.recv().await {
+        signer.revisions().answer(&signer, &channels).await;
     }
 }
 

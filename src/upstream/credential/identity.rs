@@ -343,6 +343,17 @@ impl Drop for LoginRequest {
 }
 
 impl Token {
+    /// One that we signed: nothing extends its life.
+    pub(super) fn signed(header: HeaderValue, shared: &Shared) -> Self {
+        Self(Arc::new(Issued {
+            header,
+            serial: shared.serials.fetch_add(1, Ordering::Relaxed),
+            obtained_at: Instant::now(),
+            alive_at: Stamp::now(shared.epoch),
+            identity_used: Arc::new(Stamp::now(shared.epoch)),
+        }))
+    }
+
     /// The value of the `token` header. HPACK may index it.
     #[must_use]
     pub fn header(&self) -> &HeaderValue {

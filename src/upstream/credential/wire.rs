@@ -1,4 +1,4 @@
-//! The two calls that credentials make: log in, and touch a token.
+//! The calls that credentials make: log in, touch a token, ask for the auth revision.
 //!
 //! Owns: their requests, and what etcd's answers to them mean (code and text). Must not know: when they are made.
 //! Invariant: a login never carries a token: 3.4.23 fails, or hangs, on a stale one.
@@ -12,7 +12,7 @@ use super::{LoginFailure, Token};
 use crate::identity::UserName;
 use crate::pb::etcdserverpb::auth_client::AuthClient;
 use crate::pb::etcdserverpb::kv_client::KvClient;
-use crate::pb::etcdserverpb::{AuthenticateRequest, RangeRequest};
+use crate::pb::etcdserverpb::{AuthStatusRequest, AuthenticateRequest, RangeRequest};
 use crate::refusal::Refusal;
 use crate::secret::Secret;
 
@@ -25,6 +25,34 @@ pub(super) enum Touched {
     Dead,
     /// The member did not get as far as to look.
     Unknown,
+}
+
+/// What a member said of auth.
+#[derive(Debug)]
+pub(super) enum AuthSaid {
+    /// The revision of users and roles.
+    Revision(u64),
+    /// Auth is off.
+    Disabled,
+    /// There is no such call before 3.5, or it is not for us.
+    Unknown,
+    /// It could not say.
+    Nothing(Option<Status>),
+}
+
+/// Asks for the auth revision. A raft entry.
+pub(super) async fn auth_status(channel: Channel, token: &HeaderValue) -> AuthSaid {
+    let Ok(header) = AsciiMetadataValue::try_from(token.as_bytes()) else { return AuthSaid::Unknown };
+    let mut request = Request::new(AuthStatusRequest::default());
+    request.metadata_mut().insert("token", header);
+    match AuthClient::new(channel).auth_status(request).await.map(tonic::Response::into_inner) {
+        Ok(said) if !said.enabled => AuthSaid::Disabled,
+        Ok(said) => AuthSaid::Revision(said.auth_revision),
+        Err(status) if matches!(status.code(), Code::Unimplemented | Code::PermissionDenied) => {
+            AuthSaid::Unknown
+        }
+        Err(status) => AuthSaid::Nothing(Some(status)),
+    }
 }
 
 /// Logs in. 50 ms of bcrypt on that member, and a raft entry.

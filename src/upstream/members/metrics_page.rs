@@ -30,6 +30,11 @@ pub(super) struct Page {
 /// Fetches and reads the page over a connection of its own. `connector` must offer HTTP/1.1. `None` where there is no
 /// such page, as on a port that serves gRPC only.
 pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint) -> Option<Page> {
+    read(&text(connector, endpoint).await?)
+}
+
+/// The page as it is; see [`fetch`].
+pub(in crate::upstream) async fn text(connector: &Connector, endpoint: &Endpoint) -> Option<String> {
     let stream = connector.connect(endpoint).await.ok()?;
     let (mut send, connection) =
         hyper::client::conn::http1::handshake::<_, Empty<bytes::Bytes>>(TokioIo::new(stream)).await.ok()?;
@@ -44,10 +49,18 @@ pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint) -> Option<
             return None;
         }
         let page = Limited::new(response.into_body(), MAX_PAGE).collect().await.ok()?.to_bytes();
-        read(std::str::from_utf8(&page).ok()?)
+        Some(std::str::from_utf8(&page).ok()?.to_owned())
     };
     // The connection moves the bytes and ends with the exchange, which owns its other half.
     tokio::join!(exchange, connection).0
+}
+
+/// The revision of users and roles as this member knows it; etcd shows it from 3.4.8 on.
+pub(in crate::upstream) fn auth_revision(page: &str) -> Option<u64> {
+    let value = page.lines().find_map(|line| line.strip_prefix("etcd_debugging_auth_revision "))?;
+    // A float, as all of them: large ones have an exponent.
+    let value = value.parse::<f64>().ok().filter(|value| (1.0..1e15).contains(value))?;
+    format!("{value:.0}").parse().ok()
 }
 
 fn read(page: &str) -> Option<Page> {
@@ -86,6 +99,17 @@ mod tests {
         etcd_server_is_leader 0\n\
         etcd_server_is_learner 0\n\
         etcd_server_version{server_version=\"3.5.1\"} 1\n";
+
+    #[test]
+    fn the_auth_revision_is_read_in_whatever_form_a_float_has() {
+        let page = |value: &str| format!("{PAGE}etcd_debugging_auth_revision {value}\n");
+        assert_eq!(auth_revision(&page("12")), Some(12));
+        assert_eq!(auth_revision(&page("1.234567e+06")), Some(1_234_567));
+        for none in ["0", "-1", "NaN", "+Inf", "x", ""] {
+            assert_eq!(auth_revision(&page(none)), None, "{none}");
+        }
+        assert_eq!(auth_revision(PAGE), None);
+    }
 
     #[test]
     fn the_page_tells_who_it_is_and_whether_it_leads() {

@@ -95,6 +95,16 @@ impl Pki {
         self.issue("nobody", None, &[], &[ExtendedKeyUsagePurpose::ClientAuth])
     }
 
+    /// An authority below this one that may sign certificates for clients and nothing else.
+    pub(crate) fn mint(&self) -> Pair {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.distinguished_name = named(Some("test mint"));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign("mint", &params)
+    }
+
     fn issue(
         &self,
         file: &str,
@@ -113,6 +123,16 @@ impl Pki {
         usages: &[ExtendedKeyUsagePurpose],
         change: impl FnOnce(&mut CertificateParams),
     ) -> Pair {
+        let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(hosts).expect("hosts are valid names");
+        params.distinguished_name = named(name);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = usages.to_vec();
+        change(&mut params);
+        self.sign(file, &params)
+    }
+
+    fn sign(&self, file: &str, params: &CertificateParams) -> Pair {
         let pair = Pair {
             cert: self.folder.join(file).with_extension("pem"),
             key: self.folder.join(file).with_extension("key"),
@@ -120,12 +140,6 @@ impl Pki {
         if pair.cert.exists() {
             return pair;
         }
-        let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
-        let mut params = CertificateParams::new(hosts).expect("hosts are valid names");
-        params.distinguished_name = named(name);
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = usages.to_vec();
-        change(&mut params);
         let key = key();
         let cert = params.signed_by(&key, &self.issuer).expect("the authority signs");
         fs::write(&pair.key, key.serialize_pem()).expect("the key can be written");

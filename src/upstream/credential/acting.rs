@@ -1,0 +1,146 @@
+//! As whom calls may go upstream without the client's own password.
+//!
+//! Owns: which identity proves which etcd user. Must not know: who the client is, or why it is that user.
+//! Invariants: `root` is proved only where the configuration names it; a user is one identity for as long as somebody
+//! uses it; a configuration is published whole, and what goes on with the one before keeps it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use moka::sync::Cache;
+
+use super::certificate::{CertificateIdentity, Showing};
+use super::mint::{Mint, MintError};
+use super::revision::{Pages, Revisions};
+use super::signed::{SignedIdentity, Signer};
+use super::{As, Credentials, Identity};
+use crate::config::users::{Credential, Maker, Users};
+use crate::config::{ClientTls, Cluster};
+use crate::identity::UserName;
+use crate::upstream::tls::{TlsError, Towards};
+
+/// Users whose identities are kept though the configuration does not name them.
+const OTHERS: u64 = 10_000;
+
+/// Why the users of a configuration cannot be proved: the check of the configuration took more than we can use.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum UsersError {
+    /// A certificate or the members' authority.
+    #[error("a user's certificate cannot be shown: {0}")]
+    Tls(#[from] TlsError),
+    /// The authority to mint from.
+    #[error("{0}")]
+    Mint(#[from] MintError),
+}
+
+/// Whom one configuration lets us prove.
+pub struct Acting {
+    epoch: u64,
+    named: HashMap<UserName, Identity>,
+    others: Option<Maker>,
+    made: Cache<UserName, Identity>,
+    mint: Option<Arc<Mint>>,
+    signer: Option<Arc<Signer>>,
+}
+
+impl Acting {
+    /// Nobody.
+    pub(super) fn nobody() -> Self {
+        let made = Cache::new(0);
+        Self { epoch: 0, named: HashMap::new(), others: None, made, mint: None, signer: None }
+    }
+
+    fn make(&self, maker: Maker, user: &UserName) -> Option<Identity> {
+        match maker {
+            Maker::Mint => {
+                let showing = Showing { user: user.clone(), epoch: self.epoch };
+                let mint = Arc::clone(self.mint.as_ref()?);
+                Some(Identity::Certificate(CertificateIdentity::minted(showing, mint)))
+            }
+            Maker::Jwt => Some(Identity::Signed(SignedIdentity::new(user, self.signer.as_ref()?))),
+        }
+    }
+
+    fn identity(&self, user: &UserName) -> Option<Identity> {
+        if let Some(identity) = self.named.get(user) {
+            return Some(identity.clone());
+        }
+        let maker = self.others.filter(|_| !user.as_str().is_empty() && user.as_str() != "root")?;
+        if let Some(identity) = self.made.get(user) {
+            return Some(identity);
+        }
+        let identity = self.make(maker, user)?;
+        // Whoever was first: two identities of one user would be two sets of connections.
+        Some(self.made.get_with_by_ref(user, || identity))
+    }
+}
+
+impl Credentials {
+    /// Publishes whom the configuration lets us prove, in place of those before.
+    ///
+    /// # Errors
+    /// [`UsersError`]; nothing changes.
+    pub fn act_for(&self, users: &Users, cluster: &Cluster, pages: Pages) -> Result<(), UsersError> {
+        self.acting_for(users, cluster, pages).map(|acting| self.act(acting))
+    }
+
+    /// Publishes it, in place of the one before.
+    pub fn act(&self, acting: Acting) {
+        self.acting.store(Arc::new(acting));
+    }
+
+    /// Whom the configuration lets us prove, before it is published. `pages` is where members are asked that tell the auth
+    /// revision nowhere else.
+    ///
+    /// # Errors
+    /// [`UsersError`].
+    pub fn acting_for(&self, users: &Users, cluster: &Cluster, pages: Pages) -> Result<Acting, UsersError> {
+        static EPOCHS: AtomicU64 = AtomicU64::new(1);
+        let towards = cluster.tls.as_ref().map(|tls: &ClientTls| Towards::new(&tls.roots)).transpose()?;
+        let mint = match (&users.mint, &towards) {
+            (Some(mint), Some(towards)) => Some(Mint::new(mint, towards.clone())?),
+            _ => None,
+        };
+        let signer = users.sign_jwt.as_ref().map(|config| {
+            let revisions = Revisions::new(self.questions.clone(), pages);
+            Signer::new(config, revisions, Arc::clone(&self.shared))
+        });
+        let idle = self.shared.settings.idle;
+        let mut acting = Acting {
+            epoch: EPOCHS.fetch_add(1, Ordering::Relaxed),
+            named: HashMap::new(),
+            others: users.others,
+            made: Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build(),
+            mint,
+            signer,
+        };
+        for (user, credential) in &users.named {
+            let identity = match credential {
+                Credential::Password(password) => Some(Identity::Password(self.identity(user, password))),
+                Credential::Certificate(pair) => {
+                    let showing = Showing { user: user.clone(), epoch: acting.epoch };
+                    let tls = towards.as_ref().map(|towards| towards.showing_pair(pair)).transpose()?;
+                    tls.map(|tls| Identity::Certificate(CertificateIdentity::held(showing, tls)))
+                }
+                Credential::Made(maker) => acting.make(*maker, user),
+            };
+            acting.named.extend(identity.map(|identity| (user.clone(), identity)));
+        }
+        Ok(acting)
+    }
+
+    /// As this etcd user, without its password; none where the configuration does not say how.
+    #[must_use]
+    pub fn acting(&self, user: &UserName) -> Option<As> {
+        self.acting.load().identity(user).map(As::User)
+    }
+
+    /// How many certificates were minted and tokens signed, for the configuration that is in force.
+    #[must_use]
+    pub fn made(&self) -> (u64, u64) {
+        let acting = self.acting.load();
+        let minted = acting.mint.as_ref().map_or(0, |mint| mint.minted());
+        (minted, acting.signer.as_ref().map_or(0, |signer| signer.signed()))
+    }
+}

@@ -1,0 +1,296 @@
+//! Client certificates made here: short-lived, for one etcd user, their keys in memory only.
+//!
+//! Owns: what such a certificate says, and how long it is used. Must not know: who asks for which user, connections.
+//! Invariants (rules 19): good for clients only, for the configured time and never past its authority's; its beginning
+//! lies back far enough for a member whose clock is behind; a new key each time, wiped where we hold it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::SignatureScheme;
+use rustls::crypto::ring::sign::any_supported_type;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::sign::{CertifiedKey, SigningKey};
+use tokio::time::Instant;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer as _;
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::certificate::Leaf;
+use crate::config::users;
+use crate::identity::UserName;
+use crate::upstream::tls::Towards;
+
+/// How far a member's clock may be behind ours.
+const BEHIND: Duration = Duration::from_secs(300);
+
+/// Why there is no certificate.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MintError {
+    /// The authority's own time is over, or has not begun.
+    #[error("mint.ca is not good at this time")]
+    NotNow,
+    /// The authority's certificate or key cannot be used; the check of the configuration took it.
+    #[error("mint.ca or mint.key cannot be used")]
+    Unusable,
+    /// The certificate could not be made.
+    #[error("no certificate could be made: {0}")]
+    Failed(Arc<str>),
+}
+
+/// Mints certificates from one authority.
+pub(super) struct Mint {
+    issuer: Issuer<'static, AuthorityKey>,
+    chain: Vec<CertificateDer<'static>>,
+    good: (SystemTime, SystemTime),
+    lifetime: Duration,
+    towards: Towards,
+    minted: AtomicU64,
+}
+
+/// The authority's key, in whatever form it is stored.
+struct AuthorityKey {
+    signing: Arc<dyn SigningKey>,
+    scheme: SignatureScheme,
+    algorithm: &'static rcgen::SignatureAlgorithm,
+    public: Vec<u8>,
+}
+
+impl Mint {
+    /// Mints from the configured authority, for connections towards `towards`.
+    ///
+    /// # Errors
+    /// The authority cannot be used.
+    pub(super) fn new(config: &users::Mint, towards: Towards) -> Result<Arc<Self>, MintError> {
+        let certificate = config.authority.chain().first().ok_or(MintError::Unusable)?;
+        let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| MintError::Unusable)?;
+        let at = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        let validity = parsed.validity();
+        let good = (at(validity.not_before.timestamp()), at(validity.not_after.timestamp()));
+        let public = parsed.public_key().subject_public_key.data.to_vec();
+        let key = AuthorityKey::new(Arc::clone(config.authority.signing()), public)?;
+        let issuer = Issuer::from_ca_cert_der(certificate, key).map_err(|_| MintError::Unusable)?;
+        let chain = config.authority.chain().to_vec();
+        let minted = AtomicU64::new(0);
+        Ok(Arc::new(Self { issuer, chain, good, lifetime: config.lifetime, towards, minted }))
+    }
+
+    /// How many certificates were made.
+    pub(super) fn minted(&self) -> u64 {
+        self.minted.load(Ordering::Relaxed)
+    }
+
+    /// A new certificate for `user`, and until when to use it: some two thirds of its time, so that many do not end at
+    /// once.
+    pub(super) fn leaf(&self, user: &UserName, now: SystemTime) -> Result<Leaf, MintError> {
+        let (begins, ends) = self.good;
+        let life = self.lifetime.min(ends.duration_since(now).unwrap_or_default());
+        if now < begins || life < Duration::from_secs(1) {
+            return Err(MintError::NotNow);
+        }
+        let failed = |error: &dyn fmt::Display| MintError::Failed(error.to_string().into());
+        let mut key = KeyPair::generate().map_err(|error| failed(&error))?;
+        let der = Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())));
+        let signing = any_supported_type(&der).map_err(|error| failed(&error));
+        let signed = self.certificate(user, begins.max(now - BEHIND), now + life, &key);
+        key.zeroize();
+        let mut chain = vec![signed.map_err(|error| failed(&error))?.der().clone()];
+        chain.extend(self.chain.iter().cloned());
+        let tls = self.towards.showing(CertifiedKey::new(chain, signing?)).map_err(|error| failed(&error))?;
+        self.minted.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(?user, life_s = life.as_secs(), "minted a certificate");
+        let mut dice = [0];
+        getrandom::fill(&mut dice).map_err(|error| failed(&error))?;
+        // From six to seven tenths.
+        let share = (6.0 + f64::from(dice[0]) / 256.0) / 10.0;
+        Ok(Leaf { tls, fresh_until: Some(Instant::now() + life.mul_f64(share)) })
+    }
+
+    fn certificate(
+        &self,
+        user: &UserName,
+        not_before: SystemTime,
+        not_after: SystemTime,
+        key: &KeyPair,
+    ) -> Result<rcgen::Certificate, rcgen::Error> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, user.as_str());
+        params.not_before = not_before.into();
+        params.not_after = not_after.into();
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        params.signed_by(key, &self.issuer)
+    }
+}
+
+impl AuthorityKey {
+    fn new(signing: Arc<dyn SigningKey>, public: Vec<u8>) -> Result<Self, MintError> {
+        let forms = [
+            (SignatureScheme::ECDSA_NISTP256_SHA256, &rcgen::PKCS_ECDSA_P256_SHA256),
+            (SignatureScheme::ECDSA_NISTP384_SHA384, &rcgen::PKCS_ECDSA_P384_SHA384),
+            (SignatureScheme::ED25519, &rcgen::PKCS_ED25519),
+            (SignatureScheme::RSA_PKCS1_SHA256, &rcgen::PKCS_RSA_SHA256),
+        ];
+        let fits = |scheme: &SignatureScheme| signing.choose_scheme(&[*scheme]).is_some();
+        let (scheme, algorithm) =
+            forms.into_iter().find(|(scheme, _)| fits(scheme)).ok_or(MintError::Unusable)?;
+        Ok(Self { signing, scheme, algorithm, public })
+    }
+}
+
+impl rcgen::PublicKeyData for AuthorityKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.public
+    }
+
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        self.algorithm
+    }
+}
+
+impl rcgen::SigningKey for AuthorityKey {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        let signer = self.signing.choose_scheme(&[self.scheme]).ok_or(rcgen::Error::RemoteKeyError)?;
+        signer.sign(message).map_err(|_| rcgen::Error::RemoteKeyError)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rcgen::{BasicConstraints, CertifiedIssuer};
+    use rustls::RootCertStore;
+    use rustls::pki_types::UnixTime;
+    use rustls::server::WebPkiClientVerifier;
+
+    use super::*;
+    use crate::pem::{Chain, PrivateKey, Roots};
+
+    /// A root, as etcd trusts it, and a mint below it.
+    struct House {
+        root: CertificateDer<'static>,
+        mint: Arc<Mint>,
+    }
+
+    fn pair(folder: &Path, chain: &str, key: &str) -> crate::pem::KeyPair {
+        let (cert, private) = (folder.join("cert.pem"), folder.join("key.pem"));
+        std::fs::write(&cert, chain).unwrap();
+        std::fs::write(&private, key).unwrap();
+        crate::pem::KeyPair::new(Chain::read(&cert).unwrap(), PrivateKey::read(&private).unwrap()).unwrap()
+    }
+
+    fn house(lifetime: Duration, ends: Option<SystemTime>, of: &'static rcgen::SignatureAlgorithm) -> House {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let root = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "mint");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if let Some(ends) = ends {
+            params.not_after = ends.into();
+        }
+        let key = KeyPair::generate_for(of).unwrap();
+        let cert = params.signed_by(&key, &root).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let authority = pair(folder.path(), &cert.pem(), &key.serialize_pem());
+        let roots = folder.path().join("root.pem");
+        std::fs::write(&roots, root.pem()).unwrap();
+        let towards = Towards::new(&Roots::read(&roots).unwrap()).unwrap();
+        let mint = Mint::new(&users::Mint { authority, lifetime }, towards).unwrap();
+        House { root: root.der().clone(), mint }
+    }
+
+    /// The certificates of a leaf, as a member would see them.
+    fn shown(leaf: &Leaf) -> Vec<CertificateDer<'static>> {
+        let certificate =
+            leaf.tls.client_auth_cert_resolver.resolve(&[], &[SignatureScheme::ECDSA_NISTP256_SHA256]);
+        certificate.unwrap().cert.clone()
+    }
+
+    /// What etcd's TLS says of them at this time: as for clients, under the root alone.
+    fn verified(house: &House, chain: &[CertificateDer<'static>], at: SystemTime) -> bool {
+        let mut roots = RootCertStore::empty();
+        roots.add(house.root.clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+        let at = UnixTime::since_unix_epoch(at.duration_since(UNIX_EPOCH).unwrap());
+        verifier.verify_client_cert(&chain[0], &chain[1..], at).is_ok()
+    }
+
+    #[test]
+    fn a_minted_certificate_names_its_user_and_is_good_for_a_client_in_its_time_alone() {
+        let hour = Duration::from_secs(3600);
+        for of in [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519] {
+            let house = house(hour, None, of);
+            let now = SystemTime::now();
+            let name = "alice \"the\" ,CN=root";
+            let leaf = house.mint.leaf(&name.into(), now).unwrap();
+            let chain = shown(&leaf);
+            assert_eq!(chain.len(), 2, "the authority goes with it");
+            let (_, parsed) = X509Certificate::from_der(&chain[0]).unwrap();
+            let names: Vec<_> = parsed.subject().iter_common_name().map(|cn| cn.as_str().unwrap()).collect();
+            assert_eq!(names, [name]);
+            let usages = parsed.extended_key_usage().unwrap().unwrap().value;
+            assert!(usages.client_auth && !usages.server_auth && !usages.any && usages.other.is_empty());
+            assert!(!parsed.is_ca());
+            let second = Duration::from_secs(1);
+            for (at, good) in [
+                (now, true),
+                (now - BEHIND + second, true),
+                (now - BEHIND - 2 * second, false),
+                (now + hour - 2 * second, true),
+                (now + hour + second, false),
+            ] {
+                assert_eq!(verified(&house, &chain, at), good, "{:?}", at.duration_since(now));
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_is_replaced_after_two_thirds_of_its_life_and_by_one_with_another_key() {
+        let house = house(Duration::from_secs(600), None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        let showing = super::super::certificate::Showing { user: "alice".into(), epoch: 1 };
+        let identity = super::super::CertificateIdentity::minted(showing, Arc::clone(&house.mint));
+        let began = Instant::now();
+        let first = identity.leaf().unwrap();
+        let fresh = first.fresh_until.unwrap() - began;
+        assert!((Duration::from_secs(360)..=Duration::from_secs(420)).contains(&fresh), "{fresh:?}");
+        tokio::time::advance(fresh - Duration::from_millis(1)).await;
+        assert_eq!(shown(&identity.leaf().unwrap()), shown(&first));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let second = identity.leaf().unwrap();
+        let key = |leaf: &Leaf| {
+            let chain = shown(leaf);
+            let (_, parsed) = X509Certificate::from_der(&chain[0]).unwrap();
+            parsed.public_key().raw.to_vec()
+        };
+        assert_ne!(key(&second), key(&first));
+        assert_eq!(house.mint.minted(), 2);
+    }
+
+    #[test]
+    fn nothing_is_minted_past_the_authoritys_own_time() {
+        let now = SystemTime::now();
+        let ends = now + Duration::from_secs(60);
+        let house = house(Duration::from_secs(3600), Some(ends), &rcgen::PKCS_ECDSA_P256_SHA256);
+        let chain = shown(&house.mint.leaf(&"alice".into(), now).unwrap());
+        let (_, parsed) = X509Certificate::from_der(&chain[0]).unwrap();
+        let until = u64::try_from(parsed.validity().not_after.timestamp()).unwrap();
+        assert!(UNIX_EPOCH + Duration::from_secs(until) <= ends);
+        let late = house.mint.leaf(&"alice".into(), ends + Duration::from_secs(1));
+        assert!(matches!(late, Err(MintError::NotNow)));
+    }
+}

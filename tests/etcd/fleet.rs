@@ -1,0 +1,231 @@
+//! Must show 6: users with certificates cost connections, and these stay within the limit that the configuration states: 200 users on
+//! three members, from two shards. Idle ones go; where all are in use, one more is refused.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use http::HeaderMap;
+use http::uri::PathAndQuery;
+use keyward::config::{self, Config};
+use keyward::rpc::method::{Lane, METHODS};
+use keyward::tasks::Tasks;
+use keyward::telemetry::metrics::Metrics;
+use keyward::upstream::choose::Chooser;
+use keyward::upstream::connect::Connector;
+use keyward::upstream::connection::Outgoing;
+use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
+use keyward::upstream::fleet::Fleet;
+use keyward::upstream::members::Members;
+use keyward::upstream::membership::Member;
+use keyward::upstream::pool::Pool;
+use keyward::upstream::read::{ReadError, local_revision};
+use keyward::upstream::resumes::Resumes;
+use keyward::upstream::send::{As, Door, NoAnswer, upstream_headers};
+use keyward::upstream::tls;
+use tokio::sync::mpsc;
+
+use crate::harness::binary::{Version, full};
+use crate::harness::keyward::Site;
+use crate::harness::pki::{Pair, Pki};
+use crate::harness::{Auth, Cluster, Options, Tls, versions, wait};
+use crate::rewatch::local;
+
+const LIMIT: Duration = Duration::from_secs(120);
+const USERS: usize = 200;
+/// Fewer than one per user and member.
+const CONNECTIONS: usize = 96;
+/// The probes open some of their own, and the system's table changes while it is read.
+const SLACK: usize = 16;
+/// The default is a minute.
+const IDLE: &str = "2s";
+
+/// Two shards' ways upstream to a real cluster, without clients.
+struct Bench {
+    cluster: Cluster,
+    doors: Vec<Rc<Door>>,
+    members: Vec<Arc<Member>>,
+    metrics: Arc<Metrics>,
+    tasks: Tasks,
+}
+
+impl Bench {
+    async fn start(version: &Version, connections: usize) -> Bench {
+        Bench::minting(version, connections, |cluster| cluster.pki().mint()).await
+    }
+
+    /// The same with another authority to mint from than that which members trust.
+    async fn minting(version: &Version, connections: usize, mint: fn(&Cluster) -> Pair) -> Bench {
+        let options =
+            Options { members: 3, auth: Auth::On { extra_users: 0 }, tls: Tls::Mutual, ..Options::default() };
+        let cluster = Cluster::start(version, options).await;
+        let site = Site::new();
+        let mint = mint(&cluster);
+        let text = format!(
+            "{}cluster.idle_timeout = \"{IDLE}\"\n[[user]]\nname = \"*\"\nmint = true\n[mint]\nca = {:?}\nkey = {:?}\n",
+            site.in_front_of(&cluster),
+            mint.cert,
+            mint.key
+        );
+        let file = site.write("keyward.toml", &text);
+        let config: Config = config::load(&file).unwrap_or_else(|faults| panic!("{faults}")).0;
+        let tasks = Tasks::default();
+        let tls = config.cluster.tls.as_ref().map(tls::client_config).transpose().expect("TLS");
+        let connector = Connector::tcp(tls, config.cluster.connect_timeout);
+        let found = Members::new(&config.cluster, connector.clone());
+        let (credentials, control) =
+            Credentials::new(CredentialSettings::default(), found.channels()).expect("random bytes");
+        tasks.spawn("credentials", control.run(tasks.clone())).detach();
+        let handle = found.start(&tasks);
+        let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        credentials.act_for(&config.users, &config.cluster, pages).expect("users that can be proved");
+        let metrics = Arc::new(Metrics::new(METHODS.iter().map(|method| method.path).collect()));
+        let fleet = Arc::new(Fleet::new(connections, Arc::clone(&metrics)));
+        let door = || {
+            let idle = config.cluster.idle_timeout;
+            let hints = handle.hints.clone();
+            Rc::new(Door {
+                pool: Pool::new(connector.clone(), hints, tasks.clone(), Arc::clone(&fleet), idle),
+                members: handle.clone(),
+                credentials: Arc::clone(&credentials),
+                chooser: Chooser::default(),
+                resumes: Resumes::default(),
+            })
+        };
+        let doors = vec![door(), door()];
+        let ready = async || {
+            let members: Vec<_> = handle.snapshot.load().ready_voters().cloned().collect();
+            (members.len() == 3).then_some(members)
+        };
+        let members = wait::until(LIMIT, "three members are ready", ready).await;
+        Bench { cluster, doors, members, metrics, tasks }
+    }
+
+    fn user(&self, number: usize) -> As {
+        let name = format!("user-{number:03}");
+        self.doors[0].credentials.acting(&name.as_str().into()).expect("all are minted")
+    }
+
+    /// Connections to the members that this machine has open.
+    fn open(&self) -> usize {
+        established(&(0..self.cluster.len()).map(|i| self.cluster.address(i)).collect::<Vec<_>>())
+    }
+
+    fn shown(&self) -> i64 {
+        self.metrics.certificate_connections.get()
+    }
+}
+
+/// Established connections to any of these, as the system counts them.
+fn established(addresses: &[SocketAddr]) -> usize {
+    let table = std::fs::read_to_string(Path::new("/proc/net/tcp")).expect("Linux");
+    let to = |line: &&str| {
+        let mut fields = line.split_whitespace().skip(2);
+        let remote = fields.next().and_then(|remote| remote.split_once(':'));
+        let port = remote.and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
+        let is_established = fields.next() == Some("01");
+        is_established && addresses.iter().any(|address| Some(address.port()) == port)
+    };
+    table.lines().skip(1).filter(to).count()
+}
+
+#[test]
+fn two_hundred_certificates_stay_within_the_limit_and_idle_connections_go() {
+    local(async {
+        for version in versions() {
+            let bench = Bench::start(&version, CONNECTIONS).await;
+            // The probes' own.
+            let before = bench.open();
+            let most = Cell::new(0);
+            let rounds = if full() { 5 } else { 2 };
+            for round in 0..rounds {
+                let users = stream::iter(0..USERS);
+                let calls = users.for_each_concurrent(32, async |number| {
+                    let whom = bench.user(number);
+                    for (turn, member) in bench.members.iter().enumerate() {
+                        let door = &bench.doors[(number + turn + round) % 2];
+                        let answered = async || {
+                            // etcd has no such users, and says so of some: it has seen the certificate. On a busy machine a
+                            // handshake may take longer than it may.
+                            let asked = local_revision(door, &whom, member).await;
+                            matches!(asked, Ok(_) | Err(ReadError::Refused(_))).then_some(())
+                        };
+                        wait::until(LIMIT, &format!("user {number} is answered"), answered).await;
+                        most.set(most.get().max(bench.open().saturating_sub(before)));
+                        assert!(bench.shown() <= i64::try_from(CONNECTIONS).expect("small"), "{version}");
+                    }
+                });
+                calls.await;
+            }
+            println!(
+                "{version}: {USERS} users, {} calls, at most {} connections of {CONNECTIONS}",
+                rounds * USERS * 3,
+                most.get()
+            );
+            let bounds = CONNECTIONS / 2..=CONNECTIONS + SLACK;
+            assert!(bounds.contains(&most.get()), "{version}: {}", most.get());
+            let gone = async || (bench.shown() == 0 && bench.open() <= before + SLACK).then_some(());
+            wait::until(LIMIT, "idle connections are gone", gone).await;
+            bench.tasks.abort_all();
+        }
+    });
+}
+
+#[test]
+fn shards_share_a_users_connections_and_one_too_many_is_refused() {
+    local(async {
+        for version in versions() {
+            let bench = Bench::start(&version, 2).await;
+            let member = &bench.members[0];
+            let hold = async |shard: usize, user: usize| {
+                let door = &bench.doors[shard];
+                let whom = bench.user(user);
+                let shown = door.shown(&whom, member).await.expect("a certificate");
+                let head = upstream_headers(&HeaderMap::new(), &shown);
+                let (asks, asked) = mpsc::channel(1);
+                let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
+                let ping = keyward::pb::etcdserverpb::LeaseKeepAliveRequest { id: 7 };
+                let ping = keyward::rpc::frame::encode(&prost::Message::encode_to_vec(&ping));
+                asks.send(ping).await.expect("room");
+                let sent = door.send(member, Lane::Stream, path, head, Outgoing::Frames(asked)).await;
+                sent.map(|answered| (asks, answered))
+            };
+            let first = hold(0, 1).await.ok().expect("room");
+            let same = hold(1, 1).await.ok().expect("the same connection");
+            assert_eq!(bench.shown(), 1, "{version}: two shards, one connection");
+            let second = hold(0, 2).await.ok().expect("room");
+            assert!(matches!(hold(1, 3).await, Err(NoAnswer::NoRoom)), "{version}");
+            assert_eq!(bench.metrics.certificate_connections_refused.get(), 1);
+            assert!(member.is_ready(), "{version}: it is not the member's fault");
+            // One that is not in use gives way.
+            drop(second);
+            let third = hold(1, 3).await;
+            assert!(third.is_ok(), "{version}");
+            assert_eq!(bench.shown(), 2, "{version}");
+            drop((first, same, third));
+            bench.tasks.abort_all();
+        }
+    });
+}
+
+#[test]
+fn a_certificate_that_no_member_trusts_harms_its_user_alone() {
+    local(async {
+        for version in versions() {
+            let foreign = |cluster: &Cluster| Pki::new(&cluster.folder().join("foreign")).mint();
+            let bench = Bench::minting(&version, 8, foreign).await;
+            let member = &bench.members[0];
+            let asked = local_revision(&bench.doors[0], &bench.user(1), member).await;
+            assert!(matches!(asked, Err(ReadError::Lost)), "{version}: {asked:?}");
+            assert!(member.is_ready(), "{version}: others still choose it");
+            let anybody = local_revision(&bench.doors[0], &As::Nobody, member).await;
+            assert!(!matches!(anybody, Err(ReadError::Lost)), "{version}: {anybody:?}");
+            wait::until(LIMIT, "its connection is gone", async || (bench.shown() == 0).then_some(())).await;
+            bench.tasks.abort_all();
+        }
+    });
+}
