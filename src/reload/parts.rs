@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::{Part, Ready};
 use crate::config::{ClientAuth, ClientCa, Cluster, Config, KeySource, ServerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
-use crate::downstream::tls::{self, Current};
+use crate::downstream::tls::{Current, ListenerTls};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::published::Published;
@@ -55,7 +55,8 @@ impl Part {
         })
     }
 
-    /// What listeners show, and under what client certificates must verify. New handshakes see it.
+    /// What listeners show, and under what client certificates must verify: those of new handshakes, and those that were
+    /// shown before.
     #[must_use]
     pub fn tls(current: Vec<(Arc<str>, Current)>) -> Self {
         Self::new(move |before, now| {
@@ -76,11 +77,11 @@ impl Part {
                 if was == seen {
                     continue;
                 }
-                let made = tls::server_config(&is).map_err(|error| format!("listener {name}: {error}"))?;
+                let made = ListenerTls::new(&is).map_err(|error| format!("listener {name}: {error}"))?;
                 changes.push(format!("listener {name}: {seen}"));
                 swaps.push((Arc::clone(current), made));
             }
-            let publish = move || swaps.into_iter().for_each(|(current, made)| current.store(made));
+            let publish = move || swaps.into_iter().for_each(|(current, made)| current.publish(made));
             Ok((!changes.is_empty()).then(|| Ready::new(changes, publish)))
         })
     }
