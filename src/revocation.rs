@@ -212,10 +212,13 @@ impl Keeper {
 
     async fn make(&mut self, change: &Change) -> Result<Kept, Trouble> {
         if let Store::Etcd(prefix) = &mut self.store {
-            let changing = prefix.change(change);
-            let changed = tokio::time::timeout(PATIENCE, changing).await;
-            changed.unwrap_or_else(|_| Err(Trouble::Unchanged("etcd did not answer in time".into())))?;
-            self.look().await;
+            // What it is decided on was read after this.
+            let asked = Instant::now();
+            let changed = tokio::time::timeout(PATIENCE, prefix.change(change)).await;
+            let after =
+                changed.unwrap_or_else(|_| Err(Trouble::Unchanged("etcd did not answer in time".into())))?;
+            // Now, whatever becomes of the next look.
+            self.publish(&Arc::new(after), AsOf::At(asked));
             return Ok(Kept::Etcd);
         }
         let before = Arc::clone(&self.known.load().revocations);

@@ -92,17 +92,17 @@ impl Prefix {
         self.read_all().await.map(|read| Some(read.revocations.clone()))
     }
 
-    /// Decides on what is there now, and keeps that.
-    pub(super) async fn change(&mut self, change: &Change) -> Result<(), Trouble> {
+    /// Decides on what is there now, and keeps that. With what is kept then.
+    pub(super) async fn change(&mut self, change: &Change) -> Result<Revocations, Trouble> {
         for _ in 0..TRIES {
             let prefix = self.prefix.clone();
             let read = self.read_all().await.map_err(Trouble::Unchanged)?;
             let entry = read.revocations.entry(change, SystemTime::now());
-            read.revocations.with(entry.clone())?;
+            let after = read.revocations.with(entry.clone())?;
             let key = key_of(&prefix, &entry);
             let known = read.changed_at.get(&key).copied().unwrap_or(0);
             if self.put(key, row::write(&entry), known).await.map_err(Trouble::Unchanged)? {
-                return Ok(());
+                return Ok(after);
             }
         }
         Err(Trouble::Unchanged("others change the same all the time".into()))

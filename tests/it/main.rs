@@ -5,6 +5,8 @@
 //! incoming connections.
 
 #[cfg(test)]
+mod admin_commands;
+#[cfg(test)]
 mod ages;
 #[cfg(test)]
 mod authority;
@@ -49,6 +51,8 @@ mod lone_frames;
 mod observers;
 #[cfg(test)]
 mod pinned;
+#[cfg(test)]
+mod proofs;
 #[cfg(test)]
 mod re_decisions;
 #[cfg(test)]

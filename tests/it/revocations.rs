@@ -4,11 +4,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use keyward::config::{Keep, Revocation};
 use keyward::downstream::session::{Change, Revocations};
-use keyward::pb::etcdserverpb::{AuthenticateRequest, RangeRequest};
+use keyward::pb::etcdserverpb::{AuthenticateRequest, RangeRequest, TxnResponse};
 use keyward::pb::v3electionpb::LeaderRequest;
 use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
+use keyward::revocation::{Kept, Register, Upstream};
 use keyward::tasks::Tasks;
 use prost::Message as _;
 use tokio::time::Instant;
@@ -17,8 +19,8 @@ use crate::client::{Client, Stream};
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{
-    INVALID_TOKEN, KEEP_ALIVE, RANGE, WATCH, create_of, created, event, range, ranged, renew, renewed, watch,
-    watched,
+    INVALID_TOKEN, KEEP_ALIVE, RANGE, TXN, WATCH, create_of, created, event, range, ranged, renew, renewed,
+    watch, watched,
 };
 
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
@@ -199,6 +201,39 @@ fn the_break_glass_ends_every_session_and_its_streams() {
         let (stream, _call) = watching(&alice, &member).await;
         keyward.sealer.refuse_before(u64::MAX);
         assert_eq!(stream.finish().await.end.told(), REVOKED);
+        assert_eq!(alice.call(RANGE, range("k")).await.end.told(), REVOKED);
+    });
+}
+
+#[test]
+fn a_change_that_etcd_has_kept_is_in_force_whatever_becomes_of_the_next_look() {
+    paused(async {
+        let (member, keyward) = started();
+        let alice = keyward.logged_in("alice").await;
+        let keep = Keep::Etcd { prefix: "/r/".into(), login: None };
+        let settings = Revocation { keep, max_age: Duration::from_secs(60) };
+        let upstream = Upstream {
+            members: keyward.members.clone(),
+            channels: keyward.channels.clone(),
+            credentials: Arc::clone(&keyward.credentials),
+        };
+        let opened = Register::open(&settings, upstream, Arc::clone(&keyward.sealer));
+        let (register, keeper) = opened.expect("nothing to read");
+        keyward.tasks.spawn("revocations", keeper.run()).detach();
+        let kept = async {
+            loop {
+                let call = member.call().await;
+                if call.path() == TXN {
+                    let done = TxnResponse { succeeded: true, ..TxnResponse::default() };
+                    return call.reply(&done.encode_to_vec()).await;
+                }
+                assert_eq!(call.path(), RANGE);
+                call.reply(&ranged(1)).await;
+            }
+        };
+        // From now on etcd says nothing more.
+        let (changed, ()) = tokio::join!(register.change(Change::Revoke("alice".into())), kept);
+        assert_eq!(changed.expect("kept"), Kept::Etcd);
         assert_eq!(alice.call(RANGE, range("k")).await.end.told(), REVOKED);
     });
 }

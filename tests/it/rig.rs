@@ -77,6 +77,7 @@ pub(crate) struct Keyward {
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<Published<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
+    pub(crate) channels: ControlChannels,
     pages: Pages,
     tls: Vec<Option<Current>>,
     pub(crate) members: MembersHandle,
@@ -126,24 +127,26 @@ impl Keyward {
             auth: Arc::new(AuthState::default()),
         };
         handle.auth.set(auth);
-        let channels = ControlChannels::default();
-        channels.store(Arc::new(
-            addresses.iter().map(|address| (address.id, channel(address.clone()))).collect(),
-        ));
+        let channels = channels(&addresses);
         let settings =
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
-        let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
+        let (credentials, control) = Credentials::new(settings, channels.clone()).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let sealer = Arc::new(Sealer::new(keyward::reload::session_keys(&config).expect("keys")));
         sealer.pin(&Realm::new(None, cluster));
         let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
         let metrics = Arc::new(Metrics::new(paths.collect()));
-        let (logins, control) =
-            Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
-        tasks.spawn("logins", control.run(tasks.clone())).detach();
-        let (drain, draining) = watch::channel(None);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        let (logins, control) = Logins::new(
+            &config.passwords,
+            Arc::clone(&credentials),
+            handle.clone(),
+            pages.clone(),
+            Arc::clone(&metrics),
+        );
+        tasks.spawn("logins", control.run(tasks.clone())).detach();
+        let (drain, draining) = watch::channel(None);
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
@@ -169,6 +172,7 @@ impl Keyward {
             sealer,
             identities,
             credentials,
+            channels,
             pages,
             tls,
             members: handle,
@@ -297,6 +301,13 @@ fn dial(addresses: Arc<[Address]>) -> Dial {
         let dialled = address.map_or_else(|| Err(std::io::ErrorKind::NotFound.into()), Address::dial);
         std::future::ready(dialled.map(|pipe| Box::new(pipe) as Stream)).boxed()
     })
+}
+
+fn channels(addresses: &[Address]) -> ControlChannels {
+    let channels = ControlChannels::default();
+    let each = addresses.iter().map(|address| (address.id, channel(address.clone())));
+    channels.store(Arc::new(each.collect()));
+    channels
 }
 
 fn channel(address: Address) -> tonic::transport::Channel {

@@ -30,12 +30,24 @@ impl Callers {
     /// # Errors
     /// What its client is told: what the next call would be told, or that its token is bad, where that would be somebody else's.
     pub fn stands(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
-        let Life { client, caller, generation } = life;
+        self.stands_on(gateway, life, life.caller.grounds.clone())
+    }
+
+    /// The same of a session whose user has moved into the users file.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn stands_by_file(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
+        let Some(session) = life.caller.session() else { return Ok(()) };
+        self.stands_on(gateway, life, by_file(Rc::clone(session)))
+    }
+
+    fn stands_on(&self, gateway: &Gateway, life: &Life, grounds: Grounds) -> Result<(), Refusal> {
+        let Life { client, caller, generation, .. } = life;
         if client.is_dismissed() {
             return Err(Refusal::SHUTTING_DOWN);
         }
         let identities = self.identities.load();
-        let grounds = caller.grounds.clone();
         let standing = match &caller.grounds.shown {
             Evidence::Session(session) => {
                 if !gateway.sealer.stands(session) || !line_is_same(gateway, session) {
@@ -79,6 +91,12 @@ impl Callers {
     }
 }
 
+/// What a session is when its user has moved into the users file, and its password is that of the line there.
+pub(super) fn by_file(session: Rc<Session>) -> Grounds {
+    let peer = Peer::File(session.peer.user().clone());
+    Grounds { peer, shown: Evidence::Session(session) }
+}
+
 /// Whose line in the users file is gone, or another, has another password or none (rules 12).
 pub(super) fn line_is_same(gateway: &Gateway, session: &Session) -> bool {
     match session.proof {
@@ -116,7 +134,7 @@ pub(super) fn of_session(
     let proved = matches!(session.proof, Proof::Etcd { .. });
     let brought = if proved { Brought::Proved(&own) } else { Brought::Unproved(&own) };
     let standing = identities.standing(client, grounds, None, brought);
-    Standing { again: proved && !looked_at.get(), ..standing }
+    if proved && !looked_at.get() { standing.proved_elsewhere() } else { standing }
 }
 
 /// As whom a peer goes upstream that the rules say this of.

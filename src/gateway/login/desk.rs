@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::config;
+use crate::downstream::session::{Proof, Session, SessionPeer};
 use crate::gateway::login::file::UsersFile;
 use crate::gateway::login::limits::{Attempts, Limited, Settled};
 use crate::gateway::login::sources::{Denied, Effort, Login, Proved, Sources};
@@ -29,7 +30,7 @@ use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
-use crate::upstream::credential::{Credentials, Fingerprint};
+use crate::upstream::credential::{Credentials, Fingerprint, Moves, Pages};
 use crate::upstream::membership::MembersHandle;
 use crate::users::{LineMark, Users};
 
@@ -54,6 +55,7 @@ pub struct Logins {
     metrics: Arc<Metrics>,
     flights: Arc<Mutex<Flights>>,
     requests: mpsc::Sender<Request>,
+    moves: Moves,
 }
 
 /// What the control runtime runs for [`Logins`]. Without it, nobody logs in.
@@ -61,6 +63,7 @@ pub struct LoginControl {
     requests: mpsc::Receiver<Request>,
     sources: Sources,
     limits: config::FailedLogins,
+    pages: Pages,
 }
 
 /// How a login ended, and at what cost.
@@ -87,8 +90,8 @@ struct Request {
 enum Purpose {
     /// A client presents it, from this address.
     Login(Option<IpAddr>),
-    /// A session that was sealed for it is used: nobody is guessing.
-    Session,
+    /// A session that was sealed for it is used: nobody is guessing. etcd accepted it at this auth revision, if not 0.
+    Session(u64),
 }
 
 /// What all logins share on the control runtime.
@@ -113,16 +116,21 @@ impl Logins {
         config: &config::Passwords,
         credentials: Arc<Credentials>,
         members: MembersHandle,
+        pages: Pages,
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, LoginControl) {
+        let moves = Moves::default();
         let (sender, requests) = mpsc::channel(UNDER_WAY);
         let users = Arc::new(Published::new(Arc::clone(&config.users)));
         let file = UsersFile::new(Arc::clone(&users));
-        let sources = Sources { order: config.sources, file, credentials: Arc::clone(&credentials), members };
-        let control = LoginControl { requests, sources, limits: config.failed };
+        let order = config.sources;
+        let sources =
+            Sources { order, file, credentials: Arc::clone(&credentials), members, moves: moves.clone() };
+        let control = LoginControl { requests, sources, limits: config.failed, pages };
         let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
         let proved = Arc::new(proved);
-        let logins = Self { credentials, proved, users, metrics, flights: Arc::default(), requests: sender };
+        let logins =
+            Self { credentials, proved, users, metrics, flights: Arc::default(), requests: sender, moves };
         (Arc::new(logins), control)
     }
 
@@ -153,19 +161,52 @@ impl Logins {
     ///
     /// # Errors
     /// See [`Denied`]; [`Denied::Untold`] and [`Denied::Limited`] are not the session's fault.
-    pub async fn prove_again(&self, user: &UserName, password: &Secret<String>) -> Result<Proved, Denied> {
-        let login = self.login(user, password);
+    pub async fn prove_again(&self, session: &Session) -> Result<Proved, Denied> {
+        let Some((login, purpose)) = self.of_session(session) else { return Ok(Proved::Nothing) };
         let known = self.proved.get(&login.fingerprint);
         let known = known.map(|(proved, at)| (proved, at.elapsed())).filter(|(_, age)| *age < PROVED * 2);
         match known {
             Some((proved, age)) if age < PROVED => Ok(proved),
             Some((proved, _)) => {
                 // Whoever comes after it finds what it says; nobody waits for it.
-                drop(self.board(&login, Purpose::Session));
+                drop(self.board(&login, purpose));
                 Ok(proved)
             }
-            None => self.landed(self.board(&login, Purpose::Session)).await.verdict,
+            None => self.landed(self.board(&login, purpose)).await.verdict,
         }
+    }
+
+    /// The same of today: no earlier look is taken for it.
+    ///
+    /// Cancel-safe: a check that was begun goes on.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn prove_now(&self, session: &Session) -> Result<Proved, Denied> {
+        let Some((login, purpose)) = self.of_session(session) else { return Ok(Proved::Nothing) };
+        self.landed(self.board(&login, purpose)).await.verdict
+    }
+
+    /// None where it carries no password.
+    fn of_session(&self, session: &Session) -> Option<(Login, Purpose)> {
+        let SessionPeer::Password { user, password } = &session.peer else { return None };
+        let at = match session.proof {
+            Proof::Etcd { auth_revision } => auth_revision,
+            Proof::None | Proof::File { .. } => 0,
+        };
+        Some((self.login(user, password), Purpose::Session(at)))
+    }
+
+    /// What is known of changes of users and roles at etcd.
+    #[must_use]
+    pub fn moves(&self) -> &Moves {
+        &self.moves
+    }
+
+    /// The users file as it is now.
+    #[must_use]
+    pub fn users(&self) -> Arc<Users> {
+        self.users.load_full()
     }
 
     /// The mark of this user's line in the users file as it is now: what a file login proved holds as long as it is the
@@ -228,6 +269,7 @@ struct Full;
 impl LoginControl {
     /// Deals with logins until dropped, by tasks among `tasks`.
     pub async fn run(mut self, tasks: Tasks) {
+        let _asking = tasks.spawn("auth revision shown", self.sources.moves.clone().run(self.pages));
         let desk = Rc::new(Desk {
             sources: self.sources,
             attempts: RefCell::new(Attempts::new(self.limits)),
@@ -251,7 +293,11 @@ impl Desk {
         }
         let verdict = match purpose {
             Purpose::Login(from) => self.guarded(login, from).await,
-            Purpose::Session => Ok(self.ask(login).await),
+            // Nobody has changed anything since: no bcrypt for whom another replica, or this one before a restart, has seen.
+            Purpose::Session(at) if self.sources.is_unmoved(&login.user, at).await => {
+                return Ended { verdict: Ok(Proved::Etcd), effort: Effort::Recall };
+            }
+            Purpose::Session(_) => Ok(self.ask(login).await),
         };
         match verdict {
             Ok(verdict) => Ended { verdict, effort: Effort::Ask },

@@ -24,7 +24,7 @@ use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::file::UsersFile;
 use crate::identity::{MemberId, UserName};
 use crate::secret::Secret;
-use crate::upstream::credential::{Credentials, Fingerprint, LoginFailure};
+use crate::upstream::credential::{Credentials, Fingerprint, LoginFailure, Moves};
 use crate::upstream::membership::{Auth, MembersHandle};
 use crate::users::LineMark;
 
@@ -81,6 +81,7 @@ pub(super) struct Sources {
     pub(super) file: UsersFile,
     pub(super) credentials: Arc<Credentials>,
     pub(super) members: MembersHandle,
+    pub(super) moves: Moves,
 }
 
 type Answer = Option<Result<Proved, Denied>>;
@@ -104,6 +105,16 @@ impl Sources {
                 }
             }
         }
+    }
+
+    /// Whether what etcd said at this auth revision of the user's password is what it would say now, and final.
+    pub(super) async fn is_unmoved(&self, user: &UserName, auth_revision: u64) -> bool {
+        let etcd_decides = match self.order {
+            PasswordSources::Etcd | PasswordSources::EtcdThenFile => true,
+            PasswordSources::FileThenEtcd => !self.file.knows(user),
+            PasswordSources::File => false,
+        };
+        etcd_decides && auth_revision != 0 && self.moves.current().await == Some(auth_revision)
     }
 
     async fn file(&self, login: &Login, effort: Effort) -> Answer {
