@@ -27,6 +27,7 @@ use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{self as downstream_tls, Current, TlsError};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
+use crate::published::Published;
 use crate::reload::{self, Part, Reload};
 use crate::revocation::{Register, Unusable, Upstream};
 use crate::rpc::method::METHODS;
@@ -122,7 +123,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         config: Arc::clone(&config),
         connector,
         members: members.clone(),
-        identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
+        identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
         logins: Arc::clone(&logins),

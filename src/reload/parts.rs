@@ -6,7 +6,6 @@
 use std::fmt::{Debug, Write as _};
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready};
@@ -15,6 +14,7 @@ use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{self, Current};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
+use crate::published::Published;
 use crate::upstream::credential::{Credentials, Pages};
 
 impl Part {
@@ -100,7 +100,7 @@ impl Part {
     /// here: what was read is published even where nothing is seen to be new.
     #[must_use]
     pub fn identities(
-        current: Arc<ArcSwap<Identities>>,
+        current: Arc<Published<Identities>>,
         credentials: Arc<Credentials>,
         cluster: Arc<Cluster>,
         pages: Pages,
@@ -123,7 +123,7 @@ impl Part {
             // The rules last: what was decided by others is forgotten then.
             let publish = move || {
                 credentials.act(acting);
-                current.store(made);
+                current.publish(made);
             };
             Ok(Some(Ready::new(changes, publish)))
         })
