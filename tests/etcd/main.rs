@@ -72,6 +72,8 @@ mod rewatch;
 #[cfg(test)]
 mod rounds;
 #[cfg(test)]
+mod signed;
+#[cfg(test)]
 mod snapshots;
 #[cfg(test)]
 mod steady;
