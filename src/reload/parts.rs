@@ -6,9 +6,10 @@
 use std::fmt::{Debug, Write as _};
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
-use super::{Part, Ready};
+use super::{Part, Ready, Trial};
 use crate::config::{ClientAuth, ClientCa, Cluster, Config, KeySource, ServerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{self, Current};
@@ -16,6 +17,22 @@ use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::published::Published;
 use crate::upstream::credential::{Credentials, Pages};
+use crate::upstream::peer_urls::PeerTrust;
+
+impl Trial {
+    /// No member may trust, between members, what certificates are minted from.
+    #[must_use]
+    pub fn mint(trust: Arc<PeerTrust>) -> Self {
+        Self::new(move |now| {
+            let (trust, mint) = (Arc::clone(&trust), now.users.mint.clone());
+            let held = async move {
+                let Some(mint) = mint else { return Ok(()) };
+                trust.hold(mint.authority.chain()).await.map_err(|trusted| format!("mint.ca: {trusted}"))
+            };
+            held.boxed_local()
+        })
+    }
+}
 
 impl Part {
     /// The session keys: which seals, which open.

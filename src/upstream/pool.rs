@@ -203,6 +203,8 @@ impl Dial {
         certificate: &CertificateIdentity,
         place: Place,
     ) -> Result<Connection, ConnectError> {
+        // Past that the leaf says why there is none.
+        drop(tokio::time::timeout(FIRST_WORD, certificate.ready()).await);
         let leaf = certificate.leaf().map_err(|error| failed(&self.member, &error.to_string()))?;
         let keeping = Keeping { idle: self.idle, fresh_until: leaf.fresh_until };
         let connection = self.open(&self.connector.showing(leaf.tls), keeping, Some(place)).await?;

@@ -58,6 +58,8 @@ mod muted;
 #[cfg(test)]
 mod outlived;
 #[cfg(test)]
+mod peer_trust;
+#[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod reload;
@@ -69,6 +71,8 @@ mod revocations;
 mod rewatch;
 #[cfg(test)]
 mod rounds;
+#[cfg(test)]
+mod signed;
 #[cfg(test)]
 mod snapshots;
 #[cfg(test)]

@@ -17,6 +17,7 @@ use rustls::SignatureScheme;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::{CertifiedKey, SigningKey};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
@@ -39,9 +40,46 @@ pub enum MintError {
     /// The authority's certificate or key cannot be used; the check of the configuration took it.
     #[error("mint.ca or mint.key cannot be used")]
     Unusable,
+    /// Members were not looked at yet, or one trusts the authority between members.
+    #[error("mint.ca was not held against the members' peer URLs yet")]
+    NotHeld,
     /// The certificate could not be made.
     #[error("no certificate could be made: {0}")]
     Failed(Arc<str>),
+}
+
+/// The authorities that may be minted from: no member trusts them between members, as far as could be seen. The newest
+/// last; one that is not among them mints nothing.
+#[derive(Clone)]
+pub(super) struct Held(Arc<watch::Sender<Vec<Authority>>>);
+
+/// What stands in `mint.ca`.
+type Authority = Vec<CertificateDer<'static>>;
+
+/// Authorities that are remembered as held: one comes with a change of the configuration.
+const HELD: usize = 8;
+
+impl Default for Held {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Vec::new())))
+    }
+}
+
+impl Held {
+    pub(super) fn add(&self, authority: &[CertificateDer<'static>]) {
+        self.0.send_if_modified(|held| {
+            let new = held.iter().all(|known| known != authority);
+            if new {
+                held.drain(..held.len().saturating_sub(HELD - 1));
+                held.push(authority.to_vec());
+            }
+            new
+        });
+    }
+
+    pub(super) fn has(&self, authority: &[CertificateDer<'static>]) -> bool {
+        self.0.borrow().iter().any(|known| known == authority)
+    }
 }
 
 /// Mints certificates from one authority.
@@ -51,6 +89,7 @@ pub(super) struct Mint {
     good: (SystemTime, SystemTime),
     lifetime: Duration,
     towards: Towards,
+    held: Held,
     minted: AtomicU64,
 }
 
@@ -67,7 +106,7 @@ impl Mint {
     ///
     /// # Errors
     /// The authority cannot be used.
-    pub(super) fn new(config: &users::Mint, towards: Towards) -> Result<Arc<Self>, MintError> {
+    pub(super) fn new(config: &users::Mint, towards: Towards, held: Held) -> Result<Arc<Self>, MintError> {
         let certificate = config.authority.chain().first().ok_or(MintError::Unusable)?;
         let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| MintError::Unusable)?;
         let at = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
@@ -78,7 +117,24 @@ impl Mint {
         let issuer = Issuer::from_ca_cert_der(certificate, key).map_err(|_| MintError::Unusable)?;
         let chain = config.authority.chain().to_vec();
         let minted = AtomicU64::new(0);
-        Ok(Arc::new(Self { issuer, chain, good, lifetime: config.lifetime, towards, minted }))
+        Ok(Arc::new(Self { issuer, chain, good, lifetime: config.lifetime, towards, held, minted }))
+    }
+
+    /// What is minted from.
+    pub(super) fn authority(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    /// Whether members were looked at.
+    pub(super) fn is_held(&self) -> bool {
+        self.held.has(&self.chain)
+    }
+
+    /// Waits for that. Cancel-safe.
+    pub(super) async fn held(&self) {
+        let mut changes = self.held.0.subscribe();
+        // Its sender is ours.
+        drop(changes.wait_for(|held| held.contains(&self.chain)).await);
     }
 
     /// How many certificates were made.
@@ -89,6 +145,9 @@ impl Mint {
     /// A new certificate for `user`, and until when to use it: some two thirds of its time, so that many do not end at
     /// once.
     pub(super) fn leaf(&self, user: &UserName, now: SystemTime) -> Result<Leaf, MintError> {
+        if !self.is_held() {
+            return Err(MintError::NotHeld);
+        }
         let (begins, ends) = self.good;
         let life = self.lifetime.min(ends.duration_since(now).unwrap_or_default());
         if now < begins || life < Duration::from_secs(1) {
@@ -168,6 +227,7 @@ impl rcgen::SigningKey for AuthorityKey {
 mod tests {
     use std::path::Path;
 
+    use futures_util::FutureExt as _;
     use rcgen::{BasicConstraints, CertifiedIssuer};
     use rustls::RootCertStore;
     use rustls::pki_types::UnixTime;
@@ -180,6 +240,14 @@ mod tests {
     struct House {
         root: CertificateDer<'static>,
         mint: Arc<Mint>,
+        held: Held,
+    }
+
+    impl House {
+        fn held(self) -> Self {
+            self.held.add(self.mint.authority());
+            self
+        }
     }
 
     fn pair(folder: &Path, chain: &str, key: &str) -> crate::pem::KeyPair {
@@ -208,8 +276,9 @@ mod tests {
         let roots = folder.path().join("root.pem");
         std::fs::write(&roots, root.pem()).unwrap();
         let towards = Towards::new(&Roots::read(&roots).unwrap()).unwrap();
-        let mint = Mint::new(&users::Mint { authority, lifetime }, towards).unwrap();
-        House { root: root.der().clone(), mint }
+        let held = Held::default();
+        let mint = Mint::new(&users::Mint { authority, lifetime }, towards, held.clone()).unwrap();
+        House { root: root.der().clone(), mint, held }.held()
     }
 
     /// The certificates of a leaf, as a member would see them.
@@ -279,6 +348,27 @@ mod tests {
         };
         assert_ne!(key(&second), key(&first));
         assert_eq!(house.mint.minted(), 2);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_minted_before_the_authority_was_held_against_members() {
+        let House { mint, .. } = house(BEHIND, None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        let mint = Arc::into_inner(mint).unwrap();
+        let (held, now) = (Held::default(), SystemTime::now());
+        let mint = Mint { held: held.clone(), ..mint };
+        let mut waiting = Box::pin(mint.held());
+        let stranger = house(BEHIND, None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        held.add(stranger.mint.authority());
+        assert!((&mut waiting).now_or_never().is_none(), "it was another");
+        assert!(matches!(mint.leaf(&"alice".into(), now), Err(MintError::NotHeld)));
+        held.add(mint.authority());
+        waiting.await;
+        assert!(mint.leaf(&"alice".into(), now).is_ok());
+        // Those that were held long ago are forgotten.
+        for number in 0..HELD {
+            held.add(&[CertificateDer::from(vec![u8::try_from(number).unwrap()])]);
+        }
+        assert!(!mint.is_held());
     }
 
     #[test]
