@@ -199,8 +199,8 @@ fn peer_trust(parts: &Parts) -> Arc<PeerTrust> {
 
 /// What a reload changes while we run.
 fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
-    let names = config.listeners.iter().map(|listener| Arc::clone(&listener.name));
-    let tls = names.zip(&parts.tls).filter_map(|(name, tls)| Some((name, tls.clone()?))).collect();
+    let listeners = config.listeners.iter().zip(&parts.tls);
+    let tls = listeners.filter_map(|(listener, tls)| Some((Arc::clone(listener), tls.clone()?))).collect();
     vec![
         Part::session_keys(Arc::clone(&sealer)),
         Part::break_glass(sealer),
