@@ -58,6 +58,8 @@ mod muted;
 #[cfg(test)]
 mod outlived;
 #[cfg(test)]
+mod proxied;
+#[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod reload;
