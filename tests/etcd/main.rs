@@ -37,6 +37,8 @@ mod kill;
 #[cfg(test)]
 mod large;
 #[cfg(test)]
+mod lent;
+#[cfg(test)]
 mod listeners;
 #[cfg(test)]
 mod load;
