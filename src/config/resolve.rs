@@ -650,6 +650,24 @@ mod tests {
     }
 
     #[test]
+    fn a_balancer_is_trusted_by_its_network_on_tcp_only() {
+        let text = |from: &str| format!("{CLUSTER}{LISTENER}proxy_protocol_from = {from}\n");
+        let (config, warnings) = valid(&text("['10.0.0.0/8', 'fd00::1/128']"));
+        let trusted: Vec<String> =
+            config.listeners[0].proxy_protocol_from.iter().map(ToString::to_string).collect();
+        assert_eq!(trusted, ["10.0.0.0/8", "fd00::1/128"]);
+        let (_, everybody) = valid(&text("['10.0.0.0/8', '0.0.0.0/0']"));
+        assert_eq!(everybody.len(), warnings.len() + 1, "{everybody:?}");
+        let path = "listener[0].proxy_protocol_from";
+        assert_eq!(fault_paths(&text("[]")), [path]);
+        assert_eq!(fault_paths(&text("['10.0.0.0/8', '10.0.0.1']")), [format!("{path}[1]")]);
+        let unix =
+            "[[listener]]\nname = 'b'\naddress = 'unix:/run/b'\nproxy_protocol_from = ['10.0.0.0/8']\n";
+        let path = "listener[1].proxy_protocol_from";
+        assert_eq!(fault_paths(&format!("{CLUSTER}{LISTENER}{unix}")), [path]);
+    }
+
+    #[test]
     fn tls_towards_clients_is_complete() {
         let tls = |inner: &str| format!("{CLUSTER}{LISTENER}tls = {{ {inner} }}\n");
         let pair = "cert = 'a.crt', key = 'a.key'";

@@ -214,6 +214,7 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
                 listener.address.clone(),
                 listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
                 (listener.identify.clone(), listener.lend_login_identity, listener.on_expiry),
+                listener.proxy_protocol_from.clone(),
             )
         };
         config.listeners.iter().map(of_one).collect::<Vec<_>>()

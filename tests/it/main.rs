@@ -48,6 +48,8 @@ mod observers;
 #[cfg(test)]
 mod pinned;
 #[cfg(test)]
+mod proxied;
+#[cfg(test)]
 mod re_decisions;
 #[cfg(test)]
 mod replays;
