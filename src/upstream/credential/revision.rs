@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use crate::config::users::{JwtKey, JwtMethod, SignJwt};
     use crate::secret::Secret;
-    use crate::upstream::credential::{CredentialSettings, Credentials};
+    use crate::upstream::credential::{CredentialSettings, Credentials, SignedIdentity};
 
     /// A signer whose questions nobody but the test answers.
     fn signer() -> (Arc<Signer>, Questions) {
@@ -228,6 +228,30 @@ mod tests {
         assert!(Arc::ptr_eq(&question, &now));
         answer(question).await;
         assert_eq!(second.await.unwrap(), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_token_is_replaced_though_the_revision_is_the_same_and_by_no_more_than_one_a_second() {
+        let (signer, _asked) = signer();
+        told(&signer, 7);
+        let alice = SignedIdentity::new(&"alice".into(), &signer);
+        let refused = async || {
+            let token = alice.token().await.unwrap();
+            alice.invalidate(&token);
+            told(&signer, 7);
+            token.serial()
+        };
+        let first = alice.token().await.unwrap().serial();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(refused().await, first);
+        let second = refused().await;
+        assert_ne!(second, first);
+        for _ in 0..100 {
+            assert_eq!(refused().await, second, "one that is signed in the same second is the same");
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_ne!(alice.token().await.unwrap().serial(), second);
+        assert_eq!(signer.signed(), 3);
     }
 
     #[tokio::test]
