@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use super::mapping::SAME;
 use super::{Resolver, SECOND, secrets};
+use crate::authority::Authority;
 use crate::config::certificates::{self, Unfit};
 use crate::config::users::{Credential, JwtKey, JwtKind, JwtMethod, Maker, Mint, SignJwt, Users};
 use crate::config::{Cluster, Scheme, file};
@@ -141,6 +142,7 @@ impl Resolver<'_> {
         let authority = self.pair((ca_path, ca), ("mint.key", key))?;
         let certificate = authority.chain().first()?;
         self.checked(ca_path, certificates::of_mint(certificate, SystemTime::now()))?;
+        self.checked(ca_path, Authority::new(&authority))?;
         let mut roots = cluster.tls.iter().flat_map(|tls| tls.roots.certificates());
         // By its key: another certificate of it would do for whoever steals that.
         if roots.any(|root| certificates::same_key(root, certificate) == Ok(true)) {

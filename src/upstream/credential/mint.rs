@@ -1,28 +1,24 @@
 //! Client certificates made here: short-lived, for one etcd user, their keys in memory only.
 //!
-//! Owns: what such a certificate says, and how long it is used. Must not know: who asks for which user, connections.
-//! Invariants (rules 19): good for clients only, for the configured time and never past its authority's; its beginning
-//! lies back far enough for a member whose clock is behind; a new key each time, wiped where we hold it.
+//! Owns: how long such a certificate is good, and how long it is used. Must not know: what it says (`authority`), who asks
+//! for which user, connections.
+//! Invariants (rules 19): good for the configured time and never past its authority's; its beginning lies back far enough
+//! for a member whose clock is behind; a new key each time, wiped where we hold it.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
-use rcgen::{
-    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
-use rustls::SignatureScheme;
+use rcgen::KeyPair;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use rustls::sign::{CertifiedKey, SigningKey};
+use rustls::sign::CertifiedKey;
 use tokio::time::Instant;
-use x509_parser::certificate::X509Certificate;
-use x509_parser::prelude::FromDer as _;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::certificate::Leaf;
+use crate::authority::{Authority, Useless};
 use crate::config::users;
 use crate::identity::UserName;
 use crate::upstream::tls::Towards;
@@ -37,8 +33,8 @@ pub enum MintError {
     #[error("mint.ca is not good at this time")]
     NotNow,
     /// The authority's certificate or key cannot be used; the check of the configuration took it.
-    #[error("mint.ca or mint.key cannot be used")]
-    Unusable,
+    #[error("mint.ca {0}")]
+    Unusable(#[from] Useless),
     /// The certificate could not be made.
     #[error("no certificate could be made: {0}")]
     Failed(Arc<str>),
@@ -46,20 +42,11 @@ pub enum MintError {
 
 /// Mints certificates from one authority.
 pub(super) struct Mint {
-    issuer: Issuer<'static, AuthorityKey>,
+    authority: Authority,
     chain: Vec<CertificateDer<'static>>,
-    good: (SystemTime, SystemTime),
     lifetime: Duration,
     towards: Towards,
     minted: AtomicU64,
-}
-
-/// The authority's key, in whatever form it is stored.
-struct AuthorityKey {
-    signing: Arc<dyn SigningKey>,
-    scheme: SignatureScheme,
-    algorithm: &'static rcgen::SignatureAlgorithm,
-    public: Vec<u8>,
 }
 
 impl Mint {
@@ -68,17 +55,10 @@ impl Mint {
     /// # Errors
     /// The authority cannot be used.
     pub(super) fn new(config: &users::Mint, towards: Towards) -> Result<Arc<Self>, MintError> {
-        let certificate = config.authority.chain().first().ok_or(MintError::Unusable)?;
-        let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| MintError::Unusable)?;
-        let at = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-        let validity = parsed.validity();
-        let good = (at(validity.not_before.timestamp()), at(validity.not_after.timestamp()));
-        let public = parsed.public_key().subject_public_key.data.to_vec();
-        let key = AuthorityKey::new(Arc::clone(config.authority.signing()), public)?;
-        let issuer = Issuer::from_ca_cert_der(certificate, key).map_err(|_| MintError::Unusable)?;
+        let authority = Authority::new(&config.authority)?;
         let chain = config.authority.chain().to_vec();
         let minted = AtomicU64::new(0);
-        Ok(Arc::new(Self { issuer, chain, good, lifetime: config.lifetime, towards, minted }))
+        Ok(Arc::new(Self { authority, chain, lifetime: config.lifetime, towards, minted }))
     }
 
     /// How many certificates were made.
@@ -89,7 +69,7 @@ impl Mint {
     /// A new certificate for `user`, and until when to use it: some two thirds of its time, so that many do not end at
     /// once.
     pub(super) fn leaf(&self, user: &UserName, now: SystemTime) -> Result<Leaf, MintError> {
-        let (begins, ends) = self.good;
+        let (begins, ends) = self.authority.good();
         let life = self.lifetime.min(ends.duration_since(now).unwrap_or_default());
         if now < begins || life < Duration::from_secs(1) {
             return Err(MintError::NotNow);
@@ -98,7 +78,8 @@ impl Mint {
         let mut key = KeyPair::generate().map_err(|error| failed(&error))?;
         let der = Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())));
         let signing = any_supported_type(&der).map_err(|error| failed(&error));
-        let signed = self.certificate(user, begins.max(now - BEHIND), now + life, &key);
+        let begins = begins.max(now - BEHIND);
+        let signed = self.authority.sign(user, begins, now + life, &key);
         key.zeroize();
         let mut chain = vec![signed.map_err(|error| failed(&error))?.der().clone()];
         chain.extend(self.chain.iter().cloned());
@@ -111,67 +92,23 @@ impl Mint {
         let share = (6.0 + f64::from(dice[0]) / 256.0) / 10.0;
         Ok(Leaf { tls, fresh_until: Some(Instant::now() + life.mul_f64(share)) })
     }
-
-    fn certificate(
-        &self,
-        user: &UserName,
-        not_before: SystemTime,
-        not_after: SystemTime,
-        key: &KeyPair,
-    ) -> Result<rcgen::Certificate, rcgen::Error> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, user.as_str());
-        params.not_before = not_before.into();
-        params.not_after = not_after.into();
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        params.use_authority_key_identifier_extension = true;
-        params.signed_by(key, &self.issuer)
-    }
-}
-
-impl AuthorityKey {
-    fn new(signing: Arc<dyn SigningKey>, public: Vec<u8>) -> Result<Self, MintError> {
-        let forms = [
-            (SignatureScheme::ECDSA_NISTP256_SHA256, &rcgen::PKCS_ECDSA_P256_SHA256),
-            (SignatureScheme::ECDSA_NISTP384_SHA384, &rcgen::PKCS_ECDSA_P384_SHA384),
-            (SignatureScheme::ED25519, &rcgen::PKCS_ED25519),
-            (SignatureScheme::RSA_PKCS1_SHA256, &rcgen::PKCS_RSA_SHA256),
-        ];
-        let fits = |scheme: &SignatureScheme| signing.choose_scheme(&[*scheme]).is_some();
-        let (scheme, algorithm) =
-            forms.into_iter().find(|(scheme, _)| fits(scheme)).ok_or(MintError::Unusable)?;
-        Ok(Self { signing, scheme, algorithm, public })
-    }
-}
-
-impl rcgen::PublicKeyData for AuthorityKey {
-    fn der_bytes(&self) -> &[u8] {
-        &self.public
-    }
-
-    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
-        self.algorithm
-    }
-}
-
-impl rcgen::SigningKey for AuthorityKey {
-    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
-        let signer = self.signing.choose_scheme(&[self.scheme]).ok_or(rcgen::Error::RemoteKeyError)?;
-        signer.sign(message).map_err(|_| rcgen::Error::RemoteKeyError)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use rcgen::{BasicConstraints, CertifiedIssuer};
-    use rustls::RootCertStore;
+    use std::time::UNIX_EPOCH;
+
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+        ExtendedKeyUsagePurpose, IsCa,
+    };
     use rustls::pki_types::UnixTime;
     use rustls::server::WebPkiClientVerifier;
+    use rustls::{RootCertStore, SignatureScheme};
+    use x509_parser::certificate::X509Certificate;
+    use x509_parser::prelude::FromDer as _;
 
     use super::*;
     use crate::pem::{Chain, PrivateKey, Roots};
