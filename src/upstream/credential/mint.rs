@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rcgen::KeyPair;
@@ -17,7 +17,7 @@ use rustls::sign::CertifiedKey;
 use tokio::time::Instant;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::certificate::Leaf;
+use super::certificate::{Leaf, Times};
 use crate::authority::{Authority, Useless};
 use crate::config::users;
 use crate::identity::UserName;
@@ -47,6 +47,7 @@ pub(super) struct Mint {
     lifetime: Duration,
     towards: Towards,
     minted: AtomicU64,
+    failing: AtomicBool,
 }
 
 impl Mint {
@@ -57,13 +58,24 @@ impl Mint {
     pub(super) fn new(config: &users::Mint, towards: Towards) -> Result<Arc<Self>, MintError> {
         let authority = Authority::new(&config.authority)?;
         let chain = config.authority.chain().to_vec();
-        let minted = AtomicU64::new(0);
-        Ok(Arc::new(Self { authority, chain, lifetime: config.lifetime, towards, minted }))
+        let (minted, failing) = (AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Arc::new(Self { authority, chain, lifetime: config.lifetime, towards, minted, failing }))
     }
 
     /// How many certificates were made.
     pub(super) fn minted(&self) -> u64 {
         self.minted.load(Ordering::Relaxed)
+    }
+
+    /// Tells how minting goes where that changes: whoever calls asks again and again.
+    pub(super) fn note(&self, made: Result<(), &MintError>) {
+        let failed = made.is_err();
+        if self.failing.swap(failed, Ordering::Relaxed) != failed {
+            match made {
+                Ok(()) => tracing::info!("certificates are minted again"),
+                Err(error) => tracing::error!(%error, "no certificate can be minted"),
+            }
+        }
     }
 
     /// A new certificate for `user`, and until when to use it: some two thirds of its time, so that many do not end at
@@ -90,7 +102,9 @@ impl Mint {
         getrandom::fill(&mut dice).map_err(|error| failed(&error))?;
         // From six to seven tenths.
         let share = (6.0 + f64::from(dice[0]) / 256.0) / 10.0;
-        Ok(Leaf { tls, fresh_until: Some(Instant::now() + life.mul_f64(share)) })
+        let used = life.mul_f64(share);
+        let times = Times { minted: Instant::now(), used, good: begins..now + used };
+        Ok(Leaf { tls, times: Some(times) })
     }
 }
 
@@ -203,7 +217,7 @@ mod tests {
         let identity = super::super::CertificateIdentity::minted(showing, Arc::clone(&house.mint));
         let began = Instant::now();
         let first = identity.leaf().unwrap();
-        let fresh = first.fresh_until.unwrap() - began;
+        let fresh = first.fresh_until().unwrap() - began;
         assert!((Duration::from_secs(360)..=Duration::from_secs(420)).contains(&fresh), "{fresh:?}");
         tokio::time::advance(fresh - Duration::from_millis(1)).await;
         assert_eq!(shown(&identity.leaf().unwrap()), shown(&first));
@@ -215,6 +229,44 @@ mod tests {
             parsed.public_key().raw.to_vec()
         };
         assert_ne!(key(&second), key(&first));
+        assert_eq!(house.mint.minted(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_is_used_for_its_time_by_both_clocks() {
+        let house = house(Duration::from_secs(600), None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let leaf = house.mint.leaf(&"alice".into(), wall).unwrap();
+        let second = Duration::from_secs(1);
+        assert!(leaf.is_fresh(now + 300 * second, wall + 300 * second));
+        assert!(
+            !leaf.is_fresh(now + second, wall + 421 * second),
+            "the machine slept, or its clock was behind"
+        );
+        assert!(leaf.is_fresh(now + second, wall - BEHIND));
+        assert!(
+            !leaf.is_fresh(now + second, wall - BEHIND - second),
+            "its clock was ahead: no member takes it yet"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_that_was_refused_is_replaced_and_by_no_more_than_one_in_a_while() {
+        let house = house(Duration::from_secs(600), None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        let showing = super::super::certificate::Showing { user: "alice".into(), epoch: 1 };
+        let identity = super::super::CertificateIdentity::minted(showing, Arc::clone(&house.mint));
+        let first = identity.leaf().unwrap();
+        for _ in 0..100 {
+            identity.refused(&identity.leaf().unwrap());
+        }
+        assert_eq!(shown(&identity.leaf().unwrap()), shown(&first), "another would be refused as well");
+        tokio::time::advance(super::super::certificate::AGAIN).await;
+        identity.refused(&first);
+        let second = identity.leaf().unwrap();
+        assert_ne!(shown(&second), shown(&first));
+        tokio::time::advance(super::super::certificate::AGAIN).await;
+        identity.refused(&first);
+        assert_eq!(shown(&identity.leaf().unwrap()), shown(&second), "the first was replaced already");
         assert_eq!(house.mint.minted(), 2);
     }
 
