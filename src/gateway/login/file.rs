@@ -102,7 +102,7 @@ mod tests {
     async fn a_flood_of_wrong_passwords_is_forgotten_and_no_right_one() {
         let right = Secret::new("right".to_owned());
         let lines = format!("alice:{}\n", hash(&right, CHEAP).unwrap());
-        let users = Arc::new(ArcSwap::from_pointee(Users::parse(lines.as_bytes()).unwrap()));
+        let users = Arc::new(Published::new(Users::parse(lines.as_bytes()).unwrap()));
         let file = UsersFile::new(users);
         let (credentials, _control) =
             Credentials::new(CredentialSettings::default(), ControlChannels::default()).unwrap();
