@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -24,7 +23,7 @@ use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
-use crate::downstream::tls::{self as downstream_tls, Current, TlsError};
+use crate::downstream::tls::{Current, ListenerTls, TlsError};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::published::Published;
@@ -274,8 +273,8 @@ fn accept_all(config: &Config, intakes: &[Intake], metrics: &Arc<Metrics>) -> Re
 
 fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
     let one = |listener: &Arc<config::Listener>| {
-        let made = listener.tls.as_ref().map(downstream_tls::server_config).transpose();
-        made.map(|made| made.map(|made| Arc::new(ArcSwap::new(made))))
+        let made = listener.tls.as_ref().map(ListenerTls::new).transpose();
+        made.map(|made| made.map(|made| Arc::new(Published::new(made))))
             .map_err(|source| Error::DownstreamTls { listener: Arc::clone(&listener.name), source })
     };
     config.listeners.iter().map(one).collect()

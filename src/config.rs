@@ -353,6 +353,8 @@ pub struct Limits {
     pub replay_buffer: usize,
     /// Connections to members that show a user's own certificate, over all shards.
     pub certificate_connections: usize,
+    /// After how long, about, a client connection is told to go, if at all: what is open on it goes on.
+    pub connection_age: Option<Duration>,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,
 }

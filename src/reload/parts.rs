@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::{Part, Ready, Trial};
 use crate::config::{ClientAuth, ClientCa, Cluster, Config, KeySource, Listener, ServerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
-use crate::downstream::tls::{self, Current};
+use crate::downstream::tls::{Current, ListenerTls};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::published::Published;
@@ -74,8 +74,9 @@ impl Part {
         })
     }
 
-    /// What listeners show, and under what client certificates must verify. New handshakes see it. Each listener as it was
-    /// started: what its connections call a peer by comes of that, so that no other authority may vouch for it.
+    /// What listeners show, and under what client certificates must verify: those of new handshakes, and those that were
+    /// shown before. Each listener as it was started: what its connections call a peer by comes of that, so that no other
+    /// authority may vouch for it.
     #[must_use]
     pub fn tls(running: Vec<(Arc<Listener>, Current)>) -> Self {
         let running = running.into_iter().filter_map(|(listener, current)| {
@@ -99,13 +100,13 @@ impl Part {
                 if *published.borrow() == seen {
                     continue;
                 }
-                let made = tls::server_config(is).map_err(|error| format!("listener {name}: {error}"))?;
+                let made = ListenerTls::new(is).map_err(|error| format!("listener {name}: {error}"))?;
                 changes.push(format!("listener {name}: {seen}"));
                 swaps.push((Arc::clone(current), made, Rc::clone(published), seen));
             }
             let publish = move || {
                 for (current, made, published, seen) in swaps {
-                    current.store(made);
+                    current.publish(made);
                     published.replace(seen);
                 }
             };
@@ -249,7 +250,6 @@ fn same<T: Debug>(one: &T, other: &T) -> bool {
 mod tests {
     use std::path::Path;
 
-    use arc_swap::ArcSwap;
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
     use super::*;
@@ -285,8 +285,8 @@ mod tests {
             configure(&path, clients);
             let config = Arc::new(crate::config::load(&path).unwrap().0);
             let listener = Arc::clone(&config.listeners[0]);
-            let made = tls::server_config(listener.tls.as_ref().unwrap()).unwrap();
-            let current: Current = Arc::new(ArcSwap::new(made));
+            let made = ListenerTls::new(listener.tls.as_ref().unwrap()).unwrap();
+            let current: Current = Arc::new(Published::new(made));
             let parts = vec![Part::tls(vec![(listener, Arc::clone(&current))])];
             let reload = Reload::new(path, config, Vec::new(), parts, Arc::new(Metrics::new(Vec::new())));
             Self { folder, reload, current }
@@ -297,7 +297,7 @@ mod tests {
             configure(&self.folder.path().join("keyward.toml"), clients);
             let before = self.current.load_full();
             assert_eq!(self.reload.read_again().now_or_never(), Some(true));
-            !Arc::ptr_eq(&before, &self.current.load())
+            !Arc::ptr_eq(&before, &self.current.load_full())
         }
 
         fn renew(&self, name: &str) {

@@ -21,15 +21,19 @@ const LOCK: &str = "/v3lockpb.Lock/Lock";
 const DENIED: &str = "etcdserver: permission denied";
 const USERS: [&str; 4] = ["app", "alice", "root", "bob"];
 
+pub(crate) const TLS: &str = "tls = { cert = \"server.crt\", key = \"server.key\", client_ca = \"ca.crt\", \
+    client_crl = \"ca.crl\", client_ca_name = \"staff\", client_auth = \"optional\" }\n";
+
 /// Keyward with TLS in front of one scripted member.
-struct Door {
-    authority: Authority,
-    member: Member,
-    keyward: Keyward,
+pub(crate) struct Door {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) authority: Authority,
+    pub(crate) member: Member,
+    pub(crate) keyward: Keyward,
 }
 
 impl Door {
-    fn new(listener: &str, rules: &str) -> Self {
+    pub(crate) fn new(listener: &str, rules: &str) -> Self {
         Self::with(Auth::On, listener, rules)
     }
 
@@ -45,14 +49,12 @@ impl Door {
             std::fs::write(folder.path().join(user), "right").expect("written");
             lines += &format!("[[user]]\nname = \"{user}\"\npassword_file = \"{user}\"\n");
         }
-        let tls = "tls = { cert = \"server.crt\", key = \"server.key\", client_ca = \"ca.crt\", \
-                   client_crl = \"ca.crl\", client_ca_name = \"staff\", client_auth = \"optional\" }\n";
-        let listener = format!("{tls}{listener}");
+        let listener = format!("{TLS}{listener}");
         let keyward = Keyward::at(&[&member], auth, folder.path(), &listener, &format!("{lines}{rules}"));
-        Self { authority, member, keyward }
+        Self { folder, authority, member, keyward }
     }
 
-    async fn client(&self, shown: Option<&Shown>) -> Client {
+    pub(crate) async fn client(&self, shown: Option<&Shown>) -> Client {
         self.client_from(None, shown).await
     }
 
@@ -67,7 +69,7 @@ impl Door {
     }
 
     /// The token with which a call of this client reaches the member.
-    async fn token_of(&self, client: &Client) -> Option<String> {
+    pub(crate) async fn token_of(&self, client: &Client) -> Option<String> {
         let script = async {
             let call = self.member.called(RANGE).await;
             let token = call.token().map(str::to_owned);
@@ -106,7 +108,7 @@ impl Door {
 }
 
 const WEB: &str = "[[map]]\npeer = \"cert:staff:CN=web-*\"\nas = \"app\"\n";
-const SAME: &str = "[[map]]\npeer = \"cert:staff:CN=*\"\nas = \"same\"\n";
+pub(crate) const SAME: &str = "[[map]]\npeer = \"cert:staff:CN=*\"\nas = \"same\"\n";
 
 #[test]
 fn a_certificate_is_the_user_that_the_first_rule_says() {

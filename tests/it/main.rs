@@ -5,6 +5,8 @@
 //! incoming connections.
 
 #[cfg(test)]
+mod ages;
+#[cfg(test)]
 mod authority;
 #[cfg(test)]
 mod client;
@@ -67,3 +69,5 @@ mod unproved_logins;
 mod upstream_headers;
 #[cfg(test)]
 mod watches;
+#[cfg(test)]
+mod withdrawn;

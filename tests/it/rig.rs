@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Config, Endpoint, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
-use keyward::downstream::tls::{Current, TlsError, server_config};
+use keyward::downstream::tls::{Current, ListenerTls};
 use keyward::gateway::caller::Identities;
 use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
@@ -61,11 +61,12 @@ fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
 }
 
 fn downstream_tls(config: &Config) -> Vec<Option<Current>> {
-    let made = config.listeners.iter().map(|listener| listener.tls.as_ref().map(server_config));
-    let current = |made: Option<Result<_, _>>| {
-        made.map(|made| Arc::new(ArcSwap::new(made.unwrap_or_else(|error: TlsError| panic!("{error}")))))
-    };
-    made.map(current).collect()
+    let current = |tls| Arc::new(Published::new(listener_tls(tls)));
+    config.listeners.iter().map(|listener| listener.tls.as_ref().map(current)).collect()
+}
+
+fn listener_tls(tls: &config::ServerTls) -> ListenerTls {
+    ListenerTls::new(tls).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Keyward and what a test needs of it.
@@ -77,6 +78,7 @@ pub(crate) struct Keyward {
     pub(crate) identities: Arc<Published<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
     pages: Pages,
+    tls: Vec<Option<Current>>,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -124,10 +126,7 @@ impl Keyward {
             auth: Arc::new(AuthState::default()),
         };
         handle.auth.set(auth);
-        let channels = ControlChannels::default();
-        channels.store(Arc::new(
-            addresses.iter().map(|address| (address.id, channel(address.clone()))).collect(),
-        ));
+        let channels = channels_to(&addresses);
         let settings =
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
         let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
@@ -145,8 +144,9 @@ impl Keyward {
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
+        let tls = downstream_tls(&config);
         let serving = Serving::new(Parts {
-            tls: downstream_tls(&config),
+            tls: tls.clone(),
             identities: Arc::clone(&identities),
             config,
             connector,
@@ -167,6 +167,7 @@ impl Keyward {
             identities,
             credentials,
             pages,
+            tls,
             members: handle,
             tasks,
             drain,
@@ -206,6 +207,16 @@ impl Keyward {
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages.clone());
         acted.expect("users that can be proved");
         self.identities.publish(Identities::of(&config, &self.credentials));
+    }
+
+    /// Publishes the certificates, authorities and lists of another configuration, with the files in `folder`.
+    pub(crate) fn publish_tls(&self, folder: &Path, listener: &str, lines: &str) {
+        let config = configuration(folder, listener, lines);
+        for (current, listener) in self.tls.iter().zip(&config.listeners) {
+            if let (Some(current), Some(tls)) = (current, &listener.tls) {
+                current.publish(listener_tls(tls));
+            }
+        }
     }
 
     /// Begins the drain; it may take `limit`.
@@ -300,4 +311,11 @@ pub(crate) fn one_member() -> (Rc<Member>, Keyward) {
     let member = Rc::new(Member::new(1, &Tasks::default()));
     let keyward = Keyward::before(&[&member]);
     (member, keyward)
+}
+
+fn channels_to(addresses: &[Address]) -> ControlChannels {
+    let channels = ControlChannels::default();
+    channels
+        .store(Arc::new(addresses.iter().map(|address| (address.id, channel(address.clone()))).collect()));
+    channels
 }
