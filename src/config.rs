@@ -147,7 +147,7 @@ pub enum ClientAuth {
 }
 
 /// Who vouches for clients.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCa {
     /// What its peers are called by.
     pub name: Arc<str>,

@@ -11,7 +11,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -27,6 +26,7 @@ use crate::gateway::login::desk::Logins;
 use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
+use crate::published::Published;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
@@ -57,7 +57,7 @@ pub struct Parts {
     /// Tokens per identity and member.
     pub credentials: Arc<Credentials>,
     /// Who is which etcd user.
-    pub identities: Arc<ArcSwap<Identities>>,
+    pub identities: Arc<Published<Identities>>,
     /// Seals and opens sessions.
     pub sealer: Arc<Sealer>,
     /// Checks passwords.
@@ -151,8 +151,7 @@ impl Serving {
             parts.claims,
             parts.identities,
         ));
-        let (live, sealer) = (Rc::clone(&gateway.live), Arc::clone(&gateway.sealer));
-        let fallen = tasks.spawn("sessions that fall", live::follow(live, sealer));
+        let fallen = tasks.spawn("what stands no more", live::follow(Rc::clone(&gateway)));
         Self {
             gateway,
             listeners,

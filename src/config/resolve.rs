@@ -341,7 +341,7 @@ mod tests {
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
     const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n";
 
-    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, pw, session.key.
+    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, c.crt with c.crl, pw, session.key.
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, content: &str| {
@@ -354,6 +354,9 @@ mod tests {
             write(&format!("{name}.crt"), &made.cert.pem());
             write(&format!("{name}.key"), &made.signing_key.serialize_pem());
         }
+        let (ca, crl) = crate::config::reference::revoking_authority();
+        write("c.crt", &ca);
+        write("c.crl", &crl);
         write("jwt.pem", &rcgen::KeyPair::generate().unwrap().public_key_pem());
         write("pw", "hunter2\n");
         write("session.key", &"0123456789abcdef".repeat(4));
@@ -539,6 +542,25 @@ mod tests {
         );
         assert_eq!(fault_paths(&two), ["map[0]"], "of which authority?");
         valid(&two.replace("san_uri = 'x'", "san_uri = 'x'\npeer = 'cert:b:CN=*'"));
+    }
+
+    #[test]
+    fn one_name_is_one_authority() {
+        let listener = |name: &str, port: u16, ca: &str| {
+            format!(
+                "[[listener]]\nname = '{name}'\naddress = '127.0.0.1:{port}'\n\
+                 tls = {{ cert = 'a.crt', key = 'a.key', client_ca = {ca} }}\n"
+            )
+        };
+        let text = |ca: &str| format!("{CLUSTER}{}{}", listener("staff", 2, "'c.crt'"), listener("b", 3, ca));
+        valid(&text("'c.crt', client_ca_name = 'staff'"));
+        valid(&text("'a.crt', client_ca_name = 'partners'"));
+        assert_eq!(
+            fault_paths(&text("'a.crt', client_ca_name = 'staff'")),
+            ["listener[1].tls.client_ca_name"]
+        );
+        let one = text("'c.crt', client_ca_name = 'staff', client_crl = 'c.crl'");
+        assert_eq!(fault_paths(&one), ["listener[1].tls.client_ca_name"], "revoked at one door only");
     }
 
     #[test]

@@ -60,6 +60,8 @@ mod muted;
 #[cfg(test)]
 mod outlived;
 #[cfg(test)]
+mod peer_trust;
+#[cfg(test)]
 mod proxied;
 #[cfg(test)]
 mod raw;
@@ -73,6 +75,8 @@ mod revocations;
 mod rewatch;
 #[cfg(test)]
 mod rounds;
+#[cfg(test)]
+mod signed;
 #[cfg(test)]
 mod snapshots;
 #[cfg(test)]

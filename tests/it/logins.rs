@@ -49,7 +49,7 @@ fn told(outcome: &Outcome) -> String {
     }
 }
 
-fn line(user: &str, password: &str) -> String {
+pub(crate) fn line(user: &str, password: &str) -> String {
     let hash = users::hash(&Secret::new(password.to_owned()), CHEAP).expect("hashed");
     format!("{user}:{hash}\n")
 }

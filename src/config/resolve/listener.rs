@@ -1,7 +1,7 @@
 //! Listeners, and what follows from them: their users, our advertised URLs, the admin address beside them.
 //!
 //! Owns: `[[listener]]`, `[advertise]`, `[admin]`. Must not know: the cluster.
-//! Invariants: names and addresses are unique; there is something that proves a listener's default user.
+//! Invariants: names and addresses are unique; one name of an authority is one authority; there is something that proves a listener's default user.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -56,6 +56,7 @@ impl Resolver<'_> {
                 );
             }
             self.taken(&address_path, &address, &listeners);
+            self.one_authority_of_a_name(&path, tls.as_ref(), &listeners);
             let listener = Listener {
                 name,
                 address,
@@ -160,6 +161,22 @@ impl Resolver<'_> {
             }
         };
         Some(ServerTls { identity: identity?, clients: clients? })
+    }
+
+    /// Two authorities of one name would make one peer of two; so would one that revokes at one listener only (rules 9).
+    fn one_authority_of_a_name(&mut self, path: &str, tls: Option<&ServerTls>, earlier: &[Arc<Listener>]) {
+        let Some(ca) = tls.and_then(|tls| tls.clients.ca()) else { return };
+        let other = earlier.iter().find(|earlier| {
+            let theirs = earlier.tls.as_ref().and_then(|tls| tls.clients.ca());
+            theirs.is_some_and(|theirs| theirs.name == ca.name && theirs != ca)
+        });
+        if let Some(other) = other {
+            let reason = format!(
+                "peers would be called {:?} here and at listener {:?}, whose client_ca or client_crl is another",
+                &*ca.name, &*other.name
+            );
+            self.findings.fault(&format!("{path}.tls.client_ca_name"), reason);
+        }
     }
 
     fn ca_name(

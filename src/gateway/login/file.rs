@@ -7,13 +7,13 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::sync::Semaphore;
 
 use crate::gateway::login::sources::{Denied, Login};
 use crate::identity::UserName;
+use crate::published::Published;
 use crate::upstream::credential::Fingerprint;
 use crate::users::{LineMark, Users};
 
@@ -24,7 +24,7 @@ const REFUSED: u64 = 1_000;
 
 /// The users file of this process.
 pub(super) struct UsersFile {
-    users: Arc<ArcSwap<Users>>,
+    users: Arc<Published<Users>>,
     accepted: Cache<Fingerprint, LineMark>,
     /// With the line that refused it; none where there was no line.
     refused: Cache<Fingerprint, Option<LineMark>>,
@@ -32,7 +32,7 @@ pub(super) struct UsersFile {
 }
 
 impl UsersFile {
-    pub(super) fn new(users: Arc<ArcSwap<Users>>) -> Self {
+    pub(super) fn new(users: Arc<Published<Users>>) -> Self {
         Self {
             users,
             accepted: cache(ACCEPTED),
@@ -102,7 +102,7 @@ mod tests {
     async fn a_flood_of_wrong_passwords_is_forgotten_and_no_right_one() {
         let right = Secret::new("right".to_owned());
         let lines = format!("alice:{}\n", hash(&right, CHEAP).unwrap());
-        let users = Arc::new(ArcSwap::from_pointee(Users::parse(lines.as_bytes()).unwrap()));
+        let users = Arc::new(Published::new(Users::parse(lines.as_bytes()).unwrap()));
         let file = UsersFile::new(users);
         let (credentials, _control) =
             Credentials::new(CredentialSettings::default(), ControlChannels::default()).unwrap();
