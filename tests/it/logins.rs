@@ -254,6 +254,23 @@ fn a_refusal_takes_the_same_time_whoever_the_user_is_and_whoever_refused() {
 }
 
 #[test]
+fn a_refusal_is_not_later_because_many_logged_in_at_once() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        member.takes_for_a_login(Duration::from_millis(100));
+        // The last of them waits for more than a second for its turn.
+        let users: Vec<String> = (0..30).map(|n| format!("user{n}")).collect();
+        let all = join_all(users.iter().map(|user| log_in(&client, user, "right"))).await;
+        assert!(all.iter().all(|outcome| told(outcome) == "admitted"));
+        let begun = Instant::now();
+        assert_eq!(told(&log_in(&client, "user0", "wrong").await), FAILED);
+        assert_eq!(begun.elapsed(), Duration::from_millis(250));
+    });
+}
+
+#[test]
 fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
     paused(async {
         let member = Member::new(1, &Tasks::default());

@@ -6,7 +6,7 @@
 //! ends whoever leaves; a password that is known to be right, or known to be wrong, passes the limits; a refusal is told
 //! at a moment that depends neither on whether the user exists nor on which source was asked.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -96,13 +96,16 @@ struct Desk {
     sources: Sources,
     attempts: RefCell<Attempts>,
     beat: RefCell<Beat>,
+    /// Checks that the sources are asked for now.
+    asked: Cell<u32>,
 }
 
 /// When refusals are told. An unknown user costs etcd no bcrypt, and a line of the users file not what a password of etcd
 /// does: so each waits for the next beat, and a beat is longer than a check takes.
 #[derive(Debug)]
 struct Beat {
-    /// What a check takes that ends well: it was not cut short.
+    /// What a check takes that ends well: it was not cut short. And that was alone: one that waits in line waits as long
+    /// whoever its user is.
     check: Duration,
 }
 
@@ -232,6 +235,7 @@ impl LoginControl {
             sources: self.sources,
             attempts: RefCell::new(Attempts::new(self.limits)),
             beat: RefCell::new(Beat { check: Duration::ZERO }),
+            asked: Cell::new(0),
         });
         while let Some(request) = self.requests.recv().await {
             let desk = Rc::clone(&desk);
@@ -260,7 +264,10 @@ impl Desk {
     }
 
     async fn ask(&self, login: &Login) -> Result<Proved, Denied> {
-        self.sources.ask(login, Effort::Ask).await.unwrap_or(Err(Denied::Untold))
+        self.asked.set(self.asked.get() + 1);
+        let verdict = self.sources.ask(login, Effort::Ask).await;
+        self.asked.set(self.asked.get() - 1);
+        verdict.unwrap_or(Err(Denied::Untold))
     }
 
     /// Asks, if the limits allow it, and is in no hurry to say no.
@@ -269,11 +276,12 @@ impl Desk {
         let tried = self.attempts.borrow_mut().begin(&login.user, from, begun).inspect_err(|limited| {
             tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
         })?;
+        let alone = self.asked.get() == 0;
         let verdict = self.ask(login).await;
         let (how, now) = (settled(verdict), Instant::now());
         self.attempts.borrow_mut().settle(tried, how, now);
         match how {
-            Settled::Right => self.beat.borrow_mut().learn(now - begun),
+            Settled::Right => self.beat.borrow_mut().learn(now - begun, alone),
             Settled::Wrong => {
                 let at = self.beat.borrow().after(now - begun);
                 sleep_until(begun + at).await;
@@ -293,8 +301,12 @@ fn settled(verdict: Result<Proved, Denied>) -> Settled {
 }
 
 impl Beat {
-    fn learn(&mut self, took: Duration) {
-        self.check = if self.check.is_zero() { took } else { self.check * 7 / 8 + took / 8 };
+    fn learn(&mut self, took: Duration, alone: bool) {
+        match (self.check.is_zero(), alone) {
+            (true, _) => self.check = took,
+            (false, true) => self.check = self.check * 7 / 8 + took / 8,
+            (false, false) => {}
+        }
     }
 
     /// When a refusal that took so long is told, counted from its beginning.
@@ -368,13 +380,14 @@ mod tests {
         assert_eq!([0, 1, 30, 90, 250].map(|took| beat.after(millis(took))), [millis(250); 5]);
         assert_eq!(beat.after(millis(251)), millis(500), "what waited in line is late with all others");
         for _ in 0..64 {
-            beat.learn(millis(400));
+            beat.learn(millis(400), true);
         }
+        beat.learn(Duration::from_secs(60), false);
         let told = [1, 400].map(|took| beat.after(millis(took)));
         assert_eq!(told[0], told[1], "a dearer bcrypt makes longer beats");
         assert!(told[0] > millis(700) && told[0] <= millis(800), "{told:?}");
         for _ in 0..64 {
-            beat.learn(Duration::from_secs(60));
+            beat.learn(Duration::from_secs(60), true);
         }
         assert_eq!(beat.after(millis(1)), LONGEST_BEAT);
     }
