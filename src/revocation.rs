@@ -211,11 +211,11 @@ impl Keeper {
     }
 
     async fn make(&mut self, change: &Change) -> Result<Kept, Trouble> {
-        if let Store::Etcd(prefix) = &mut self.store {
-            let changing = prefix.change(change);
-            let changed = tokio::time::timeout(PATIENCE, changing).await;
-            changed.unwrap_or_else(|_| Err(Trouble::Unchanged("etcd did not answer in time".into())))?;
-            self.look().await;
+        if let Store::Etcd(prefix) = &self.store {
+            let changed = tokio::time::timeout(PATIENCE, prefix.change(change)).await;
+            let (after, asked) =
+                changed.unwrap_or_else(|_| Err(Trouble::Unchanged("etcd did not answer in time".into())))?;
+            self.publish(&Arc::new(after), AsOf::At(asked));
             return Ok(Kept::Etcd);
         }
         let before = Arc::clone(&self.known.load().revocations);

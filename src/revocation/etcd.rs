@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use tokio::time::Instant;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -56,6 +57,7 @@ pub(super) struct Prefix {
     identity: Option<Arc<PasswordIdentity>>,
     /// Who answered last, and is asked first: one that is stuck costs its time once.
     last: Cell<Option<MemberId>>,
+    /// What the last look made known: the next one tells what has changed since.
     read: Option<Read>,
 }
 
@@ -89,26 +91,30 @@ impl Prefix {
                 return Ok(None);
             }
         }
-        self.read_all().await.map(|read| Some(read.revocations.clone()))
+        let read = self.read_all().await?;
+        let revocations = read.revocations.clone();
+        self.read = Some(read);
+        Ok(Some(revocations))
     }
 
-    /// Decides on what is there now, and keeps that.
-    pub(super) async fn change(&mut self, change: &Change) -> Result<(), Trouble> {
+    /// Decides on what is there now, and keeps that. What is there then, as of when it was read. What the next look compares
+    /// with stays as it is: only what is published may be that, and a change that fails publishes nothing.
+    pub(super) async fn change(&self, change: &Change) -> Result<(Revocations, Instant), Trouble> {
         for _ in 0..TRIES {
-            let prefix = self.prefix.clone();
+            let asked = Instant::now();
             let read = self.read_all().await.map_err(Trouble::Unchanged)?;
             let entry = read.revocations.entry(change, SystemTime::now());
-            read.revocations.with(entry.clone())?;
-            let key = key_of(&prefix, &entry);
+            let after = read.revocations.with(entry.clone())?;
+            let key = key_of(&self.prefix, &entry);
             let known = read.changed_at.get(&key).copied().unwrap_or(0);
             if self.put(key, row::write(&entry), known).await.map_err(Trouble::Unchanged)? {
-                return Ok(());
+                return Ok((after, asked));
             }
         }
         Err(Trouble::Unchanged("others change the same all the time".into()))
     }
 
-    async fn read_all(&mut self) -> Result<&Read, String> {
+    async fn read_all(&self) -> Result<Read, String> {
         let most = i64::try_from(MOST_ENTRIES).unwrap_or(i64::MAX);
         let answer = self.range(RangeRequest { limit: most + 1, ..self.everything() }).await?;
         if answer.count > most {
@@ -118,7 +124,7 @@ impl Prefix {
         let entries = answer.kvs.iter().filter_map(|kv| understood(&self.prefix, kv));
         let revocations = entries.collect();
         let changed_at = answer.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
-        Ok(self.read.insert(Read { revision, changed_at, revocations }))
+        Ok(Read { revision, changed_at, revocations })
     }
 
     /// Writes the key if it was last changed at `known`; 0 is never.

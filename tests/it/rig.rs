@@ -19,6 +19,7 @@ use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use keyward::revocation::Upstream;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
@@ -76,6 +77,7 @@ pub(crate) struct Keyward {
     pub(crate) identities: Arc<ArcSwap<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
     pages: Pages,
+    channels: ControlChannels,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -129,7 +131,7 @@ impl Keyward {
         ));
         let settings =
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
-        let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
+        let (credentials, control) = Credentials::new(settings, channels.clone()).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let sealer = Arc::new(Sealer::new(keyward::reload::session_keys(&config).expect("keys")));
         sealer.pin(&Realm::new(None, cluster));
@@ -166,6 +168,7 @@ impl Keyward {
             identities,
             credentials,
             pages,
+            channels,
             members: handle,
             tasks,
             drain,
@@ -204,6 +207,15 @@ impl Keyward {
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages.clone());
         acted.expect("users that can be proved");
         self.identities.store(Arc::new(Identities::of(&config, &self.credentials)));
+    }
+
+    /// How what runs beside the shards reaches the members.
+    pub(crate) fn upstream(&self) -> Upstream {
+        Upstream {
+            members: self.members.clone(),
+            channels: self.channels.clone(),
+            credentials: Arc::clone(&self.credentials),
+        }
     }
 
     /// Begins the drain; it may take `limit`.
