@@ -2,9 +2,9 @@
 //!
 //! Owns: one task on the control runtime that takes an operator's changes, keeps them, and tells the sealer. Must not
 //! know: who asks (`admin`), what a revoked session loses (`downstream::session`, `gateway::live`).
-//! Invariants (rules 13): nothing is admitted before what is kept was read; a change is in force here before anything
-//! else is done for it, and is answered once it is kept; what was read last stays in force for `max_age`, then nothing
-//! is admitted until it is read again.
+//! Invariants (rules 13): nothing is admitted before what is kept was read; a change that is told to be made is kept, and in
+//! force here; where one is not, or it is not known, that is what is told; what was read last stays in force for `max_age`,
+//! then nothing is admitted until it is read again.
 
 mod etcd;
 mod file;
@@ -41,6 +41,9 @@ pub enum Trouble {
     /// Nothing has changed.
     #[error("nothing has changed: {0}")]
     Unchanged(String),
+    /// It was sent to be kept, and nobody said what became of it. It may be made again: twice is the same as once.
+    #[error("not known whether it is kept, so give it again: {0}")]
+    Unknown(String),
     /// Nothing has changed.
     #[error(transparent)]
     Full(#[from] Full),
@@ -148,7 +151,7 @@ impl Register {
     pub async fn change(&self, change: Change) -> Result<Kept, Trouble> {
         let (done, answer) = oneshot::channel();
         self.orders.try_send(Order { change, done }).map_err(|_full_or_gone| Trouble::Busy)?;
-        answer.await.unwrap_or(Err(Trouble::Busy))
+        answer.await.unwrap_or_else(|_gone| Err(Trouble::Unknown("Keyward is ending".into())))
     }
 
     /// What is in force.
@@ -201,7 +204,7 @@ impl Keeper {
             match &outcome {
                 Ok(kept) => tracing::info!(change = %Printable(&order.change), ?kept, "revocations changed"),
                 Err(trouble) => {
-                    tracing::error!(change = %Printable(&order.change), %trouble, "revocations not changed");
+                    tracing::error!(change = %Printable(&order.change), %trouble, "revocations not changed as asked");
                 }
             }
             if order.done.send(outcome).is_err() {
@@ -212,9 +215,7 @@ impl Keeper {
 
     async fn make(&mut self, change: &Change) -> Result<Kept, Trouble> {
         if let Store::Etcd(prefix) = &self.store {
-            let changed = tokio::time::timeout(PATIENCE, prefix.change(change)).await;
-            let (after, asked) =
-                changed.unwrap_or_else(|_| Err(Trouble::Unchanged("etcd did not answer in time".into())))?;
+            let (after, asked) = prefix.change(change, Instant::now() + PATIENCE).await?;
             self.publish(&Arc::new(after), AsOf::At(asked));
             return Ok(Kept::Etcd);
         }
@@ -237,7 +238,7 @@ impl Keeper {
         // As of the question: what is decided while it is on its way may be missed.
         let asked = Instant::now();
         let looked = tokio::time::timeout(PATIENCE, prefix.look()).await;
-        match looked.unwrap_or_else(|_| Err("etcd did not answer in time".into())) {
+        match looked.unwrap_or_else(|_| Err(etcd::LATE.into())) {
             Ok(changed) => {
                 let known = Arc::clone(&self.known.load().revocations);
                 let now = changed.map_or(known, Arc::new);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -36,6 +36,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 const LOGIN: Duration = Duration::from_secs(2);
 /// How often a change is decided anew since somebody else changed the same.
 const TRIES: usize = 5;
+/// Why there is no answer where none came.
+pub(super) const LATE: &str = "etcd did not answer in time";
 /// [`MOST_ENTRIES`] rows of long names.
 const LARGEST_ANSWER: usize = 64 << 20;
 
@@ -59,6 +61,13 @@ pub(super) struct Prefix {
     last: Cell<Option<MemberId>>,
     /// What the last look made known: the next one tells what has changed since.
     read: Option<Read>,
+}
+
+/// No member has answered.
+struct Unanswered {
+    reason: String,
+    /// Whether one may have done it all the same.
+    sent: bool,
 }
 
 /// The state of the prefix at one revision.
@@ -97,21 +106,32 @@ impl Prefix {
         Ok(Some(revocations))
     }
 
-    /// Decides on what is there now, and keeps that. What is there then, as of when it was read. What the next look compares
-    /// with stays as it is: only what is published may be that, and a change that fails publishes nothing.
-    pub(super) async fn change(&self, change: &Change) -> Result<(Revocations, Instant), Trouble> {
+    /// Decides on what is there now, and keeps that, until then. What is there then, as of when it was read. What the next look
+    /// compares with stays as it is: only what is published may be that, and a change that fails publishes nothing.
+    pub(super) async fn change(
+        &self,
+        change: &Change,
+        until: Instant,
+    ) -> Result<(Revocations, Instant), Trouble> {
+        // Whether it was sent; where a put says that others were faster, that may have been the same put on another way.
+        let mut sent = false;
+        let trouble = |sent, reason| if sent { Trouble::Unknown(reason) } else { Trouble::Unchanged(reason) };
         for _ in 0..TRIES {
             let asked = Instant::now();
-            let read = self.read_all().await.map_err(Trouble::Unchanged)?;
+            let read = timeout_at(until, self.read_all()).await.unwrap_or_else(|_| Err(LATE.into()));
+            let read = read.map_err(|reason| trouble(sent, reason))?;
             let entry = read.revocations.entry(change, SystemTime::now());
             let after = read.revocations.with(entry.clone())?;
             let key = key_of(&self.prefix, &entry);
             let known = read.changed_at.get(&key).copied().unwrap_or(0);
-            if self.put(key, row::write(&entry), known).await.map_err(Trouble::Unchanged)? {
-                return Ok((after, asked));
+            match timeout_at(until, self.put(key, row::write(&entry), known)).await {
+                Ok(Ok(true)) => return Ok((after, asked)),
+                Ok(Ok(false)) => sent = true,
+                Ok(Err(unanswered)) => return Err(trouble(sent || unanswered.sent, unanswered.reason)),
+                Err(_) => return Err(Trouble::Unknown(LATE.into())),
             }
         }
-        Err(Trouble::Unchanged("others change the same all the time".into()))
+        Err(trouble(sent, "others change the same all the time".into()))
     }
 
     async fn read_all(&self) -> Result<Read, String> {
@@ -128,7 +148,7 @@ impl Prefix {
     }
 
     /// Writes the key if it was last changed at `known`; 0 is never.
-    async fn put(&self, key: Bytes, value: String, known: i64) -> Result<bool, String> {
+    async fn put(&self, key: Bytes, value: String, known: i64) -> Result<bool, Unanswered> {
         let unchanged = Compare {
             result: CompareResult::Equal.into(),
             target: CompareTarget::Mod.into(),
@@ -152,6 +172,7 @@ impl Prefix {
             kv.range(with(token, request.clone())).await.map(tonic::Response::into_inner)
         })
         .await
+        .map_err(|unanswered| unanswered.reason)
     }
 
     fn everything(&self) -> RangeRequest {
@@ -169,12 +190,12 @@ impl Prefix {
     async fn ask<T>(
         &self,
         call: impl AsyncFn(KvClient<Channel>, Option<AsciiMetadataValue>) -> Result<T, Status>,
-    ) -> Result<T, String> {
+    ) -> Result<T, Unanswered> {
         let mut members: Vec<Arc<Member>> =
             self.upstream.members.snapshot.load().ready_voters().cloned().collect();
         let last = self.last.take();
         members.sort_by_key(|member| Some(member.id) != last);
-        let mut reason = "no member is ready".to_owned();
+        let (mut reason, mut sent) = ("no member is ready".to_owned(), false);
         for member in members {
             let Some(channel) = self.upstream.channels.load().get(&member.id).cloned() else { continue };
             let client = KvClient::new(channel).max_decoding_message_size(LARGEST_ANSWER);
@@ -196,6 +217,7 @@ impl Prefix {
                     }
                     Ok(Err(status)) => {
                         reason = format!("{:?}: {}", status.code(), status.message());
+                        sent |= !is_refusal(&status);
                         match (&self.identity, &token) {
                             (Some(identity), Some(token)) if is_stale(&status) => {
                                 identity.invalidate(member.id, token);
@@ -204,13 +226,13 @@ impl Prefix {
                         }
                     }
                     Err(_) => {
-                        reason = "no answer in time".into();
+                        (reason, sent) = ("no answer in time".into(), true);
                         break;
                     }
                 }
             }
         }
-        Err(reason)
+        Err(Unanswered { reason, sent })
     }
 
     async fn token(&self, member: &Member) -> Result<Option<Token>, LoginFailure> {
@@ -238,6 +260,14 @@ fn with<T>(token: Option<AsciiMetadataValue>, message: T) -> Request<T> {
         request.metadata_mut().insert("token", token);
     }
     request
+}
+
+/// Whether a member says that it has done nothing.
+fn is_refusal(status: &Status) -> bool {
+    use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated};
+    let refusals =
+        [FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated];
+    refusals.contains(&status.code()) || is_stale(status)
 }
 
 /// Whether etcd says so of a token that was good once. Reads and compared puts may both be sent again.

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused};
+use crate::rig::{Keyward, paused, settled};
 use crate::words::{RANGE, TXN, header};
 
 const PREFIX: &str = "/p/";
@@ -167,5 +167,31 @@ fn a_change_that_is_kept_is_in_force_when_its_operator_is_told() {
         }
         replica.looks(7, &[("alice", 6, true), ("bob", 7, true)]).await;
         assert_eq!(replica.sealer().admit(&"bob".into()), Err(Inadmissible::Blocked));
+    });
+}
+
+/// Whether a put was applied whose answer is lost nobody knows; what etcd says at the next look is obeyed.
+#[test]
+fn a_change_whose_answer_is_lost_is_told_to_be_unknown() {
+    paused(async {
+        let replica = Replica::start();
+        replica.read(5, &[]).await;
+        for (number, kept) in [(6, false), (7, true)] {
+            let outcome = replica.order(Change::Block("bob".into())).await;
+            replica.read(5, &[]).await;
+            let (call, _) = replica.put().await;
+            if kept {
+                call.refuse(Code::Unavailable, "etcdserver: request timed out");
+            } else {
+                // Never answered.
+                settled().await;
+            }
+            let outcome = outcome.await.expect("told");
+            assert!(matches!(outcome, Err(Trouble::Unknown(_))), "{outcome:?}");
+            let rows = [("bob", number, true)];
+            replica.looks(number, if kept { &rows } else { &[] }).await;
+            let admitted = replica.sealer().admit(&"bob".into());
+            assert_eq!(admitted.is_err(), kept, "{admitted:?}");
+        }
     });
 }
