@@ -296,10 +296,7 @@ fn understood(prefix: &str, kv: &KeyValue) -> Option<Entry> {
     let key = String::from_utf8_lossy(&kv.key);
     let rest = key.strip_prefix(prefix).unwrap_or_default();
     let meant = match rest.split_once('/') {
-        Some(("user", name)) => {
-            let all = Standing { generation: u64::MAX, blocked: true };
-            Some(Entry::User(UserName::from(name), all))
-        }
+        Some(("user", name)) => Some(Entry::User(UserName::from(name), Standing::NOT_KNOWN)),
         Some(("session", id)) => id.parse().ok().map(Entry::Session),
         _ => None,
     };
@@ -321,8 +318,7 @@ mod tests {
         let good = Entry::User("a/b".into(), Standing { generation: 3, blocked: false });
         let value = row::write(&good);
         assert_eq!(understood("/p/", &kv("/p/user/a/b", &value)), Some(good));
-        let closed =
-            |name: &str| Some(Entry::User(name.into(), Standing { generation: u64::MAX, blocked: true }));
+        let closed = |name: &str| Some(Entry::User(name.into(), Standing::NOT_KNOWN));
         assert_eq!(understood("/p/", &kv("/p/user/c", &value)), closed("c"), "another's value");
         assert_eq!(understood("/p/", &kv("/p/user/c", "")), closed("c"));
         assert_eq!(
