@@ -43,6 +43,9 @@ use crate::upstream::tls as upstream_tls;
 /// A shard whose heart has not beaten for this long is stuck.
 const STUCK: Duration = Duration::from_secs(1);
 
+/// How long what is being read or written may take at the end.
+const LAST: Duration = Duration::from_secs(1);
+
 /// Why the process ends with a failure.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -93,7 +96,10 @@ pub fn serve(config: Config, path: PathBuf) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
-    runtime.block_on(run(Arc::new(config), path))
+    let outcome = runtime.block_on(run(Arc::new(config), path));
+    // A file system that hangs is not waited for.
+    runtime.shutdown_timeout(LAST);
+    outcome
 }
 
 async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
