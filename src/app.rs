@@ -36,7 +36,7 @@ use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersError};
 use crate::upstream::fleet::Fleet;
-use crate::upstream::members::Members;
+use crate::upstream::members::{Members, ProbeLogin};
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::tls as upstream_tls;
 
@@ -110,7 +110,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
-    let (upstream, logins) = start_control(&config, &connector, &metrics, &tasks)?;
+    let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &tasks)?;
     let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     sealer.refuse_before(config.session.not_before);
@@ -150,10 +150,13 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         Arc::clone(&metrics),
         healthy,
     ));
-    open_admin(&config, &state, Desk { register, sealer: Arc::clone(&sealer) }, &tasks).await?;
+    let desk = Desk { register: register.clone(), sealer: Arc::clone(&sealer) };
+    open_admin(&config, &state, desk, &tasks).await?;
     let accepting = accept_all(&config, &intakes, &metrics)?;
     drop(intakes);
-    let reload = Reload::new(path, Arc::clone(&config), changing(&config, sealer, &parts), metrics);
+    let mut changing = changing(&config, sealer, &parts);
+    changing.push(Part::own_logins(probe, register, Arc::clone(&parts.credentials)));
+    let reload = Reload::new(path, Arc::clone(&config), changing, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
     tokio::select! {
@@ -212,14 +215,14 @@ fn start_control(
     connector: &Connector,
     metrics: &Arc<Metrics>,
     tasks: &Tasks,
-) -> Result<(Upstream, Arc<Logins>), Error> {
+) -> Result<(Upstream, ProbeLogin, Arc<Logins>), Error> {
     let settings = CredentialSettings {
         token_ttl: config.cluster.token_ttl,
         logins_per_member: config.limits.logins_in_flight_per_member,
         ..CredentialSettings::default()
     };
     let members = Members::new(&config.cluster, connector.clone());
-    let channels = members.channels();
+    let (channels, probe) = (members.channels(), members.login());
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
@@ -228,7 +231,7 @@ fn start_control(
     let (logins, control) =
         Logins::new(&config.passwords, Arc::clone(&credentials), members.clone(), Arc::clone(metrics));
     tasks.spawn("logins", control.run(tasks.clone())).detach();
-    Ok((Upstream { members, channels, credentials }, logins))
+    Ok((Upstream { members, channels, credentials }, probe, logins))
 }
 
 /// Who is asked for the pages that members serve by HTTP/1.1.

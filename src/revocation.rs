@@ -70,6 +70,8 @@ pub struct Register {
     known: Arc<ArcSwap<Known>>,
     max_age: Duration,
     opened_at: Instant,
+    /// Where it is etcd.
+    access: Option<etcd::Access>,
 }
 
 /// What was read last.
@@ -130,7 +132,7 @@ impl Register {
                 (Store::File(path.clone()), Some(revocations))
             }
             Keep::Etcd { prefix, login } => {
-                (Store::Etcd(Box::new(etcd::Prefix::new(prefix, login.clone(), upstream))), None)
+                (Store::Etcd(Box::new(etcd::Prefix::new(prefix, login.as_ref(), upstream))), None)
             }
         };
         let revocations = revocations.map(Arc::new);
@@ -140,7 +142,12 @@ impl Register {
         let known = Arc::new(ArcSwap::from_pointee(known));
         let (sender, orders) = mpsc::channel(ORDERS);
         let max_age = settings.max_age;
-        let register = Self { orders: sender, known: Arc::clone(&known), max_age, opened_at: Instant::now() };
+        let access = match &store {
+            Store::Etcd(prefix) => Some(prefix.access()),
+            Store::Memory | Store::File(_) => None,
+        };
+        let opened_at = Instant::now();
+        let register = Self { orders: sender, known: Arc::clone(&known), max_age, opened_at, access };
         Ok((register, Keeper { orders, store, sealer, known, max_age, failing: false }))
     }
 
@@ -152,6 +159,19 @@ impl Register {
         let (done, answer) = oneshot::channel();
         self.orders.try_send(Order { change, done }).map_err(|_full_or_gone| Trouble::Busy)?;
         answer.await.unwrap_or_else(|_gone| Err(Trouble::Unknown("Keyward is ending".into())))
+    }
+
+    /// Whether etcd is read and written as whom these settings say. Of where revocations are kept they change nothing.
+    #[must_use]
+    pub fn logs_in_as(&self, settings: &Revocation) -> bool {
+        self.access.as_ref().is_none_or(|access| access.is_as(&settings.keep))
+    }
+
+    /// From now on reads and writes as whom they say.
+    pub fn log_in_as(&self, settings: &Revocation) {
+        if let Some(access) = &self.access {
+            access.follow(&settings.keep);
+        }
     }
 
     /// What is in force.

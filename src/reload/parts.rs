@@ -10,12 +10,14 @@ use arc_swap::ArcSwap;
 use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready};
-use crate::config::{ClientAuth, ClientCa, Cluster, Config, KeySource, ServerTls};
+use crate::config::{ClientAuth, ClientCa, Cluster, Config, Keep, KeySource, Login, ServerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{self, Current};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
+use crate::revocation::Register;
 use crate::upstream::credential::{Credentials, Pages};
+use crate::upstream::members::ProbeLogin;
 
 impl Part {
     /// The session keys: which seals, which open.
@@ -96,6 +98,33 @@ impl Part {
         })
     }
 
+    /// As whom Keyward itself logs in: to probe members, and to read and write who was revoked.
+    #[must_use]
+    pub fn own_logins(probe: ProbeLogin, register: Register, credentials: Arc<Credentials>) -> Self {
+        Self::new(move |_, now| {
+            let print = |login: &Login| credentials.fingerprint(&login.user, &login.password);
+            let prober = now.cluster.probe.clone().map(Arc::new);
+            let probes_so = probe.load().as_deref().map(print) == prober.as_deref().map(print);
+            let mut changes = Vec::new();
+            if !probes_so {
+                changes.push("cluster.probe: another user or password".to_owned());
+            }
+            if !register.logs_in_as(&now.revocation) {
+                changes.push("revocation.user: another user or password".to_owned());
+            }
+            let (probe, register, revocation) =
+                (Arc::clone(&probe), register.clone(), Arc::clone(&now.revocation));
+            let publish = move || {
+                // A login that is the same keeps its tokens.
+                if !probes_so {
+                    probe.store(prober);
+                }
+                register.log_in_as(&revocation);
+            };
+            Ok((!changes.is_empty()).then(|| Ready::new(changes, publish)))
+        })
+    }
+
     /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Their secrets cannot be compared
     /// here: what was read is published even where nothing is seen to be new.
     #[must_use]
@@ -168,7 +197,6 @@ fn ca_name(tls: &ServerTls) -> Option<&str> {
 
 /// Sections that differ from what the process was started with, and are no part.
 pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
-    // Debug shows no secret, so a changed password of these is not seen here; it needs a restart as well.
     let listeners = |config: &Config| {
         let of_one = |listener: &Arc<crate::config::Listener>| {
             (
@@ -181,12 +209,20 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
         config.listeners.iter().map(of_one).collect::<Vec<_>>()
     };
     differ("listener", &listeners(started), &listeners(read));
-    differ("cluster", &started.cluster, &read.cluster);
+    // Logins are a part.
+    let cluster = |config: &Config| Cluster { probe: None, ..Cluster::clone(&config.cluster) };
+    let kept = |config: &Config| match &config.revocation.keep {
+        Keep::Etcd { prefix, .. } => {
+            (Keep::Etcd { prefix: prefix.clone(), login: None }, config.revocation.max_age)
+        }
+        keep => (keep.clone(), config.revocation.max_age),
+    };
+    differ("cluster", &cluster(started), &cluster(read));
     differ("advertise", &started.advertise, &read.advertise);
     differ("session.realm", &started.session.realm, &read.session.realm);
     differ("login.sources", &started.passwords.sources, &read.passwords.sources);
     differ("login", &started.passwords.failed, &read.passwords.failed);
-    differ("revocation", &started.revocation, &read.revocation);
+    differ("revocation", &kept(started), &kept(read));
     differ("watch", &started.watch, &read.watch);
     differ("limits", &started.limits, &read.limits);
     differ("admin", &started.admin, &read.admin);

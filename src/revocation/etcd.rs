@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 use tonic::metadata::AsciiMetadataValue;
@@ -18,7 +19,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::{Trouble, row};
-use crate::config::Login;
+use crate::config::{Keep, Login};
 use crate::downstream::session::{Change, Entry, MOST_ENTRIES, Revocations, Standing};
 use crate::identity::{MemberId, UserName};
 use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -52,11 +53,39 @@ pub struct Upstream {
     pub credentials: Arc<Credentials>,
 }
 
+/// As whom the prefix is read and written, for whoever replaces that.
+#[derive(Clone)]
+pub(super) struct Access {
+    prefix: Arc<str>,
+    credentials: Arc<Credentials>,
+    identity: Arc<ArcSwapOption<PasswordIdentity>>,
+}
+
+impl Access {
+    /// Whether it is as these settings say; those of another prefix say nothing of this one.
+    pub(super) fn is_as(&self, keep: &Keep) -> bool {
+        let Keep::Etcd { prefix, login } = keep else { return true };
+        let named = login.as_ref().map(|login| self.credentials.identity(&login.user, &login.password));
+        let now = self.identity.load();
+        *prefix != self.prefix || now.as_ref().map(Arc::as_ptr) == named.as_ref().map(Arc::as_ptr)
+    }
+
+    /// Makes it so.
+    pub(super) fn follow(&self, keep: &Keep) {
+        if let Keep::Etcd { prefix, login } = keep
+            && *prefix == self.prefix
+        {
+            let login = login.as_ref();
+            self.identity.store(login.map(|login| self.credentials.identity(&login.user, &login.password)));
+        }
+    }
+}
+
 /// The prefix, and what was read there last.
 pub(super) struct Prefix {
-    prefix: String,
+    prefix: Arc<str>,
     upstream: Upstream,
-    identity: Option<Arc<PasswordIdentity>>,
+    identity: Arc<ArcSwapOption<PasswordIdentity>>,
     /// Who answered last, and is asked first: one that is stuck costs its time once.
     last: Cell<Option<MemberId>>,
     /// What the last look made known: the next one tells what has changed since.
@@ -79,9 +108,18 @@ struct Read {
 }
 
 impl Prefix {
-    pub(super) fn new(prefix: &str, login: Option<Login>, upstream: Upstream) -> Self {
+    pub(super) fn new(prefix: &Arc<str>, login: Option<&Login>, upstream: Upstream) -> Self {
         let identity = login.map(|login| upstream.credentials.identity(&login.user, &login.password));
-        Self { prefix: prefix.to_owned(), upstream, identity, last: Cell::default(), read: None }
+        let identity = Arc::new(ArcSwapOption::new(identity));
+        Self { prefix: Arc::clone(prefix), upstream, identity, last: Cell::default(), read: None }
+    }
+
+    pub(super) fn access(&self) -> Access {
+        Access {
+            prefix: Arc::clone(&self.prefix),
+            credentials: Arc::clone(&self.upstream.credentials),
+            identity: Arc::clone(&self.identity),
+        }
     }
 
     /// What is there now, if it may have changed since the last look; else none.
@@ -177,7 +215,7 @@ impl Prefix {
 
     fn everything(&self) -> RangeRequest {
         let key = Bytes::copy_from_slice(self.prefix.as_bytes());
-        let mut end = self.prefix.clone().into_bytes();
+        let mut end = self.prefix.as_bytes().to_vec();
         // `config` has it end with a slash, so this is no 0xff.
         if let Some(last) = end.last_mut() {
             *last = last.saturating_add(1);
@@ -194,6 +232,7 @@ impl Prefix {
         let mut members: Vec<Arc<Member>> =
             self.upstream.members.snapshot.load().ready_voters().cloned().collect();
         let last = self.last.take();
+        let identity = self.identity.load_full();
         members.sort_by_key(|member| Some(member.id) != last);
         let (mut reason, mut sent) = ("no member is ready".to_owned(), false);
         for member in members {
@@ -201,7 +240,7 @@ impl Prefix {
             let client = KvClient::new(channel).max_decoding_message_size(LARGEST_ANSWER);
             // Once more where the token has died meanwhile.
             for _ in 0..2 {
-                let token = match self.token(&member).await {
+                let token = match self.token(identity.as_ref(), &member).await {
                     Ok(token) => token,
                     Err(failure) => {
                         reason = failure.to_string();
@@ -218,7 +257,7 @@ impl Prefix {
                     Ok(Err(status)) => {
                         reason = format!("{:?}: {}", status.code(), status.message());
                         sent |= !is_refusal(&status);
-                        match (&self.identity, &token) {
+                        match (&identity, &token) {
                             (Some(identity), Some(token)) if is_stale(&status) => {
                                 identity.invalidate(member.id, token);
                             }
@@ -235,8 +274,12 @@ impl Prefix {
         Err(Unanswered { reason, sent })
     }
 
-    async fn token(&self, member: &Member) -> Result<Option<Token>, LoginFailure> {
-        match &self.identity {
+    async fn token(
+        &self,
+        identity: Option<&Arc<PasswordIdentity>>,
+        member: &Member,
+    ) -> Result<Option<Token>, LoginFailure> {
+        match identity {
             Some(identity) if self.upstream.members.auth.now() != Auth::Off => {
                 // One that is given up goes on, and serves the next look.
                 match tokio::time::timeout(LOGIN, identity.token(member.id)).await {

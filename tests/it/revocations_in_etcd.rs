@@ -5,20 +5,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use keyward::config::{Keep, Revocation};
+use keyward::config::{Keep, Login, Revocation};
 use keyward::downstream::session::{Change, Inadmissible, Sealer};
 use keyward::pb::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest, TxnResponse, request_op};
 use keyward::pb::mvccpb::KeyValue;
 use keyward::refusal::Code;
 use keyward::revocation::{Kept, Register, Trouble};
+use keyward::secret::Secret;
 use keyward::tasks::Tasks;
+use keyward::upstream::membership::Auth;
 use prost::Message as _;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
-use crate::words::{RANGE, TXN, header};
+use crate::words::{INVALID_TOKEN, RANGE, TXN, header};
 
 const PREFIX: &str = "/p/";
 const DENIED: (Code, &str) = (Code::PermissionDenied, "etcdserver: permission denied");
@@ -32,9 +34,13 @@ struct Replica {
 
 impl Replica {
     fn start() -> Self {
+        Self::with(Auth::Off, None)
+    }
+
+    fn with(auth: Auth, login: Option<Login>) -> Self {
         let member = Rc::new(Member::new(1, &Tasks::default()));
-        let keyward = Keyward::before(&[&member]);
-        let settings = settings(Keep::Etcd { prefix: PREFIX.into(), login: None });
+        let keyward = Keyward::configured(&[&member], auth, "");
+        let settings = settings(Keep::Etcd { prefix: PREFIX.into(), login });
         let opened = Register::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer));
         let (register, keeper) = opened.expect("nothing is read yet");
         keyward.tasks.spawn("revocations", keeper.run()).detach();
@@ -194,4 +200,36 @@ fn a_change_whose_answer_is_lost_is_told_to_be_unknown() {
             assert_eq!(admitted.is_err(), kept, "{admitted:?}");
         }
     });
+}
+
+/// Keyward's own user has another password at etcd.
+#[test]
+fn a_login_that_is_replaced_serves_from_the_next_look_on() {
+    paused(async {
+        let replica = Replica::with(Auth::On, Some(login("right")));
+        let mut call = replica.member.called(RANGE).await;
+        assert_eq!(call.token(), Some("keeper.1"));
+        call.message().await;
+        call.refuse(Code::Unavailable, "etcdserver: no leader");
+        replica.member.change_password("new");
+        replica.member.called(RANGE).await.refuse(Code::Unauthenticated, INVALID_TOKEN);
+        // With the old password there is no token to look with.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(replica.member.was_called_again().is_none());
+
+        let elsewhere = Keep::Etcd { prefix: "/other/".into(), login: Some(login("other")) };
+        let renewed = Keep::Etcd { prefix: PREFIX.into(), login: Some(login("new")) };
+        let [elsewhere, renewed] = [elsewhere, renewed].map(settings);
+        assert!(replica.register.logs_in_as(&elsewhere), "another prefix says nothing of this one");
+        assert!(!replica.register.logs_in_as(&renewed));
+        replica.register.log_in_as(&renewed);
+        assert!(replica.register.logs_in_as(&renewed));
+        replica.read(5, &[("alice", 4, true)]).await;
+        replica.looks(5, &[("alice", 4, true)]).await;
+        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::Blocked));
+    });
+}
+
+fn login(password: &str) -> Login {
+    Login { user: "keeper".into(), password: Arc::new(Secret::new(password.to_owned())) }
 }
