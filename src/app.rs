@@ -185,7 +185,7 @@ fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
         Part::session_keys(Arc::clone(&sealer)),
         Part::break_glass(sealer),
         Part::tls(tls),
-        Part::users(Arc::clone(&parts.logins)),
+        Part::passwords(Arc::clone(&parts.logins)),
         Part::identities(
             Arc::clone(&parts.identities),
             Arc::clone(&parts.credentials),

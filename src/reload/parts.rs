@@ -87,14 +87,20 @@ impl Part {
         })
     }
 
-    /// The users file.
+    /// The sources of passwords, and the users file: one without the other would leave everybody out.
     #[must_use]
-    pub fn users(logins: Arc<Logins>) -> Self {
+    pub fn passwords(logins: Arc<Logins>) -> Self {
         Self::new(move |before, now| {
-            let (was, is) = (&before.passwords.users, Arc::clone(&now.passwords.users));
-            let change = format!("users file: {} users", is.len());
+            let (was, is) = (&before.passwords, Arc::clone(&now.passwords));
+            let mut changes = Vec::new();
+            if was.sources != is.sources {
+                changes.push(format!("login.sources: {}", is.sources));
+            }
+            if !was.users.says_the_same(&is.users) {
+                changes.push(format!("users file: {} users", is.users.len()));
+            }
             let logins = Arc::clone(&logins);
-            Ok((!was.says_the_same(&is)).then(|| Ready::new(vec![change], move || logins.replace_users(is))))
+            Ok((!changes.is_empty()).then(|| Ready::new(changes, move || logins.replace(is))))
         })
     }
 
@@ -220,7 +226,6 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
     differ("cluster", &cluster(started), &cluster(read));
     differ("advertise", &started.advertise, &read.advertise);
     differ("session.realm", &started.session.realm, &read.session.realm);
-    differ("login.sources", &started.passwords.sources, &read.passwords.sources);
     differ("login", &started.passwords.failed, &read.passwords.failed);
     differ("revocation", &kept(started), &kept(read));
     differ("watch", &started.watch, &read.watch);

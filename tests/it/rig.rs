@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
-use keyward::config::{self, Config, Endpoint, Scheme};
+use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
 use keyward::downstream::tls::{Current, TlsError, server_config};
 use keyward::gateway::caller::Identities;
@@ -30,6 +30,7 @@ use keyward::upstream::membership::{
     self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hints, MembersHandle, Membership,
     Readiness, Role,
 };
+use keyward::users::Users;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, watch};
@@ -73,6 +74,7 @@ pub(crate) struct Keyward {
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
+    passwords: Arc<Passwords>,
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<ArcSwap<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
@@ -140,6 +142,7 @@ impl Keyward {
         let (logins, control) =
             Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
         tasks.spawn("logins", control.run(tasks.clone())).detach();
+        let passwords = Arc::clone(&config.passwords);
         let (drain, draining) = watch::channel(None);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
@@ -164,6 +167,7 @@ impl Keyward {
             serving: Some(serving),
             metrics,
             logins,
+            passwords,
             sealer,
             identities,
             credentials,
@@ -199,6 +203,14 @@ impl Keyward {
         let client = self.client().await;
         let token = log_in(&client, user).await;
         client.header("token", &token)
+    }
+
+    /// Publishes another order of sources, or another users file, where they differ from those of the start.
+    pub(crate) fn publish_passwords(&self, sources: Option<PasswordSources>, users: Option<Users>) {
+        let mut passwords = Passwords::clone(&self.passwords);
+        passwords.sources = sources.unwrap_or(passwords.sources);
+        passwords.users = users.map_or(passwords.users, Arc::new);
+        self.logins.replace(Arc::new(passwords));
     }
 
     /// Publishes the rules of another configuration, with the files in `folder`.
