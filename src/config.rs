@@ -292,6 +292,17 @@ pub enum PasswordSources {
     EtcdThenFile,
 }
 
+impl fmt::Display for PasswordSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Etcd => "etcd",
+            Self::File => "file",
+            Self::FileThenEtcd => "file, etcd",
+            Self::EtcdThenFile => "etcd, file",
+        })
+    }
+}
+
 /// After how many wrong passwords a further one waits; 0 is never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedLogins {

@@ -12,13 +12,15 @@ use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready, Trial};
-use crate::config::{ClientAuth, ClientCa, Cluster, Config, KeySource, Listener, ServerTls};
+use crate::config::{ClientAuth, ClientCa, Cluster, Config, Keep, KeySource, Listener, Login, ServerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{Current, ListenerTls};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::published::Published;
+use crate::revocation::Register;
 use crate::upstream::credential::{Credentials, Pages};
+use crate::upstream::members::ProbeLogin;
 use crate::upstream::peer_urls::PeerTrust;
 
 impl Trial {
@@ -114,14 +116,47 @@ impl Part {
         })
     }
 
-    /// The users file.
+    /// The sources of passwords, and the users file: one without the other would leave everybody out.
     #[must_use]
-    pub fn users(logins: Arc<Logins>) -> Self {
+    pub fn passwords(logins: Arc<Logins>) -> Self {
         Self::new(move |before, now| {
-            let (was, is) = (&before.passwords.users, Arc::clone(&now.passwords.users));
-            let change = format!("users file: {} users", is.len());
+            let (was, is) = (&before.passwords, Arc::clone(&now.passwords));
+            let mut changes = Vec::new();
+            if was.sources != is.sources {
+                changes.push(format!("login.sources: {}", is.sources));
+            }
+            if !was.users.says_the_same(&is.users) {
+                changes.push(format!("users file: {} users", is.users.len()));
+            }
             let logins = Arc::clone(&logins);
-            Ok((!was.says_the_same(&is)).then(|| Ready::new(vec![change], move || logins.replace_users(is))))
+            Ok((!changes.is_empty()).then(|| Ready::new(changes, move || logins.replace(is))))
+        })
+    }
+
+    /// As whom Keyward itself logs in: to probe members, and to read and write who was revoked.
+    #[must_use]
+    pub fn own_logins(probe: ProbeLogin, register: Register, credentials: Arc<Credentials>) -> Self {
+        Self::new(move |_, now| {
+            let print = |login: &Login| credentials.fingerprint(&login.user, &login.password);
+            let prober = now.cluster.probe.clone().map(Arc::new);
+            let probes_so = probe.load().as_deref().map(print) == prober.as_deref().map(print);
+            let mut changes = Vec::new();
+            if !probes_so {
+                changes.push("cluster.probe: another user or password".to_owned());
+            }
+            if !register.logs_in_as(&now.revocation) {
+                changes.push("revocation.user: another user or password".to_owned());
+            }
+            let (probe, register, revocation) =
+                (Arc::clone(&probe), register.clone(), Arc::clone(&now.revocation));
+            let publish = move || {
+                // A login that is the same keeps its tokens.
+                if !probes_so {
+                    probe.store(prober);
+                }
+                register.log_in_as(&revocation);
+            };
+            Ok((!changes.is_empty()).then(|| Ready::new(changes, publish)))
         })
     }
 
@@ -207,7 +242,6 @@ fn ca_name(tls: &ServerTls) -> Option<&str> {
 
 /// Sections that differ from what the process was started with, and are no part.
 pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
-    // Debug shows no secret, so a changed password of these is not seen here; it needs a restart as well.
     let listeners = |config: &Config| {
         let of_one = |listener: &Arc<Listener>| {
             (
@@ -221,12 +255,19 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
         config.listeners.iter().map(of_one).collect::<Vec<_>>()
     };
     differ("listener", &listeners(started), &listeners(read));
-    differ("cluster", &started.cluster, &read.cluster);
+    // Logins are a part.
+    let cluster = |config: &Config| Cluster { probe: None, ..Cluster::clone(&config.cluster) };
+    let kept = |config: &Config| match &config.revocation.keep {
+        Keep::Etcd { prefix, .. } => {
+            (Keep::Etcd { prefix: prefix.clone(), login: None }, config.revocation.max_age)
+        }
+        keep => (keep.clone(), config.revocation.max_age),
+    };
+    differ("cluster", &cluster(started), &cluster(read));
     differ("advertise", &started.advertise, &read.advertise);
     differ("session.realm", &started.session.realm, &read.session.realm);
-    differ("login.sources", &started.passwords.sources, &read.passwords.sources);
     differ("login", &started.passwords.failed, &read.passwords.failed);
-    differ("revocation", &started.revocation, &read.revocation);
+    differ("revocation", &kept(started), &kept(read));
     differ("watch", &started.watch, &read.watch);
     differ("limits", &started.limits, &read.limits);
     differ("admin", &started.admin, &read.admin);
@@ -293,10 +334,10 @@ mod tests {
         }
 
         /// Reads it again; whether new handshakes see something else then.
-        fn changes(&mut self, clients: &str) -> bool {
+        async fn changes(&mut self, clients: &str) -> bool {
             configure(&self.folder.path().join("keyward.toml"), clients);
             let before = self.current.load_full();
-            assert_eq!(self.reload.read_again().now_or_never(), Some(true));
+            assert!(self.reload.read_again().await);
             !Arc::ptr_eq(&before, &self.current.load_full())
         }
 
@@ -320,26 +361,26 @@ mod tests {
 
     /// Connections call their peers by the authority's name of the start: no other may ever vouch for them, however often
     /// the files are read.
-    #[test]
-    fn another_authority_comes_with_a_restart_however_often_it_is_read() {
+    #[tokio::test]
+    async fn another_authority_comes_with_a_restart_however_often_it_is_read() {
         for (start, then) in [(STAFF, PARTNERS), (NONE, STAFF), (STAFF, NONE)] {
             let mut house = House::new(start);
-            assert!(!house.changes(then), "{start} {then}");
+            assert!(!house.changes(then).await, "{start} {then}");
             house.renew("server");
-            assert!(!house.changes(then), "{start} {then}: not with a later change either");
-            assert!(house.changes(start), "the server's certificate was not published before");
-            assert!(!house.changes(start));
+            assert!(!house.changes(then).await, "{start} {then}: not with a later change either");
+            assert!(house.changes(start).await, "the server's certificate was not published before");
+            assert!(!house.changes(start).await);
         }
     }
 
-    #[test]
-    fn what_an_authority_of_the_same_name_vouches_with_is_renewed() {
+    #[tokio::test]
+    async fn what_an_authority_of_the_same_name_vouches_with_is_renewed() {
         let mut house = House::new(STAFF);
-        assert!(!house.changes(STAFF));
+        assert!(!house.changes(STAFF).await);
         house.renew("staff");
-        assert!(house.changes(STAFF));
+        assert!(house.changes(STAFF).await);
         house.renew("server");
-        assert!(house.changes(STAFF));
-        assert!(house.changes(&format!("{STAFF}, client_auth = 'optional'")));
+        assert!(house.changes(STAFF).await);
+        assert!(house.changes(&format!("{STAFF}, client_auth = 'optional'")).await);
     }
 }

@@ -58,6 +58,8 @@ mod replays;
 #[cfg(test)]
 mod revocations;
 #[cfg(test)]
+mod revocations_in_etcd;
+#[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]
 mod sockets;

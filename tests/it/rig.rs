@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
-use keyward::config::{self, Config, Endpoint, Scheme};
+use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
 use keyward::downstream::tls::{Current, ListenerTls};
 use keyward::gateway::caller::Identities;
@@ -20,6 +20,7 @@ use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
+use keyward::revocation::Upstream;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
@@ -30,6 +31,7 @@ use keyward::upstream::membership::{
     self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hints, MembersHandle, Membership,
     Readiness, Role,
 };
+use keyward::users::Users;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, watch};
@@ -74,11 +76,13 @@ pub(crate) struct Keyward {
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
+    passwords: Arc<Passwords>,
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<Published<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
     pages: Pages,
     tls: Vec<Option<Current>>,
+    channels: ControlChannels,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -110,13 +114,9 @@ impl Keyward {
         let addresses: Arc<[Address]> = members.iter().map(|member| member.address.clone()).collect();
         let known = members.iter().map(|member| Arc::new(published(member))).collect();
         let cluster = ClusterId(0xc1);
-        let membership = Membership {
-            cluster: Some(cluster),
-            leader: members.first().map(|member| member.address.id),
-            term: 2,
-            members: known,
-            ..Membership::unknown(Instant::now())
-        };
+        let leader = members.first().map(|member| member.address.id);
+        let begun = Membership::unknown(Instant::now());
+        let membership = Membership { cluster: Some(cluster), leader, term: 2, members: known, ..begun };
         let (hints, hinted) = Hints::channel();
         let (changes, changed) = Changes::channel();
         let handle = MembersHandle {
@@ -129,7 +129,7 @@ impl Keyward {
         let channels = channels_to(&addresses);
         let settings =
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
-        let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
+        let (credentials, control) = Credentials::new(settings, channels.clone()).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let sealer = Arc::new(Sealer::new(keyward::reload::session_keys(&config).expect("keys")));
         sealer.pin(&Realm::new(None, cluster));
@@ -138,6 +138,7 @@ impl Keyward {
         let (logins, control) =
             Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
         tasks.spawn("logins", control.run(tasks.clone())).detach();
+        let passwords = Arc::clone(&config.passwords);
         let (drain, draining) = watch::channel(None);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
@@ -163,11 +164,13 @@ impl Keyward {
             serving: Some(serving),
             metrics,
             logins,
+            passwords,
             sealer,
             identities,
             credentials,
             pages,
             tls,
+            channels,
             members: handle,
             tasks,
             drain,
@@ -200,10 +203,18 @@ impl Keyward {
         client.header("token", &token)
     }
 
+    /// Publishes another order of sources, or another users file, where they differ from those of the start.
+    pub(crate) fn publish_passwords(&self, sources: Option<PasswordSources>, users: Option<Users>) {
+        let mut passwords = Passwords::clone(&self.passwords);
+        passwords.sources = sources.unwrap_or(passwords.sources);
+        passwords.users = users.map_or(passwords.users, Arc::new);
+        self.logins.replace(Arc::new(passwords));
+    }
+
     /// Publishes the rules and the users of another configuration, with the files in `folder`.
     pub(crate) fn publish_rules(&self, folder: &Path, listener: &str, lines: &str) {
         let config = configuration(folder, listener, lines);
-        self.logins.replace_users(Arc::clone(&config.passwords.users));
+        self.logins.replace(Arc::clone(&config.passwords));
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages.clone());
         acted.expect("users that can be proved");
         self.identities.publish(Identities::of(&config, &self.credentials));
@@ -216,6 +227,15 @@ impl Keyward {
             if let (Some(current), Some(tls)) = (current, &listener.tls) {
                 current.publish(listener_tls(tls));
             }
+        }
+    }
+
+    /// How what runs beside the shards reaches the members.
+    pub(crate) fn upstream(&self) -> Upstream {
+        Upstream {
+            members: self.members.clone(),
+            channels: self.channels.clone(),
+            credentials: Arc::clone(&self.credentials),
         }
     }
 
