@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
-use crate::config::{Config, Identify};
+use crate::config::{Config, Identify, Listener};
 use crate::downstream::jwt::VerifiedJwts;
 use crate::downstream::session::{Namespace, OpenedSessions, Presented, Proof, Sealer, Session, SessionPeer};
 use crate::gateway::access_log::Record;
@@ -46,7 +46,17 @@ const VERIFIED: usize = 4096;
 pub struct Identities {
     issuers: Arc<[Verifier]>,
     mapping: Mapping,
+    ways: Vec<Ways>,
     credentials: Arc<Credentials>,
+}
+
+/// What clients of a listener may show, in the order in which it is looked at. It follows from the rules and issuers, too:
+/// those that are replaced take it along.
+#[derive(Debug)]
+struct Ways {
+    listener: Arc<str>,
+    ca: Option<Arc<str>>,
+    identify: Vec<Identify>,
 }
 
 impl Identities {
@@ -56,8 +66,18 @@ impl Identities {
         Self {
             issuers: Arc::clone(&config.issuers),
             mapping: Mapping::new(config.mapping.as_ref().clone()),
+            ways: config.listeners.iter().map(|listener| Ways::of(listener)).collect(),
             credentials: Arc::clone(credentials),
         }
+    }
+
+    /// What this client may show. As its listener was started where that is gone, or asks for other certificates since:
+    /// that waits for a restart, and what follows from it as well.
+    fn ways<'a>(&'a self, client: &'a Client) -> &'a [Identify] {
+        let listener = &client.listener;
+        let found = self.ways.iter().find(|ways| ways.listener == listener.name);
+        let same = found.filter(|ways| ways.ca.as_deref() == listener.client_ca().map(|ca| &*ca.name));
+        same.map_or(&listener.identify, |ways| &ways.identify)
     }
 
     /// As that user, without a password of the client's. None where Keyward has no credential for it.
@@ -93,6 +113,16 @@ impl Identities {
             (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
         };
         Standing { peer: peer.to_string().into(), rank, session: None, again: false }
+    }
+}
+
+impl Ways {
+    fn of(listener: &Listener) -> Self {
+        Self {
+            listener: Arc::clone(&listener.name),
+            ca: listener.client_ca().map(|ca| Arc::clone(&ca.name)),
+            identify: listener.identify.clone(),
+        }
     }
 }
 
@@ -208,7 +238,12 @@ impl Callers {
     ) -> Result<Rc<Caller>, Refusal> {
         let presented = Presented::in_headers(headers);
         client.remembered.borrow_mut().follow(&self.identities.load());
-        let standing = match (way(client, presented)?, presented) {
+        let (way, takes_default) = {
+            let remembered = client.remembered.borrow();
+            let ways = remembered.identities.ways(client);
+            (way(ways, client, presented)?, ways.contains(&Identify::Default))
+        };
+        let standing = match (way, presented) {
             (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token)?,
             (Identify::Jwt, Presented::Token(token)) => self.by_jwt(gateway, client, token)?,
             (Identify::Certificate, _) => self.by_certificate(client),
@@ -216,7 +251,7 @@ impl Callers {
                 let lent = method.and_then(|method| client.remembered.borrow().lent(method));
                 match lent {
                     Some(token) => self.by_token(gateway, client, token.expose())?,
-                    None if client.listener.identify.contains(&Identify::Default) => self.by_default(client),
+                    None if takes_default => self.by_default(client),
                     None => return Err(Refusal::USER_EMPTY),
                 }
             }
@@ -369,8 +404,7 @@ impl Callers {
 /// The way that decides: the first of the listener's that the request shows. A token is shown, whatever its kind: one of a
 /// kind that does not count here is a bad token, and bad ones never fall back. The default is also who shows nothing where
 /// that is not allowed: a login of its connection may still stand for it.
-fn way(client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
-    let ways = &client.listener.identify;
+fn way(ways: &[Identify], client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
     let shows_token = matches!(presented, Presented::Token(_));
     let first = ways.iter().copied().find(|way| match way {
         Identify::Token | Identify::Jwt => shows_token,
