@@ -75,7 +75,7 @@ pub(crate) struct Keyward {
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<ArcSwap<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
-    pages: Pages,
+    pub(crate) pages: Pages,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -247,9 +247,11 @@ pub(crate) async fn log_in_with(client: &Client, user: &str, password: &str) -> 
 
 fn configuration(folder: &Path, listener: &str, lines: &str) -> Config {
     let path = folder.join("keyward.toml");
+    // Only where users have certificates it matters what is said of the endpoints: members are reached by script.
+    let endpoints =
+        if lines.starts_with("endpoints") { "" } else { "endpoints = [\"http://127.0.0.1:1\"]\n" };
     let text = format!(
-        "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n{listener}\
-         [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\n{lines}"
+        "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n{listener}[cluster]\n{endpoints}{lines}"
     );
     std::fs::write(&path, text).expect("written");
     config::load(&path).unwrap_or_else(|faults| panic!("{faults:?}")).0
