@@ -95,6 +95,14 @@ pub struct Listener {
     pub proxy_protocol_from: Vec<Network>,
 }
 
+impl Listener {
+    /// Who vouches for its clients, where they are asked for a certificate.
+    #[must_use]
+    pub fn client_ca(&self) -> Option<&ClientCa> {
+        self.tls.as_ref()?.clients.ca()
+    }
+}
+
 /// A way to say who one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identify {

@@ -178,6 +178,11 @@ impl Part {
             };
             told("[[map]], [mapping], default_user", same(&before.mapping, &now.mapping));
             told("[[jwt]]", same(&before.issuers, &now.issuers));
+            let ways = |config: &Config| {
+                let of_one = |listener: &Arc<Listener>| (listener.name.clone(), listener.identify.clone());
+                config.listeners.iter().map(of_one).collect::<Vec<_>>()
+            };
+            told("what listeners identify by", ways(before) == ways(now));
             told("[[user]], [mint], [sign_jwt]", same(&before.users, &now.users));
             // Towards members as they are spoken to until the next start.
             let acting = credentials.acting_for(&now.users, &cluster, pages.clone());
@@ -248,7 +253,7 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
                 listener.name.clone(),
                 listener.address.clone(),
                 listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
-                (listener.identify.clone(), listener.lend_login_identity, listener.on_expiry),
+                (listener.lend_login_identity, listener.on_expiry),
                 listener.proxy_protocol_from.clone(),
             )
         };

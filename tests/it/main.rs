@@ -26,6 +26,8 @@ mod cancel_bursts;
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod crowded;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod entries;

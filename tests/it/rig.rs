@@ -80,7 +80,7 @@ pub(crate) struct Keyward {
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<Published<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
-    pages: Pages,
+    pub(crate) pages: Pages,
     tls: Vec<Option<Current>>,
     channels: ControlChannels,
     pub(crate) members: MembersHandle,
@@ -280,9 +280,11 @@ pub(crate) async fn log_in_with(client: &Client, user: &str, password: &str) -> 
 
 fn configuration(folder: &Path, listener: &str, lines: &str) -> Config {
     let path = folder.join("keyward.toml");
+    // Only where users have certificates it matters what is said of the endpoints: members are reached by script.
+    let endpoints =
+        if lines.starts_with("endpoints") { "" } else { "endpoints = [\"http://127.0.0.1:1\"]\n" };
     let text = format!(
-        "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n{listener}\
-         [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\n{lines}"
+        "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n{listener}[cluster]\n{endpoints}{lines}"
     );
     std::fs::write(&path, text).expect("written");
     config::load(&path).unwrap_or_else(|faults| panic!("{faults:?}")).0
