@@ -238,6 +238,10 @@ impl Callers {
                     session => Rc::new(Caller { session, ..Caller::clone(&self.nobody) }),
                 }
             }
+            // Whether there are users at all nobody has told yet: a refusal would be for good.
+            Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Unknown => {
+                return Err(Refusal::NOTHING_SENT);
+            }
             Rank::Unproved => return Err(Refusal::INVALID_AUTH_TOKEN),
             Rank::Unknown | Rank::Denied => {
                 gateway.metrics.peers_refused.inc();

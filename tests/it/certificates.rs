@@ -143,6 +143,23 @@ fn where_auth_is_off_there_are_no_users_and_only_deny_counts() {
     });
 }
 
+/// etcd is down and Keyward has just started: what would be for good to a client is not said before it is known.
+#[test]
+fn whether_a_peer_is_nobody_is_not_said_before_it_is_known_that_there_are_users() {
+    paused(async {
+        let deny = "[[map]]\npeer = \"cert:staff:CN=mallory\"\ndeny = true\n";
+        let door = Door::with(Auth::Unknown, "", &format!("{deny}{WEB}"));
+        let (alice, mallory) = (door.of("alice").await, door.of("mallory").await);
+        door.refuses(&alice, Code::Unavailable, "there is no connection available").await;
+        assert_eq!(door.keyward.metrics.peers_refused.get(), 0);
+        door.refuses(&mallory, Code::PermissionDenied, DENIED).await;
+        door.keyward.members.auth.set(Auth::Off);
+        assert_eq!(door.token_of(&alice).await, None);
+        door.keyward.members.auth.set(Auth::On);
+        door.refuses(&alice, Code::PermissionDenied, DENIED).await;
+    });
+}
+
 #[test]
 fn a_common_name_does_not_make_root() {
     paused(async {
