@@ -19,6 +19,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::config::Identify;
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
@@ -133,6 +134,10 @@ async fn known(
         "/grpc.health.v1.Health/Check" => return health::check(gateway, body).await,
         "/grpc.health.v1.Health/Watch" => return health::watch(gateway, body).await,
         "/etcdserverpb.Auth/Authenticate" => {
+            // What it would give counts for nothing here: nobody's password is looked at.
+            if !client.listener.identify.contains(&Identify::Token) {
+                return Err(Refusal::AUTH_NOT_ENABLED);
+            }
             return login::authenticate(gateway, client, method, body, deadline, record).await;
         }
         _ => {}

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
@@ -171,6 +172,47 @@ fn the_first_rule_about_certificates_counts_as_soon_as_it_is_published() {
     });
 }
 
+/// etcd is down and Keyward has just started: what would be for good to a client is not said before it is known.
+#[test]
+fn whether_a_peer_is_nobody_is_not_said_before_it_is_known_that_there_are_users() {
+    paused(async {
+        let deny = "[[map]]\npeer = \"cert:staff:CN=mallory\"\ndeny = true\n";
+        let door = Door::with(Auth::Unknown, "", &format!("{deny}{WEB}"));
+        let (alice, mallory) = (door.of("alice").await, door.of("mallory").await);
+        door.refuses(&alice, Code::Unavailable, "there is no connection available").await;
+        assert_eq!(door.keyward.metrics.peers_refused.get(), 0);
+        door.refuses(&mallory, Code::PermissionDenied, DENIED).await;
+        door.keyward.members.auth.set(Auth::Off);
+        assert_eq!(door.token_of(&alice).await, None);
+        door.keyward.members.auth.set(Auth::On);
+        door.refuses(&alice, Code::PermissionDenied, DENIED).await;
+    });
+}
+
+/// Its sessions would count for nothing there, and be good at another listener: so there are none, and nothing to guess.
+#[test]
+fn where_tokens_do_not_count_nobody_logs_in_and_no_password_is_looked_at() {
+    paused(async {
+        for ways in ["[\"certificate\"]", "[\"certificate\", \"default\"]"] {
+            let door = Door::new(&format!("identify = {ways}\n"), WEB);
+            let client = door.of("web-1").await;
+            for password in ["right", "wrong"] {
+                let login = AuthenticateRequest { name: "alice".into(), password: password.into() };
+                let Outcome { end, .. } =
+                    client.call("/etcdserverpb.Auth/Authenticate", login.encode_to_vec()).await;
+                let told = (Code::FailedPrecondition, "etcdserver: authentication is not enabled");
+                assert_eq!(end.told(), told, "{ways} {password}");
+            }
+            assert_eq!(door.member.logins(), 0, "{ways}");
+            assert_eq!(
+                door.token_of(&client).await.as_deref(),
+                Some("app.1"),
+                "who goes on without is served"
+            );
+        }
+    });
+}
+
 #[test]
 fn a_common_name_does_not_make_root() {
     paused(async {
@@ -298,7 +340,6 @@ fn the_order_of_ways_is_the_listeners() {
         door.refuses(&nothing, Code::InvalidArgument, "etcdserver: user name is empty").await;
 
         let door = Door::new("identify = [\"certificate\", \"default\"]\ndefault_user = \"bob\"\n", SAME);
-        let session = door.keyward_session("app").await;
         let token = door.client(None).await.header("token", &session);
         door.refuses(&token, Code::Unauthenticated, INVALID_TOKEN).await;
 

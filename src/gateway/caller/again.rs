@@ -145,6 +145,10 @@ pub(super) fn decided(gateway: &Gateway, standing: Standing) -> Result<Rc<Caller
         Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Off => {
             Ok(Rc::new(Caller::new(As::Nobody, None, standing.grounds)))
         }
+        // Whether there are users at all nobody has told yet: a refusal would be for good.
+        Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Unknown => {
+            Err(Refusal::NOTHING_SENT)
+        }
         Rank::Unproved => Err(Refusal::INVALID_AUTH_TOKEN),
         Rank::Unknown | Rank::Denied => Err(Refusal::PERMISSION_DENIED),
     }
