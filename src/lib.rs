@@ -2,11 +2,12 @@
 //!
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
 //! `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream` · `policy` · `config` · `rpc` ·
-//! `refusal`, `jwt` ·
+//! `refusal`, `jwt`, `authority` ·
 //! `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod admin;
 pub mod app;
+pub mod authority;
 pub mod config;
 pub mod downstream;
 pub mod gateway;

@@ -19,7 +19,7 @@ const FLOORS: &[(u8, &[&str])] = &[
     (4, &["policy", "route"]),
     (3, &["config"]),
     (2, &["rpc"]),
-    (1, &["refusal", "shard", "jwt", "users"]),
+    (1, &["refusal", "shard", "jwt", "users", "authority"]),
     (0, &["pb", "pem", "identity", "published", "secret", "tasks", "telemetry", "io"]),
 ];
 

@@ -11,13 +11,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::config::{self, Config};
 use crate::downstream::certificate::ClientCertificate;
-use crate::downstream::connection::{self, Admitted, Bounds};
+use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Introduced};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::downstream::tls::Current;
@@ -194,11 +193,15 @@ impl Serving {
         keep: impl Sized + 'static,
     ) {
         let Some(listener) = self.listeners.get(listener) else { return };
-        let origin = Rc::new(Origin { listener: Arc::clone(&listener.config.name), remote });
         let (gateway, config) = (Rc::clone(&self.gateway), Arc::clone(&listener.config));
+        let proxied = remote.is_some_and(|remote| config.believes(remote.ip()));
         let age = self.age;
-        let admit = move |leaf: Option<&CertificateDer<'static>>| {
+        let tls = listener.tls.clone();
+        let admit = move |introduced: Introduced<'_>| {
+            let remote = introduced.source.or(remote);
+            let origin = Rc::new(Origin { listener: Arc::clone(&config.name), remote });
             let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
+            let leaf = introduced.certificate;
             let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;
             let expires = shown.as_ref().map(|shown| shown.expires);
             let until = expires.and_then(|expires| cut_at(&config, expires, SystemTime::now()));
@@ -212,12 +215,11 @@ impl Serving {
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
             Ok(Admitted { answer, until, old_at, expires, dismiss })
         };
-        let tls = listener.tls.clone();
-        let drain = self.drain.clone();
+        let (beginning, drain) = (Beginning { proxied, tls }, self.drain.clone());
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
-            if let Err(error) = connection::serve(stream, tls, bounds, &tasks, drain, admit).await {
+            if let Err(error) = connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
                 metrics.handshakes_failed.inc();
                 tracing::debug!(%error, ?remote, "no connection");
             }

@@ -1,9 +1,9 @@
-//! One client connection: TLS, HTTP/2, and its end.
+//! One client connection: who is behind it, TLS, HTTP/2, and its end.
 //!
-//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Below, `ends` knows when that comes. Must
-//! not know what is served, nor who is let in. Invariants (rules 16, 37, 39, 40, 45): a peer that does not speak within the limit is gone; a burst of
-//! cancelled streams does not end the connection; a connection that drains, or whose welcome is over, sends GOAWAY,
-//! finishes what is open, and has a hard limit.
+//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Below, `ends` knows when that comes.
+//! Must not know what is served, nor who is let in. Invariants (rules 16, 37, 39, 40, 45): a peer that does not speak
+//! within the limit is gone; a burst of cancelled streams does not end the connection; a connection that drains, or whose
+//! welcome is over, sends GOAWAY, finishes what is open, and has a hard limit.
 
 mod ends;
 
@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::downstream::certificate::Unreadable;
+use crate::downstream::proxied::{self, NotSaid, Source};
 use crate::downstream::tls::Current;
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
@@ -54,8 +56,24 @@ pub struct Bounds {
     pub streams: u32,
     /// Bytes of a header list.
     pub header_size: u32,
-    /// Time for TLS and the HTTP/2 preface.
+    /// Time for all that comes before the first request: a balancer's header, TLS, the HTTP/2 preface.
     pub handshake: Duration,
+}
+
+/// What a connection begins with.
+pub struct Beginning {
+    /// A balancer's header, which says who the client is.
+    pub proxied: bool,
+    /// TLS.
+    pub tls: Option<Current>,
+}
+
+/// Who is at the other end, as far as the connection has told before its first request.
+pub struct Introduced<'a> {
+    /// The client's address, where a balancer has told it; else it is the socket's.
+    pub source: Option<SocketAddr>,
+    /// The certificate that the client has shown, which was verified.
+    pub certificate: Option<&'a CertificateDer<'static>>,
 }
 
 /// A client that was let in.
@@ -78,6 +96,9 @@ pub enum HandshakeError {
     /// The client took longer than allowed.
     #[error("no handshake within the limit")]
     TimedOut,
+    /// A balancer did not say who the client is.
+    #[error("a trusted balancer's connection: {0}")]
+    NotSaid(#[from] NotSaid),
     /// TLS failed.
     #[error("the TLS handshake failed: {0}")]
     Tls(#[from] io::Error),
@@ -87,17 +108,17 @@ pub enum HandshakeError {
 }
 
 /// Serves one connection until it ends, or is drained: then it has until the instant that `drain` tells. `admit` is
-/// shown the certificate that the client has shown, which was verified.
+/// told who is there.
 ///
 /// # Errors
 /// The handshake failed. Whatever goes wrong later is the client's to see, and nobody's error.
 pub async fn serve<A, F, B>(
     stream: Stream,
-    tls: Option<Current>,
+    beginning: Beginning,
     bounds: Bounds,
     tasks: &Tasks,
     mut drain: watch::Receiver<Option<Instant>>,
-    admit: impl FnOnce(Option<&CertificateDer<'static>>) -> Result<Admitted<A>, Unreadable>,
+    admit: impl FnOnce(Introduced) -> Result<Admitted<A>, Unreadable>,
 ) -> Result<(), HandshakeError>
 where
     A: Fn(Request<Incoming>) -> F + 'static,
@@ -105,18 +126,15 @@ where
     B: Body<Data = Bytes, Error = Infallible> + 'static,
 {
     let began = Instant::now();
-    let (stream, mut shown) = match tls {
-        None => (stream, None),
-        Some(tls) => tokio::select! {
-            accepted = timeout(bounds.handshake, handshake(stream, tls)) => {
-                accepted.map_err(|_| HandshakeError::TimedOut)??
-            }
-            // Whoever has not introduced itself has nothing to finish.
-            _ = drain.wait_for(Option::is_some) => return Ok(()),
-        },
+    let introduced = tokio::select! {
+        biased; // a client that need not introduce itself is let in, and then drained; what is lost otherwise is nobody's
+        introduced = timeout(bounds.handshake, introduce(stream, beginning)) => introduced,
+        // Whoever has not introduced itself has nothing to finish.
+        _ = drain.wait_for(Option::is_some) => return Ok(()),
     };
-    let leaf = shown.as_ref().and_then(Shown::leaf);
-    let Admitted { answer, until, old_at, expires, dismiss } = admit(leaf)?;
+    let (stream, source, mut shown) = introduced.map_err(|_| HandshakeError::TimedOut)??;
+    let certificate = shown.as_ref().and_then(Shown::leaf);
+    let Admitted { answer, until, old_at, expires, dismiss } = admit(Introduced { source, certificate })?;
     if let Some(shown) = &mut shown {
         shown.expires(expires);
     }
@@ -148,6 +166,23 @@ where
             },
         }
     }
+}
+
+/// What comes before HTTP/2, in this order.
+async fn introduce(
+    mut stream: Stream,
+    beginning: Beginning,
+) -> Result<(Stream, Option<SocketAddr>, Option<Shown>), HandshakeError> {
+    let mut source = None;
+    if beginning.proxied {
+        source = match proxied::source(&mut stream).await? {
+            Source::Client(address) => Some(address),
+            Source::Balancer => None,
+        };
+    }
+    let Some(tls) = beginning.tls else { return Ok((stream, source, None)) };
+    let (stream, shown) = handshake(stream, tls).await?;
+    Ok((stream, source, shown))
 }
 
 /// TLS, and what the client has shown, where it was asked.

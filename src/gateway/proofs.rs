@@ -13,6 +13,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::config::Passwords;
 use crate::downstream::session::{Session, SessionId};
 use crate::gateway::Gateway;
 use crate::gateway::exchange::PATIENCE;
@@ -20,7 +21,6 @@ use crate::gateway::live::Life;
 use crate::gateway::login::sources::{Denied, Proved};
 use crate::refusal::Refusal;
 use crate::upstream::membership::Auth;
-use crate::users::Users;
 
 /// How often it is looked whether something has changed.
 const LOOK: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ const AT_A_TIME: usize = 16;
 pub struct Against {
     /// etcd's auth revision; 0 where it was not known.
     revision: u64,
-    users: Arc<Users>,
+    passwords: Arc<Passwords>,
     at: Instant,
 }
 
@@ -43,13 +43,13 @@ impl Against {
     #[must_use]
     pub fn now(gateway: &Gateway) -> Self {
         let logins = &gateway.logins;
-        Self { revision: logins.moves().settled(), users: logins.users(), at: Instant::now() }
+        Self { revision: logins.moves().settled(), passwords: logins.passwords(), at: Instant::now() }
     }
 
     /// Whether that is past: `revision` is what members show now.
-    fn is_past(&self, revision: Option<u64>, users: &Arc<Users>) -> bool {
+    fn is_past(&self, revision: Option<u64>, passwords: &Arc<Passwords>) -> bool {
         let changed = revision.map_or(self.at.elapsed() >= UNSEEN, |revision| revision != self.revision);
-        changed || !Arc::ptr_eq(&self.users, users)
+        changed || !Arc::ptr_eq(&self.passwords, passwords)
     }
 }
 
@@ -75,10 +75,11 @@ pub async fn follow(gateway: Rc<Gateway>) {
 
 /// Proves each session once that one of these lives by and that is due.
 async fn prove(gateway: &Gateway, lives: Vec<Rc<Life>>, revision: Option<u64>) {
-    let users = gateway.logins.users();
+    let passwords = gateway.logins.passwords();
     let mut due: HashMap<SessionId, (Rc<Session>, Vec<Rc<Life>>)> = HashMap::new();
     for life in lives {
-        let is_due = life.against.borrow().as_ref().is_some_and(|against| against.is_past(revision, &users));
+        let is_due =
+            life.against.borrow().as_ref().is_some_and(|against| against.is_past(revision, &passwords));
         if let Some(session) = life.caller.session().filter(|_| is_due) {
             due.entry(session.id).or_insert_with(|| (Rc::clone(session), Vec::new())).1.push(life);
         }

@@ -55,6 +55,7 @@ pub use signed::SignedIdentity;
 
 use identity::LoginRequest;
 use keep_alive::Lifetimes;
+use mint::Held;
 
 /// Requests that the control runtime has not taken up yet. It takes them up at once and queues per member, so this
 /// fills only when that runtime is stuck; callers are then told [`LoginFailure::Busy`].
@@ -231,6 +232,7 @@ pub struct Credentials {
     known: Mutex<Known>,
     fingerprint_key: Secret<[u8; 32]>,
     acting: ArcSwap<Acting>,
+    held: Held,
     questions: mpsc::Sender<Arc<signed::Signer>>,
     shared: Arc<Shared>,
 }
@@ -319,6 +321,7 @@ impl Credentials {
             known: Mutex::default(),
             fingerprint_key: Secret::new(key),
             acting: ArcSwap::from_pointee(Acting::nobody()),
+            held: Held::default(),
             questions,
             shared: Arc::new(Shared {
                 lifetimes: Lifetimes::new(settings.token_ttl),

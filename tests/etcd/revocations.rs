@@ -74,7 +74,7 @@ async fn command(keyward: &Keyward, arguments: &[&str]) -> (Option<i32>, String)
 }
 
 /// Asks until it is done, as an operator does who is told that etcd did not answer in time: on a busy machine it may not.
-async fn done(keyward: &Keyward, arguments: &[&str]) {
+pub(crate) async fn done(keyward: &Keyward, arguments: &[&str]) {
     let ask = async || {
         let (code, said) = command(keyward, arguments).await;
         if code != Some(0) {

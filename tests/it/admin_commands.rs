@@ -14,7 +14,7 @@ use keyward::admin::socket::{self, Answer, Command, Desk};
 use keyward::config::{Keep, Revocation};
 use keyward::downstream::session::Entry;
 use keyward::identity::UserName;
-use keyward::revocation::{Register, Upstream};
+use keyward::revocation::Register;
 use keyward::tasks::Tasks;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
@@ -34,14 +34,9 @@ impl Office {
         let folder = tempfile::tempdir().expect("a folder");
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::with_auth(&[&member]);
-        let upstream = Upstream {
-            members: keyward.members.clone(),
-            channels: keyward.channels.clone(),
-            credentials: Arc::clone(&keyward.credentials),
-        };
         let settings = Revocation { keep: Keep::Memory, max_age: Duration::from_secs(60) };
-        let (register, keeper) =
-            Register::open(&settings, upstream, Arc::clone(&keyward.sealer)).expect("nothing to read");
+        let (register, keeper) = Register::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
+            .expect("nothing to read");
         keyward.tasks.spawn("revocations", keeper.run()).detach();
         let path = folder.path().join("admin.sock");
         let bound = socket::bind(&path).expect("bound");
@@ -163,7 +158,7 @@ fn a_line_without_an_end_is_refused_and_its_rest_is_no_command() {
 fn a_peer_that_leaves_in_the_middle_harms_nobody() {
     real(async {
         let office = Office::new();
-        for part in ["", "{\"block\":", "{\"block\":{\"user\":\"alice\"}"] {
+        for part in ["", "{\"block\":", "{\"block\":{\"user\":\"alice\"}}"] {
             let mut visitor = office.visit().await;
             visitor.says(part.as_bytes()).await.expect("taken");
         }

@@ -28,6 +28,8 @@ mod cancel_bursts;
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod crowded;
+#[cfg(test)]
 mod drain;
 #[cfg(test)]
 mod entries;
@@ -54,11 +56,15 @@ mod pinned;
 #[cfg(test)]
 mod proofs;
 #[cfg(test)]
+mod proxied;
+#[cfg(test)]
 mod re_decisions;
 #[cfg(test)]
 mod replays;
 #[cfg(test)]
 mod revocations;
+#[cfg(test)]
+mod revocations_in_etcd;
 #[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]

@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
-use keyward::config::{self, Config, Endpoint, Scheme};
+use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
 use keyward::downstream::tls::{Current, ListenerTls};
 use keyward::gateway::caller::Identities;
@@ -20,6 +20,7 @@ use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
+use keyward::revocation::Upstream;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
@@ -30,6 +31,7 @@ use keyward::upstream::membership::{
     self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hints, MembersHandle, Membership,
     Readiness, Role,
 };
+use keyward::users::Users;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, watch};
@@ -74,12 +76,13 @@ pub(crate) struct Keyward {
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
+    passwords: Arc<Passwords>,
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<Published<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
-    pub(crate) channels: ControlChannels,
-    pages: Pages,
+    pub(crate) pages: Pages,
     tls: Vec<Option<Current>>,
+    channels: ControlChannels,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -111,13 +114,9 @@ impl Keyward {
         let addresses: Arc<[Address]> = members.iter().map(|member| member.address.clone()).collect();
         let known = members.iter().map(|member| Arc::new(published(member))).collect();
         let cluster = ClusterId(0xc1);
-        let membership = Membership {
-            cluster: Some(cluster),
-            leader: members.first().map(|member| member.address.id),
-            term: 2,
-            members: known,
-            ..Membership::unknown(Instant::now())
-        };
+        let leader = members.first().map(|member| member.address.id);
+        let begun = Membership::unknown(Instant::now());
+        let membership = Membership { cluster: Some(cluster), leader, term: 2, members: known, ..begun };
         let (hints, hinted) = Hints::channel();
         let (changes, changed) = Changes::channel();
         let handle = MembersHandle {
@@ -127,7 +126,7 @@ impl Keyward {
             auth: Arc::new(AuthState::default()),
         };
         handle.auth.set(auth);
-        let channels = channels(&addresses);
+        let channels = channels_to(&addresses);
         let settings =
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
         let (credentials, control) = Credentials::new(settings, channels.clone()).expect("random bytes");
@@ -136,17 +135,14 @@ impl Keyward {
         sealer.pin(&Realm::new(None, cluster));
         let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
         let metrics = Arc::new(Metrics::new(paths.collect()));
+        let passwords = Arc::clone(&config.passwords);
+        let (drain, draining) = watch::channel(None);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
-        let (logins, control) = Logins::new(
-            &config.passwords,
-            Arc::clone(&credentials),
-            handle.clone(),
-            pages.clone(),
-            Arc::clone(&metrics),
-        );
+        let shared = (Arc::clone(&credentials), handle.clone());
+        let (logins, control) =
+            Logins::new(&config.passwords, shared.0, shared.1, pages.clone(), Arc::clone(&metrics));
         tasks.spawn("logins", control.run(tasks.clone())).detach();
-        let (drain, draining) = watch::channel(None);
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
@@ -169,12 +165,13 @@ impl Keyward {
             serving: Some(serving),
             metrics,
             logins,
+            passwords,
             sealer,
             identities,
             credentials,
-            channels,
             pages,
             tls,
+            channels,
             members: handle,
             tasks,
             drain,
@@ -207,10 +204,18 @@ impl Keyward {
         client.header("token", &token)
     }
 
+    /// Publishes another order of sources, or another users file, where they differ from those of the start.
+    pub(crate) fn publish_passwords(&self, sources: Option<PasswordSources>, users: Option<Users>) {
+        let mut passwords = Passwords::clone(&self.passwords);
+        passwords.sources = sources.unwrap_or(passwords.sources);
+        passwords.users = users.map_or(passwords.users, Arc::new);
+        self.logins.replace(Arc::new(passwords));
+    }
+
     /// Publishes the rules and the users of another configuration, with the files in `folder`.
     pub(crate) fn publish_rules(&self, folder: &Path, listener: &str, lines: &str) {
         let config = configuration(folder, listener, lines);
-        self.logins.replace_users(Arc::clone(&config.passwords.users));
+        self.logins.replace(Arc::clone(&config.passwords));
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages.clone());
         acted.expect("users that can be proved");
         self.identities.publish(Identities::of(&config, &self.credentials));
@@ -223,6 +228,15 @@ impl Keyward {
             if let (Some(current), Some(tls)) = (current, &listener.tls) {
                 current.publish(listener_tls(tls));
             }
+        }
+    }
+
+    /// How what runs beside the shards reaches the members.
+    pub(crate) fn upstream(&self) -> Upstream {
+        Upstream {
+            members: self.members.clone(),
+            channels: self.channels.clone(),
+            credentials: Arc::clone(&self.credentials),
         }
     }
 
@@ -267,9 +281,11 @@ pub(crate) async fn log_in_with(client: &Client, user: &str, password: &str) -> 
 
 fn configuration(folder: &Path, listener: &str, lines: &str) -> Config {
     let path = folder.join("keyward.toml");
+    // Only where users have certificates it matters what is said of the endpoints: members are reached by script.
+    let endpoints =
+        if lines.starts_with("endpoints") { "" } else { "endpoints = [\"http://127.0.0.1:1\"]\n" };
     let text = format!(
-        "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n{listener}\
-         [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\n{lines}"
+        "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n{listener}[cluster]\n{endpoints}{lines}"
     );
     std::fs::write(&path, text).expect("written");
     config::load(&path).unwrap_or_else(|faults| panic!("{faults:?}")).0
@@ -303,13 +319,6 @@ fn dial(addresses: Arc<[Address]>) -> Dial {
     })
 }
 
-fn channels(addresses: &[Address]) -> ControlChannels {
-    let channels = ControlChannels::default();
-    let each = addresses.iter().map(|address| (address.id, channel(address.clone())));
-    channels.store(Arc::new(each.collect()));
-    channels
-}
-
 fn channel(address: Address) -> tonic::transport::Channel {
     let dial = tower::service_fn(move |_| std::future::ready(address.dial().map(TokioIo::new)));
     tonic::transport::Endpoint::from_static("http://member.test").connect_with_connector_lazy(dial)
@@ -325,4 +334,11 @@ pub(crate) fn one_member() -> (Rc<Member>, Keyward) {
     let member = Rc::new(Member::new(1, &Tasks::default()));
     let keyward = Keyward::before(&[&member]);
     (member, keyward)
+}
+
+fn channels_to(addresses: &[Address]) -> ControlChannels {
+    let channels = ControlChannels::default();
+    channels
+        .store(Arc::new(addresses.iter().map(|address| (address.id, channel(address.clone()))).collect()));
+    channels
 }
