@@ -1,13 +1,17 @@
-//! Authenticate, which we answer ourselves. Below: `desk` deals with logins, `sources` knows who is asked in which order,
-//! `file` is one of them, `limits` counts wrong passwords.
+//! Authenticate, which we answer ourselves. Below: `desk` deals with logins, `flights` has those under way, `sources` knows
+//! who is asked in which order, `file` is one of them, `limits` counts wrong passwords, `refused` remembers them, `beat`
+//! says when one is told.
 //!
 //! Owns: turning a proved password into a sealed session. Must not know how a password is proved. Invariants: an Authenticate is never forwarded as it is; a login always gets a token, also with auth
 //! off upstream (a Go client that is told "not enabled" never authenticates again), but such a session proves
 //! nothing (rules 11); neither name, password nor token reaches a log, but the session's id.
 
+mod beat;
 pub mod desk;
 mod file;
+mod flights;
 pub mod limits;
+mod refused;
 pub mod sources;
 
 use std::rc::Rc;
@@ -53,24 +57,19 @@ pub async fn authenticate(
     // As of now: what is revoked while the password is looked at ends this login too.
     let generation = match gateway.sealer.admit(peer.user()) {
         Err(Inadmissible::NotKnown) => return Err(Refusal::NOTHING_SENT),
-        // Refused below, in the time that a right password takes.
-        Err(Inadmissible::Blocked) => 0,
-        Ok(generation) => generation,
+        Err(Inadmissible::Blocked) => None,
+        Ok(generation) => Some(generation),
     };
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
-    let from = client.origin.remote.map(|remote| remote.ip());
-    let proved = match timeout_at(until, gateway.logins.check(peer.user(), &password, from)).await {
-        Ok(proved) => proved.map_err(refusal)?,
+    let proving = prove(gateway, client, peer.user(), &password, generation);
+    let (proved, generation) = match timeout_at(until, proving).await {
+        Ok(looked_at) => looked_at.map_err(refusal)?,
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
-    if let Err(why) = gateway.sealer.admit(peer.user()) {
-        tracing::info!(user = ?peer.user(), %why, "login refused");
-        return Err(match why {
-            Inadmissible::Blocked => Refusal::AUTH_FAILED,
-            Inadmissible::NotKnown => Refusal::NOTHING_SENT,
-        });
+    if gateway.sealer.admit(peer.user()).is_err() {
+        return Err(Refusal::NOTHING_SENT);
     }
     let (peer, proof) = evidence(peer, proved);
     record.peer = Some(peer.to_string().into());
@@ -89,6 +88,25 @@ pub async fn authenticate(
     let answer =
         AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
     Ok(Served::Ours(frame::encode(&answer.encode_to_vec())))
+}
+
+/// What the password proves, and the generation of which that is true. None begins with one who is blocked.
+async fn prove(
+    gateway: &Gateway,
+    client: &Client,
+    user: &UserName,
+    password: &Secret<String>,
+    generation: Option<u64>,
+) -> Result<(Proved, u64), Denied> {
+    let from = client.origin.remote.map(|remote| remote.ip());
+    if let Some(generation) = generation {
+        let proved = gateway.logins.check(user, password, from).await?;
+        if gateway.sealer.admit(user) != Err(Inadmissible::Blocked) {
+            return Ok((proved, generation));
+        }
+    }
+    tracing::info!(?user, "login of a user who is blocked");
+    Err(gateway.logins.refuse(user, password, from).await)
 }
 
 /// Who a session speaks for, and by what right. The password is carried only where etcd is to be shown it.

@@ -264,7 +264,7 @@ fn note_auth_change(gateway: &Gateway, method: &Method, message: &Bytes) {
         _ => None,
     };
     if let Some(name) = named {
-        gateway.door.credentials.forget_user(&UserName::from(name));
+        gateway.logins.forget_user(&UserName::from(name));
     }
 }
 

@@ -358,6 +358,12 @@ impl Credentials {
         self.remembered(fingerprint).or_else(|| lock(&self.known).find(fingerprint))
     }
 
+    /// Whether etcd accepted this user with this password, as far as that can be told without asking.
+    #[must_use]
+    pub fn knows(&self, fingerprint: Fingerprint) -> bool {
+        self.remembered(fingerprint).is_some_and(|identity| identity.is_proved())
+    }
+
     fn remembered(&self, fingerprint: Fingerprint) -> Option<Arc<PasswordIdentity>> {
         self.proved.get(&fingerprint).or_else(|| self.unproved.get(&fingerprint))
     }

@@ -1,6 +1,6 @@
-//! The users file at work: passwords compared off the shards, and remembered.
+//! The users file at work: passwords compared off the shards, and remembered if they were right.
 //!
-//! Owns: the file as it is now, how many comparisons are made at once, what they said. Must not know: where the file
+//! Owns: the file as it is now, how many comparisons are made at once, what they accepted. Must not know: where the file
 //! lies, what else could check a password.
 //! Invariants: what is remembered counts for the line that it was compared with and no other, so that a reload costs
 //! those whose line changed a comparison, and nobody else anything; a comparison runs to its end whoever leaves.
@@ -20,42 +20,29 @@ use crate::users::{LineMark, Users};
 /// Comparisons at a time: each takes a core for some 30 ms, and up to 64 MiB.
 const AT_A_TIME: usize = 2;
 const ACCEPTED: u64 = 10_000;
-const REFUSED: u64 = 1_000;
 
 /// The users file of this process.
 pub(super) struct UsersFile {
     users: Arc<ArcSwap<Users>>,
     accepted: Cache<Fingerprint, LineMark>,
-    /// With the line that refused it; none where there was no line.
-    refused: Cache<Fingerprint, Option<LineMark>>,
     turns: Arc<Semaphore>,
 }
 
 impl UsersFile {
     pub(super) fn new(users: Arc<ArcSwap<Users>>) -> Self {
-        Self {
-            users,
-            accepted: cache(ACCEPTED),
-            refused: cache(REFUSED),
-            turns: Arc::new(Semaphore::new(AT_A_TIME)),
-        }
+        let accepted = Cache::builder().max_capacity(ACCEPTED).eviction_policy(EvictionPolicy::lru()).build();
+        Self { users, accepted, turns: Arc::new(Semaphore::new(AT_A_TIME)) }
     }
 
-    /// Whether the file has this user.
-    pub(super) fn knows(&self, user: &UserName) -> bool {
-        self.users.load().line(user).is_some()
+    /// The user's line, if the file has this user.
+    pub(super) fn line(&self, user: &UserName) -> Option<LineMark> {
+        self.users.load().line(user)
     }
 
-    /// What is known of this password already.
-    pub(super) fn recall(&self, login: &Login) -> Option<Result<LineMark, Denied>> {
-        let line = self.users.load().line(&login.user);
-        if let (Some(line), Some(accepted)) = (line, self.accepted.get(&login.fingerprint))
-            && line == accepted
-        {
-            return Some(Ok(line));
-        }
-        let refused = self.refused.get(&login.fingerprint).is_some_and(|refused| refused == line);
-        refused.then_some(Err(Denied::WrongPassword))
+    /// The user's line, if it accepted this password already.
+    pub(super) fn recall(&self, login: &Login) -> Option<LineMark> {
+        let line = self.line(&login.user)?;
+        (self.accepted.get(&login.fingerprint)? == line).then_some(line)
     }
 
     /// Compares it.
@@ -75,15 +62,8 @@ impl UsersFile {
                 self.accepted.insert(login.fingerprint, line);
                 Ok(line)
             }
-            (Ok(_), line) => {
-                self.refused.insert(login.fingerprint, line);
-                Err(Denied::WrongPassword)
-            }
+            (Ok(_), _) => Err(Denied::WrongPassword),
             (Err(_panicked), _) => Err(Denied::Untold),
         }
     }
-}
-
-fn cache<V: Clone + Send + Sync + 'static>(limit: u64) -> Cache<Fingerprint, V> {
-    Cache::builder().max_capacity(limit).eviction_policy(EvictionPolicy::lru()).build()
 }
