@@ -222,7 +222,7 @@ impl Callers {
             }
         };
         let standing = match &standing.session {
-            Some(session) if standing.again && gateway.door.members.auth.now() != Auth::Off => {
+            Some(session) if standing.again => {
                 let session = Rc::clone(session);
                 // Apart: few calls are of this kind.
                 Box::pin(self.prove_again(gateway, client, session, standing)).await?
