@@ -17,9 +17,11 @@ pub mod sources;
 use std::rc::Rc;
 use std::time::SystemTime;
 
+use bytes::{Bytes, BytesMut};
 use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
+use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::downstream::session::{Inadmissible, Namespace, Proof, SealFailure, Session, SessionPeer};
 use crate::gateway::access_log::Record;
@@ -43,10 +45,7 @@ pub async fn authenticate(
     record: &mut Record,
 ) -> Result<Served, Refusal> {
     let (framed, _held) = collect(gateway, body).await?;
-    let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
-    canonical::check(method.body, &message)?;
-    let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
-    let (user, password) = (UserName::from(login.name.as_str()), Secret::new(login.password));
+    let (user, password) = login_of(method, framed)?;
     let peer = SessionPeer::Password { user, password: password.clone() };
     // Neither the log nor the identities in memory take what could not become a session.
     if !peer.fits() {
@@ -85,9 +84,21 @@ pub async fn authenticate(
         client.remembered.borrow_mut().appeared(&session.peer, token.expose().as_bytes());
     }
     tracing::info!(session = %session.id, user = record.user.as_ref().map(UserName::as_str), "session issued");
-    let answer =
+    let mut answer =
         AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
-    Ok(Served::Ours(frame::encode(&answer.encode_to_vec())))
+    let message = Zeroizing::new(answer.encode_to_vec());
+    answer.token.zeroize();
+    Ok(Served::Ours(frame::encode(&message)))
+}
+
+/// What a body says, which is wiped as far as it is ours.
+fn login_of(method: &Method, framed: Bytes) -> Result<(UserName, Secret<String>), Refusal> {
+    let framed = Wiped(framed);
+    let message = frame::unary(&framed.0).map_err(|fault| fault.refusal(None))?;
+    canonical::check(method.body, &message)?;
+    let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"));
+    let mut login = login?;
+    Ok((UserName::from(login.name.as_str()), Secret::new(std::mem::take(&mut login.password))))
 }
 
 /// What the password proves, and the generation of which that is true. None begins with one who is blocked.
@@ -107,6 +118,25 @@ async fn prove(
     }
     tracing::info!(?user, "login of a user who is blocked");
     Err(gateway.logins.refuse(user, password, from).await)
+}
+
+/// Bytes that are wiped when they go, where nobody else holds them: what came in one piece is part of the buffer of its
+/// connection, which is written over as it goes on.
+struct Wiped(Bytes);
+
+impl Wiped {
+    /// What is left.
+    fn wipe(&mut self) -> Option<BytesMut> {
+        let mut ours = std::mem::take(&mut self.0).try_into_mut().ok()?;
+        ours.as_mut().zeroize();
+        Some(ours)
+    }
+}
+
+impl Drop for Wiped {
+    fn drop(&mut self) {
+        drop(self.wipe());
+    }
 }
 
 /// Who a session speaks for, and by what right. The password is carried only where etcd is to be shown it.
@@ -139,5 +169,20 @@ fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
         member_id: members.ready_voters().next().map_or(0, |member| member.id.0),
         revision: client.floor.get().0,
         raft_term: members.term,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_else_holds_is_wiped() {
+        let mut ours = Wiped(Bytes::from(b"hunter2".to_vec()));
+        assert_eq!(ours.wipe().as_deref(), Some(&[0; 7][..]));
+        let theirs = Bytes::from(b"hunter2".to_vec());
+        let mut shared = Wiped(theirs.clone());
+        assert_eq!(shared.wipe(), None);
+        assert_eq!(theirs, "hunter2");
     }
 }
