@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::FuturesUnordered;
@@ -34,9 +34,11 @@ use crate::upstream::membership::{
     Readiness, Reason,
 };
 
+pub(super) use census::usable;
 use census::{Facts, Listed, Seen, Sighting, Source};
 use notices::Notices;
 use place::{FORCED, Place, Setup};
+pub use probe::ProbeLogin;
 use probe::{Identity, Prober, Refusal, Report, Silence, Told};
 
 /// Between two probes of an address.
@@ -65,7 +67,7 @@ impl Members {
             http1: connector.http1(),
             connector,
             identity: if certificate { Identity::Certificate } else { Identity::None },
-            login: config.probe.clone(),
+            login: Arc::new(ArcSwapOption::from_pointee(config.probe.clone())),
         };
         Self { setup, channels: ControlChannels::default() }
     }
@@ -74,6 +76,12 @@ impl Members {
     #[must_use]
     pub fn channels(&self) -> ControlChannels {
         self.channels.clone()
+    }
+
+    /// As whom members are probed: what is stored there serves from the next probe on.
+    #[must_use]
+    pub fn login(&self) -> ProbeLogin {
+        Arc::clone(&self.setup.login)
     }
 
     /// Starts the task on this thread. It ends with the last clone of the handle, or with `tasks`.
@@ -107,6 +115,7 @@ struct Task {
     places: Vec<Place>,
     probes: FuturesUnordered<Probe>,
     list: Option<Vec<Listed>>,
+    list_refused: bool,
     pinned: Option<ClusterId>,
     list_asked: Option<Instant>,
     list_due: Instant,
@@ -136,6 +145,7 @@ impl Task {
             published,
             probes: FuturesUnordered::new(),
             list: None,
+            list_refused: false,
             pinned,
             list_asked: None,
             list_due: now,
@@ -291,6 +301,7 @@ impl Task {
         match list {
             Ok(list) => {
                 self.notices.list_given();
+                self.list_refused = false;
                 let leads = told.as_ref().is_ok_and(|told| told.answer.leader != census::Sight::Nobody);
                 if leads || self.list.is_none() {
                     self.list = Some(list);
@@ -299,6 +310,7 @@ impl Task {
             Err(refusal @ (Refusal::NoUser | Refusal::Denied)) => {
                 self.notices.list_refused(refusal);
                 self.list = None;
+                self.list_refused = true;
             }
             Err(Refusal::Learner | Refusal::NoLeader | Refusal::Silent(_)) => self.look_at_list_soon(),
         }
@@ -341,6 +353,7 @@ impl Task {
             scheme: self.setup.scheme,
             sightings: &sightings,
             list: self.list.as_deref(),
+            refused: self.list_refused,
             before: &before,
         };
         let after = census::take(&facts, Instant::now());
@@ -354,8 +367,9 @@ impl Task {
         let changes = changes::between(&before, &after);
         changes::log(&changes, &after);
         self.route(&after);
+        let relisted = before.peer_urls != after.peer_urls;
         self.published.snapshot.store(Arc::new(after));
-        if !changes.is_empty() {
+        if relisted || !changes.is_empty() {
             self.published.changed.tell();
         }
     }
@@ -371,7 +385,7 @@ impl Task {
         let list = self.list.iter().flatten().filter(|listed| !answering.contains(&listed.id));
         let urls = list.flat_map(|listed| listed.client_urls.iter());
         let wanted: Vec<Endpoint> =
-            urls.filter_map(|url| census::usable(url, self.setup.scheme)).take(LISTED_ADDRESSES).collect();
+            urls.filter_map(|url| usable(url, self.setup.scheme)).take(LISTED_ADDRESSES).collect();
         self.places.retain(|place| {
             place.sighting.source == Source::Configured || wanted.contains(&place.sighting.endpoint)
         });

@@ -13,6 +13,7 @@ use crate::config::{
     ServerTls, file,
 };
 use crate::identity::UserName;
+use crate::identity::pattern::Network;
 use crate::pem::{Crls, Roots};
 
 /// rules 47.
@@ -42,6 +43,8 @@ impl Resolver<'_> {
             let address = address.and_then(|text| self.checked(&address_path, text.parse::<Address>()));
             let tls = row.tls.and_then(|tls| self.server_tls(&format!("{path}.tls"), tls, name.as_ref()));
             let identify = self.identify(&format!("{path}.identify"), row.identify, tls.as_ref(), lead);
+            let path_of_proxies = format!("{path}.proxy_protocol_from");
+            let proxies = self.proxies(&path_of_proxies, row.proxy_protocol_from, address.as_ref());
             let default_user = row
                 .default_user
                 .and_then(|name| self.user_named(&format!("{path}.default_user"), &name, users));
@@ -64,6 +67,7 @@ impl Resolver<'_> {
                     None | Some(file::OnExpiry::Cut) => OnExpiry::Cut,
                     Some(file::OnExpiry::Keep) => OnExpiry::Keep,
                 },
+                proxy_protocol_from: proxies,
             };
             if let Some(user) = default_user {
                 self.warn_of_open_default(&path, &listener, &user);
@@ -80,6 +84,31 @@ impl Resolver<'_> {
             self.findings.fault(path, "a listener's name is 1 to 64 of A-Z a-z 0-9 - _ .");
         }
         Some(name.into())
+    }
+
+    fn proxies(
+        &mut self,
+        path: &str,
+        networks: Option<Vec<String>>,
+        address: Option<&Address>,
+    ) -> Vec<Network> {
+        let Some(networks) = networks else { return Vec::new() };
+        if networks.is_empty() {
+            self.findings
+                .fault(path, "names no network; leave it out where no balancer says who clients are");
+        } else if matches!(address, Some(Address::Unix(_))) {
+            self.findings.fault(path, "who connects to a unix socket has no address to be trusted by");
+        }
+        let network = |(index, text): (usize, &String)| {
+            let network = self.checked(&format!("{path}[{index}]"), text.parse::<Network>())?;
+            if network.is_everybody() {
+                let reason =
+                    format!("{network} lets whoever reaches the listener name an address of its choice");
+                self.findings.warn(&format!("{path}[{index}]"), reason);
+            }
+            Some(network)
+        };
+        networks.iter().enumerate().filter_map(network).collect()
     }
 
     /// The etcd user of that name, where there is something that proves it.

@@ -21,7 +21,8 @@ const IN_A_BEAT: u32 = 4;
 /// When refusals are told.
 #[derive(Debug)]
 pub(super) struct Beat {
-    /// What a check takes that ends well: it was not cut short.
+    /// What a check takes that ends well: it was not cut short. And that was alone: one that waits in line waits as long
+    /// whoever its user is.
     check: Duration,
     /// When the last of those before has had its turn, had each cost a check.
     line: Instant,
@@ -32,8 +33,12 @@ impl Beat {
         Self { check: Duration::ZERO, line: now }
     }
 
-    pub(super) fn learn(&mut self, took: Duration) {
-        self.check = if self.check.is_zero() { took } else { self.check * 7 / 8 + took / 8 };
+    pub(super) fn learn(&mut self, took: Duration, alone: bool) {
+        match (self.check.is_zero(), alone) {
+            (true, _) => self.check = took,
+            (false, true) => self.check = self.check * 7 / 8 + took / 8,
+            (false, false) => {}
+        }
     }
 
     /// Takes the next place in the line, for a try that begins `now`: a refusal is told no sooner than that. Past
@@ -42,6 +47,11 @@ impl Beat {
         let turn = self.line.max(now) + self.length() / IN_A_BEAT;
         self.line = turn.min(now + PATIENCE);
         self.line
+    }
+
+    /// Gives a place in the line back: it was no refusal.
+    pub(super) fn leave(&mut self) {
+        self.line = self.line.checked_sub(self.length() / IN_A_BEAT).unwrap_or(self.line);
     }
 
     /// When a refusal that is known `now` is told.
@@ -74,13 +84,14 @@ mod tests {
         assert_eq!([0, 1, 30, 90, 250].map(|took| after(&beat, took)), [millis(250); 5]);
         assert_eq!(after(&beat, 251), millis(500), "what took longer is late with all others");
         for _ in 0..64 {
-            beat.learn(millis(400));
+            beat.learn(millis(400), true);
         }
+        beat.learn(Duration::from_secs(60), false);
         let told = [1, 400].map(|took| after(&beat, took));
         assert_eq!(told[0], told[1], "a dearer bcrypt makes longer beats");
         assert!(told[0] > millis(700) && told[0] <= millis(800), "{told:?}");
         for _ in 0..64 {
-            beat.learn(Duration::from_secs(60));
+            beat.learn(Duration::from_secs(60), true);
         }
         assert_eq!(after(&beat, 1), LONGEST_BEAT);
     }
@@ -109,5 +120,7 @@ mod tests {
             [start + each, later + each],
             "a line that is empty"
         );
+        beat.leave();
+        assert_eq!(beat.enter(later), later + each, "who was right makes nobody wait");
     }
 }

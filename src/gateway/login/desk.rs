@@ -6,7 +6,7 @@
 //! how a refusal is told depends neither on whether the user exists, nor on which source was asked, nor, of one who is
 //! blocked, on whether the password was right; a session is looked at whoever guesses.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::mem::discriminant;
 use std::net::IpAddr;
@@ -14,13 +14,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::config;
+use crate::config::{self, PasswordSources};
 use crate::gateway::login::beat::Beat;
 use crate::gateway::login::file::UsersFile;
 use crate::gateway::login::flights::{Flight, Flights, Full, Landing, SEATS};
@@ -28,12 +27,13 @@ use crate::gateway::login::limits::{Attempts, Limited, Network, Settled};
 use crate::gateway::login::refused::{Asked, Refused};
 use crate::gateway::login::sources::{Denied, Login, Off, Proved, Sources};
 use crate::identity::UserName;
+use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::credential::{Credentials, Fingerprint};
 use crate::upstream::membership::MembersHandle;
-use crate::users::{LineMark, Users};
+use crate::users::LineMark;
 
 /// Requests that the control runtime has not taken up yet: it takes them up at once, so that this fills only when that
 /// runtime is stuck. Beside those that take seats, logins and sessions of passwords that were right before.
@@ -52,7 +52,7 @@ const REMEMBERED: u64 = 10_000;
 pub struct Logins {
     credentials: Arc<Credentials>,
     proved: Arc<Cache<Fingerprint, (Proved, Instant)>>,
-    users: Arc<ArcSwap<Users>>,
+    passwords: Arc<Published<config::Passwords>>,
     file: Arc<UsersFile>,
     refused: Refused,
     metrics: Arc<Metrics>,
@@ -109,6 +109,8 @@ struct Desk {
     refused: Refused,
     attempts: RefCell<Attempts>,
     beat: RefCell<Beat>,
+    /// Checks that the sources are asked for now.
+    asked: Cell<u32>,
     turns: RefCell<HashMap<Network, Rc<Semaphore>>>,
 }
 
@@ -116,16 +118,16 @@ impl Logins {
     /// Logins, and what the control runtime has to run for them.
     #[must_use]
     pub fn new(
-        config: &config::Passwords,
+        config: &Arc<config::Passwords>,
         credentials: Arc<Credentials>,
         members: MembersHandle,
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, LoginControl) {
         let (sender, requests) = mpsc::channel(REQUESTS);
-        let users = Arc::new(ArcSwap::new(Arc::clone(&config.users)));
-        let (file, refused) = (Arc::new(UsersFile::new(Arc::clone(&users))), Refused::nothing());
+        let passwords = Arc::new(Published::new(Arc::clone(config)));
+        let (file, refused) = (Arc::new(UsersFile::new()), Refused::nothing());
         let sources = Sources {
-            order: config.sources,
+            passwords: Arc::clone(&passwords),
             file: Arc::clone(&file),
             credentials: Arc::clone(&credentials),
             members,
@@ -134,7 +136,8 @@ impl Logins {
         let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
         let proved = Arc::new(proved);
         let flights = Flights::default();
-        let logins = Self { credentials, proved, users, file, refused, metrics, flights, requests: sender };
+        let logins =
+            Self { credentials, proved, passwords, file, refused, metrics, flights, requests: sender };
         (Arc::new(logins), control)
     }
 
@@ -200,15 +203,25 @@ impl Logins {
     }
 
     /// The mark of this user's line in the users file as it is now: what a file login proved holds as long as it is the
-    /// same.
+    /// same. None where the file is no source.
     #[must_use]
     pub fn line(&self, user: &UserName) -> Option<LineMark> {
-        self.users.load().line(user)
+        let passwords = self.passwords.load();
+        (passwords.sources != PasswordSources::Etcd).then(|| passwords.users.line(user))?
     }
 
-    /// Takes another users file in place of the one that was read before.
-    pub fn replace_users(&self, users: Arc<Users>) {
-        self.users.store(users);
+    /// Takes other sources, or another users file, in place of those that were read before. What the limits are stays.
+    pub fn replace(&self, passwords: Arc<config::Passwords>) {
+        self.passwords.publish(passwords);
+        // What others said holds no more.
+        self.proved.invalidate_all();
+        self.refused.forget_all();
+    }
+
+    /// Moves whenever there are other sources, or another users file.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.passwords.changes()
     }
 
     /// Forgets what was ever said of this user's passwords. To be called when one was changed, or the user was added or
@@ -239,7 +252,8 @@ impl Logins {
 
     /// Whether it was right before, as far as that can be told without asking anybody.
     fn is_known(&self, login: &Login) -> bool {
-        self.file.recall(login).is_some() || self.credentials.knows(login.fingerprint)
+        let users = &self.passwords.load().users;
+        self.file.recall(users, login).is_some() || self.credentials.knows(login.fingerprint)
     }
 
     async fn landed(&self, boarded: Result<Flight, Full>) -> Ended {
@@ -263,6 +277,7 @@ impl LoginControl {
             refused: self.refused,
             attempts: RefCell::new(Attempts::new(self.limits)),
             beat: RefCell::new(Beat::new(Instant::now())),
+            asked: Cell::new(0),
             turns: RefCell::default(),
         });
         while let Some(request) = self.requests.recv().await {
@@ -284,13 +299,13 @@ impl Desk {
         {
             return Ended { verdict: Ok(proved), effort: Effort::Recall };
         }
-        let line = self.sources.file.line(&login.user);
+        let line = self.sources.line(&login.user);
         if let Some(denied) = self.refused.recall(login, asked, line, Instant::now()) {
             return Ended { verdict: Err(denied), effort: Effort::Recall };
         }
         let verdict = match purpose {
             Purpose::Login(from) | Purpose::Blocked(from) => self.guarded(login, asked, from).await,
-            Purpose::Session => Ok(self.sources.ask(login, purpose.off()).await),
+            Purpose::Session => Ok(self.ask(login, purpose.off()).await),
         };
         let Ok(verdict) = verdict else {
             return Ended { verdict: Err(Denied::Limited), effort: Effort::Recall };
@@ -323,9 +338,12 @@ impl Desk {
         };
         let (how, now) = (settled(verdict), Instant::now());
         self.attempts.borrow_mut().settle(tried, how, now);
-        if how == Settled::Wrong {
-            let at = self.beat.borrow().tells(begun, told, now);
-            sleep_until(at).await;
+        match how {
+            Settled::Wrong => {
+                let at = self.beat.borrow().tells(begun, told, now);
+                sleep_until(at).await;
+            }
+            Settled::Right | Settled::Untold => self.beat.borrow_mut().leave(),
         }
         Ok(verdict)
     }
@@ -338,11 +356,18 @@ impl Desk {
             Rc::clone(all.entry(network).or_insert_with(|| Rc::new(Semaphore::new(TURNS))))
         };
         let _turn = turns.acquire().await;
-        let begun = Instant::now();
-        let verdict = self.sources.ask(login, Off::Believed).await;
+        let (begun, alone) = (Instant::now(), self.asked.get() == 0);
+        let verdict = self.ask(login, Off::Believed).await;
         if settled(verdict) == Settled::Right {
-            self.beat.borrow_mut().learn(begun.elapsed());
+            self.beat.borrow_mut().learn(begun.elapsed(), alone);
         }
+        verdict
+    }
+
+    async fn ask(&self, login: &Login, off: Off) -> Result<Proved, Denied> {
+        self.asked.set(self.asked.get() + 1);
+        let verdict = self.sources.ask(login, off).await;
+        self.asked.set(self.asked.get() - 1);
         verdict
     }
 }

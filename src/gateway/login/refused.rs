@@ -90,6 +90,11 @@ impl Refused {
         self.entries.invalidate(&(login.fingerprint, Asked::Sources));
     }
 
+    /// Others say now what is right.
+    pub(super) fn forget_all(&self) {
+        self.entries.invalidate_all();
+    }
+
     /// What was said of this user's passwords may be true no more.
     pub(super) fn forget_user(&self, user: &UserName) {
         let user = self.hasher.hash_one(user);
@@ -155,5 +160,23 @@ mod tests {
         refused.forget_user(&alice.user);
         assert_eq!(refused.recall(&alice, Asked::Sources, None, now), None);
         assert_eq!(refused.recall(&bob, Asked::Sources, None, now), Some(Denied::NoPassword));
+    }
+    #[test]
+    fn a_flood_of_wrong_passwords_takes_no_more_memory_than_there_is() {
+        let (refused, now) = (Refused::nothing(), Instant::now());
+        let settings = CredentialSettings::default();
+        let (credentials, _control) = Credentials::new(settings, ControlChannels::default()).unwrap();
+        let guess = Secret::new("guess".to_owned());
+        for n in 0..3 * REMEMBERED {
+            let user = UserName::from(format!("user{n}").as_str());
+            let fingerprint = credentials.fingerprint(&user, &guess);
+            let wrong = Login { user, password: Arc::new(guess.clone()), fingerprint };
+            refused.note(&wrong, Asked::Sources, None, Denied::WrongPassword, now);
+        }
+        refused.entries.run_pending_tasks();
+        assert!(refused.entries.entry_count() <= REMEMBERED, "{}", refused.entries.entry_count());
+        refused.forget_all();
+        refused.entries.run_pending_tasks();
+        assert_eq!(refused.entries.entry_count(), 0);
     }
 }

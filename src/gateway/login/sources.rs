@@ -19,14 +19,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::PasswordSources;
+use crate::config::{PasswordSources, Passwords};
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::file::UsersFile;
 use crate::identity::{MemberId, UserName};
+use crate::published::Published;
 use crate::secret::Secret;
 use crate::upstream::credential::{Credentials, Fingerprint, LoginFailure};
 use crate::upstream::membership::{Auth, MembersHandle};
-use crate::users::LineMark;
+use crate::users::{LineMark, Users};
 
 /// While no member can tell, they are asked again this often, or as soon as the members change.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -77,7 +78,8 @@ pub enum Denied {
 
 /// The password sources of this process.
 pub(super) struct Sources {
-    pub(super) order: PasswordSources,
+    /// Their order and the users file; one value, so that both change together.
+    pub(super) passwords: Arc<Published<Passwords>>,
     pub(super) file: Arc<UsersFile>,
     pub(super) credentials: Arc<Credentials>,
     pub(super) members: MembersHandle,
@@ -87,42 +89,48 @@ impl Sources {
     /// What is known of a password without a bcrypt or an argon2: that it was right, or that there is nothing to prove.
     /// That one was refused is not told here: sources remember that in ways of their own, which would show whose a user is.
     pub(super) async fn recall(&self, login: &Login, off: Off) -> Option<Proved> {
-        let file = || self.file.recall(login).map(Proved::File);
-        let file_knows = || self.file.line(&login.user).is_some();
-        match self.order {
+        let Passwords { sources, users, .. } = &*self.passwords.load_full();
+        let file = || self.file.recall(users, login).map(Proved::File);
+        let in_file = users.line(&login.user).is_some();
+        match sources {
             PasswordSources::Etcd => self.recall_etcd(login, off).await,
             PasswordSources::File => file(),
-            PasswordSources::FileThenEtcd if file_knows() => file(),
+            PasswordSources::FileThenEtcd if in_file => file(),
             PasswordSources::FileThenEtcd => self.recall_etcd(login, off).await,
             // Whom the file has accepted is not guessing: that etcd has no password is looked up again.
             PasswordSources::EtcdThenFile if file().is_some() => self.ask(login, off).await.ok(),
-            PasswordSources::EtcdThenFile => self
-                .recall_etcd(login, off)
-                .await
-                .filter(|proved| *proved != Proved::Nothing || !file_knows()),
+            PasswordSources::EtcdThenFile => {
+                self.recall_etcd(login, off).await.filter(|proved| *proved != Proved::Nothing || !in_file)
+            }
         }
     }
 
     /// What the sources say, whatever it takes.
     pub(super) async fn ask(&self, login: &Login, off: Off) -> Result<Proved, Denied> {
-        let file_knows = || self.file.line(&login.user).is_some();
-        match self.order {
+        let Passwords { sources, users, .. } = &*self.passwords.load_full();
+        let in_file = users.line(&login.user).is_some();
+        match sources {
             PasswordSources::Etcd => self.etcd(login, off).await,
-            PasswordSources::File => self.file(login).await,
-            PasswordSources::FileThenEtcd if file_knows() => self.file(login).await,
+            PasswordSources::File => self.file(users, login).await,
+            PasswordSources::FileThenEtcd if in_file => self.file(users, login).await,
             PasswordSources::FileThenEtcd => self.etcd(login, off).await,
             PasswordSources::EtcdThenFile => match self.etcd(login, off).await {
-                Ok(Proved::Nothing) | Err(Denied::NoPassword) if file_knows() => self.file(login).await,
+                Ok(Proved::Nothing) | Err(Denied::NoPassword) if in_file => self.file(users, login).await,
                 final_answer => final_answer,
             },
         }
     }
 
-    async fn file(&self, login: &Login) -> Result<Proved, Denied> {
-        match self.file.recall(login) {
+    async fn file(&self, users: &Users, login: &Login) -> Result<Proved, Denied> {
+        match self.file.recall(users, login) {
             Some(line) => Ok(Proved::File(line)),
-            None => self.file.compare(login).await.map(Proved::File),
+            None => self.file.compare(users, login).await.map(Proved::File),
         }
+    }
+
+    /// The user's line in the users file, whatever it is worth.
+    pub(super) fn line(&self, user: &UserName) -> Option<LineMark> {
+        self.passwords.load().users.line(user)
     }
 
     async fn recall_etcd(&self, login: &Login, off: Off) -> Option<Proved> {

@@ -2,13 +2,15 @@
 //!
 //! Owns: which identity proves which etcd user. Must not know: who the client is, or why it is that user.
 //! Invariants: `root` is proved only where the configuration names it; a user is one identity for as long as somebody
-//! uses it; a configuration is published whole, and what goes on with the one before keeps it.
+//! uses it, and the same one for as long as its certificate, or what it is minted from, is the same; a configuration is
+//! published whole, and what goes on with the one before keeps it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use moka::sync::Cache;
+use rustls::pki_types::CertificateDer;
 
 use super::certificate::{CertificateIdentity, Showing};
 use super::mint::{Mint, MintError};
@@ -18,6 +20,7 @@ use super::{As, Credentials, Identity};
 use crate::config::users::{Credential, Maker, Users};
 use crate::config::{ClientTls, Cluster};
 use crate::identity::UserName;
+use crate::pem::{KeyPair, Roots};
 use crate::upstream::tls::{TlsError, Towards};
 
 /// Users whose identities are kept though the configuration does not name them.
@@ -36,19 +39,51 @@ pub enum UsersError {
 
 /// Whom one configuration lets us prove.
 pub struct Acting {
+    /// Of what is minted.
     epoch: u64,
     named: HashMap<UserName, Identity>,
-    others: Option<Maker>,
+    /// What all others are made by.
     made: Cache<UserName, Identity>,
     mint: Option<Arc<Mint>>,
     signer: Option<Arc<Signer>>,
+    /// What all that was made from.
+    users: Users,
+    roots: Option<Roots>,
 }
 
 impl Acting {
     /// Nobody.
     pub(super) fn nobody() -> Self {
-        let made = Cache::new(0);
-        Self { epoch: 0, named: HashMap::new(), others: None, made, mint: None, signer: None }
+        let (made, users) = (Cache::new(0), Users::default());
+        Self { epoch: 0, named: HashMap::new(), made, mint: None, signer: None, users, roots: None }
+    }
+
+    /// What mints for these users too, where it is the same: a certificate that is not replaced costs no connection.
+    fn mint_of(&self, users: &Users, roots: Option<&Roots>) -> Option<Arc<Mint>> {
+        let of = |users: &Users| {
+            let mint = users.mint.as_ref()?;
+            Some((mint.authority.chain().to_vec(), mint.lifetime))
+        };
+        let same = of(&self.users) == of(users) && self.trusts(roots);
+        self.mint.clone().filter(|_| same)
+    }
+
+    /// The user's identity by this certificate. Its key goes with it: that was checked.
+    fn shows(&self, user: &UserName, pair: &KeyPair, roots: Option<&Roots>) -> Option<Identity> {
+        let Some(Credential::Certificate(before)) = self.users.named.get(user) else { return None };
+        let same = before.chain() == pair.chain() && self.trusts(roots);
+        self.named.get(user).filter(|_| same).cloned()
+    }
+
+    /// The user's identity by what is minted here.
+    fn minted(&self, user: &UserName) -> Option<Identity> {
+        let minted = matches!(self.users.named.get(user), Some(Credential::Made(Maker::Mint)));
+        self.named.get(user).filter(|_| minted).cloned()
+    }
+
+    /// Whether members are believed by these.
+    fn trusts(&self, roots: Option<&Roots>) -> bool {
+        self.roots.as_ref().map(Roots::certificates) == roots.map(Roots::certificates)
     }
 
     fn make(&self, maker: Maker, user: &UserName) -> Option<Identity> {
@@ -66,7 +101,7 @@ impl Acting {
         if let Some(identity) = self.named.get(user) {
             return Some(identity.clone());
         }
-        let maker = self.others.filter(|_| !user.as_str().is_empty() && user.as_str() != "root")?;
+        let maker = self.users.others.filter(|_| !user.as_str().is_empty() && user.as_str() != "root")?;
         if let Some(identity) = self.made.get(user) {
             return Some(identity);
         }
@@ -74,6 +109,12 @@ impl Acting {
         // Whoever was first: two identities of one user would be two sets of connections.
         Some(self.made.get_with_by_ref(user, || identity))
     }
+}
+
+/// Tells certificates apart that one user has one after the other.
+fn epoch() -> u64 {
+    static EPOCHS: AtomicU64 = AtomicU64::new(1);
+    EPOCHS.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Credentials {
@@ -96,10 +137,14 @@ impl Credentials {
     /// # Errors
     /// [`UsersError`].
     pub fn acting_for(&self, users: &Users, cluster: &Cluster, pages: Pages) -> Result<Acting, UsersError> {
-        static EPOCHS: AtomicU64 = AtomicU64::new(1);
-        let towards = cluster.tls.as_ref().map(|tls: &ClientTls| Towards::new(&tls.roots)).transpose()?;
+        let before = self.acting.load();
+        let roots = cluster.tls.as_ref().map(|tls: &ClientTls| &tls.roots);
+        let towards = roots.map(Towards::new).transpose()?;
+        let kept = before.mint_of(users, roots);
+        let minted_as_before = kept.is_some();
         let mint = match (&users.mint, &towards) {
-            (Some(mint), Some(towards)) => Some(Mint::new(mint, towards.clone())?),
+            (Some(_), Some(_)) if minted_as_before => kept,
+            (Some(mint), Some(towards)) => Some(Mint::new(mint, towards.clone(), self.held.clone())?),
             _ => None,
         };
         let signer = users.sign_jwt.as_ref().map(|config| {
@@ -107,21 +152,33 @@ impl Credentials {
             Signer::new(config, revisions, Arc::clone(&self.shared))
         });
         let idle = self.shared.settings.idle;
+        let keeps_others = minted_as_before && [before.users.others, users.others] == [Some(Maker::Mint); 2];
         let mut acting = Acting {
-            epoch: EPOCHS.fetch_add(1, Ordering::Relaxed),
+            epoch: if minted_as_before { before.epoch } else { epoch() },
             named: HashMap::new(),
-            others: users.others,
-            made: Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build(),
+            made: if keeps_others {
+                before.made.clone()
+            } else {
+                Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build()
+            },
             mint,
             signer,
+            users: users.clone(),
+            roots: roots.cloned(),
         };
         for (user, credential) in &users.named {
             let identity = match credential {
                 Credential::Password(password) => Some(Identity::Password(self.identity(user, password))),
-                Credential::Certificate(pair) => {
-                    let showing = Showing { user: user.clone(), epoch: acting.epoch };
-                    let tls = towards.as_ref().map(|towards| towards.showing_pair(pair)).transpose()?;
-                    tls.map(|tls| Identity::Certificate(CertificateIdentity::held(showing, tls)))
+                Credential::Certificate(pair) => match before.shows(user, pair, roots) {
+                    Some(same) => Some(same),
+                    None => {
+                        let showing = Showing { user: user.clone(), epoch: epoch() };
+                        let tls = towards.as_ref().map(|towards| towards.showing_pair(pair)).transpose()?;
+                        tls.map(|tls| Identity::Certificate(CertificateIdentity::held(showing, tls)))
+                    }
+                },
+                Credential::Made(Maker::Mint) if minted_as_before => {
+                    before.minted(user).or_else(|| acting.make(Maker::Mint, user))
                 }
                 Credential::Made(maker) => acting.make(*maker, user),
             };
@@ -136,11 +193,116 @@ impl Credentials {
         self.acting.load().identity(user).map(As::User)
     }
 
+    /// The authority that certificates are minted from, and what leads to one that members trust; none where none are.
+    #[must_use]
+    pub fn mints_from(&self) -> Option<Vec<CertificateDer<'static>>> {
+        self.acting.load().mint.as_ref().map(|mint| mint.authority().to_vec())
+    }
+
+    /// Whether certificates can be minted, where they are to be.
+    #[must_use]
+    pub fn may_mint(&self) -> bool {
+        self.acting.load().mint.as_ref().is_none_or(|mint| mint.is_held())
+    }
+
+    /// Whether this authority may mint.
+    #[must_use]
+    pub fn is_held(&self, authority: &[CertificateDer<'static>]) -> bool {
+        self.held.has(authority)
+    }
+
+    /// No member trusts this authority between members, as far as could be seen: it may mint.
+    pub fn let_mint(&self, authority: &[CertificateDer<'static>]) {
+        self.held.add(authority);
+    }
+
     /// How many certificates were minted and tokens signed, for the configuration that is in force.
     #[must_use]
     pub fn made(&self) -> (u64, u64) {
         let acting = self.acting.load();
         let minted = acting.mint.as_ref().map_or(0, |mint| mint.minted());
         (minted, acting.signer.as_ref().map_or(0, |signer| signer.signed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use arc_swap::ArcSwap;
+    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::upstream::connect::Connector;
+    use crate::upstream::credential::CredentialSettings;
+    use crate::upstream::membership::{ControlChannels, Membership};
+
+    const USERS: [&str; 3] = ["held", "minted", "other"];
+
+    fn write(folder: &Path, name: &str, is_ca: IsCa) {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = match is_ca {
+            IsCa::Ca(BasicConstraints::Unconstrained) => Vec::new(),
+            _ => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        };
+        params.is_ca = is_ca;
+        let key = rcgen::KeyPair::generate().unwrap();
+        let write =
+            |kind: &str, pem: String| std::fs::write(folder.join(name).with_extension(kind), pem).unwrap();
+        write("crt", params.self_signed(&key).unwrap().pem());
+        write("key", key.serialize_pem());
+    }
+
+    /// Reads the users again, as a reload does, and tells what tells their connections from others'.
+    fn read(credentials: &Credentials, folder: &Path, lifetime: &str) -> [u64; 3] {
+        let text = format!(
+            "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n\
+             [cluster]\nendpoints = ['https://127.0.0.1:1']\ntls = {{ ca = 'etcd.crt' }}\n\
+             [mint]\nca = 'mint.crt'\nkey = 'mint.key'\nlifetime = '{lifetime}'\n\
+             [[user]]\nname = 'held'\ncert = 'held.crt'\nkey = 'held.key'\n\
+             [[user]]\nname = 'minted'\nmint = true\n[[user]]\nname = '*'\nmint = true\n"
+        );
+        let path = folder.join("keyward.toml");
+        std::fs::write(&path, text).unwrap();
+        let config = crate::config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
+        let connector = Connector::tcp(None, Duration::from_secs(1));
+        let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
+        credentials.act_for(&config.users, &config.cluster, Pages { connector, members }).unwrap();
+        USERS.map(|user| match credentials.acting(&user.into()) {
+            Some(As::User(Identity::Certificate(identity))) => identity.showing().epoch,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_user_whose_certificate_is_the_same_keeps_its_connections() {
+        let folder = tempfile::tempdir().unwrap();
+        let mint = || write(folder.path(), "mint", IsCa::Ca(BasicConstraints::Constrained(0)));
+        let root = || write(folder.path(), "etcd", IsCa::Ca(BasicConstraints::Unconstrained));
+        let held = || write(folder.path(), "held", IsCa::NoCa);
+        mint();
+        root();
+        held();
+        let settings = CredentialSettings::default();
+        let (credentials, _control) = Credentials::new(settings, ControlChannels::default()).unwrap();
+        let read = |lifetime| read(&credentials, folder.path(), lifetime);
+        let kept = |before: [u64; 3], now: [u64; 3]| [0, 1, 2].map(|user| before[user] == now[user]);
+        let first = read("1h");
+        assert_eq!(read("1h"), first, "whatever else was read again");
+        held();
+        let second = read("1h");
+        assert_eq!(kept(first, second), [false, true, true]);
+        let third = read("30m");
+        assert_eq!(kept(second, third), [true, false, false]);
+        mint();
+        let fourth = read("30m");
+        assert_eq!(kept(third, fourth), [true, false, false]);
+        root();
+        let fifth = read("30m");
+        assert_eq!(kept(fourth, fifth), [false; 3]);
+        assert_eq!(read("30m"), fifth);
     }
 }
