@@ -398,7 +398,7 @@ impl Cluster {
     /// The sum of the samples of a member's metric that have all of these labels; it starts at zero with each restart. Such as
     /// `counter(0, "grpc_server_started_total", &[("grpc_method", "Authenticate")])`.
     pub(crate) async fn counter(&self, i: usize, metric: &str, labels: &[(&str, &str)]) -> f64 {
-        let text = self.metrics(i).await.expect("a member that runs shows its metrics");
+        let text = wait::until(LIMIT, "a member shows its metrics", async || self.metrics(i).await).await;
         http::sum(&text, metric, labels)
     }
 
