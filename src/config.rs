@@ -18,12 +18,13 @@ pub mod users;
 mod values;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::identity::pattern::Network;
 use crate::identity::{ClusterId, UserName};
 use crate::jwt::Verifier;
 use crate::pem::{Crls, KeyPair, Roots};
@@ -89,6 +90,17 @@ pub struct Listener {
     pub lend_login_identity: bool,
     /// What happens to whom when its certificate or JWT expires.
     pub on_expiry: OnExpiry,
+    /// Balancers that say who their clients are, by a PROXY protocol header: from there nobody else connects. Empty on a unix
+    /// socket.
+    pub proxy_protocol_from: Vec<Network>,
+}
+
+impl Listener {
+    /// Who vouches for its clients, where they are asked for a certificate.
+    #[must_use]
+    pub fn client_ca(&self) -> Option<&ClientCa> {
+        self.tls.as_ref()?.clients.ca()
+    }
 }
 
 /// A way to say who one is.
@@ -143,7 +155,7 @@ pub enum ClientAuth {
 }
 
 /// Who vouches for clients.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCa {
     /// What its peers are called by.
     pub name: Arc<str>,
@@ -288,6 +300,17 @@ pub enum PasswordSources {
     EtcdThenFile,
 }
 
+impl fmt::Display for PasswordSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Etcd => "etcd",
+            Self::File => "file",
+            Self::FileThenEtcd => "file, etcd",
+            Self::EtcdThenFile => "etcd, file",
+        })
+    }
+}
+
 /// After how many wrong passwords a further one waits; 0 is never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedLogins {
@@ -349,6 +372,8 @@ pub struct Limits {
     pub replay_buffer: usize,
     /// Connections to members that show a user's own certificate, over all shards.
     pub certificate_connections: usize,
+    /// After how long, about, a client connection is told to go, if at all: what is open on it goes on.
+    pub connection_age: Option<Duration>,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,
 }
@@ -376,6 +401,14 @@ pub struct Drain {
 pub struct Runtime {
     /// Threads that serve clients.
     pub shards: NonZeroUsize,
+}
+
+impl Listener {
+    /// Whether who connects from there is a balancer, which says who the client is.
+    #[must_use]
+    pub fn believes(&self, address: IpAddr) -> bool {
+        self.proxy_protocol_from.iter().any(|network| network.contains(address))
+    }
 }
 
 impl ClientAuth {

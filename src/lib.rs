@@ -2,11 +2,12 @@
 //!
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
 //! `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream` · `policy` · `config` · `rpc` ·
-//! `refusal`, `jwt` ·
-//! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
+//! `refusal`, `jwt`, `authority` ·
+//! `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod admin;
 pub mod app;
+pub mod authority;
 pub mod config;
 pub mod downstream;
 pub mod gateway;
@@ -17,6 +18,7 @@ pub mod lease;
 pub mod pb;
 pub mod pem;
 pub mod policy;
+pub mod published;
 pub mod refusal;
 pub mod reload;
 pub mod revocation;

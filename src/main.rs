@@ -1,7 +1,8 @@
 //! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, what is asked of a running Keyward, `--version`.
 //!
-//! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running), 64 (the command line or the
-//! configuration cannot be used). Must not know: how anything is done.
+//! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running, and nothing has changed), 64 (the command line
+//! or the configuration cannot be used), 74 (in force on this replica, but not kept), 75 (not known whether it is done: to be
+//! asked for again). Must not know: how anything is done.
 //! Invariant: an answer goes to stdout, what is wrong to stderr.
 
 use std::io::{self, Write};
@@ -15,6 +16,10 @@ use keyward::{app, telemetry};
 
 /// `EX_USAGE` of sysexits.h.
 const UNUSABLE: u8 = 64;
+/// `EX_IOERR`.
+const NOT_KEPT: u8 = 74;
+/// `EX_TEMPFAIL`.
+const UNKNOWN: u8 = 75;
 
 /// One address for an etcd cluster: an etcd-aware gRPC reverse proxy.
 #[derive(Parser)]
@@ -37,7 +42,7 @@ enum Command {
         /// The file; only its owner may read it.
         file: PathBuf,
     },
-    /// Ends all sessions that a user has, and their streams; or one session.
+    /// Ends all sessions that a user has, and the streams of everybody who is that etcd user; or one session.
     #[command(group = clap::ArgGroup::new("whom").required(true))]
     Revoke {
         /// The user, byte by byte.
@@ -49,14 +54,14 @@ enum Command {
         #[command(flatten)]
         at: Place,
     },
-    /// Ends all sessions that a user has, and refuses its logins from now on.
+    /// As revoke, and refuses the user's logins and the calls of everybody who is that etcd user from now on.
     Block {
         /// The user, byte by byte.
         user: String,
         #[command(flatten)]
         at: Place,
     },
-    /// Lets a blocked user log in again.
+    /// Lets a blocked user log in and call again.
     Unblock {
         /// The user, byte by byte.
         user: String,
@@ -134,6 +139,8 @@ fn ask(at: Place, question: &Ask) -> ExitCode {
         Ok(Answer::Done(said)) => finish(writeln!(io::stdout(), "{said}"), ExitCode::SUCCESS),
         Ok(Answer::Sessions(listing)) => finish(write!(io::stdout(), "{listing}"), ExitCode::SUCCESS),
         Ok(Answer::Failed(reason)) => fail(&reason, ExitCode::FAILURE),
+        Ok(Answer::NotKept(reason)) => fail(&reason, ExitCode::from(NOT_KEPT)),
+        Ok(Answer::Unknown(reason)) => fail(&reason, ExitCode::from(UNKNOWN)),
         Err(error) => fail(&format!("{}: {error}", socket.display()), ExitCode::FAILURE),
     }
 }

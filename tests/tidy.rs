@@ -19,8 +19,8 @@ const FLOORS: &[(u8, &[&str])] = &[
     (4, &["policy", "route"]),
     (3, &["config"]),
     (2, &["rpc"]),
-    (1, &["refusal", "shard", "jwt", "users"]),
-    (0, &["pb", "pem", "identity", "secret", "tasks", "telemetry", "io"]),
+    (1, &["refusal", "shard", "jwt", "users", "authority"]),
+    (0, &["pb", "pem", "identity", "published", "secret", "tasks", "telemetry", "io"]),
 ];
 
 /// Lines of one file under `src`, its tests apart.

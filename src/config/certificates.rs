@@ -29,10 +29,10 @@ pub(super) enum Unfit {
     )]
     LongPath,
     #[error(
-        "may vouch for servers too; an authority to mint from needs the extended key usage clientAuth and no other, so \
-         that whoever steals its key cannot pose as a member"
+        "may vouch for more than clients; an authority to mint from needs the extended key usage clientAuth and no other, \
+         so that whoever steals its key cannot pose as a member"
     )]
-    ForServersToo,
+    ForMore,
 }
 
 /// A user's own certificate. That it is not good now is for the caller to judge: it may be replaced in time.
@@ -71,12 +71,26 @@ pub(super) fn of_mint(certificate: &CertificateDer<'_>, now: SystemTime) -> Resu
     let usages = parsed.extended_key_usage().map_err(|_| Unfit::Unreadable)?;
     let clients_only = usages.is_some_and(|usages| {
         let usages = usages.value;
-        usages.client_auth && !usages.server_auth && !usages.any
+        let others = [
+            usages.any,
+            usages.server_auth,
+            usages.code_signing,
+            usages.email_protection,
+            usages.time_stamping,
+            usages.ocsp_signing,
+            !usages.other.is_empty(),
+        ];
+        usages.client_auth && !others.contains(&true)
     });
     if !clients_only {
-        return Err(Unfit::ForServersToo);
+        return Err(Unfit::ForMore);
     }
     good_at(certificate, now)
+}
+
+/// Whether the two have the same public key: whoever has the one's private key can sign in the other's name.
+pub(super) fn same_key(one: &CertificateDer<'_>, other: &CertificateDer<'_>) -> Result<bool, Unfit> {
+    Ok(parse(one)?.public_key().raw == parse(other)?.public_key().raw)
 }
 
 /// Whether `now` is within its time.

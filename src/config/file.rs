@@ -67,6 +67,7 @@ pub(super) struct Listener {
     pub(super) identify: Option<Vec<Identify>>,
     pub(super) lend_login_identity: Option<bool>,
     pub(super) on_expiry: Option<OnExpiry>,
+    pub(super) proxy_protocol_from: Option<Vec<String>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -267,6 +268,7 @@ pub(super) struct Limits {
     pub(super) header_size: Option<String>,
     pub(super) request_size: Option<String>,
     pub(super) handshake_timeout: Option<String>,
+    pub(super) connection_age: Option<String>,
     pub(super) replay_buffer: Option<String>,
     pub(super) logins_in_flight_per_member: Option<u32>,
     pub(super) certificate_connections: Option<u32>,

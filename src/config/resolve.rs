@@ -49,6 +49,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// As etcd has it for its own timed progress.
 const LEAST_IDLE: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Reads the file and all files that it names. Relative names are relative to the folder of the file.
@@ -138,6 +139,11 @@ impl Resolver<'_> {
     fn limits(&mut self, limits: file::Limits) -> Limits {
         let file::Limits { connections, streams_per_connection, logins_in_flight_per_member, .. } = limits;
         let streams = self.count("limits.streams_per_connection", streams_per_connection, 4096, 1..=1 << 20);
+        let path = "limits.connection_age";
+        let age = self.duration(path, limits.connection_age, HOUR, Duration::ZERO..=DAY);
+        if !age.is_zero() && age < SECOND {
+            self.findings.fault(path, format!("must be 0s or at least {SECOND:?}"));
+        }
         let header = self.size("limits.header_size", limits.header_size, 64 * KIB, KIB..=16 * MIB);
         Limits {
             connections: self.count("limits.connections", connections, 10_000, 1..=1 << 24),
@@ -150,6 +156,7 @@ impl Resolver<'_> {
                 10 * SECOND,
                 MOMENT..=DAY,
             ),
+            connection_age: Some(age).filter(|age| !age.is_zero()),
             replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 64 * MIB, 0..=64 * GIB),
             certificate_connections: self.count(
                 "limits.certificate_connections",
@@ -341,7 +348,7 @@ mod tests {
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
     const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n";
 
-    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, pw, session.key.
+    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, c.crt with c.crl, pw, session.key.
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, content: &str| {
@@ -354,6 +361,9 @@ mod tests {
             write(&format!("{name}.crt"), &made.cert.pem());
             write(&format!("{name}.key"), &made.signing_key.serialize_pem());
         }
+        let (ca, crl) = crate::config::reference::revoking_authority();
+        write("c.crt", &ca);
+        write("c.crl", &crl);
         write("jwt.pem", &rcgen::KeyPair::generate().unwrap().public_key_pem());
         write("pw", "hunter2\n");
         write("session.key", &"0123456789abcdef".repeat(4));
@@ -542,6 +552,25 @@ mod tests {
     }
 
     #[test]
+    fn one_name_is_one_authority() {
+        let listener = |name: &str, port: u16, ca: &str| {
+            format!(
+                "[[listener]]\nname = '{name}'\naddress = '127.0.0.1:{port}'\n\
+                 tls = {{ cert = 'a.crt', key = 'a.key', client_ca = {ca} }}\n"
+            )
+        };
+        let text = |ca: &str| format!("{CLUSTER}{}{}", listener("staff", 2, "'c.crt'"), listener("b", 3, ca));
+        valid(&text("'c.crt', client_ca_name = 'staff'"));
+        valid(&text("'a.crt', client_ca_name = 'partners'"));
+        assert_eq!(
+            fault_paths(&text("'a.crt', client_ca_name = 'staff'")),
+            ["listener[1].tls.client_ca_name"]
+        );
+        let one = text("'c.crt', client_ca_name = 'staff', client_crl = 'c.crl'");
+        assert_eq!(fault_paths(&one), ["listener[1].tls.client_ca_name"], "revoked at one door only");
+    }
+
+    #[test]
     fn an_issuer_has_an_audience_and_keys() {
         let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
         let jwt = "[[jwt]]\nissuer = 'https://i:1'\naudience = 'etcd'\nkeys = 'jwt.pem'\n";
@@ -625,6 +654,24 @@ mod tests {
         let (config, _) = valid(&kept);
         assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
         assert!(config.listeners[0].lend_login_identity);
+    }
+
+    #[test]
+    fn a_balancer_is_trusted_by_its_network_on_tcp_only() {
+        let text = |from: &str| format!("{CLUSTER}{LISTENER}proxy_protocol_from = {from}\n");
+        let (config, warnings) = valid(&text("['10.0.0.0/8', 'fd00::1/128']"));
+        let trusted: Vec<String> =
+            config.listeners[0].proxy_protocol_from.iter().map(ToString::to_string).collect();
+        assert_eq!(trusted, ["10.0.0.0/8", "fd00::1/128"]);
+        let (_, everybody) = valid(&text("['10.0.0.0/8', '0.0.0.0/0']"));
+        assert_eq!(everybody.len(), warnings.len() + 1, "{everybody:?}");
+        let path = "listener[0].proxy_protocol_from";
+        assert_eq!(fault_paths(&text("[]")), [path]);
+        assert_eq!(fault_paths(&text("['10.0.0.0/8', '10.0.0.1']")), [format!("{path}[1]")]);
+        let unix =
+            "[[listener]]\nname = 'b'\naddress = 'unix:/run/b'\nproxy_protocol_from = ['10.0.0.0/8']\n";
+        let path = "listener[1].proxy_protocol_from";
+        assert_eq!(fault_paths(&format!("{CLUSTER}{LISTENER}{unix}")), [path]);
     }
 
     #[test]
@@ -744,6 +791,8 @@ mod tests {
             ("limits", "header_size = '1B'"),
             ("limits", "request_size = '0B'"),
             ("limits", "handshake_timeout = '0s'"),
+            ("limits", "connection_age = '1ms'"),
+            ("limits", "connection_age = '25h'"),
             ("limits", "replay_buffer = '999999GiB'"),
             ("watch", "idle_progress = '1ms'"),
             ("watch", "idle_progress = '25h'"),
@@ -771,6 +820,13 @@ mod tests {
             |text: &str| valid(&format!("{LISTENER}{CLUSTER}[watch]\nidle_progress = '{text}'\n")).0.watch;
         assert_eq!(idle("7s").idle_progress, Some(7 * SECOND));
         assert_eq!(idle("0s").idle_progress, None);
+        let aged = |text: &str| {
+            valid(&format!("{LISTENER}{CLUSTER}[limits]\nconnection_age = '{text}'\n"))
+                .0
+                .limits
+                .connection_age
+        };
+        assert_eq!((aged("7s"), aged("0s")), (Some(7 * SECOND), None));
         let (config, _) = valid(&format!("{LISTENER}{CLUSTER}[watch]\nbuffer = '3MiB'\n"));
         assert_eq!(config.watch.buffer, 3 << 20);
     }

@@ -3,21 +3,27 @@
 //! Owns: for each part, what is new and what it becomes. Must not know: when it is read. Invariant: keys are told by
 //! their ids, certificates by their fingerprints.
 
+use std::cell::RefCell;
 use std::fmt::{Debug, Write as _};
+use std::rc::Rc;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready, Trial};
-use crate::config::{ClientAuth, ClientCa, ClientTls, Cluster, Config, KeySource, ServerTls};
+use crate::config::{
+    ClientAuth, ClientCa, ClientTls, Cluster, Config, Keep, KeySource, Listener, Login, ServerTls,
+};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
-use crate::downstream::tls::{self, Current};
+use crate::downstream::tls::{Current, ListenerTls};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
+use crate::published::Published;
+use crate::revocation::Register;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{Credentials, Pages};
+use crate::upstream::members::ProbeLogin;
 use crate::upstream::peer_urls::{PeerTrust, roots_of};
 use crate::upstream::tls::client_config;
 
@@ -78,44 +84,87 @@ impl Part {
         })
     }
 
-    /// What listeners show, and under what client certificates must verify. New handshakes see it.
+    /// What listeners show, and under what client certificates must verify: those of new handshakes, and those that were
+    /// shown before. Each listener as it was started: what its connections call a peer by comes of that, so that no other
+    /// authority may vouch for it.
     #[must_use]
-    pub fn tls(current: Vec<(Arc<str>, Current)>) -> Self {
-        Self::new(move |before, now| {
+    pub fn tls(running: Vec<(Arc<Listener>, Current)>) -> Self {
+        let running = running.into_iter().filter_map(|(listener, current)| {
+            let tls = listener.tls.as_ref()?;
+            let published = Rc::new(RefCell::new(fingerprint(tls)));
+            Some(Running { ca: ca_name(tls).map(Arc::from), name: listener.name.clone(), current, published })
+        });
+        let running: Vec<_> = running.collect();
+        Self::new(move |_, now| {
             let mut changes = Vec::new();
             let mut swaps = Vec::new();
-            let of = |config: &Config, name: &Arc<str>| {
-                let listener = config.listeners.iter().find(|listener| listener.name == *name);
-                listener.and_then(|listener| listener.tls.clone())
-            };
-            for (name, current) in &current {
-                // Where TLS comes or goes, a restart is asked for.
-                let (Some(was), Some(is)) = (of(before, name), of(now, name)) else { continue };
-                // So where what certificates are called by is another.
-                if ca_name(&was) != ca_name(&is) {
+            for Running { name, ca, current, published } in &running {
+                let listener = now.listeners.iter().find(|listener| listener.name == *name);
+                // Where TLS goes, or what certificates are called by is another, a restart is asked for.
+                let Some(is) = listener.and_then(|listener| listener.tls.as_ref()) else { continue };
+                if ca_name(is) != ca.as_deref() {
                     continue;
                 }
-                let (was, seen) = (fingerprint(&was), fingerprint(&is));
-                if was == seen {
+                // Not with what was read before: that may be waiting for the restart.
+                let seen = fingerprint(is);
+                if *published.borrow() == seen {
                     continue;
                 }
-                let made = tls::server_config(&is).map_err(|error| format!("listener {name}: {error}"))?;
+                let made = ListenerTls::new(is).map_err(|error| format!("listener {name}: {error}"))?;
                 changes.push(format!("listener {name}: {seen}"));
-                swaps.push((Arc::clone(current), made));
+                swaps.push((Arc::clone(current), made, Rc::clone(published), seen));
             }
-            let publish = move || swaps.into_iter().for_each(|(current, made)| current.store(made));
+            let publish = move || {
+                for (current, made, published, seen) in swaps {
+                    current.publish(made);
+                    published.replace(seen);
+                }
+            };
             Ok((!changes.is_empty()).then(|| Ready::new(changes, publish)))
         })
     }
 
-    /// The users file.
+    /// The sources of passwords, and the users file: one without the other would leave everybody out.
     #[must_use]
-    pub fn users(logins: Arc<Logins>) -> Self {
+    pub fn passwords(logins: Arc<Logins>) -> Self {
         Self::new(move |before, now| {
-            let (was, is) = (&before.passwords.users, Arc::clone(&now.passwords.users));
-            let change = format!("users file: {} users", is.len());
+            let (was, is) = (&before.passwords, Arc::clone(&now.passwords));
+            let mut changes = Vec::new();
+            if was.sources != is.sources {
+                changes.push(format!("login.sources: {}", is.sources));
+            }
+            if !was.users.says_the_same(&is.users) {
+                changes.push(format!("users file: {} users", is.users.len()));
+            }
             let logins = Arc::clone(&logins);
-            Ok((!was.says_the_same(&is)).then(|| Ready::new(vec![change], move || logins.replace_users(is))))
+            Ok((!changes.is_empty()).then(|| Ready::new(changes, move || logins.replace(is))))
+        })
+    }
+
+    /// As whom Keyward itself logs in: to probe members, and to read and write who was revoked.
+    #[must_use]
+    pub fn own_logins(probe: ProbeLogin, register: Register, credentials: Arc<Credentials>) -> Self {
+        Self::new(move |_, now| {
+            let print = |login: &Login| credentials.fingerprint(&login.user, &login.password);
+            let prober = now.cluster.probe.clone().map(Arc::new);
+            let probes_so = probe.load().as_deref().map(print) == prober.as_deref().map(print);
+            let mut changes = Vec::new();
+            if !probes_so {
+                changes.push("cluster.probe: another user or password".to_owned());
+            }
+            if !register.logs_in_as(&now.revocation) {
+                changes.push("revocation.user: another user or password".to_owned());
+            }
+            let (probe, register, revocation) =
+                (Arc::clone(&probe), register.clone(), Arc::clone(&now.revocation));
+            let publish = move || {
+                // A login that is the same keeps its tokens.
+                if !probes_so {
+                    probe.store(prober);
+                }
+                register.log_in_as(&revocation);
+            };
+            Ok((!changes.is_empty()).then(|| Ready::new(changes, publish)))
         })
     }
 
@@ -139,7 +188,7 @@ impl Part {
     /// those that there are go on: of certificates, their connections too.
     #[must_use]
     pub fn identities(
-        current: Arc<ArcSwap<Identities>>,
+        current: Arc<Published<Identities>>,
         credentials: Arc<Credentials>,
         pages: Pages,
     ) -> Self {
@@ -152,6 +201,11 @@ impl Part {
             };
             told("[[map]], [mapping], default_user", same(&before.mapping, &now.mapping));
             told("[[jwt]]", same(&before.issuers, &now.issuers));
+            let ways = |config: &Config| {
+                let of_one = |listener: &Arc<Listener>| (listener.name.clone(), listener.identify.clone());
+                config.listeners.iter().map(of_one).collect::<Vec<_>>()
+            };
+            told("what listeners identify by", ways(before) == ways(now));
             let users = now.users.changes_since(&before.users);
             let believed =
                 |config: &Config| config.cluster.tls.as_ref().map(|tls| digest(tls.roots.certificates()));
@@ -166,11 +220,21 @@ impl Part {
                 if let Some(acting) = acting {
                     credentials.act(acting);
                 }
-                current.store(made);
+                current.publish(made);
             };
             Ok(Some(Ready::new(changes, publish)))
         })
     }
+}
+
+/// A listener's TLS while it runs.
+struct Running {
+    name: Arc<str>,
+    /// What its connections call those by who show a certificate.
+    ca: Option<Arc<str>>,
+    current: Current,
+    /// What `current` can be seen to be.
+    published: Rc<RefCell<String>>,
 }
 
 /// The keys of the configuration, sealing key first.
@@ -225,27 +289,33 @@ fn ca_name(tls: &ServerTls) -> Option<&str> {
 
 /// Sections that differ from what the process was started with, and are no part.
 pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
-    // Debug shows no secret, so a changed password of these is not seen here; it needs a restart as well.
     let listeners = |config: &Config| {
-        let of_one = |listener: &Arc<crate::config::Listener>| {
+        let of_one = |listener: &Arc<Listener>| {
             (
                 listener.name.clone(),
                 listener.address.clone(),
                 listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
-                (listener.identify.clone(), listener.lend_login_identity, listener.on_expiry),
+                (listener.lend_login_identity, listener.on_expiry),
+                listener.proxy_protocol_from.clone(),
             )
         };
         config.listeners.iter().map(of_one).collect::<Vec<_>>()
     };
     differ("listener", &listeners(started), &listeners(read));
-    let cluster = |config: &Config| Cluster { tls: None, ..Cluster::clone(&config.cluster) };
+    // Logins are a part, and so is what TLS shows.
+    let cluster = |config: &Config| Cluster { probe: None, tls: None, ..Cluster::clone(&config.cluster) };
+    let kept = |config: &Config| match &config.revocation.keep {
+        Keep::Etcd { prefix, .. } => {
+            (Keep::Etcd { prefix: prefix.clone(), login: None }, config.revocation.max_age)
+        }
+        keep => (keep.clone(), config.revocation.max_age),
+    };
     differ("cluster", &cluster(started), &cluster(read));
     differ("cluster.tls", &shows(&started.cluster), &shows(&read.cluster));
     differ("advertise", &started.advertise, &read.advertise);
     differ("session.realm", &started.session.realm, &read.session.realm);
-    differ("login.sources", &started.passwords.sources, &read.passwords.sources);
     differ("login", &started.passwords.failed, &read.passwords.failed);
-    differ("revocation", &started.revocation, &read.revocation);
+    differ("revocation", &kept(started), &kept(read));
     differ("watch", &started.watch, &read.watch);
     differ("limits", &started.limits, &read.limits);
     differ("admin", &started.admin, &read.admin);
@@ -263,4 +333,102 @@ fn differ<T: Debug>(section: &'static str, started: &T, read: &T) {
 /// Whether two look the same. No secret is looked at.
 fn same<T: Debug>(one: &T, other: &T) -> bool {
     format!("{one:?}") == format!("{other:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+
+    use super::*;
+    use crate::reload::Reload;
+    use crate::telemetry::metrics::Metrics;
+
+    /// A certificate and its key, anew.
+    fn write(folder: &Path, name: &str) {
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let write =
+            |kind: &str, pem: String| std::fs::write(folder.join(name).with_extension(kind), pem).unwrap();
+        write("crt", params.self_signed(&key).unwrap().pem());
+        write("key", key.serialize_pem());
+    }
+
+    /// A listener under reload, and what it shows.
+    struct House {
+        folder: tempfile::TempDir,
+        reload: Reload,
+        current: Current,
+    }
+
+    impl House {
+        /// `clients` is what its TLS says of them.
+        fn new(clients: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            for name in ["server", "staff", "partners"] {
+                write(folder.path(), name);
+            }
+            let path = folder.path().join("keyward.toml");
+            configure(&path, clients);
+            let config = Arc::new(crate::config::load(&path).unwrap().0);
+            let listener = Arc::clone(&config.listeners[0]);
+            let made = ListenerTls::new(listener.tls.as_ref().unwrap()).unwrap();
+            let current: Current = Arc::new(Published::new(made));
+            let parts = vec![Part::tls(vec![(listener, Arc::clone(&current))])];
+            let reload = Reload::new(path, config, Vec::new(), parts, Arc::new(Metrics::new(Vec::new())));
+            Self { folder, reload, current }
+        }
+
+        /// Reads it again; whether new handshakes see something else then.
+        async fn changes(&mut self, clients: &str) -> bool {
+            configure(&self.folder.path().join("keyward.toml"), clients);
+            let before = self.current.load_full();
+            assert!(self.reload.read_again().await);
+            !Arc::ptr_eq(&before, &self.current.load_full())
+        }
+
+        fn renew(&self, name: &str) {
+            write(self.folder.path(), name);
+        }
+    }
+
+    fn configure(path: &Path, clients: &str) {
+        let text = format!(
+            "[[listener]]\nname = 'a'\naddress = '127.0.0.1:1'\n\
+             tls = {{ cert = 'server.crt', key = 'server.key'{clients} }}\n\
+             [cluster]\nendpoints = ['http://127.0.0.1:2']\n"
+        );
+        std::fs::write(path, text).unwrap();
+    }
+
+    const NONE: &str = "";
+    const STAFF: &str = ", client_ca = 'staff.crt', client_ca_name = 'staff'";
+    const PARTNERS: &str = ", client_ca = 'partners.crt', client_ca_name = 'partners'";
+
+    /// Connections call their peers by the authority's name of the start: no other may ever vouch for them, however often
+    /// the files are read.
+    #[tokio::test]
+    async fn another_authority_comes_with_a_restart_however_often_it_is_read() {
+        for (start, then) in [(STAFF, PARTNERS), (NONE, STAFF), (STAFF, NONE)] {
+            let mut house = House::new(start);
+            assert!(!house.changes(then).await, "{start} {then}");
+            house.renew("server");
+            assert!(!house.changes(then).await, "{start} {then}: not with a later change either");
+            assert!(house.changes(start).await, "the server's certificate was not published before");
+            assert!(!house.changes(start).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_an_authority_of_the_same_name_vouches_with_is_renewed() {
+        let mut house = House::new(STAFF);
+        assert!(!house.changes(STAFF).await);
+        house.renew("staff");
+        assert!(house.changes(STAFF).await);
+        house.renew("server");
+        assert!(house.changes(STAFF).await);
+        assert!(house.changes(&format!("{STAFF}, client_auth = 'optional'")).await);
+    }
 }

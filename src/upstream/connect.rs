@@ -24,7 +24,7 @@ pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<Stream>> 
 /// Why there is no connection. Nothing was sent in any of these cases.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Name resolution, TCP or the TLS handshake failed.
+    /// Name resolution or TCP failed.
     #[error("cannot connect to {endpoint}: {reason}")]
     Failed {
         /// Which endpoint.
@@ -32,6 +32,17 @@ pub enum ConnectError {
         /// The system's or TLS library's words.
         reason: Arc<str>,
     },
+    /// The TLS handshake failed: one of the two does not take what the other shows.
+    #[error("no TLS with {endpoint}: {reason}")]
+    Handshake {
+        /// Which endpoint.
+        endpoint: Endpoint,
+        /// The TLS library's words.
+        reason: Arc<str>,
+    },
+    /// There is no certificate to show: no member has anything to do with it.
+    #[error("no certificate to show: {0}")]
+    NoCertificate(Arc<str>),
     /// It took longer than `cluster.connect_timeout`.
     #[error("no connection to {endpoint} within {limit:?}")]
     TimedOut {
@@ -115,30 +126,32 @@ impl Connector {
     /// # Errors
     /// [`ConnectError`]; nothing was sent to the member.
     pub async fn connect(&self, endpoint: &Endpoint) -> Result<Stream, ConnectError> {
-        let failed = |error: io::Error| ConnectError::Failed {
-            endpoint: endpoint.clone(),
-            reason: error.to_string().into(),
-        };
         match tokio::time::timeout(self.limit, self.open(endpoint)).await {
-            Ok(opened) => opened.map_err(failed),
+            Ok(opened) => opened,
             Err(_) => Err(ConnectError::TimedOut { endpoint: endpoint.clone(), limit: self.limit }),
         }
     }
 
-    async fn open(&self, endpoint: &Endpoint) -> io::Result<Stream> {
-        let stream = (self.dial)(endpoint).await?;
+    async fn open(&self, endpoint: &Endpoint) -> Result<Stream, ConnectError> {
+        let failed = |error: io::Error| ConnectError::Failed {
+            endpoint: endpoint.clone(),
+            reason: error.to_string().into(),
+        };
+        let stream = (self.dial)(endpoint).await.map_err(failed)?;
         if endpoint.scheme == Scheme::Http {
             return Ok(stream);
         }
         let Some(tls) = &self.tls else {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "no TLS is configured for https endpoints",
-            ));
+            let reason = "no TLS is configured for https endpoints";
+            return Err(failed(io::Error::new(io::ErrorKind::Unsupported, reason)));
         };
         let name = ServerName::try_from(endpoint.host.to_string())
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        let stream = tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream).await?;
+            .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+        let shaken = tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream).await;
+        let stream = shaken.map_err(|error| ConnectError::Handshake {
+            endpoint: endpoint.clone(),
+            reason: error.to_string().into(),
+        })?;
         Ok(Box::new(stream))
     }
 }

@@ -17,7 +17,7 @@ use crate::rpc::method::Lane;
 use crate::tasks::Tasks;
 use crate::upstream::connect::{ConnectError, Connector};
 use crate::upstream::connection::{Connection, Ended, Keeping, Origin};
-use crate::upstream::credential::CertificateIdentity;
+use crate::upstream::credential::{CertificateIdentity, Leaf};
 use crate::upstream::fleet::{Fleet, Place};
 use crate::upstream::membership::{Hint, Hints, Member};
 use crate::upstream::slots::{Found, Key, Opening, Seat, Slots, attempt};
@@ -182,12 +182,19 @@ impl Dial {
     }
 
     async fn showing(&self, certificate: &CertificateIdentity) -> Result<Connection, ConnectError> {
+        // First: nobody's connection gives way to one that has nothing to show. Past that the leaf says why there is none.
+        drop(tokio::time::timeout(FIRST_WORD, certificate.ready()).await);
+        let leaf =
+            certificate.leaf().map_err(|error| ConnectError::NoCertificate(error.to_string().into()))?;
         let Some(place) = self.fleet.place().await else {
             tracing::warn!(user = ?certificate.user(), "no room for a connection with this user's certificate");
             return Err(ConnectError::NoRoom);
         };
-        let opened = self.answering(certificate, place).await;
+        let opened = self.answering(&leaf, place).await;
         if let Err(error) = &opened {
+            if matches!(error, ConnectError::Handshake { .. }) {
+                certificate.refused(&leaf);
+            }
             // The members' task looks, on connections of its own, whether it is the member.
             self.hints.send(Hint::Unreachable(self.member.id));
             tracing::warn!(
@@ -198,19 +205,17 @@ impl Dial {
         opened
     }
 
-    async fn answering(
-        &self,
-        certificate: &CertificateIdentity,
-        place: Place,
-    ) -> Result<Connection, ConnectError> {
-        // Past that the leaf says why there is none.
-        drop(tokio::time::timeout(FIRST_WORD, certificate.ready()).await);
-        let leaf = certificate.leaf().map_err(|error| failed(&self.member, &error.to_string()))?;
-        let keeping = Keeping { idle: self.idle, fresh_until: leaf.fresh_until };
-        let connection = self.open(&self.connector.showing(leaf.tls), keeping, Some(place)).await?;
+    async fn answering(&self, leaf: &Leaf, place: Place) -> Result<Connection, ConnectError> {
+        let keeping = Keeping { idle: self.idle, fresh_until: leaf.fresh_until() };
+        let connector = self.connector.showing(Arc::clone(&leaf.tls));
+        let connection = self.open(&connector, keeping, Some(place)).await?;
         match tokio::time::timeout(FIRST_WORD, connection.answered()).await {
             Ok(true) => Ok(connection),
-            Ok(false) => Err(failed(&self.member, "the member does not accept the certificate")),
+            // TLS 1.3: the handshake was over for us before the member had looked.
+            Ok(false) => Err(ConnectError::Handshake {
+                endpoint: self.member.endpoint.clone(),
+                reason: "the member does not accept the certificate".into(),
+            }),
             Err(_) => {
                 connection.give_up();
                 Err(failed(&self.member, "the member says nothing"))

@@ -32,6 +32,9 @@ const TOKEN: HeaderName = HeaderName::from_static("token");
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
+/// How long whoever has no deadline waits for what proves a user: as long as etcd itself takes over a request.
+const PROOF: Duration = Duration::from_secs(7);
+
 /// What crosses from the client's header to the member's, beside what we set ourselves.
 const FORWARDED: [HeaderName; 5] = [
     HeaderName::from_static("grpc-timeout"),
@@ -76,7 +79,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// What proves `whom` to `member`, got by logging in if need be. Nothing where etcd wants nothing.
+    /// What proves `whom` to `member`, got by logging in if need be, within seconds. Nothing where etcd wants nothing.
     ///
     /// # Errors
     /// The login failed; see [`LoginFailure`].
@@ -87,7 +90,8 @@ impl Door {
         if takes_token && self.members.auth.now() == Auth::Off {
             return Ok(Shown::Nothing);
         }
-        match identity.shown(member.id).await {
+        let shown = tokio::time::timeout(PROOF, identity.shown(member.id)).await;
+        match shown.unwrap_or(Err(LoginFailure::NoAnswer)) {
             Err(LoginFailure::AuthDisabled) => {
                 self.auth_is(Auth::Off);
                 Ok(Shown::Nothing)

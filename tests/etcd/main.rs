@@ -37,6 +37,8 @@ mod kill;
 #[cfg(test)]
 mod large;
 #[cfg(test)]
+mod lent;
+#[cfg(test)]
 mod listeners;
 #[cfg(test)]
 mod load;
@@ -59,6 +61,8 @@ mod muted;
 mod outlived;
 #[cfg(test)]
 mod peer_trust;
+#[cfg(test)]
+mod proxied;
 #[cfg(test)]
 mod raw;
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Logins: what they cost, who decides about them, what a wrong one is told and when.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use keyward::config::PasswordSources;
 use keyward::gateway::login::sources::{Denied, Proved};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
@@ -48,7 +50,7 @@ fn told(outcome: &Outcome) -> String {
     }
 }
 
-fn line(user: &str, password: &str) -> String {
+pub(crate) fn line(user: &str, password: &str) -> String {
     let hash = users::hash(&Secret::new(password.to_owned()), CHEAP).expect("hashed");
     format!("{user}:{hash}\n")
 }
@@ -253,6 +255,23 @@ fn a_refusal_takes_the_same_time_whoever_the_user_is_and_whoever_refused() {
 }
 
 #[test]
+fn a_refusal_is_not_later_because_many_logged_in_at_once() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        member.takes_for_a_login(Duration::from_millis(100));
+        // The last of them waits for more than a second for its turn.
+        let users: Vec<String> = (0..30).map(|n| format!("user{n}")).collect();
+        let all = join_all(users.iter().map(|user| log_in(&client, user, "right"))).await;
+        assert!(all.iter().all(|outcome| told(outcome) == "admitted"));
+        let begun = Instant::now();
+        assert_eq!(told(&log_in(&client, "user0", "wrong").await), FAILED);
+        assert_eq!(begun.elapsed(), Duration::from_millis(250));
+    });
+}
+
+#[test]
 fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
@@ -267,13 +286,13 @@ fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
         let call = async |client: &Client| told(&client.call(RANGE, range("k")).await);
         assert_ne!(call(&alices).await, INVALID_TOKEN);
         let after = line("alice", "other") + &bob;
-        keyward.logins.replace_users(Users::parse(after.as_bytes()).expect("valid").into());
+        keyward.publish_passwords(None, Some(Users::parse(after.as_bytes()).expect("valid")));
         assert_eq!(call(&alices).await, INVALID_TOKEN);
         assert_ne!(call(&bobs).await, INVALID_TOKEN);
         assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
         assert_eq!(told(&log_in(&client, "bob", "his").await), "admitted");
         assert_eq!(counted(&keyward, "remembered"), 1, "bob's line is the same");
-        keyward.logins.replace_users(Users::default().into());
+        keyward.publish_passwords(None, Some(Users::default()));
         assert_eq!(call(&bobs).await, INVALID_TOKEN);
     });
 }
@@ -337,6 +356,29 @@ fn a_member_that_does_not_answer_logins_is_left_alone() {
 }
 
 #[test]
+fn logins_under_way_are_bounded_and_the_rest_is_told_so() {
+    const ROOM: usize = 1024;
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        member.hold_logins(true);
+        let keyward = Keyward::with_auth(&[&member]);
+        let known = Secret::new("right".to_owned());
+        let flood = (0..3 * ROOM).map(|n| {
+            let (user, from) = (format!("user{n}").as_str().into(), format!("10.1.{}.{}", n / 256, n % 256));
+            let (logins, known) = (Arc::clone(&keyward.logins), &known);
+            async move { logins.check(&user, known, from.parse().ok()).await }
+        });
+        let outcomes = join_all(flood).await;
+        let limited = outcomes.iter().filter(|outcome| **outcome == Err(Denied::Limited)).count();
+        assert_eq!(limited, 2 * ROOM);
+        assert_eq!(counted(&keyward, "limited"), 2 * ROOM as u64);
+        assert!(member.logins() < 20, "{} at a member that does not answer", member.logins());
+        member.hold_logins(false);
+        assert_eq!(keyward.logins.check(&"alice".into(), &known, None).await, Ok(Proved::Etcd), "room again");
+    });
+}
+
+#[test]
 fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
@@ -359,14 +401,46 @@ fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() 
         assert_eq!(member.logins(), 1);
         let hers = Users::parse(line("alice", "right").as_bytes()).expect("valid");
         let line = hers.line(&alice).expect("there");
-        keyward.logins.replace_users(hers.into());
+        keyward.publish_passwords(None, Some(hers));
         sleep(3 * SECOND).await;
         assert_eq!(proved().await, Ok(Proved::File(line)));
-        keyward.logins.replace_users(Users::default().into());
+        keyward.publish_passwords(None, Some(Users::default()));
         member.change_password("new");
         sleep(3 * SECOND).await;
         assert_eq!(proved().await, Err(Denied::WrongPassword));
         assert_eq!(proved().await, Err(Denied::WrongPassword));
+    });
+}
+
+#[test]
+fn sources_and_users_file_change_together_there_and_back() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = with_file(&member, Auth::On, "['file']", &line("alice", "mine"));
+        let client = keyward.client().await;
+        let in_file = token(&log_in(&client, "alice", "mine").await);
+        let in_file = keyward.client().await.header("token", &in_file);
+        assert_eq!(told(&log_in(&client, "bob", "right").await), FAILED);
+        assert_eq!(member.logins(), 0);
+
+        keyward.publish_passwords(Some(PasswordSources::Etcd), Some(Users::default()));
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
+        for user in ["alice", "bob"] {
+            assert_eq!(told(&log_in(&client, user, "right").await), "admitted", "{user}");
+        }
+        let call = async |client: &Client| told(&client.call(RANGE, range("k")).await);
+        assert_eq!(call(&in_file).await, INVALID_TOKEN, "what let it in is no source any more");
+
+        // The file may still be named, and lines stand in it.
+        keyward.publish_passwords(Some(PasswordSources::Etcd), None);
+        assert_eq!(call(&in_file).await, INVALID_TOKEN);
+        keyward.publish_passwords(Some(PasswordSources::FileThenEtcd), None);
+        assert_ne!(call(&in_file).await, INVALID_TOKEN);
+        sleep(SECOND).await;
+        assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED);
+        for (user, password) in [("alice", "mine"), ("carol", "right")] {
+            assert_eq!(told(&log_in(&client, user, password).await), "admitted", "{user}");
+        }
     });
 }
 

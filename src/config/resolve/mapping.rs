@@ -13,7 +13,7 @@ use crate::identity::UserName;
 use crate::identity::pattern::{Attribute, Glob, Network, PeerPattern};
 
 /// What the name of the peer itself is called in `as`.
-const SAME: &str = "same";
+pub(super) const SAME: &str = "same";
 
 /// What a rule may name.
 struct Known<'a> {

@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::mapping::SAME;
 use super::{Resolver, SECOND, secrets};
+use crate::authority::Authority;
 use crate::config::certificates::{self, Unfit};
 use crate::config::users::{Credential, JwtKey, JwtKind, JwtMethod, Maker, Mint, SignJwt, Users};
 use crate::config::{Cluster, Scheme, file};
@@ -51,6 +53,11 @@ impl Resolver<'_> {
             let name = self.required(&name_path, row.name.take(), "the name of an etcd user is needed");
             if name.as_deref() == Some("") {
                 self.findings.fault(&name_path, "is empty; the name of an etcd user is needed");
+            }
+            if name.as_deref() == Some(SAME) {
+                let reason =
+                    "stands in rules for the name of whoever calls, so no rule could lead to this user";
+                self.findings.fault(&name_path, format!("{SAME:?} {reason}"));
             }
             if name.as_ref().is_some_and(|name| !names.insert(name.clone())) {
                 self.findings.fault(&name_path, "is the name of an earlier [[user]] too");
@@ -135,9 +142,11 @@ impl Resolver<'_> {
         let authority = self.pair((ca_path, ca), ("mint.key", key))?;
         let certificate = authority.chain().first()?;
         self.checked(ca_path, certificates::of_mint(certificate, SystemTime::now()))?;
-        let vouches = cluster.tls.as_ref().is_some_and(|tls| tls.roots.certificates().contains(certificate));
-        if vouches {
-            let reason = "is cluster.tls.ca too, so whoever steals its key could pose as a member; mint from an \
+        self.checked(ca_path, Authority::new(&authority))?;
+        let mut roots = cluster.tls.iter().flat_map(|tls| tls.roots.certificates());
+        // By its key: another certificate of it would do for whoever steals that.
+        if roots.any(|root| certificates::same_key(root, certificate) == Ok(true)) {
+            let reason = "has the key of cluster.tls.ca, so whoever steals it could pose as a member; mint from an \
                           authority of its own";
             self.findings.fault(ca_path, reason);
         }

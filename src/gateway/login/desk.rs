@@ -6,32 +6,32 @@
 //! ends whoever leaves; a password that is known to be right, or known to be wrong, passes the limits; a refusal is told
 //! at a moment that depends neither on whether the user exists nor on which source was asked.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use futures_util::future::Shared;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::config;
+use crate::config::{self, PasswordSources};
 use crate::gateway::login::file::UsersFile;
 use crate::gateway::login::limits::{Attempts, Limited, Settled};
 use crate::gateway::login::sources::{Denied, Effort, Login, Proved, Sources};
 use crate::identity::UserName;
+use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::credential::{Credentials, Fingerprint};
 use crate::upstream::membership::MembersHandle;
-use crate::users::{LineMark, Users};
+use crate::users::LineMark;
 
 /// Different users and passwords under way. Each waits for its turn at a member, or at the users file; past this many
 /// callers are told that there were too many.
@@ -50,7 +50,7 @@ const REMEMBERED: u64 = 10_000;
 pub struct Logins {
     credentials: Arc<Credentials>,
     proved: Arc<Cache<Fingerprint, (Proved, Instant)>>,
-    users: Arc<ArcSwap<Users>>,
+    passwords: Arc<Published<config::Passwords>>,
     metrics: Arc<Metrics>,
     flights: Arc<Mutex<Flights>>,
     requests: mpsc::Sender<Request>,
@@ -96,13 +96,16 @@ struct Desk {
     sources: Sources,
     attempts: RefCell<Attempts>,
     beat: RefCell<Beat>,
+    /// Checks that the sources are asked for now.
+    asked: Cell<u32>,
 }
 
 /// When refusals are told. An unknown user costs etcd no bcrypt, and a line of the users file not what a password of etcd
 /// does: so each waits for the next beat, and a beat is longer than a check takes.
 #[derive(Debug)]
 struct Beat {
-    /// What a check takes that ends well: it was not cut short.
+    /// What a check takes that ends well: it was not cut short. And that was alone: one that waits in line waits as long
+    /// whoever its user is.
     check: Duration,
 }
 
@@ -110,19 +113,24 @@ impl Logins {
     /// Logins, and what the control runtime has to run for them.
     #[must_use]
     pub fn new(
-        config: &config::Passwords,
+        config: &Arc<config::Passwords>,
         credentials: Arc<Credentials>,
         members: MembersHandle,
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, LoginControl) {
         let (sender, requests) = mpsc::channel(UNDER_WAY);
-        let users = Arc::new(ArcSwap::new(Arc::clone(&config.users)));
-        let file = UsersFile::new(Arc::clone(&users));
-        let sources = Sources { order: config.sources, file, credentials: Arc::clone(&credentials), members };
+        let passwords = Arc::new(Published::new(Arc::clone(config)));
+        let sources = Sources {
+            passwords: Arc::clone(&passwords),
+            file: UsersFile::new(),
+            credentials: Arc::clone(&credentials),
+            members,
+        };
         let control = LoginControl { requests, sources, limits: config.failed };
         let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
         let proved = Arc::new(proved);
-        let logins = Self { credentials, proved, users, metrics, flights: Arc::default(), requests: sender };
+        let logins =
+            Self { credentials, proved, passwords, metrics, flights: Arc::default(), requests: sender };
         (Arc::new(logins), control)
     }
 
@@ -169,15 +177,24 @@ impl Logins {
     }
 
     /// The mark of this user's line in the users file as it is now: what a file login proved holds as long as it is the
-    /// same.
+    /// same. None where the file is no source.
     #[must_use]
     pub fn line(&self, user: &UserName) -> Option<LineMark> {
-        self.users.load().line(user)
+        let passwords = self.passwords.load();
+        (passwords.sources != PasswordSources::Etcd).then(|| passwords.users.line(user))?
     }
 
-    /// Takes another users file in place of the one that was read before.
-    pub fn replace_users(&self, users: Arc<Users>) {
-        self.users.store(users);
+    /// Takes other sources, or another users file, in place of those that were read before. What the limits are stays.
+    pub fn replace(&self, passwords: Arc<config::Passwords>) {
+        self.passwords.publish(passwords);
+        // What others said holds no more.
+        self.proved.invalidate_all();
+    }
+
+    /// Moves whenever there are other sources, or another users file.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.passwords.changes()
     }
 
     fn login(&self, user: &UserName, password: &Secret<String>) -> Login {
@@ -226,6 +243,7 @@ impl LoginControl {
             sources: self.sources,
             attempts: RefCell::new(Attempts::new(self.limits)),
             beat: RefCell::new(Beat { check: Duration::ZERO }),
+            asked: Cell::new(0),
         });
         while let Some(request) = self.requests.recv().await {
             let desk = Rc::clone(&desk);
@@ -254,7 +272,10 @@ impl Desk {
     }
 
     async fn ask(&self, login: &Login) -> Result<Proved, Denied> {
-        self.sources.ask(login, Effort::Ask).await.unwrap_or(Err(Denied::Untold))
+        self.asked.set(self.asked.get() + 1);
+        let verdict = self.sources.ask(login, Effort::Ask).await;
+        self.asked.set(self.asked.get() - 1);
+        verdict.unwrap_or(Err(Denied::Untold))
     }
 
     /// Asks, if the limits allow it, and is in no hurry to say no.
@@ -263,11 +284,12 @@ impl Desk {
         let tried = self.attempts.borrow_mut().begin(&login.user, from, begun).inspect_err(|limited| {
             tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
         })?;
+        let alone = self.asked.get() == 0;
         let verdict = self.ask(login).await;
         let (how, now) = (settled(verdict), Instant::now());
         self.attempts.borrow_mut().settle(tried, how, now);
         match how {
-            Settled::Right => self.beat.borrow_mut().learn(now - begun),
+            Settled::Right => self.beat.borrow_mut().learn(now - begun, alone),
             Settled::Wrong => {
                 let at = self.beat.borrow().after(now - begun);
                 sleep_until(begun + at).await;
@@ -287,8 +309,12 @@ fn settled(verdict: Result<Proved, Denied>) -> Settled {
 }
 
 impl Beat {
-    fn learn(&mut self, took: Duration) {
-        self.check = if self.check.is_zero() { took } else { self.check * 7 / 8 + took / 8 };
+    fn learn(&mut self, took: Duration, alone: bool) {
+        match (self.check.is_zero(), alone) {
+            (true, _) => self.check = took,
+            (false, true) => self.check = self.check * 7 / 8 + took / 8,
+            (false, false) => {}
+        }
     }
 
     /// When a refusal that took so long is told, counted from its beginning.
@@ -362,13 +388,14 @@ mod tests {
         assert_eq!([0, 1, 30, 90, 250].map(|took| beat.after(millis(took))), [millis(250); 5]);
         assert_eq!(beat.after(millis(251)), millis(500), "what waited in line is late with all others");
         for _ in 0..64 {
-            beat.learn(millis(400));
+            beat.learn(millis(400), true);
         }
+        beat.learn(Duration::from_secs(60), false);
         let told = [1, 400].map(|took| beat.after(millis(took)));
         assert_eq!(told[0], told[1], "a dearer bcrypt makes longer beats");
         assert!(told[0] > millis(700) && told[0] <= millis(800), "{told:?}");
         for _ in 0..64 {
-            beat.learn(Duration::from_secs(60));
+            beat.learn(Duration::from_secs(60), true);
         }
         assert_eq!(beat.after(millis(1)), LONGEST_BEAT);
     }

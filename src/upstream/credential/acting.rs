@@ -2,8 +2,9 @@
 //!
 //! Owns: which identity proves which etcd user. Must not know: who the client is, or why it is that user.
 //! Invariants: `root` is proved only where the configuration names it; a user is one identity for as long as somebody
-//! uses it; a configuration is published whole, and who goes on over that is proved by the new one from its next attempt on,
-//! by the old one where the new one has nothing.
+//! uses it, and the same one for as long as its certificate, or what it is minted from, is the same; a configuration is
+//! published whole, and who goes on over that is proved by the new one from its next attempt on, by the old one where the
+//! new one has nothing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,6 +23,7 @@ use super::{As, Credentials, Identity};
 use crate::config::users::{Credential, Maker, Users};
 use crate::config::{ClientTls, Cluster};
 use crate::identity::UserName;
+use crate::pem::{KeyPair, Roots};
 use crate::upstream::tls::{TlsError, Towards};
 
 /// Users whose identities are kept though the configuration does not name them.
@@ -47,7 +49,7 @@ pub struct ActingIdentity {
 
 /// What one configuration has for a user.
 struct Proving {
-    epoch: u64,
+    published: u64,
     identity: Identity,
 }
 
@@ -62,12 +64,12 @@ impl ActingIdentity {
     pub(super) fn now(&self) -> Identity {
         let acting = self.acting.load();
         let last = self.last.load();
-        if last.epoch == acting.epoch {
+        if last.published == acting.published {
             return last.identity.clone();
         }
         // Where there is nothing any more, whatever goes on keeps what it had.
         let identity = acting.identity(&self.user).unwrap_or_else(|| last.identity.clone());
-        self.last.store(Arc::new(Proving { epoch: acting.epoch, identity: identity.clone() }));
+        self.last.store(Arc::new(Proving { published: acting.published, identity: identity.clone() }));
         identity
     }
 }
@@ -80,19 +82,62 @@ impl fmt::Debug for ActingIdentity {
 
 /// Whom one configuration lets us prove.
 pub struct Acting {
+    /// Tells configurations apart.
+    published: u64,
+    /// Of what is minted.
     epoch: u64,
     named: HashMap<UserName, Identity>,
-    others: Option<Maker>,
+    /// What all others are made by.
     made: Cache<UserName, Identity>,
     mint: Option<Arc<Mint>>,
     signer: Option<Arc<Signer>>,
+    /// What all that was made from.
+    users: Users,
+    roots: Option<Roots>,
 }
 
 impl Acting {
     /// Nobody.
     pub(super) fn nobody() -> Self {
-        let made = Cache::new(0);
-        Self { epoch: 0, named: HashMap::new(), others: None, made, mint: None, signer: None }
+        let (made, users) = (Cache::new(0), Users::default());
+        Self {
+            published: 0,
+            epoch: 0,
+            named: HashMap::new(),
+            made,
+            mint: None,
+            signer: None,
+            users,
+            roots: None,
+        }
+    }
+
+    /// What mints for these users too, where it is the same: a certificate that is not replaced costs no connection.
+    fn mint_of(&self, users: &Users, roots: Option<&Roots>) -> Option<Arc<Mint>> {
+        let of = |users: &Users| {
+            let mint = users.mint.as_ref()?;
+            Some((mint.authority.chain().to_vec(), mint.lifetime))
+        };
+        let same = of(&self.users) == of(users) && self.trusts(roots);
+        self.mint.clone().filter(|_| same)
+    }
+
+    /// The user's identity by this certificate. Its key goes with it: that was checked.
+    fn shows(&self, user: &UserName, pair: &KeyPair, roots: Option<&Roots>) -> Option<Identity> {
+        let Some(Credential::Certificate(before)) = self.users.named.get(user) else { return None };
+        let same = before.chain() == pair.chain() && self.trusts(roots);
+        self.named.get(user).filter(|_| same).cloned()
+    }
+
+    /// The user's identity by what is minted here.
+    fn minted(&self, user: &UserName) -> Option<Identity> {
+        let minted = matches!(self.users.named.get(user), Some(Credential::Made(Maker::Mint)));
+        self.named.get(user).filter(|_| minted).cloned()
+    }
+
+    /// Whether members are believed by these.
+    fn trusts(&self, roots: Option<&Roots>) -> bool {
+        self.roots.as_ref().map(Roots::certificates) == roots.map(Roots::certificates)
     }
 
     fn make(&self, maker: Maker, user: &UserName) -> Option<Identity> {
@@ -110,7 +155,7 @@ impl Acting {
         if let Some(identity) = self.named.get(user) {
             return Some(identity.clone());
         }
-        let maker = self.others.filter(|_| !user.as_str().is_empty() && user.as_str() != "root")?;
+        let maker = self.users.others.filter(|_| !user.as_str().is_empty() && user.as_str() != "root")?;
         if let Some(identity) = self.made.get(user) {
             return Some(identity);
         }
@@ -118,6 +163,12 @@ impl Acting {
         // Whoever was first: two identities of one user would be two sets of connections.
         Some(self.made.get_with_by_ref(user, || identity))
     }
+}
+
+/// Tells apart certificates that one user has one after the other, and configurations.
+fn epoch() -> u64 {
+    static EPOCHS: AtomicU64 = AtomicU64::new(1);
+    EPOCHS.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Credentials {
@@ -140,9 +191,13 @@ impl Credentials {
     /// # Errors
     /// [`UsersError`].
     pub fn acting_for(&self, users: &Users, cluster: &Cluster, pages: Pages) -> Result<Acting, UsersError> {
-        static EPOCHS: AtomicU64 = AtomicU64::new(1);
-        let towards = cluster.tls.as_ref().map(|tls: &ClientTls| Towards::new(&tls.roots)).transpose()?;
+        let before = self.acting.load();
+        let roots = cluster.tls.as_ref().map(|tls: &ClientTls| &tls.roots);
+        let towards = roots.map(Towards::new).transpose()?;
+        let kept = before.mint_of(users, roots);
+        let minted_as_before = kept.is_some();
         let mint = match (&users.mint, &towards) {
+            (Some(_), Some(_)) if minted_as_before => kept,
             (Some(mint), Some(towards)) => Some(Mint::new(mint, towards.clone(), self.held.clone())?),
             _ => None,
         };
@@ -151,21 +206,34 @@ impl Credentials {
             Signer::new(config, revisions, Arc::clone(&self.shared))
         });
         let idle = self.shared.settings.idle;
+        let keeps_others = minted_as_before && [before.users.others, users.others] == [Some(Maker::Mint); 2];
         let mut acting = Acting {
-            epoch: EPOCHS.fetch_add(1, Ordering::Relaxed),
+            published: epoch(),
+            epoch: if minted_as_before { before.epoch } else { epoch() },
             named: HashMap::new(),
-            others: users.others,
-            made: Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build(),
+            made: if keeps_others {
+                before.made.clone()
+            } else {
+                Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build()
+            },
             mint,
             signer,
+            users: users.clone(),
+            roots: roots.cloned(),
         };
         for (user, credential) in &users.named {
             let identity = match credential {
                 Credential::Password(password) => Some(Identity::Password(self.identity(user, password))),
-                Credential::Certificate(pair) => {
-                    let showing = Showing { user: user.clone(), epoch: acting.epoch };
-                    let tls = towards.as_ref().map(|towards| towards.showing_pair(pair)).transpose()?;
-                    tls.map(|tls| Identity::Certificate(CertificateIdentity::held(showing, tls)))
+                Credential::Certificate(pair) => match before.shows(user, pair, roots) {
+                    Some(same) => Some(same),
+                    None => {
+                        let showing = Showing { user: user.clone(), epoch: epoch() };
+                        let tls = towards.as_ref().map(|towards| towards.showing_pair(pair)).transpose()?;
+                        tls.map(|tls| Identity::Certificate(CertificateIdentity::held(showing, tls)))
+                    }
+                },
+                Credential::Made(Maker::Mint) if minted_as_before => {
+                    before.minted(user).or_else(|| acting.make(Maker::Mint, user))
                 }
                 Credential::Made(maker) => acting.make(*maker, user),
             };
@@ -178,7 +246,7 @@ impl Credentials {
     #[must_use]
     pub fn acting(&self, user: &UserName) -> Option<As> {
         let acting = self.acting.load();
-        let last = Proving { epoch: acting.epoch, identity: acting.identity(user)? };
+        let last = Proving { published: acting.published, identity: acting.identity(user)? };
         let (acting, last) = (Arc::clone(&self.acting), ArcSwap::from_pointee(last));
         Some(As::User(Identity::Acting(Arc::new(ActingIdentity { user: user.clone(), acting, last }))))
     }
@@ -217,8 +285,10 @@ impl Credentials {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::time::Duration;
 
+    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa};
     use tokio::time::Instant;
 
     use super::*;
@@ -265,5 +335,75 @@ mod tests {
         assert!(credentials.acting(&"alice".into()).is_none() && proved_by("new"));
         publish(&credentials, &[("alice", "newest")]);
         assert!(proved_by("newest"));
+    }
+
+    const USERS: [&str; 3] = ["held", "minted", "other"];
+
+    fn write(folder: &Path, name: &str, is_ca: IsCa) {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = match is_ca {
+            IsCa::Ca(BasicConstraints::Unconstrained) => Vec::new(),
+            _ => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        };
+        params.is_ca = is_ca;
+        let key = rcgen::KeyPair::generate().unwrap();
+        let write =
+            |kind: &str, pem: String| std::fs::write(folder.join(name).with_extension(kind), pem).unwrap();
+        write("crt", params.self_signed(&key).unwrap().pem());
+        write("key", key.serialize_pem());
+    }
+
+    /// Reads the users again, as a reload does, and tells what tells their connections from others'.
+    fn read(credentials: &Credentials, folder: &Path, lifetime: &str) -> [u64; 3] {
+        let text = format!(
+            "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n\
+             [cluster]\nendpoints = ['https://127.0.0.1:1']\ntls = {{ ca = 'etcd.crt' }}\n\
+             [mint]\nca = 'mint.crt'\nkey = 'mint.key'\nlifetime = '{lifetime}'\n\
+             [[user]]\nname = 'held'\ncert = 'held.crt'\nkey = 'held.key'\n\
+             [[user]]\nname = 'minted'\nmint = true\n[[user]]\nname = '*'\nmint = true\n"
+        );
+        let path = folder.join("keyward.toml");
+        std::fs::write(&path, text).unwrap();
+        let config = crate::config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
+        let connector = Connector::tcp(None, Duration::from_secs(1));
+        let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
+        credentials.act_for(&config.users, &config.cluster, Pages { connector, members }).unwrap();
+        USERS.map(|user| match credentials.acting(&user.into()) {
+            Some(As::User(identity)) => match &*identity.now() {
+                Identity::Certificate(identity) => identity.showing().epoch,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_user_whose_certificate_is_the_same_keeps_its_connections() {
+        let folder = tempfile::tempdir().unwrap();
+        let mint = || write(folder.path(), "mint", IsCa::Ca(BasicConstraints::Constrained(0)));
+        let root = || write(folder.path(), "etcd", IsCa::Ca(BasicConstraints::Unconstrained));
+        let held = || write(folder.path(), "held", IsCa::NoCa);
+        mint();
+        root();
+        held();
+        let settings = CredentialSettings::default();
+        let (credentials, _control) = Credentials::new(settings, ControlChannels::default()).unwrap();
+        let read = |lifetime| read(&credentials, folder.path(), lifetime);
+        let kept = |before: [u64; 3], now: [u64; 3]| [0, 1, 2].map(|user| before[user] == now[user]);
+        let first = read("1h");
+        assert_eq!(read("1h"), first, "whatever else was read again");
+        held();
+        let second = read("1h");
+        assert_eq!(kept(first, second), [false, true, true]);
+        let third = read("30m");
+        assert_eq!(kept(second, third), [true, false, false]);
+        mint();
+        let fourth = read("30m");
+        assert_eq!(kept(third, fourth), [true, false, false]);
+        root();
+        let fifth = read("30m");
+        assert_eq!(kept(fourth, fifth), [false; 3]);
+        assert_eq!(read("30m"), fifth);
     }
 }

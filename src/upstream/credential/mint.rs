@@ -1,29 +1,25 @@
 //! Client certificates made here: short-lived, for one etcd user, their keys in memory only.
 //!
-//! Owns: what such a certificate says, and how long it is used. Must not know: who asks for which user, connections.
-//! Invariants (rules 19): good for clients only, for the configured time and never past its authority's; its beginning
-//! lies back far enough for a member whose clock is behind; a new key each time, wiped where we hold it.
+//! Owns: how long such a certificate is good, and how long it is used. Must not know: what it says (`authority`), who asks
+//! for which user, connections.
+//! Invariants (rules 19): good for the configured time and never past its authority's; its beginning lies back far enough
+//! for a member whose clock is behind; a new key each time, wiped where we hold it.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
-use rcgen::{
-    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
-use rustls::SignatureScheme;
+use rcgen::KeyPair;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use rustls::sign::{CertifiedKey, SigningKey};
+use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use x509_parser::certificate::X509Certificate;
-use x509_parser::prelude::FromDer as _;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::certificate::Leaf;
+use super::certificate::{Leaf, Times};
+use crate::authority::{Authority, Useless};
 use crate::config::users;
 use crate::identity::UserName;
 use crate::upstream::tls::Towards;
@@ -38,8 +34,8 @@ pub enum MintError {
     #[error("mint.ca is not good at this time")]
     NotNow,
     /// The authority's certificate or key cannot be used; the check of the configuration took it.
-    #[error("mint.ca or mint.key cannot be used")]
-    Unusable,
+    #[error("mint.ca {0}")]
+    Unusable(#[from] Useless),
     /// Members were not looked at yet, or one trusts the authority between members.
     #[error("mint.ca was not held against the members' peer URLs yet")]
     NotHeld,
@@ -51,10 +47,10 @@ pub enum MintError {
 /// The authorities that may be minted from: no member trusts them between members, as far as could be seen. The newest
 /// last; one that is not among them mints nothing.
 #[derive(Clone)]
-pub(super) struct Held(Arc<watch::Sender<Vec<Authority>>>);
+pub(super) struct Held(Arc<watch::Sender<Vec<Bundle>>>);
 
 /// What stands in `mint.ca`.
-type Authority = Vec<CertificateDer<'static>>;
+type Bundle = Vec<CertificateDer<'static>>;
 
 /// Authorities that are remembered as held: one comes with a change of the configuration.
 const HELD: usize = 8;
@@ -84,21 +80,13 @@ impl Held {
 
 /// Mints certificates from one authority.
 pub(super) struct Mint {
-    issuer: Issuer<'static, AuthorityKey>,
+    authority: Authority,
     chain: Vec<CertificateDer<'static>>,
-    good: (SystemTime, SystemTime),
     lifetime: Duration,
     towards: Towards,
     held: Held,
     minted: AtomicU64,
-}
-
-/// The authority's key, in whatever form it is stored.
-struct AuthorityKey {
-    signing: Arc<dyn SigningKey>,
-    scheme: SignatureScheme,
-    algorithm: &'static rcgen::SignatureAlgorithm,
-    public: Vec<u8>,
+    failing: AtomicBool,
 }
 
 impl Mint {
@@ -107,17 +95,11 @@ impl Mint {
     /// # Errors
     /// The authority cannot be used.
     pub(super) fn new(config: &users::Mint, towards: Towards, held: Held) -> Result<Arc<Self>, MintError> {
-        let certificate = config.authority.chain().first().ok_or(MintError::Unusable)?;
-        let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| MintError::Unusable)?;
-        let at = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-        let validity = parsed.validity();
-        let good = (at(validity.not_before.timestamp()), at(validity.not_after.timestamp()));
-        let public = parsed.public_key().subject_public_key.data.to_vec();
-        let key = AuthorityKey::new(Arc::clone(config.authority.signing()), public)?;
-        let issuer = Issuer::from_ca_cert_der(certificate, key).map_err(|_| MintError::Unusable)?;
+        let authority = Authority::new(&config.authority)?;
         let chain = config.authority.chain().to_vec();
-        let minted = AtomicU64::new(0);
-        Ok(Arc::new(Self { issuer, chain, good, lifetime: config.lifetime, towards, held, minted }))
+        let (minted, failing) = (AtomicU64::new(0), AtomicBool::new(false));
+        let lifetime = config.lifetime;
+        Ok(Arc::new(Self { authority, chain, lifetime, towards, held, minted, failing }))
     }
 
     /// What is minted from.
@@ -142,13 +124,24 @@ impl Mint {
         self.minted.load(Ordering::Relaxed)
     }
 
+    /// Tells how minting goes where that changes: whoever calls asks again and again.
+    pub(super) fn note(&self, made: Result<(), &MintError>) {
+        let failed = made.is_err();
+        if self.failing.swap(failed, Ordering::Relaxed) != failed {
+            match made {
+                Ok(()) => tracing::info!("certificates are minted again"),
+                Err(error) => tracing::error!(%error, "no certificate can be minted"),
+            }
+        }
+    }
+
     /// A new certificate for `user`, and until when to use it: some two thirds of its time, so that many do not end at
     /// once.
     pub(super) fn leaf(&self, user: &UserName, now: SystemTime) -> Result<Leaf, MintError> {
         if !self.is_held() {
             return Err(MintError::NotHeld);
         }
-        let (begins, ends) = self.good;
+        let (begins, ends) = self.authority.good();
         let life = self.lifetime.min(ends.duration_since(now).unwrap_or_default());
         if now < begins || life < Duration::from_secs(1) {
             return Err(MintError::NotNow);
@@ -157,7 +150,8 @@ impl Mint {
         let mut key = KeyPair::generate().map_err(|error| failed(&error))?;
         let der = Zeroizing::new(PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())));
         let signing = any_supported_type(&der).map_err(|error| failed(&error));
-        let signed = self.certificate(user, begins.max(now - BEHIND), now + life, &key);
+        let begins = begins.max(now - BEHIND);
+        let signed = self.authority.sign(user, begins, now + life, &key);
         key.zeroize();
         let mut chain = vec![signed.map_err(|error| failed(&error))?.der().clone()];
         chain.extend(self.chain.iter().cloned());
@@ -168,58 +162,9 @@ impl Mint {
         getrandom::fill(&mut dice).map_err(|error| failed(&error))?;
         // From six to seven tenths.
         let share = (6.0 + f64::from(dice[0]) / 256.0) / 10.0;
-        Ok(Leaf { tls, fresh_until: Some(Instant::now() + life.mul_f64(share)) })
-    }
-
-    fn certificate(
-        &self,
-        user: &UserName,
-        not_before: SystemTime,
-        not_after: SystemTime,
-        key: &KeyPair,
-    ) -> Result<rcgen::Certificate, rcgen::Error> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, user.as_str());
-        params.not_before = not_before.into();
-        params.not_after = not_after.into();
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        params.use_authority_key_identifier_extension = true;
-        params.signed_by(key, &self.issuer)
-    }
-}
-
-impl AuthorityKey {
-    fn new(signing: Arc<dyn SigningKey>, public: Vec<u8>) -> Result<Self, MintError> {
-        let forms = [
-            (SignatureScheme::ECDSA_NISTP256_SHA256, &rcgen::PKCS_ECDSA_P256_SHA256),
-            (SignatureScheme::ECDSA_NISTP384_SHA384, &rcgen::PKCS_ECDSA_P384_SHA384),
-            (SignatureScheme::ED25519, &rcgen::PKCS_ED25519),
-            (SignatureScheme::RSA_PKCS1_SHA256, &rcgen::PKCS_RSA_SHA256),
-        ];
-        let fits = |scheme: &SignatureScheme| signing.choose_scheme(&[*scheme]).is_some();
-        let (scheme, algorithm) =
-            forms.into_iter().find(|(scheme, _)| fits(scheme)).ok_or(MintError::Unusable)?;
-        Ok(Self { signing, scheme, algorithm, public })
-    }
-}
-
-impl rcgen::PublicKeyData for AuthorityKey {
-    fn der_bytes(&self) -> &[u8] {
-        &self.public
-    }
-
-    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
-        self.algorithm
-    }
-}
-
-impl rcgen::SigningKey for AuthorityKey {
-    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
-        let signer = self.signing.choose_scheme(&[self.scheme]).ok_or(rcgen::Error::RemoteKeyError)?;
-        signer.sign(message).map_err(|_| rcgen::Error::RemoteKeyError)
+        let used = life.mul_f64(share);
+        let times = Times { minted: Instant::now(), used, good: begins..now + used };
+        Ok(Leaf { tls, times: Some(times) })
     }
 }
 
@@ -227,11 +172,18 @@ impl rcgen::SigningKey for AuthorityKey {
 mod tests {
     use std::path::Path;
 
+    use std::time::UNIX_EPOCH;
+
     use futures_util::FutureExt as _;
-    use rcgen::{BasicConstraints, CertifiedIssuer};
-    use rustls::RootCertStore;
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+        ExtendedKeyUsagePurpose, IsCa,
+    };
     use rustls::pki_types::UnixTime;
     use rustls::server::WebPkiClientVerifier;
+    use rustls::{RootCertStore, SignatureScheme};
+    use x509_parser::certificate::X509Certificate;
+    use x509_parser::prelude::FromDer as _;
 
     use super::*;
     use crate::pem::{Chain, PrivateKey, Roots};
@@ -335,7 +287,7 @@ mod tests {
         let identity = super::super::CertificateIdentity::minted(showing, Arc::clone(&house.mint));
         let began = Instant::now();
         let first = identity.leaf().unwrap();
-        let fresh = first.fresh_until.unwrap() - began;
+        let fresh = first.fresh_until().unwrap() - began;
         assert!((Duration::from_secs(360)..=Duration::from_secs(420)).contains(&fresh), "{fresh:?}");
         tokio::time::advance(fresh - Duration::from_millis(1)).await;
         assert_eq!(shown(&identity.leaf().unwrap()), shown(&first));
@@ -369,6 +321,44 @@ mod tests {
             held.add(&[CertificateDer::from(vec![u8::try_from(number).unwrap()])]);
         }
         assert!(!mint.is_held());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_is_used_for_its_time_by_both_clocks() {
+        let house = house(Duration::from_secs(600), None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let leaf = house.mint.leaf(&"alice".into(), wall).unwrap();
+        let second = Duration::from_secs(1);
+        assert!(leaf.is_fresh(now + 300 * second, wall + 300 * second));
+        assert!(
+            !leaf.is_fresh(now + second, wall + 421 * second),
+            "the machine slept, or its clock was behind"
+        );
+        assert!(leaf.is_fresh(now + second, wall - BEHIND));
+        assert!(
+            !leaf.is_fresh(now + second, wall - BEHIND - second),
+            "its clock was ahead: no member takes it yet"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_that_was_refused_is_replaced_and_by_no_more_than_one_in_a_while() {
+        let house = house(Duration::from_secs(600), None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        let showing = super::super::certificate::Showing { user: "alice".into(), epoch: 1 };
+        let identity = super::super::CertificateIdentity::minted(showing, Arc::clone(&house.mint));
+        let first = identity.leaf().unwrap();
+        for _ in 0..100 {
+            identity.refused(&identity.leaf().unwrap());
+        }
+        assert_eq!(shown(&identity.leaf().unwrap()), shown(&first), "another would be refused as well");
+        tokio::time::advance(super::super::certificate::AGAIN).await;
+        identity.refused(&first);
+        let second = identity.leaf().unwrap();
+        assert_ne!(shown(&second), shown(&first));
+        tokio::time::advance(super::super::certificate::AGAIN).await;
+        identity.refused(&first);
+        assert_eq!(shown(&identity.leaf().unwrap()), shown(&second), "the first was replaced already");
+        assert_eq!(house.mint.minted(), 2);
     }
 
     #[test]

@@ -65,22 +65,23 @@ impl Revisions {
         }
         let mut answered = self.known.answered.subscribe();
         answered.mark_unchanged();
-        // Full: somebody's is not taken up yet, and its answer will come after this.
-        match self.questions.try_send(Arc::clone(signer)) {
-            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => {}
-            Err(mpsc::error::TrySendError::Closed(_)) => return Err(LoginFailure::NoAnswer),
-        }
         let known = self.known.revision.load(Ordering::SeqCst);
         if known != 0 {
             return Ok(known);
         }
+        // What is in the channel may be the question of another signer, whose answer would not be ours.
+        let asking = async {
+            if self.questions.send(Arc::clone(signer)).await.is_ok() {
+                self.questions.closed().await;
+            }
+        };
         tokio::select! {
-            biased; // what was answered counts
+            biased; // what was answered counts, whoever asked
             changed = answered.changed() => match changed {
                 Ok(()) => answered.borrow().clone(),
                 Err(_) => Err(LoginFailure::NoAnswer),
             },
-            () = self.questions.closed() => Err(LoginFailure::NoAnswer),
+            () = asking => Err(LoginFailure::NoAnswer),
         }
     }
 
@@ -156,13 +157,17 @@ mod tests {
     use super::*;
     use crate::config::users::{JwtKey, JwtMethod, SignJwt};
     use crate::secret::Secret;
-    use crate::upstream::credential::{CredentialSettings, Credentials};
+    use crate::upstream::credential::{CredentialSettings, Credentials, SignedIdentity};
 
     /// A signer whose questions nobody but the test answers.
     fn signer() -> (Arc<Signer>, Questions) {
+        let (questions, asked) = mpsc::channel(1);
+        (asking(questions), asked)
+    }
+
+    fn asking(questions: mpsc::Sender<Arc<Signer>>) -> Arc<Signer> {
         let channels = ControlChannels::default();
         let (credentials, _control) = Credentials::new(CredentialSettings::default(), channels).unwrap();
-        let (questions, asked) = mpsc::channel(1);
         let connector = Connector::tcp(None, Duration::from_secs(1));
         let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
         let revisions = Revisions::new(questions, Pages { connector, members });
@@ -171,7 +176,7 @@ mod tests {
             key: JwtKey::Shared(Secret::new(vec![7; 32])),
             lifetime: Duration::from_secs(60),
         };
-        (Signer::new(&Arc::new(config), revisions, Arc::clone(&credentials.shared)), asked)
+        Signer::new(&Arc::new(config), revisions, Arc::clone(&credentials.shared))
     }
 
     fn told(signer: &Signer, revision: u64) {
@@ -205,6 +210,48 @@ mod tests {
         (0..9).for_each(|_| revisions.refused(7));
         assert_eq!(revisions.current(&signer).await.unwrap(), 8);
         assert!(asked.try_recv().is_err());
+    }
+
+    /// As after a reload: somebody still holds the one before.
+    #[tokio::test]
+    async fn a_question_waits_for_room_behind_another_signers() {
+        let (questions, mut asked) = mpsc::channel(1);
+        let (before, now) = (asking(questions.clone()), asking(questions));
+        let mut first = before.revisions().current(&before).boxed();
+        let mut second = now.revisions().current(&now).boxed();
+        assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+        let answer = async |question: Arc<Signer>| told(&question, 7);
+        answer(asked.recv().await.unwrap()).await;
+        assert_eq!(first.await.unwrap(), 7);
+        assert!((&mut second).now_or_never().is_none());
+        let question = asked.try_recv().expect("the second question");
+        assert!(Arc::ptr_eq(&question, &now));
+        answer(question).await;
+        assert_eq!(second.await.unwrap(), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_token_is_replaced_though_the_revision_is_the_same_and_by_no_more_than_one_a_second() {
+        let (signer, _asked) = signer();
+        told(&signer, 7);
+        let alice = SignedIdentity::new(&"alice".into(), &signer);
+        let refused = async || {
+            let token = alice.token().await.unwrap();
+            alice.invalidate(&token);
+            told(&signer, 7);
+            token.serial()
+        };
+        let first = alice.token().await.unwrap().serial();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(refused().await, first);
+        let second = refused().await;
+        assert_ne!(second, first);
+        for _ in 0..100 {
+            assert_eq!(refused().await, second, "one that is signed in the same second is the same");
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_ne!(alice.token().await.unwrap().serial(), second);
+        assert_eq!(signer.signed(), 3);
     }
 
     #[tokio::test]

@@ -2,11 +2,12 @@
 //!
 //! Owns: what such a token says, and when another is signed. Must not know: how the auth revision is found out.
 //! Invariants: a token carries the auth revision that was known when it was signed (etcd compares for equality, for
-//! reads); once a member called that old, no token with it is signed again before the revision was asked for anew.
+//! reads); once a member called that old, no token with it is signed again before the revision was asked for anew; a
+//! token that was refused is replaced, but never by one that would be the same.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
@@ -39,10 +40,26 @@ pub struct SignedIdentity {
     last: ArcSwapOption<Signed>,
 }
 
+/// A token that was refused is shown for this long all the same: its end is told in seconds, so that one signed now would
+/// be the same. Where all are refused, no more are signed.
+const SAME: Duration = Duration::from_secs(1);
+
 struct Signed {
     token: Token,
     revision: u64,
-    fresh_until: Instant,
+    /// By both clocks.
+    since: (Instant, SystemTime),
+    refused: AtomicBool,
+}
+
+impl Signed {
+    /// Whether it is still to be shown: by both clocks, since one stands still while the machine sleeps, and the other may
+    /// have been wrong.
+    fn is_good(&self, lifetime: Duration, now: (Instant, SystemTime)) -> bool {
+        let walls = now.1.duration_since(self.since.1).unwrap_or_default();
+        let age = now.0.saturating_duration_since(self.since.0).max(walls);
+        age < if self.refused.load(Ordering::Relaxed) { SAME } else { used_for(lifetime) }
+    }
 }
 
 /// The key does not sign: the check of the configuration took it.
@@ -98,27 +115,30 @@ impl SignedIdentity {
     /// The auth revision cannot be found out.
     pub async fn token(&self) -> Result<Token, LoginFailure> {
         let revision = self.signer.revisions.current(&self.signer).await?;
+        let now = (Instant::now(), SystemTime::now());
         if let Some(last) = &*self.last.load()
             && last.revision == revision
-            && Instant::now() < last.fresh_until
+            && last.is_good(self.signer.config.lifetime, now)
         {
             return Ok(last.token.clone());
         }
-        let header = self.signer.sign(self.user.as_str(), revision, SystemTime::now());
+        let header = self.signer.sign(self.user.as_str(), revision, now.1);
         let header = header.map_err(|error| {
             tracing::error!(%error, "no token");
             LoginFailure::NoAnswer
         })?;
         let token = Token::signed(header, &self.signer.shared);
-        let fresh_until = Instant::now() + used_for(self.signer.config.lifetime);
-        self.last.store(Some(Arc::new(Signed { token: token.clone(), revision, fresh_until })));
+        let refused = AtomicBool::new(false);
+        self.last.store(Some(Arc::new(Signed { token: token.clone(), revision, since: now, refused })));
         Ok(token)
     }
 
-    /// A member refused `token`. Of those who hold it, the first has the revision asked for.
+    /// A member refused `token`. Of those who hold it, the first has the revision asked for. Where that is the same
+    /// still, it was refused for its time, by the member's clock: it is not shown again.
     pub fn invalidate(&self, token: &Token) {
         let last = self.last.load();
         if let Some(last) = last.as_ref().filter(|last| last.token.serial() == token.serial()) {
+            last.refused.store(true, Ordering::Relaxed);
             self.signer.shared.counters.invalidations.fetch_add(1, Ordering::Relaxed);
             self.signer.revisions.refused(last.revision);
         }
@@ -201,6 +221,7 @@ impl fmt::Debug for SignedIdentity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::credential::{CredentialSettings, Credentials};
 
     #[test]
     fn an_ecdsa_signature_gets_its_fixed_form() {
@@ -215,6 +236,25 @@ mod tests {
             assert_eq!(fixed(&der[..end], 32), None, "{end}");
         }
         assert_eq!(fixed(&der, 31), None, "a number larger than the curve's");
+    }
+
+    #[tokio::test]
+    async fn a_token_is_shown_for_its_time_by_both_clocks() {
+        let channels = crate::upstream::membership::ControlChannels::default();
+        let (credentials, _control) = Credentials::new(CredentialSettings::default(), channels).unwrap();
+        let token = Token::signed(HeaderValue::from_static("a.b.c"), &credentials.shared);
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let signed = Signed { token, revision: 1, since: (now, wall), refused: AtomicBool::new(false) };
+        let second = Duration::from_secs(1);
+        let good = |later: Duration, wall| signed.is_good(60 * second, (now + later, wall));
+        assert!(good(39 * second, wall + 39 * second));
+        assert!(!good(40 * second, wall + 40 * second));
+        assert!(!good(second, wall + 40 * second), "the machine slept, or its clock was behind");
+        assert!(good(39 * second, wall - 3600 * second), "it ends later than told");
+        assert!(!good(40 * second, wall - 3600 * second));
+        signed.refused.store(true, Ordering::Relaxed);
+        assert!(good(second / 2, wall + second / 2));
+        assert!(!good(second, wall) && !good(Duration::ZERO, wall + second));
     }
 
     #[test]

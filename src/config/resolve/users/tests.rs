@@ -31,14 +31,17 @@ fn path_length(length: u8) -> IsCa {
 }
 
 fn write(folder: &Path, file: &str, made: Made) {
+    write_with(folder, file, made, &KeyPair::generate().unwrap());
+}
+
+fn write_with(folder: &Path, file: &str, made: Made, key: &KeyPair) {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, made.name);
     params.is_ca = made.ca;
     params.extended_key_usages = made.usages;
     params.not_after = rcgen::date_time_ymd(made.until, 1, 1);
-    let key = KeyPair::generate().unwrap();
-    std::fs::write(folder.join(file).with_extension("crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+    std::fs::write(folder.join(file).with_extension("crt"), params.self_signed(key).unwrap().pem()).unwrap();
     std::fs::write(folder.join(file).with_extension("key"), key.serialize_pem()).unwrap();
 }
 
@@ -48,12 +51,20 @@ fn folder() -> tempfile::TempDir {
     let at = folder.path();
     let made = |name, ca, usages: &[_]| Made { name, ca, usages: usages.to_vec(), until: 4000 };
     write(at, "etcd", made("etcd", IsCa::Ca(BasicConstraints::Unconstrained), &[]));
-    write(at, "mint", made("mint", path_length(0), &[CLIENT]));
+    let key = KeyPair::generate().unwrap();
+    write_with(at, "mint", made("mint", path_length(0), &[CLIENT]), &key);
+    write_with(at, "twin", made("etcd", IsCa::Ca(BasicConstraints::Unconstrained), &[]), &key);
     write(at, "leaf", made("leaf", IsCa::ExplicitNoCa, &[CLIENT]));
     write(at, "plain", made("plain", IsCa::NoCa, &[CLIENT]));
     write(at, "long", made("long", path_length(1), &[CLIENT]));
     write(at, "endless", made("endless", IsCa::Ca(BasicConstraints::Unconstrained), &[CLIENT]));
     write(at, "server", made("server", path_length(0), &[CLIENT, SERVER]));
+    write(at, "code", made("code", path_length(0), &[CLIENT, ExtendedKeyUsagePurpose::CodeSigning]));
+    write(
+        at,
+        "odd",
+        made("odd", path_length(0), &[CLIENT, ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1])]),
+    );
     write(at, "any", made("any", path_length(0), &[]));
     write(at, "over", Made { until: 2020, ..made("over", path_length(0), &[CLIENT]) });
     write(at, "alice", made("alice", IsCa::NoCa, &[CLIENT]));
@@ -102,6 +113,7 @@ fn a_user_has_exactly_one_credential() {
     assert!(matches!(of("root", "jwt = true\nmint = false"), Credential::Made(Maker::Jwt)));
     assert_eq!(one("*", "jwt = true").others, Some(Maker::Jwt));
 
+    assert_eq!(faults(&format!("{all}{}", user("same", "mint = true"))), ["user[0].name"], "as = \"same\"");
     let fault = |credential: &str| faults(&format!("{all}{}", user("alice", credential)));
     assert_eq!(fault(""), ["user[0].password_file"]);
     assert_eq!(fault("mint = false"), ["user[0].password_file"]);
@@ -148,10 +160,13 @@ fn a_certificate_is_the_users_own_and_is_shown_over_tls() {
 fn certificates_are_minted_from_an_authority_for_clients_alone() {
     let mint = |name: &str| format!("{HTTPS}[mint]\nca = '{name}.crt'\nkey = '{name}.key'\n");
     valid(&mint("mint"));
-    for bad in ["leaf", "plain", "long", "endless", "server", "any", "over"] {
+    for bad in ["leaf", "plain", "long", "endless", "server", "code", "odd", "any", "over"] {
         assert_eq!(faults(&mint(bad)), ["mint.ca"], "{bad}");
     }
-    assert_eq!(faults(&mint("mint").replace("etcd.crt", "mint.crt")), ["mint.ca"], "it vouches for members");
+    for trusted in ["mint.crt", "twin.crt"] {
+        let told = faults(&mint("mint").replace("etcd.crt", trusted));
+        assert_eq!(told, ["mint.ca"], "{trusted}: it vouches for members");
+    }
     assert_eq!(faults(&format!("{HTTPS}[mint]\nca = 'mint.crt'\nkey = 'leaf.key'\n")), ["mint.key"]);
     assert_eq!(faults(&format!("{HTTPS}[mint]\n")), ["mint.ca", "mint.key"]);
     assert_eq!(faults(&format!("{HTTPS}{}", user("a", "mint = true"))), ["mint.ca"]);
