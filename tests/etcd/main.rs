@@ -68,6 +68,8 @@ mod raw;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod renewals;
+#[cfg(test)]
 mod replicas;
 #[cfg(test)]
 mod revocations;
