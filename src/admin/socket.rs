@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::downstream::listener::remove_stale;
 use crate::downstream::session::{Change, Entry, NoSessionId, Sealer};
 use crate::identity::UserName;
-use crate::revocation::{Kept, Register};
+use crate::revocation::{Kept, Register, Trouble};
 use crate::tasks::Tasks;
 
 /// More than the longest name that a session can hold, each byte of it escaped.
@@ -68,8 +68,12 @@ pub enum Command {
 pub enum Answer {
     /// It is done; with what follows from it.
     Done(String),
-    /// It is not, or not wholly; and why.
+    /// Nothing has changed; and why.
     Failed(String),
+    /// It is in force on this replica until it ends, and nowhere else; and why.
+    NotKept(String),
+    /// Nobody can say whether it is done. It may be asked for again.
+    Unknown(String),
     /// What was asked for.
     Sessions(Listing),
 }
@@ -180,7 +184,14 @@ impl Desk {
                 "in force now, until this process ends: set revocation.etcd_prefix or revocation.state_file to keep it"
                     .into(),
             ),
-            Err(trouble) => Answer::Failed(trouble.to_string()),
+            Err(trouble) => {
+                let why = trouble.to_string();
+                match trouble {
+                    Trouble::NotKept(_) => Answer::NotKept(why),
+                    Trouble::Unknown(_) => Answer::Unknown(why),
+                    Trouble::Unchanged(_) | Trouble::Full(_) | Trouble::Busy => Answer::Failed(why),
+                }
+            }
         }
     }
 
@@ -222,7 +233,7 @@ fn change(command: &Command) -> Result<Option<Change>, NoSessionId> {
 /// Asks the Keyward that serves the socket, and waits for the answer. Blocks.
 ///
 /// # Errors
-/// The system's, or an answer that is none.
+/// The system's: nothing was asked.
 pub fn ask(path: &Path, command: &Command) -> io::Result<Answer> {
     let mut stream = std::os::unix::net::UnixStream::connect(path)?;
     stream.set_read_timeout(Some(ANSWER))?;
@@ -230,6 +241,11 @@ pub fn ask(path: &Path, command: &Command) -> io::Result<Answer> {
     let mut line = serde_json::to_vec(command)?;
     line.push(b'\n');
     stream.write_all(&line)?;
+    Ok(read_answer(stream)
+        .unwrap_or_else(|error| Answer::Unknown(format!("asked, but not answered: {error}"))))
+}
+
+fn read_answer(stream: std::os::unix::net::UnixStream) -> io::Result<Answer> {
     let mut answer = Vec::new();
     // A listing has a row per session, of which there are some thousands.
     io::BufReader::new(stream.take(LONGEST_LINE * 1024)).read_until(b'\n', &mut answer)?;

@@ -123,7 +123,12 @@ impl Callers {
     ) -> Result<Rc<Caller>, Refusal> {
         let presented = Presented::in_headers(headers);
         client.remembered.borrow_mut().follow(&self.identities.load());
-        let standing = match (way(client, presented)?, presented) {
+        let (way, takes_default) = {
+            let remembered = client.remembered.borrow();
+            let ways = remembered.identities.ways(client);
+            (way(ways, client, presented)?, ways.contains(&Identify::Default))
+        };
+        let standing = match (way, presented) {
             (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token)?,
             (Identify::Jwt, Presented::Token(token)) => self.by_jwt(gateway, client, token)?,
             (Identify::Certificate, _) => self.by_certificate(client),
@@ -131,7 +136,7 @@ impl Callers {
                 let lent = method.and_then(|method| client.remembered.borrow().lent(method));
                 match lent {
                     Some(token) => self.by_token(gateway, client, token.expose())?,
-                    None if client.listener.identify.contains(&Identify::Default) => self.by_default(client),
+                    None if takes_default => self.by_default(client),
                     None => return Err(Refusal::USER_EMPTY),
                 }
             }
@@ -263,8 +268,7 @@ impl Callers {
 /// The way that decides: the first of the listener's that the request shows. A token is shown, whatever its kind: one of a
 /// kind that does not count here is a bad token, and bad ones never fall back. The default is also who shows nothing where
 /// that is not allowed: a login of its connection may still stand for it.
-fn way(client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
-    let ways = &client.listener.identify;
+fn way(ways: &[Identify], client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
     let shows_token = matches!(presented, Presented::Token(_));
     let first = ways.iter().copied().find(|way| match way {
         Identify::Token | Identify::Jwt => shows_token,

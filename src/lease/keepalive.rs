@@ -121,6 +121,8 @@ struct Running {
     /// Since when it has waited at all, where a stream was lost meanwhile.
     stuck_since: Option<Instant>,
     opened: u64,
+    /// Something was answered.
+    stood: bool,
     /// The client will ask nothing more.
     half_closed: bool,
 }
@@ -142,6 +144,7 @@ impl KeepAlive {
             waiting_since: Instant::now(),
             stuck_since: None,
             opened: 0,
+            stood: false,
             half_closed: false,
         };
         loop {
@@ -259,6 +262,8 @@ impl Running {
                 tracing::debug!(%reason, "a keepalive stream was not opened");
                 After::Elsewhere
             }
+            Event::Came(Next::NoRoom) if self.stood => After::Elsewhere,
+            Event::Came(Next::NoRoom) => After::Tell(Refusal::TOO_MANY_REQUESTS.status()),
             Event::Came(Next::Broken(reason)) => {
                 if let Link::Open(at) = &self.link {
                     tracing::debug!(member = %at.member.id, %reason, "a keepalive stream broke");
@@ -277,6 +282,7 @@ impl Running {
         let answer = LeaseKeepAliveResponse::decode(message.clone()).ok();
         match answer.map(|answer| self.pending.answered(answer.ttl, zero)) {
             Some(Verdict::Deliver) => {
+                self.stood = true;
                 self.losses = 0;
                 self.stuck_since = None;
                 self.tried.clear();

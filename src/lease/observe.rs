@@ -135,6 +135,8 @@ struct Running {
     wants_leader: bool,
     leaderless_since: Option<Instant>,
     opened: u64,
+    /// A member has told who leads.
+    stood: bool,
 }
 
 impl Observe {
@@ -154,6 +156,7 @@ impl Observe {
             not_before: Instant::now(),
             leaderless_since: None,
             opened: 0,
+            stood: false,
         };
         let mut said: Option<Bytes> = None;
         loop {
@@ -242,6 +245,8 @@ impl Running {
                     _ => After::Elsewhere(None),
                 }
             }
+            Event::Came(Next::NoRoom) if self.stood => After::Elsewhere(None),
+            Event::Came(Next::NoRoom) => After::Tell(Refusal::TOO_MANY_REQUESTS.status()),
             Event::Came(Next::Broken(reason)) => match &self.link {
                 Link::Open(at) => {
                     tracing::debug!(member = %at.member.id, %reason, "an observe stream broke");
@@ -270,6 +275,7 @@ impl Running {
 
     fn came(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
         self.silent = 0;
+        self.stood = true;
         self.leaderless_since = None;
         match self.leaders.told(&message) {
             Told::News => {

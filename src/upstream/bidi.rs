@@ -50,6 +50,8 @@ pub enum Next {
     Broken(Arc<str>),
     /// It never came to be. Whether the member is out of reach was told already.
     Unopened(Arc<str>),
+    /// It never came to be: a limit of ours is reached, and no other member helps.
+    NoRoom,
 }
 
 /// There is no room for more of an unfinished message.
@@ -161,6 +163,10 @@ impl Bidi {
                         self.state = State::Ended;
                         return Ok(Next::Unopened(reason));
                     }
+                    Came::NoRoom => {
+                        self.state = State::Ended;
+                        return Ok(Next::NoRoom);
+                    }
                 },
             }
         }
@@ -187,6 +193,7 @@ enum Came {
     End(Status),
     Broken(Arc<str>),
     Unopened(Arc<str>),
+    NoRoom,
 }
 
 async fn receive(state: &mut State) -> Came {
@@ -201,7 +208,7 @@ async fn receive(state: &mut State) -> Came {
             }
             Err(NoAnswer::Lost(reason)) => Came::Broken(reason),
             Err(NoAnswer::NeverSent(reason)) => Came::Unopened(reason),
-            Err(NoAnswer::NoRoom) => Came::Unopened("limits.certificate_connections are in use".into()),
+            Err(NoAnswer::NoRoom) => Came::NoRoom,
         },
         State::Open(body, headers, _) => match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
             Some(Ok(frame)) => match frame.into_data() {

@@ -41,6 +41,8 @@ pub enum ReadError {
     Login(LoginFailure),
     /// No answer.
     Lost,
+    /// Nothing was asked: a limit of ours is reached, and no other member helps.
+    NoRoom,
 }
 
 /// A header that a member sent, and its revision.
@@ -134,8 +136,11 @@ pub async fn ask(
     tokio::time::timeout(LIMIT, reading).await.unwrap_or(Err(ReadError::Lost))
 }
 
-fn lost(_: NoAnswer) -> ReadError {
-    ReadError::Lost
+fn lost(why: NoAnswer) -> ReadError {
+    match why {
+        NoAnswer::NoRoom => ReadError::NoRoom,
+        NoAnswer::NeverSent(_) | NoAnswer::Lost(_) => ReadError::Lost,
+    }
 }
 
 fn revealed(message: Bytes) -> Result<Revealed, ReadError> {

@@ -2,7 +2,8 @@
 //!
 //! Owns: the order in which things are looked at. Must not know what a message means. Invariants: while the client
 //! does not take what is said, nothing more is read from upstream, so that flow control reaches etcd and nobody else
-//! waits; the client's going away ends everything; a client that asked for a leader is told when there is none.
+//! waits; the client's going away ends everything; a client that asked for a leader is told when there is none, and one
+//! that was told nothing yet is told when there is no room for it.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -68,6 +69,13 @@ impl Upstream {
     }
 }
 
+/// Whether a read found room for its connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Found,
+    None,
+}
+
 /// What one upstream stream did.
 enum Event {
     Opened(Box<Source>),
@@ -81,12 +89,14 @@ struct Running {
     session: Session,
     hub: Hub,
     upstream: BTreeMap<StreamId, Upstream>,
-    reads: FuturesUnordered<LocalBoxFuture<'static, Input>>,
+    reads: FuturesUnordered<LocalBoxFuture<'static, (Input, Room)>>,
     outputs: Vec<Output>,
     said: VecDeque<(Bytes, Keep)>,
     /// Of revisions that have not ended.
     unfinished: Held,
     tried: Vec<MemberId>,
+    /// Whether the client was told anything.
+    told: bool,
     leaderless_since: Option<Instant>,
     /// Which upstream stream is looked at first: each in turn, so that a busy one does not starve the others.
     turn: usize,
@@ -99,19 +109,7 @@ impl Session {
         let mut requests = Requests::new(body, self.largest_request);
         let mut drain = self.drain.clone();
         let mut reading = true;
-        let mut running = Running {
-            hub: Hub::new(Instant::now(), self.timing),
-            unfinished: self.route.share.hold(0),
-            session: self,
-            upstream: BTreeMap::new(),
-            reads: FuturesUnordered::new(),
-            outputs: Vec::new(),
-            said: VecDeque::new(),
-            tried: Vec::new(),
-            leaderless_since: None,
-            turn: 0,
-            ended: None,
-        };
+        let mut running = Running::new(self);
         let status = loop {
             if running.said.is_empty()
                 && let Some(status) = running.ended.take()
@@ -147,7 +145,11 @@ impl Session {
                         Asked::Gone => return,
                     }
                 }
-                Some(input) = running.reads.next(), if quiet => running.input(input),
+                Some((input, room)) = running.reads.next(), if quiet => {
+                    if room == Room::Found || !running.refused_for_room() {
+                        running.input(input);
+                    }
+                }
                 (stream, event) = next_event(&mut running.upstream, running.turn, quiet) => {
                     running.event(stream, event);
                     if !quiet {
@@ -171,6 +173,23 @@ impl Session {
 }
 
 impl Running {
+    fn new(session: Session) -> Self {
+        Self {
+            hub: Hub::new(Instant::now(), session.timing),
+            unfinished: session.route.share.hold(0),
+            session,
+            upstream: BTreeMap::new(),
+            reads: FuturesUnordered::new(),
+            outputs: Vec::new(),
+            said: VecDeque::new(),
+            tried: Vec::new(),
+            told: false,
+            leaderless_since: None,
+            turn: 0,
+            ended: None,
+        }
+    }
+
     fn input(&mut self, input: Input) {
         let mut outputs = std::mem::take(&mut self.outputs);
         self.hub.handle(Instant::now(), input, &mut outputs);
@@ -229,6 +248,7 @@ impl Running {
             }
             Output::Anchor { watch, stream, key, read } => self.anchor(watch, stream, key, read),
             Output::Emit(message) => {
+                self.told = true;
                 if let Some(revision) = header::revision_of(&message) {
                     let floor = &self.session.floor;
                     floor.set(floor.get().max(Revision(revision)));
@@ -267,7 +287,8 @@ impl Running {
                     revealed => revealed,
                 },
             };
-            match revealed {
+            let room = if matches!(revealed, Err(ReadError::NoRoom)) { Room::None } else { Room::Found };
+            let input = match revealed {
                 Ok(Revealed { header, revision }) => {
                     Input::Anchored { watch, stream, header, revision: Revision(revision) }
                 }
@@ -277,10 +298,11 @@ impl Running {
                 Err(ReadError::Refused(status)) if refuses_credential(&status) => {
                     Input::AnchorFailed { watch, stream, why: Loss::Denied(status.cancel_reason()) }
                 }
-                Err(ReadError::Refused(_) | ReadError::Lost) => {
+                Err(ReadError::Refused(_) | ReadError::Lost | ReadError::NoRoom) => {
                     Input::AnchorFailed { watch, stream, why: Loss::Upstream }
                 }
-            }
+            };
+            (input, room)
         };
         self.reads.push(reading.boxed_local());
     }
@@ -311,6 +333,7 @@ impl Running {
                 }
             }
             Event::TooMuch => self.give_up(stream),
+            Event::Came(Next::NoRoom) if self.refused_for_room() => {}
             Event::Came(end) => {
                 let Some(Upstream::Open(source)) = self.upstream.remove(&stream) else { return };
                 let why = source.ended(&self.session.route.door, &self.session.route.whom, &end);
@@ -321,6 +344,16 @@ impl Running {
                 self.input(Input::Lost { stream, why });
             }
         }
+    }
+
+    /// There is no room for a connection. Who was told nothing yet is told that; a client that has watches waits for room,
+    /// as for a member.
+    fn refused_for_room(&mut self) -> bool {
+        if !self.told {
+            self.upstream.clear();
+            self.ended = Some(Refusal::TOO_MANY_REQUESTS.status());
+        }
+        !self.told
     }
 
     /// Too much is held on this shard: the stream is opened again later, and what it began to tell comes again. Speaks against

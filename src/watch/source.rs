@@ -152,7 +152,9 @@ impl Route {
                 // Refused for good: let the create be refused in etcd's own words.
                 Err(ReadError::Refused(status)) if refuses_credential(&status) => {}
                 // It proved nothing, so that a second refusal would not be the truth.
-                Err(ReadError::Refused(_) | ReadError::Lost) => return Err(failed(Loss::Upstream)),
+                Err(ReadError::Refused(_) | ReadError::Lost | ReadError::NoRoom) => {
+                    return Err(failed(Loss::Upstream));
+                }
                 Err(ReadError::Login(failure)) => return Err(failed(login_loss(&failure))),
             }
         }
@@ -274,6 +276,10 @@ impl Source {
             }
             Next::Unopened(reason) => {
                 tracing::debug!(member = %self.member.id, %reason, "a watch stream was not opened");
+                Loss::Upstream
+            }
+            Next::NoRoom => {
+                tracing::debug!("a watch stream found no room");
                 Loss::Upstream
             }
             Next::Ended(status) => {

@@ -290,6 +290,20 @@ async fn accounts_move_into_the_file_one_by_one_and_a_bad_line_changes_nothing()
     .await;
     assert_eq!(as_told("bob", &password("bob")).await, FAILED);
     assert_eq!(as_told("alice", "hers-in-the-file").await, ADMITTED);
+
+    // Back to etcd, without the file, and to the file again: never is anybody between the two.
+    keyward.reload(&keyward.site().in_front_of(&cluster));
+    wait::until(SOON, "bob is etcd's again", async || {
+        (as_told("bob", &password("bob")).await == ADMITTED).then_some(())
+    })
+    .await;
+    assert_eq!(as_told("alice", &password("alice")).await, ADMITTED);
+    assert_eq!(as_told("alice", "hers-in-the-file").await, FAILED);
+    keyward.reload(&config.replace("\"file\", \"etcd\"", "\"file\""));
+    wait::until(SOON, "bob is the file's again", async || {
+        (as_told("bob", "his-in-the-file").await == ADMITTED).then_some(())
+    })
+    .await;
     let log = keyward.log();
     assert!(!log.contains("$argon2id") && !log.contains("hunter2") && !log.contains("in-the-file"), "{log}");
 }

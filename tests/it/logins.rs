@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use keyward::config::PasswordSources;
 use keyward::gateway::login::sources::{Denied, Proved};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
@@ -285,13 +286,13 @@ fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
         let call = async |client: &Client| told(&client.call(RANGE, range("k")).await);
         assert_ne!(call(&alices).await, INVALID_TOKEN);
         let after = line("alice", "other") + &bob;
-        keyward.logins.replace_users(Users::parse(after.as_bytes()).expect("valid").into());
+        keyward.publish_passwords(None, Some(Users::parse(after.as_bytes()).expect("valid")));
         assert_eq!(call(&alices).await, INVALID_TOKEN);
         assert_ne!(call(&bobs).await, INVALID_TOKEN);
         assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
         assert_eq!(told(&log_in(&client, "bob", "his").await), "admitted");
         assert_eq!(counted(&keyward, "remembered"), 1, "bob's line is the same");
-        keyward.logins.replace_users(Users::default().into());
+        keyward.publish_passwords(None, Some(Users::default()));
         assert_eq!(call(&bobs).await, INVALID_TOKEN);
     });
 }
@@ -400,14 +401,46 @@ fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() 
         assert_eq!(member.logins(), 1);
         let hers = Users::parse(line("alice", "right").as_bytes()).expect("valid");
         let line = hers.line(&alice).expect("there");
-        keyward.logins.replace_users(hers.into());
+        keyward.publish_passwords(None, Some(hers));
         sleep(3 * SECOND).await;
         assert_eq!(proved().await, Ok(Proved::File(line)));
-        keyward.logins.replace_users(Users::default().into());
+        keyward.publish_passwords(None, Some(Users::default()));
         member.change_password("new");
         sleep(3 * SECOND).await;
         assert_eq!(proved().await, Err(Denied::WrongPassword));
         assert_eq!(proved().await, Err(Denied::WrongPassword));
+    });
+}
+
+#[test]
+fn sources_and_users_file_change_together_there_and_back() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = with_file(&member, Auth::On, "['file']", &line("alice", "mine"));
+        let client = keyward.client().await;
+        let in_file = token(&log_in(&client, "alice", "mine").await);
+        let in_file = keyward.client().await.header("token", &in_file);
+        assert_eq!(told(&log_in(&client, "bob", "right").await), FAILED);
+        assert_eq!(member.logins(), 0);
+
+        keyward.publish_passwords(Some(PasswordSources::Etcd), Some(Users::default()));
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
+        for user in ["alice", "bob"] {
+            assert_eq!(told(&log_in(&client, user, "right").await), "admitted", "{user}");
+        }
+        let call = async |client: &Client| told(&client.call(RANGE, range("k")).await);
+        assert_eq!(call(&in_file).await, INVALID_TOKEN, "what let it in is no source any more");
+
+        // The file may still be named, and lines stand in it.
+        keyward.publish_passwords(Some(PasswordSources::Etcd), None);
+        assert_eq!(call(&in_file).await, INVALID_TOKEN);
+        keyward.publish_passwords(Some(PasswordSources::FileThenEtcd), None);
+        assert_ne!(call(&in_file).await, INVALID_TOKEN);
+        sleep(SECOND).await;
+        assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED);
+        for (user, password) in [("alice", "mine"), ("carol", "right")] {
+            assert_eq!(told(&log_in(&client, user, password).await), "admitted", "{user}");
+        }
     });
 }
 

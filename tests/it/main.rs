@@ -5,6 +5,8 @@
 //! incoming connections.
 
 #[cfg(test)]
+mod ages;
+#[cfg(test)]
 mod authority;
 #[cfg(test)]
 mod client;
@@ -23,6 +25,8 @@ mod budgets;
 mod cancel_bursts;
 #[cfg(test)]
 mod certificates;
+#[cfg(test)]
+mod crowded;
 #[cfg(test)]
 mod drain;
 #[cfg(test)]
@@ -56,6 +60,8 @@ mod replays;
 #[cfg(test)]
 mod revocations;
 #[cfg(test)]
+mod revocations_in_etcd;
+#[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]
 mod sockets;
@@ -67,3 +73,5 @@ mod unproved_logins;
 mod upstream_headers;
 #[cfg(test)]
 mod watches;
+#[cfg(test)]
+mod withdrawn;

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use super::identities::{Brought, Rank, Standing};
 use super::{Caller, Callers, Evidence, Grounds, Identities};
+use crate::config::Identify;
 use crate::downstream::session::{Inadmissible, Namespace, Proof, Session, SessionPeer};
 use crate::gateway::live::Life;
 use crate::gateway::{Client, Gateway};
@@ -35,6 +36,9 @@ impl Callers {
             return Err(Refusal::SHUTTING_DOWN);
         }
         let identities = self.identities.load();
+        if !identities.ways(client).contains(&caller.grounds.way()) {
+            return Err(Refusal::INVALID_AUTH_TOKEN);
+        }
         let grounds = caller.grounds.clone();
         let standing = match &caller.grounds.shown {
             Evidence::Session(session) => {
@@ -76,6 +80,18 @@ impl Callers {
             Inadmissible::Blocked => Refusal::PERMISSION_DENIED,
             Inadmissible::NotKnown => Refusal::NOTHING_SENT,
         })
+    }
+}
+
+impl Grounds {
+    /// The way that led to them.
+    fn way(&self) -> Identify {
+        match (&self.shown, &self.peer) {
+            (Evidence::Session(_), _) => Identify::Token,
+            (Evidence::Jwt(..), _) => Identify::Jwt,
+            (Evidence::Connection, Peer::Certificate { .. }) => Identify::Certificate,
+            (Evidence::Connection, _) => Identify::Default,
+        }
     }
 }
 
@@ -128,6 +144,10 @@ pub(super) fn decided(gateway: &Gateway, standing: Standing) -> Result<Rc<Caller
         Rank::Known(caller) => Ok(caller),
         Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Off => {
             Ok(Rc::new(Caller::new(As::Nobody, None, standing.grounds)))
+        }
+        // Whether there are users at all nobody has told yet: a refusal would be for good.
+        Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Unknown => {
+            Err(Refusal::NOTHING_SENT)
         }
         Rank::Unproved => Err(Refusal::INVALID_AUTH_TOKEN),
         Rank::Unknown | Rank::Denied => Err(Refusal::PERMISSION_DENIED),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{Caller, Grounds};
-use crate::config::Config;
+use crate::config::{Config, Identify, Listener};
 use crate::gateway::Client;
 use crate::identity::{Peer, UserName};
 use crate::jwt::Verifier;
@@ -22,7 +22,17 @@ use crate::upstream::send::As;
 pub struct Identities {
     pub(super) issuers: Arc<[Verifier]>,
     mapping: Mapping,
+    ways: Vec<Ways>,
     credentials: Arc<Credentials>,
+}
+
+/// What clients of a listener may show, in the order in which it is looked at. It follows from the rules and issuers, too:
+/// those that are replaced take it along.
+#[derive(Debug)]
+struct Ways {
+    listener: Arc<str>,
+    ca: Option<Arc<str>>,
+    identify: Vec<Identify>,
 }
 
 /// A peer, and what the rules say of it.
@@ -65,8 +75,18 @@ impl Identities {
         Self {
             issuers: Arc::clone(&config.issuers),
             mapping: Mapping::new(config.mapping.as_ref().clone()),
+            ways: config.listeners.iter().map(|listener| Ways::of(listener)).collect(),
             credentials: Arc::clone(credentials),
         }
+    }
+
+    /// What this client may show. As its listener was started where that is gone, or asks for other certificates since:
+    /// that waits for a restart, and what follows from it as well.
+    pub(super) fn ways<'a>(&'a self, client: &'a Client) -> &'a [Identify] {
+        let listener = &client.listener;
+        let found = self.ways.iter().find(|ways| ways.listener == listener.name);
+        let same = found.filter(|ways| ways.ca.as_deref() == listener.client_ca().map(|ca| &*ca.name));
+        same.map_or(&listener.identify, |ways| &ways.identify)
     }
 
     /// As that user, without a password of the client's. None where Keyward has no credential for it.
@@ -103,5 +123,15 @@ impl Identities {
             (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
         };
         Standing { peer: peer.to_string().into(), rank, grounds, again: false }
+    }
+}
+
+impl Ways {
+    fn of(listener: &Listener) -> Self {
+        Self {
+            listener: Arc::clone(&listener.name),
+            ca: listener.client_ca().map(|ca| Arc::clone(&ca.name)),
+            identify: listener.identify.clone(),
+        }
     }
 }

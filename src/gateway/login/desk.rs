@@ -20,7 +20,7 @@ use moka::sync::Cache;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::config;
+use crate::config::{self, PasswordSources};
 use crate::gateway::login::file::UsersFile;
 use crate::gateway::login::limits::{Attempts, Limited, Settled};
 use crate::gateway::login::sources::{Denied, Effort, Login, Proved, Sources};
@@ -31,7 +31,7 @@ use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::credential::{Credentials, Fingerprint};
 use crate::upstream::membership::MembersHandle;
-use crate::users::{LineMark, Users};
+use crate::users::LineMark;
 
 /// Different users and passwords under way. Each waits for its turn at a member, or at the users file; past this many
 /// callers are told that there were too many.
@@ -50,7 +50,7 @@ const REMEMBERED: u64 = 10_000;
 pub struct Logins {
     credentials: Arc<Credentials>,
     proved: Arc<Cache<Fingerprint, (Proved, Instant)>>,
-    users: Arc<Published<Users>>,
+    passwords: Arc<Published<config::Passwords>>,
     metrics: Arc<Metrics>,
     flights: Arc<Mutex<Flights>>,
     requests: mpsc::Sender<Request>,
@@ -113,19 +113,24 @@ impl Logins {
     /// Logins, and what the control runtime has to run for them.
     #[must_use]
     pub fn new(
-        config: &config::Passwords,
+        config: &Arc<config::Passwords>,
         credentials: Arc<Credentials>,
         members: MembersHandle,
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, LoginControl) {
         let (sender, requests) = mpsc::channel(UNDER_WAY);
-        let users = Arc::new(Published::new(Arc::clone(&config.users)));
-        let file = UsersFile::new(Arc::clone(&users));
-        let sources = Sources { order: config.sources, file, credentials: Arc::clone(&credentials), members };
+        let passwords = Arc::new(Published::new(Arc::clone(config)));
+        let sources = Sources {
+            passwords: Arc::clone(&passwords),
+            file: UsersFile::new(),
+            credentials: Arc::clone(&credentials),
+            members,
+        };
         let control = LoginControl { requests, sources, limits: config.failed };
         let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
         let proved = Arc::new(proved);
-        let logins = Self { credentials, proved, users, metrics, flights: Arc::default(), requests: sender };
+        let logins =
+            Self { credentials, proved, passwords, metrics, flights: Arc::default(), requests: sender };
         (Arc::new(logins), control)
     }
 
@@ -172,21 +177,24 @@ impl Logins {
     }
 
     /// The mark of this user's line in the users file as it is now: what a file login proved holds as long as it is the
-    /// same.
+    /// same. None where the file is no source.
     #[must_use]
     pub fn line(&self, user: &UserName) -> Option<LineMark> {
-        self.users.load().line(user)
+        let passwords = self.passwords.load();
+        (passwords.sources != PasswordSources::Etcd).then(|| passwords.users.line(user))?
     }
 
-    /// Takes another users file in place of the one that was read before.
-    pub fn replace_users(&self, users: Arc<Users>) {
-        self.users.publish(users);
+    /// Takes other sources, or another users file, in place of those that were read before. What the limits are stays.
+    pub fn replace(&self, passwords: Arc<config::Passwords>) {
+        self.passwords.publish(passwords);
+        // What others said holds no more.
+        self.proved.invalidate_all();
     }
 
-    /// Moves whenever there is another users file.
+    /// Moves whenever there are other sources, or another users file.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
-        self.users.changes()
+        self.passwords.changes()
     }
 
     fn login(&self, user: &UserName, password: &Secret<String>) -> Login {

@@ -19,14 +19,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::PasswordSources;
+use crate::config::{PasswordSources, Passwords};
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::file::UsersFile;
 use crate::identity::{MemberId, UserName};
+use crate::published::Published;
 use crate::secret::Secret;
 use crate::upstream::credential::{Credentials, Fingerprint, LoginFailure};
 use crate::upstream::membership::{Auth, MembersHandle};
-use crate::users::LineMark;
+use crate::users::{LineMark, Users};
 
 /// While no member can tell, they are asked again this often, or as soon as the members change.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -77,7 +78,8 @@ pub(super) enum Effort {
 
 /// The password sources of this process.
 pub(super) struct Sources {
-    pub(super) order: PasswordSources,
+    /// Their order and the users file; one value, so that both change together.
+    pub(super) passwords: Arc<Published<Passwords>>,
     pub(super) file: UsersFile,
     pub(super) credentials: Arc<Credentials>,
     pub(super) members: MembersHandle,
@@ -88,17 +90,19 @@ type Answer = Option<Result<Proved, Denied>>;
 impl Sources {
     /// What the sources say; none where that would take more than the effort that is allowed.
     pub(super) async fn ask(&self, login: &Login, effort: Effort) -> Answer {
-        match self.order {
+        let Passwords { sources, users, .. } = &*self.passwords.load_full();
+        let in_file = users.line(&login.user).is_some();
+        match sources {
             PasswordSources::Etcd => self.etcd(login, effort).await,
-            PasswordSources::File => self.file(login, effort).await,
-            PasswordSources::FileThenEtcd if self.file.knows(&login.user) => self.file(login, effort).await,
+            PasswordSources::File => self.file(users, login, effort).await,
+            PasswordSources::FileThenEtcd if in_file => self.file(users, login, effort).await,
             PasswordSources::FileThenEtcd => self.etcd(login, effort).await,
             PasswordSources::EtcdThenFile => {
                 // Whom the file has accepted is not guessing: that etcd has no password is looked up again.
-                let accepted = self.file.recall(login).is_some_and(|known| known.is_ok());
+                let accepted = self.file.recall(users, login).is_some_and(|known| known.is_ok());
                 match self.etcd(login, if accepted { Effort::Ask } else { effort }).await {
-                    Some(Ok(Proved::Nothing) | Err(Denied::NoPassword)) if self.file.knows(&login.user) => {
-                        self.file(login, effort).await
+                    Some(Ok(Proved::Nothing) | Err(Denied::NoPassword)) if in_file => {
+                        self.file(users, login, effort).await
                     }
                     final_answer => final_answer,
                 }
@@ -106,11 +110,11 @@ impl Sources {
         }
     }
 
-    async fn file(&self, login: &Login, effort: Effort) -> Answer {
-        let told = match (self.file.recall(login), effort) {
+    async fn file(&self, users: &Users, login: &Login, effort: Effort) -> Answer {
+        let told = match (self.file.recall(users, login), effort) {
             (Some(known), _) => known,
             (None, Effort::Recall) => return None,
-            (None, Effort::Ask) => self.file.compare(login).await,
+            (None, Effort::Ask) => self.file.compare(users, login).await,
         };
         Some(told.map(Proved::File))
     }
