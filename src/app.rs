@@ -210,10 +210,10 @@ fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
         Part::break_glass(sealer),
         Part::tls(tls),
         Part::passwords(Arc::clone(&parts.logins)),
+        Part::cluster_tls(parts.connector.clone()),
         Part::identities(
             Arc::clone(&parts.identities),
             Arc::clone(&parts.credentials),
-            Arc::clone(&config.cluster),
             pages(&parts.connector, &parts.members),
         ),
     ]

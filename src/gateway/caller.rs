@@ -31,7 +31,6 @@ use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Method;
 use crate::secret::Secret;
 use crate::upstream::credential::InUse;
-use crate::upstream::membership::Auth;
 use crate::upstream::send::As;
 
 use identities::{Brought, Standing};
@@ -153,9 +152,7 @@ impl Callers {
             }
         };
         let standing = match &standing.grounds.shown {
-            Evidence::Session(session)
-                if standing.again() && gateway.door.members.auth.now() != Auth::Off =>
-            {
+            Evidence::Session(session) if standing.again() => {
                 let session = Rc::clone(session);
                 // Apart: few calls are of this kind.
                 Box::pin(self.prove_again(gateway, client, session, standing)).await?
@@ -267,6 +264,12 @@ impl Callers {
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         Remembered::nothing(self.identities.load_full())
+    }
+
+    /// Whether this client may show that now.
+    #[must_use]
+    pub fn takes(&self, client: &Client, way: Identify) -> bool {
+        self.identities.load().ways(client).contains(&way)
     }
 
     /// Moves whenever there are other rules.

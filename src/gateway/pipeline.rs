@@ -135,7 +135,7 @@ async fn known(
         "/grpc.health.v1.Health/Watch" => return health::watch(gateway, body).await,
         "/etcdserverpb.Auth/Authenticate" => {
             // What it would give counts for nothing here: nobody's password is looked at.
-            if !client.listener.identify.contains(&Identify::Token) {
+            if !gateway.callers.takes(client, Identify::Token) {
                 return Err(Refusal::AUTH_NOT_ENABLED);
             }
             return login::authenticate(gateway, client, method, body, deadline, record).await;
@@ -311,7 +311,7 @@ fn note_auth_change(gateway: &Gateway, method: &Method, message: &Bytes) {
         _ => None,
     };
     if let Some(name) = named {
-        gateway.door.credentials.forget_user(&UserName::from(name));
+        gateway.logins.forget_user(&UserName::from(name));
     }
 }
 

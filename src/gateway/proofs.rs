@@ -20,7 +20,6 @@ use crate::gateway::exchange::PATIENCE;
 use crate::gateway::live::Life;
 use crate::gateway::login::sources::{Denied, Proved};
 use crate::refusal::Refusal;
-use crate::upstream::membership::Auth;
 
 /// How often it is looked whether something has changed.
 const LOOK: Duration = Duration::from_secs(1);
@@ -61,11 +60,8 @@ pub async fn follow(gateway: Rc<Gateway>) {
             // A clock that nobody needs stands still.
             gateway.live.began_by_password().await;
         } else {
-            // Without auth there is nobody to be.
-            if gateway.door.members.auth.now() != Auth::Off {
-                let revision = gateway.logins.moves().current().await;
-                prove(&gateway, lives, revision).await;
-            }
+            let revision = gateway.logins.moves().current().await;
+            prove(&gateway, lives, revision).await;
             // Shards that began together do not ask together.
             let jitter = gateway.door.chooser.draw(u64::try_from(LOOK.as_millis() / 4).unwrap_or(u64::MAX));
             sleep(LOOK - LOOK / 4 + Duration::from_millis(jitter)).await;

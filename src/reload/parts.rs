@@ -12,16 +12,20 @@ use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready, Trial};
-use crate::config::{ClientAuth, ClientCa, Cluster, Config, Keep, KeySource, Listener, Login, ServerTls};
+use crate::config::{
+    ClientAuth, ClientCa, ClientTls, Cluster, Config, Keep, KeySource, Listener, Login, ServerTls,
+};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{Current, ListenerTls};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::published::Published;
 use crate::revocation::Register;
+use crate::upstream::connect::Connector;
 use crate::upstream::credential::{Credentials, Pages};
 use crate::upstream::members::ProbeLogin;
-use crate::upstream::peer_urls::PeerTrust;
+use crate::upstream::peer_urls::{PeerTrust, roots_of};
+use crate::upstream::tls::client_config;
 
 impl Trial {
     /// No member may trust, between members, what certificates are minted from.
@@ -29,9 +33,13 @@ impl Trial {
     pub fn mint(trust: Arc<PeerTrust>) -> Self {
         Self::new(move |now| {
             let (trust, mint) = (Arc::clone(&trust), now.users.mint.clone());
+            let roots = roots_of(&now.cluster);
             let held = async move {
                 let Some(mint) = mint else { return Ok(()) };
-                trust.hold(mint.authority.chain()).await.map_err(|trusted| format!("mint.ca: {trusted}"))
+                trust
+                    .hold(mint.authority.chain(), &roots)
+                    .await
+                    .map_err(|trusted| format!("mint.ca: {trusted}"))
             };
             held.boxed_local()
         })
@@ -160,13 +168,28 @@ impl Part {
         })
     }
 
-    /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Their secrets cannot be compared
-    /// here: what was read is published even where nothing is seen to be new.
+    /// TLS towards members: whom we believe, and what we show them. New connections see it.
+    #[must_use]
+    pub fn cluster_tls(connector: Connector) -> Self {
+        Self::new(move |before, now| {
+            let (Some(was), Some(is)) = (&before.cluster.tls, &now.cluster.tls) else { return Ok(None) };
+            // A certificate that comes or goes changes how members are asked: that needs a restart.
+            let (was, seen) = (towards_members(was), towards_members(is));
+            if was == seen || shows(&before.cluster) != shows(&now.cluster) {
+                return Ok(None);
+            }
+            let made = client_config(is).map_err(|error| format!("cluster.tls: {error}"))?;
+            let connector = connector.clone();
+            Ok(Some(Ready::new(vec![format!("cluster.tls: {seen}")], move || connector.replace_tls(made))))
+        })
+    }
+
+    /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Where no credential is another,
+    /// those that there are go on: of certificates, their connections too.
     #[must_use]
     pub fn identities(
         current: Arc<Published<Identities>>,
         credentials: Arc<Credentials>,
-        cluster: Arc<Cluster>,
         pages: Pages,
     ) -> Self {
         Self::new(move |before, now| {
@@ -183,15 +206,20 @@ impl Part {
                 config.listeners.iter().map(of_one).collect::<Vec<_>>()
             };
             told("what listeners identify by", ways(before) == ways(now));
-            told("[[user]], [mint], [sign_jwt]", same(&before.users, &now.users));
-            // Towards members as they are spoken to until the next start.
-            let acting = credentials.acting_for(&now.users, &cluster, pages.clone());
-            let acting = acting.map_err(|error| format!("user: {error}"))?;
+            let users = now.users.changes_since(&before.users);
+            let believed =
+                |config: &Config| config.cluster.tls.as_ref().map(|tls| digest(tls.roots.certificates()));
+            let acting = (!users.is_empty() || believed(before) != believed(now))
+                .then(|| credentials.acting_for(&now.users, &now.cluster, pages.clone()));
+            let acting = acting.transpose().map_err(|error| format!("user: {error}"))?;
+            changes.extend(users);
             let made = Arc::new(Identities::of(now, &credentials));
             let (current, credentials) = (Arc::clone(&current), Arc::clone(&credentials));
             // The rules last: what was decided by others is forgotten then.
             let publish = move || {
-                credentials.act(acting);
+                if let Some(acting) = acting {
+                    credentials.act(acting);
+                }
                 current.publish(made);
             };
             Ok(Some(Ready::new(changes, publish)))
@@ -240,6 +268,20 @@ fn digest<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>) -> String {
     })
 }
 
+/// What members can see of our TLS, and whom of them we believe.
+fn towards_members(tls: &ClientTls) -> String {
+    let believed = digest(tls.roots.certificates());
+    match &tls.identity {
+        None => format!("members under {believed}, no certificate"),
+        Some(identity) => format!("members under {believed}, certificate {}", digest(identity.chain())),
+    }
+}
+
+/// Whether we show members a certificate; none where there is no TLS.
+fn shows(cluster: &Cluster) -> Option<bool> {
+    cluster.tls.as_ref().map(|tls| tls.identity.is_some())
+}
+
 /// What peers are called by that show a certificate.
 fn ca_name(tls: &ServerTls) -> Option<&str> {
     tls.clients.ca().map(|ca| &*ca.name)
@@ -260,8 +302,8 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
         config.listeners.iter().map(of_one).collect::<Vec<_>>()
     };
     differ("listener", &listeners(started), &listeners(read));
-    // Logins are a part.
-    let cluster = |config: &Config| Cluster { probe: None, ..Cluster::clone(&config.cluster) };
+    // Logins are a part, and so is what TLS shows.
+    let cluster = |config: &Config| Cluster { probe: None, tls: None, ..Cluster::clone(&config.cluster) };
     let kept = |config: &Config| match &config.revocation.keep {
         Keep::Etcd { prefix, .. } => {
             (Keep::Etcd { prefix: prefix.clone(), login: None }, config.revocation.max_age)
@@ -269,6 +311,7 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
         keep => (keep.clone(), config.revocation.max_age),
     };
     differ("cluster", &cluster(started), &cluster(read));
+    differ("cluster.tls", &shows(&started.cluster), &shows(&read.cluster));
     differ("advertise", &started.advertise, &read.advertise);
     differ("session.realm", &started.session.realm, &read.session.realm);
     differ("login", &started.passwords.failed, &read.passwords.failed);

@@ -70,6 +70,8 @@ mod raw;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod renewals;
+#[cfg(test)]
 mod replicas;
 #[cfg(test)]
 mod revocations;

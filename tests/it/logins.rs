@@ -65,7 +65,7 @@ fn with_file(member: &Member, auth: Auth, sources: &str, lines: &str) -> Keyward
 }
 
 /// One that etcd has accepted, nobody knows when.
-fn session(user: &str, password: &str) -> Session {
+pub(crate) fn session(user: &str, password: &str) -> Session {
     let peer = SessionPeer::Password { user: user.into(), password: Secret::new(password.to_owned()) };
     Session::begin(peer, Proof::Etcd { auth_revision: 0 }, 0, SystemTime::now()).expect("random bytes")
 }

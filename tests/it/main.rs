@@ -34,6 +34,8 @@ mod drain;
 #[cfg(test)]
 mod entries;
 #[cfg(test)]
+mod guesses;
+#[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
 mod jwts;

@@ -1,7 +1,7 @@
-//! The users file at work: passwords compared off the shards, and remembered.
+//! The users file at work: passwords compared off the shards, and remembered if they were right.
 //!
-//! Owns: how many comparisons are made at once, what they said. Must not know: where the file lies, which one holds, what
-//! else could check a password.
+//! Owns: how many comparisons are made at once, what they accepted. Must not know: where the file lies, which one holds,
+//! what else could check a password.
 //! Invariants: what is remembered counts for the line that it was compared with and no other, so that a reload costs
 //! those whose line changed a comparison, and nobody else anything; a comparison runs to its end whoever leaves.
 
@@ -18,35 +18,23 @@ use crate::users::{LineMark, Users};
 /// Comparisons at a time: each takes a core for some 30 ms, and up to 64 MiB.
 const AT_A_TIME: usize = 2;
 const ACCEPTED: u64 = 10_000;
-const REFUSED: u64 = 1_000;
 
 /// The users file of this process.
 pub(super) struct UsersFile {
     accepted: Cache<Fingerprint, LineMark>,
-    /// With the line that refused it; none where there was no line.
-    refused: Cache<Fingerprint, Option<LineMark>>,
     turns: Arc<Semaphore>,
 }
 
 impl UsersFile {
     pub(super) fn new() -> Self {
-        Self {
-            accepted: cache(ACCEPTED),
-            refused: cache(REFUSED),
-            turns: Arc::new(Semaphore::new(AT_A_TIME)),
-        }
+        let accepted = Cache::builder().max_capacity(ACCEPTED).eviction_policy(EvictionPolicy::lru()).build();
+        Self { accepted, turns: Arc::new(Semaphore::new(AT_A_TIME)) }
     }
 
-    /// What is known of this password already, where these are the users.
-    pub(super) fn recall(&self, users: &Users, login: &Login) -> Option<Result<LineMark, Denied>> {
-        let line = users.line(&login.user);
-        if let (Some(line), Some(accepted)) = (line, self.accepted.get(&login.fingerprint))
-            && line == accepted
-        {
-            return Some(Ok(line));
-        }
-        let refused = self.refused.get(&login.fingerprint).is_some_and(|refused| refused == line);
-        refused.then_some(Err(Denied::WrongPassword))
+    /// The user's line, where these are the users, if it accepted this password already.
+    pub(super) fn recall(&self, users: &Users, login: &Login) -> Option<LineMark> {
+        let line = users.line(&login.user)?;
+        (self.accepted.get(&login.fingerprint)? == line).then_some(line)
     }
 
     /// Compares it.
@@ -65,17 +53,10 @@ impl UsersFile {
                 self.accepted.insert(login.fingerprint, line);
                 Ok(line)
             }
-            (Ok(_), line) => {
-                self.refused.insert(login.fingerprint, line);
-                Err(Denied::WrongPassword)
-            }
+            (Ok(_), _) => Err(Denied::WrongPassword),
             (Err(_panicked), _) => Err(Denied::Untold),
         }
     }
-}
-
-fn cache<V: Clone + Send + Sync + 'static>(limit: u64) -> Cache<Fingerprint, V> {
-    Cache::builder().max_capacity(limit).eviction_policy(EvictionPolicy::lru()).build()
 }
 
 #[cfg(test)]
@@ -90,7 +71,7 @@ mod tests {
     const CHEAP: Cost = Cost { memory: 8, passes: 1 };
 
     #[tokio::test]
-    async fn a_flood_of_wrong_passwords_is_forgotten_and_no_right_one() {
+    async fn a_flood_of_wrong_passwords_is_not_kept_and_no_right_one_is_forgotten() {
         let right = Secret::new("right".to_owned());
         let lines = format!("alice:{}\n", hash(&right, CHEAP).unwrap());
         let users = Users::parse(lines.as_bytes()).unwrap();
@@ -104,13 +85,13 @@ mod tests {
         };
         let alice = login("alice", "right");
         let line = file.compare(&users, &alice).await.unwrap();
-        for n in 0..3 * REFUSED {
+        for n in 0..1000 {
             let wrong = login(&format!("user{n}"), "guess");
             assert_eq!(file.compare(&users, &wrong).await, Err(Denied::WrongPassword));
-            assert_eq!(file.recall(&users, &wrong), Some(Err(Denied::WrongPassword)));
+            assert_eq!(file.recall(&users, &wrong), None);
         }
-        file.refused.run_pending_tasks();
-        assert!(file.refused.entry_count() <= REFUSED, "{}", file.refused.entry_count());
-        assert_eq!(file.recall(&users, &alice), Some(Ok(line)));
+        file.accepted.run_pending_tasks();
+        assert_eq!(file.accepted.entry_count(), 1);
+        assert_eq!(file.recall(&users, &alice), Some(line));
     }
 }
