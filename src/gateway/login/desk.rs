@@ -189,7 +189,11 @@ impl Logins {
     /// See [`Denied`]; [`Denied::Untold`] and [`Denied::Limited`] are not the session's fault.
     pub async fn prove_again(&self, user: &UserName, password: &Secret<String>) -> Result<Proved, Denied> {
         let login = self.login(user, password);
-        let known = self.proved.get(&login.fingerprint);
+        let known = self.proved.get(&login.fingerprint).filter(|(proved, _)| match proved {
+            // Of a line that is another by now, it says nothing.
+            Proved::File(line) => self.line(user) == Some(*line),
+            Proved::Etcd | Proved::Nothing => true,
+        });
         let known = known.map(|(proved, at)| (proved, at.elapsed())).filter(|(_, age)| *age < PROVED * 2);
         match known {
             Some((proved, age)) if age < PROVED => Ok(proved),
