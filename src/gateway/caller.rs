@@ -11,11 +11,11 @@ mod remembered;
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Identify;
 use crate::downstream::jwt::VerifiedJwts;
@@ -40,6 +40,8 @@ pub use remembered::Remembered;
 
 /// Sessions that one shard keeps opened: some 500 bytes each.
 const OPENED: usize = 8192;
+/// After what time it is asked again who is right, while the configuration changes.
+const BETWEEN: Duration = Duration::from_millis(5);
 /// JWTs that one shard keeps verified: some 2 KiB each.
 const VERIFIED: usize = 4096;
 
@@ -179,20 +181,28 @@ impl Callers {
         session: Rc<Session>,
         standing: Standing,
     ) -> Result<Standing, Refusal> {
-        let proved = timeout(PATIENCE, gateway.logins.prove_again(&session)).await;
-        match proved.unwrap_or(Err(Denied::Untold)) {
-            Ok(Proved::Etcd | Proved::Nothing) => Ok(standing),
-            // The user has moved into the users file since.
-            Ok(Proved::File(_)) => {
-                let identities = Arc::clone(&client.remembered.borrow().identities);
-                let grounds = again::by_file(session);
-                Ok(identities.standing(client, grounds, None, Brought::Nothing).proved_elsewhere())
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let proved = timeout_at(until, gateway.logins.prove_again(&session)).await;
+            match proved.unwrap_or(Err(Denied::Untold)) {
+                Ok(Proved::Etcd | Proved::Nothing) => return Ok(standing),
+                // The user has moved into the users file since.
+                Ok(Proved::File(line)) => {
+                    let identities = self.identities.load();
+                    if identities.know(session.peer.user(), line) {
+                        let grounds = again::by_file(session);
+                        let standing = identities.standing(client, grounds, None, Brought::Nothing);
+                        return Ok(standing.proved_elsewhere());
+                    }
+                }
+                Err(Denied::WrongPassword | Denied::NoPassword) => {
+                    gateway.metrics.sessions_refused.inc();
+                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                Err(Denied::Untold | Denied::Limited) => return Err(Refusal::NOTHING_SENT),
             }
-            Err(Denied::WrongPassword | Denied::NoPassword) => {
-                gateway.metrics.sessions_refused.inc();
-                Err(Refusal::INVALID_AUTH_TOKEN)
-            }
-            Err(Denied::Untold | Denied::Limited) => Err(Refusal::NOTHING_SENT),
+            // The line is of another users file than the rules: one of them is about to come.
+            sleep(BETWEEN).await;
         }
     }
 

@@ -5,7 +5,6 @@
 //! lives, when it is looked at. Invariants (rules 16, 29): whoever is another etcd user now, or nobody, does not go on; whoever
 //! is the same does; where it cannot be told who was revoked, what lives goes on, and nothing begins.
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +16,6 @@ use crate::gateway::live::Life;
 use crate::gateway::{Client, Gateway};
 use crate::identity::Peer;
 use crate::refusal::Refusal;
-use crate::upstream::credential::Identity;
 use crate::upstream::membership::Auth;
 use crate::upstream::send::As;
 use crate::users::LineMark;
@@ -31,7 +29,9 @@ impl Callers {
     /// # Errors
     /// What its client is told: what the next call would be told, or that its token is bad, where that would be somebody else's.
     pub fn stands(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
-        self.stands_on(gateway, life, life.caller.grounds.clone())
+        let now = self.stands_on(gateway, life, life.caller.grounds.clone())?;
+        life.is_looked_at(gateway, now.again);
+        Ok(())
     }
 
     /// The same of a session whose user has moved into the users file.
@@ -40,10 +40,10 @@ impl Callers {
     /// As there.
     pub fn stands_by_file(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
         let Some(session) = life.caller.session() else { return Ok(()) };
-        self.stands_on(gateway, life, by_file(Rc::clone(session)))
+        self.stands_on(gateway, life, by_file(Rc::clone(session))).map(drop)
     }
 
-    fn stands_on(&self, gateway: &Gateway, life: &Life, grounds: Grounds) -> Result<(), Refusal> {
+    fn stands_on(&self, gateway: &Gateway, life: &Life, grounds: Grounds) -> Result<Rc<Caller>, Refusal> {
         let Life { client, caller, generation, .. } = life;
         if client.is_dismissed() {
             return Err(Refusal::SHUTTING_DOWN);
@@ -54,8 +54,12 @@ impl Callers {
         }
         let standing = match &caller.grounds.shown {
             Evidence::Session(session) => {
-                if !gateway.sealer.stands(session) || !line_is_same(gateway, session) {
+                if !gateway.sealer.stands(session) {
                     return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                // Its user may be etcd's again, and its client log in there: it comes again, and is told by what it shows.
+                if !line_is_same(gateway, session) || has_left_the_file(gateway, &grounds) {
+                    return Err(Refusal::SHUTTING_DOWN);
                 }
                 of_session(gateway, &identities, client, grounds, session)
             }
@@ -74,11 +78,11 @@ impl Callers {
             let nobody = now.user.is_none() && gateway.door.members.auth.now() != Auth::Off;
             return Err(if nobody { Refusal::USER_EMPTY } else { Refusal::INVALID_AUTH_TOKEN });
         }
-        let Some(user) = &caller.user else { return Ok(()) };
+        let Some(user) = &caller.user else { return Ok(now) };
         match gateway.sealer.admit(user) {
             Err(Inadmissible::Blocked) => Err(Refusal::PERMISSION_DENIED),
-            Ok(now) if generation.is_some_and(|then| then < now) => Err(Refusal::INVALID_AUTH_TOKEN),
-            Ok(_) | Err(Inadmissible::NotKnown) => Ok(()),
+            Ok(is) if generation.is_some_and(|then| then < is) => Err(Refusal::INVALID_AUTH_TOKEN),
+            Ok(_) | Err(Inadmissible::NotKnown) => Ok(now),
         }
     }
 
@@ -121,6 +125,11 @@ pub(super) fn line_is_same(gateway: &Gateway, session: &Session) -> bool {
     }
 }
 
+/// Whoever was taken for a user of the users file that has no line there any more.
+fn has_left_the_file(gateway: &Gateway, grounds: &Grounds) -> bool {
+    matches!(&grounds.peer, Peer::File(user) if gateway.logins.line(user).is_none())
+}
+
 /// Whom a session says its bearer is.
 pub(super) fn peer_of(session: &Session) -> Peer {
     let user = session.peer.user().clone();
@@ -142,15 +151,10 @@ pub(super) fn of_session(
     let (SessionPeer::Password { user, password }, Peer::Password(_)) = (&session.peer, &grounds.peer) else {
         return identities.standing(client, grounds, None, Brought::Nothing);
     };
-    let looked_at = Cell::new(false);
-    let own = || {
-        looked_at.set(true);
-        As::User(Identity::Password(gateway.door.credentials.identity(user, password)))
-    };
+    let own = || gateway.door.credentials.identity(user, password);
     let proved = matches!(session.proof, Proof::Etcd { .. });
     let brought = if proved { Brought::Proved(&own) } else { Brought::Unproved(&own) };
-    let standing = identities.standing(client, grounds, None, brought);
-    if proved && !looked_at.get() { standing.proved_elsewhere() } else { standing }
+    identities.standing(client, grounds, None, brought)
 }
 
 /// As whom a peer goes upstream that the rules say this of.
