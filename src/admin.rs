@@ -87,6 +87,9 @@ impl State {
             return Some("it is not known who was revoked".into());
         }
         match self.members.snapshot.load().serving() {
+            Serving::Ready if !self.credentials.may_mint() => {
+                Some("mint.ca was not held against the members' peer URLs yet".into())
+            }
             Serving::Ready => None,
             not_yet => Some(not_yet.to_string()),
         }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -27,7 +27,8 @@ use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{self as downstream_tls, Current, TlsError};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::reload::{self, Part, Reload};
+use crate::published::Published;
+use crate::reload::{self, Part, Reload, Trial};
 use crate::revocation::{Register, Unusable, Upstream};
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
@@ -38,6 +39,7 @@ use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersE
 use crate::upstream::fleet::Fleet;
 use crate::upstream::members::Members;
 use crate::upstream::membership::MembersHandle;
+use crate::upstream::peer_urls::{PeerTrust, Trusted};
 use crate::upstream::tls as upstream_tls;
 
 /// A shard whose heart has not beaten for this long is stuck.
@@ -80,6 +82,9 @@ pub enum Error {
     /// Revocations cannot be read or kept.
     #[error("revocation.state_file: {0}")]
     Revocations(#[from] Unusable),
+    /// What is minted would be good for a member.
+    #[error("mint.ca: {0}")]
+    Mint(Trusted),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
@@ -97,8 +102,7 @@ pub fn serve(config: Config, path: PathBuf) -> Result<(), Error> {
 }
 
 async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = Signals::new()?;
     let tasks = Tasks::default();
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
@@ -122,7 +126,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         config: Arc::clone(&config),
         connector,
         members: members.clone(),
-        identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
+        identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
         logins: Arc::clone(&logins),
@@ -147,25 +151,50 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     open_admin(&config, &state, Desk { register, sealer: Arc::clone(&sealer) }, &tasks).await?;
     let accepting = accept_all(&config, &intakes, &metrics)?;
     drop(intakes);
-    let reload = Reload::new(path, Arc::clone(&config), changing(&config, sealer, &parts), metrics);
+    let trust = peer_trust(&parts);
+    let trials = vec![Trial::mint(Arc::clone(&trust))];
+    let reload = Reload::new(path, Arc::clone(&config), trials, changing(&config, sealer, &parts), metrics);
     tasks.spawn("reload", reload.run()).detach();
 
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    let refused = tokio::select! {
+        () = signals.next() => None,
+        trusted = trust.follow() => Some(Error::Mint(trusted)),
+    };
     tracing::info!("draining");
     state.drain();
-    let quick = async {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-    };
     let orderly = end(&config, accepting, &drain, shards);
     let outcome = tokio::select! {
         outcome = orderly => outcome,
-        () = quick => { tracing::warn!("ended at once by a second signal"); Ok(()) }
+        () = signals.next() => { tracing::warn!("ended at once by a second signal"); Ok(()) }
     };
     tracing::info!("ended");
-    outcome
+    refused.map_or(outcome, Err)
+}
+
+/// The signals that ask us to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Cancel-safe.
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Who looks at members' peer URLs.
+fn peer_trust(parts: &Parts) -> Arc<PeerTrust> {
+    let (connector, members) = (parts.connector.clone(), parts.members.clone());
+    Arc::new(PeerTrust::new(&parts.config.cluster, connector, members, Arc::clone(&parts.credentials)))
 }
 
 /// What a reload changes while we run.

@@ -18,12 +18,13 @@ pub mod users;
 mod values;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::identity::pattern::Network;
 use crate::identity::{ClusterId, UserName};
 use crate::jwt::Verifier;
 use crate::pem::{Crls, KeyPair, Roots};
@@ -89,6 +90,9 @@ pub struct Listener {
     pub lend_login_identity: bool,
     /// What happens to whom when its certificate or JWT expires.
     pub on_expiry: OnExpiry,
+    /// Balancers that say who their clients are, by a PROXY protocol header: from there nobody else connects. Empty on a unix
+    /// socket.
+    pub proxy_protocol_from: Vec<Network>,
 }
 
 impl Listener {
@@ -151,7 +155,7 @@ pub enum ClientAuth {
 }
 
 /// Who vouches for clients.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCa {
     /// What its peers are called by.
     pub name: Arc<str>,
@@ -384,6 +388,14 @@ pub struct Drain {
 pub struct Runtime {
     /// Threads that serve clients.
     pub shards: NonZeroUsize,
+}
+
+impl Listener {
+    /// Whether who connects from there is a balancer, which says who the client is.
+    #[must_use]
+    pub fn believes(&self, address: IpAddr) -> bool {
+        self.proxy_protocol_from.iter().any(|network| network.contains(address))
+    }
 }
 
 impl ClientAuth {

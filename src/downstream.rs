@@ -6,6 +6,7 @@ pub mod certificate;
 pub mod connection;
 pub mod jwt;
 pub mod listener;
+pub mod proxied;
 pub mod requests;
 pub mod said;
 pub mod session;

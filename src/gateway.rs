@@ -20,17 +20,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwap;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::config::{Listener, OnExpiry};
 use crate::downstream::session::Sealer;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
-use crate::gateway::live::{Live, Stay};
+use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
 use crate::identity::{MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
+use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
@@ -81,8 +81,10 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     held: Rc<Budget>,
     waiting: Rc<Budget>,
-    /// What lives by a session, on this shard.
+    /// What lives longer than the decision that let it begin, on this shard.
     pub live: Rc<Live>,
+    /// Tells when a connection was dismissed.
+    pub dismissed: Notify,
     /// What this shard's watch streams hold.
     pub watch_budget: Rc<budget::Budget>,
 }
@@ -100,6 +102,7 @@ pub struct Client {
     /// The highest revision that it was shown: nothing older may follow (rules 21).
     pub floor: Rc<Cell<Revision>>,
     home: Cell<Option<MemberId>>,
+    dismissed: Cell<bool>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
 }
@@ -125,8 +128,20 @@ impl Client {
         until: Option<Instant>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
-        let (floor, home) = (Rc::default(), Cell::default());
-        Self { origin, listener, certificate, until, floor, home, remembered }
+        let (floor, home, dismissed) = (Rc::default(), Cell::default(), Cell::default());
+        Self { origin, listener, certificate, until, floor, home, dismissed, remembered }
+    }
+
+    /// What let the connection in lets it in no more: what is open on it ends, and nothing begins.
+    pub fn dismiss(&self, gateway: &Gateway) {
+        self.dismissed.set(true);
+        gateway.dismissed.notify_one();
+    }
+
+    /// Whether it was dismissed.
+    #[must_use]
+    pub fn is_dismissed(&self) -> bool {
+        self.dismissed.get()
     }
 
     /// When a stream or a call that waits of this caller ends though nobody ends it, and what the client is told: its
@@ -157,7 +172,7 @@ impl Gateway {
         tasks: Tasks,
         drain: watch::Receiver<Option<Instant>>,
         claims: Arc<Claims>,
-        identities: Arc<ArcSwap<Identities>>,
+        identities: Arc<Published<Identities>>,
     ) -> Self {
         let largest = settings.request_size + PREFIX;
         let watch_budget =
@@ -168,6 +183,7 @@ impl Gateway {
             claims,
             door,
             live: Rc::default(),
+            dismissed: Notify::new(),
             watch_budget,
             callers: Callers::new(Arc::clone(&sealer), identities),
             sealer,
@@ -185,14 +201,6 @@ impl Gateway {
         let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen
-    }
-
-    /// Registers what is to live by the caller's session, then decides whether it may begin.
-    ///
-    /// # Errors
-    /// The session stands no more.
-    pub fn enter(&self, caller: &Caller) -> Result<Stay, Refusal> {
-        self.live.enter(caller, &self.sealer)
     }
 
     /// Nothing yet of the shard's budget for requests in memory.

@@ -3,7 +3,7 @@
 //! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
 //! `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream` · `policy` · `config` · `rpc` ·
 //! `refusal`, `jwt`, `authority` ·
-//! `pb`, `pem`, `identity`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
+//! `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
 
 pub mod admin;
 pub mod app;
@@ -18,6 +18,7 @@ pub mod lease;
 pub mod pb;
 pub mod pem;
 pub mod policy;
+pub mod published;
 pub mod refusal;
 pub mod reload;
 pub mod revocation;

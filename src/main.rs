@@ -37,7 +37,7 @@ enum Command {
         /// The file; only its owner may read it.
         file: PathBuf,
     },
-    /// Ends all sessions that a user has, and their streams; or one session.
+    /// Ends all sessions that a user has, and the streams of everybody who is that etcd user; or one session.
     #[command(group = clap::ArgGroup::new("whom").required(true))]
     Revoke {
         /// The user, byte by byte.
@@ -49,14 +49,14 @@ enum Command {
         #[command(flatten)]
         at: Place,
     },
-    /// Ends all sessions that a user has, and refuses its logins from now on.
+    /// As revoke, and refuses the user's logins and the calls of everybody who is that etcd user from now on.
     Block {
         /// The user, byte by byte.
         user: String,
         #[command(flatten)]
         at: Place,
     },
-    /// Lets a blocked user log in again.
+    /// Lets a blocked user log in and call again.
     Unblock {
         /// The user, byte by byte.
         user: String,

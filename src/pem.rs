@@ -42,11 +42,11 @@ pub struct KeyPair {
 }
 
 /// The certificates of the authorities that are trusted. Never empty; clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots(Arc<[CertificateDer<'static>]>);
 
 /// Lists of certificates that their authorities have revoked. Never empty; clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crls(Arc<[CertificateRevocationListDer<'static>]>);
 
 /// The private key belongs to another certificate.

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -33,6 +34,14 @@ pub struct Part {
 /// What was loaded before, what was read now. The first only says what is new.
 type Prepare = dyn Fn(&Config, &Config) -> Result<Option<Ready>, String>;
 
+/// What a new configuration must pass before anything of it is published, and that takes time.
+pub struct Trial {
+    run: Box<Try>,
+}
+
+/// What was read now.
+type Try = dyn Fn(&Config) -> LocalBoxFuture<'static, Result<(), String>>;
+
 /// A part that could be prepared and differs from what runs.
 pub struct Ready {
     changes: Vec<String>,
@@ -44,6 +53,14 @@ impl Part {
     #[must_use]
     pub fn new(prepare: impl Fn(&Config, &Config) -> Result<Option<Ready>, String> + 'static) -> Self {
         Self { prepare: Box::new(prepare) }
+    }
+}
+
+impl Trial {
+    /// An error of `run` keeps all parts as they are.
+    #[must_use]
+    pub fn new(run: impl Fn(&Config) -> LocalBoxFuture<'static, Result<(), String>> + 'static) -> Self {
+        Self { run: Box::new(run) }
     }
 }
 
@@ -62,6 +79,7 @@ pub struct Reload {
     started: Arc<Config>,
     /// As it was last published.
     current: Config,
+    trials: Vec<Trial>,
     parts: Vec<Part>,
     metrics: Arc<Metrics>,
 }
@@ -69,9 +87,15 @@ pub struct Reload {
 impl Reload {
     /// Of the configuration in `path`, of which `started` was read.
     #[must_use]
-    pub fn new(path: PathBuf, started: Arc<Config>, parts: Vec<Part>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(
+        path: PathBuf,
+        started: Arc<Config>,
+        trials: Vec<Trial>,
+        parts: Vec<Part>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let current = Config::clone(&started);
-        Self { path, started, current, parts, metrics }
+        Self { path, started, current, trials, parts, metrics }
     }
 
     /// Waits for reasons to read it again, for ever.
@@ -96,7 +120,7 @@ impl Reload {
             if watched.is_due(&print) || asked {
                 // As before the reading: what changes meanwhile is read again.
                 watched.loaded(print);
-                if self.read_again() {
+                if self.read_again().await {
                     // It may name other files now.
                     let named = self.print().await;
                     watched.also(named);
@@ -114,13 +138,13 @@ impl Reload {
     }
 
     /// Whether what was read is what runs now.
-    fn read_again(&mut self) -> bool {
+    async fn read_again(&mut self) -> bool {
         let published = match config::load(&self.path) {
             Ok((config, warnings)) => {
                 for warning in warnings {
                     tracing::warn!(%warning, "configuration");
                 }
-                self.publish(config)
+                self.publish(config).await
             }
             Err(faults) => {
                 for fault in faults.iter() {
@@ -134,7 +158,13 @@ impl Reload {
         published
     }
 
-    fn publish(&mut self, config: Config) -> bool {
+    async fn publish(&mut self, config: Config) -> bool {
+        for trial in &self.trials {
+            if let Err(fault) = (trial.run)(&config).await {
+                tracing::error!(%fault, "configuration not reloaded");
+                return false;
+            }
+        }
         let prepared = self.parts.iter().map(|part| (part.prepare)(&self.current, &config));
         let ready: Vec<Option<Ready>> = match prepared.collect() {
             Ok(ready) => ready,
@@ -166,6 +196,8 @@ mod tests {
     use std::path::Path;
     use std::rc::Rc;
 
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     fn configuration(path: &Path, realm: &str) -> Result<(), std::io::Error> {
@@ -179,7 +211,13 @@ mod tests {
 
     fn reload(path: &Path, parts: Vec<Part>) -> Reload {
         let (config, _) = config::load(path).unwrap();
-        Reload::new(path.to_owned(), Arc::new(config), parts, Arc::new(Metrics::new(Vec::new())))
+        let trial = Trial::new(|config| {
+            let realm = format!("{:?}", config.session.realm);
+            async move { if realm.contains("tried") { Err("found wanting".into()) } else { Ok(()) } }
+                .boxed_local()
+        });
+        let metrics = Arc::new(Metrics::new(Vec::new()));
+        Reload::new(path.to_owned(), Arc::new(config), vec![trial], parts, metrics)
     }
 
     /// Takes down what it publishes; refuses the realm "bad".
@@ -196,8 +234,8 @@ mod tests {
         })
     }
 
-    #[test]
-    fn all_parts_are_published_or_none() {
+    #[tokio::test]
+    async fn all_parts_are_published_or_none() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keyward.toml");
         configuration(&path, "one").unwrap();
@@ -209,18 +247,20 @@ mod tests {
         });
         let mut reload = reload(&path, vec![other, noting(&published)]);
         configuration(&path, "two").unwrap();
-        assert!(reload.read_again());
+        assert!(reload.read_again().await);
         assert_eq!(published.take(), ["other", "realm"]);
-        assert!(reload.read_again());
+        assert!(reload.read_again().await);
         assert_eq!(published.take(), ["other"], "it is compared with what was published last");
 
-        configuration(&path, "bad").unwrap();
-        assert!(!reload.read_again());
+        for realm in ["bad", "tried"] {
+            configuration(&path, realm).unwrap();
+            assert!(!reload.read_again().await);
+        }
         std::fs::write(&path, "nonsense").unwrap();
-        assert!(!reload.read_again());
+        assert!(!reload.read_again().await);
         std::fs::remove_file(&path).unwrap();
-        assert!(!reload.read_again());
+        assert!(!reload.read_again().await);
         assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
-        assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 3));
+        assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 4));
     }
 }

@@ -163,7 +163,7 @@ fn the_tables_of_promises_name_tests_that_exist() {
         |word: &&str| word.contains('_') && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     for (name, at_least) in PROMISES {
         let table = read(name);
-        let settings = ["default_user"];
+        let settings = ["default_user", "proxy_protocol_from"];
         let named: BTreeSet<&str> =
             quoted(&table).into_iter().filter(is_test).filter(|word| !settings.contains(word)).collect();
         assert!(named.len() > at_least, "found {} tests in {name}", named.len());

@@ -38,7 +38,7 @@ const PEERS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Command {
-    /// End all sessions of the user.
+    /// End all sessions of the user, and what lives as that etcd user.
     Revoke {
         /// Byte by byte.
         user: String,
@@ -48,12 +48,12 @@ pub enum Command {
         /// Its id, as in the log at login.
         session: String,
     },
-    /// End all sessions of the user and refuse its logins.
+    /// The same, and refuse its logins and calls.
     Block {
         /// Byte by byte.
         user: String,
     },
-    /// Let the user log in again.
+    /// Let the user log in and call again.
     Unblock {
         /// Byte by byte.
         user: String,

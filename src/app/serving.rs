@@ -11,14 +11,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwap;
-use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::config::{self, Config};
 use crate::downstream::certificate::ClientCertificate;
-use crate::downstream::connection::{self, Admitted, Bounds};
+use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Introduced};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::downstream::tls::Current;
@@ -28,6 +26,7 @@ use crate::gateway::login::desk::Logins;
 use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
+use crate::published::Published;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
@@ -58,7 +57,7 @@ pub struct Parts {
     /// Tokens per identity and member.
     pub credentials: Arc<Credentials>,
     /// Who is which etcd user.
-    pub identities: Arc<ArcSwap<Identities>>,
+    pub identities: Arc<Published<Identities>>,
     /// Seals and opens sessions.
     pub sealer: Arc<Sealer>,
     /// Checks passwords.
@@ -152,8 +151,7 @@ impl Serving {
             parts.claims,
             parts.identities,
         ));
-        let (live, sealer) = (Rc::clone(&gateway.live), Arc::clone(&gateway.sealer));
-        let fallen = tasks.spawn("sessions that fall", live::follow(live, sealer));
+        let fallen = tasks.spawn("what stands no more", live::follow(Rc::clone(&gateway)));
         Self {
             gateway,
             listeners,
@@ -188,10 +186,14 @@ impl Serving {
         keep: impl Sized + 'static,
     ) {
         let Some(listener) = self.listeners.get(listener) else { return };
-        let origin = Rc::new(Origin { listener: Arc::clone(&listener.config.name), remote });
         let (gateway, config) = (Rc::clone(&self.gateway), Arc::clone(&listener.config));
-        let admit = move |leaf: Option<&CertificateDer<'static>>| {
+        let proxied = remote.is_some_and(|remote| config.believes(remote.ip()));
+        let tls = listener.tls.as_ref().map(|current| current.load_full());
+        let admit = move |introduced: Introduced| {
+            let remote = introduced.source.or(remote);
+            let origin = Rc::new(Origin { listener: Arc::clone(&config.name), remote });
             let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
+            let leaf = introduced.certificate.as_ref();
             let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;
             let until = shown.as_ref().and_then(|shown| cut_at(&config, shown.expires, SystemTime::now()));
             let peer = shown.map(|shown| shown.peer);
@@ -199,12 +201,11 @@ impl Serving {
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
             Ok(Admitted { answer, until })
         };
-        let tls = listener.tls.as_ref().map(|current| current.load_full());
-        let drain = self.drain.clone();
+        let (beginning, drain) = (Beginning { proxied, tls }, self.drain.clone());
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
-            if let Err(error) = connection::serve(stream, tls, bounds, &tasks, drain, admit).await {
+            if let Err(error) = connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
                 metrics.handshakes_failed.inc();
                 tracing::debug!(%error, ?remote, "no connection");
             }

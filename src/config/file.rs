@@ -67,6 +67,7 @@ pub(super) struct Listener {
     pub(super) identify: Option<Vec<Identify>>,
     pub(super) lend_login_identity: Option<bool>,
     pub(super) on_expiry: Option<OnExpiry>,
+    pub(super) proxy_protocol_from: Option<Vec<String>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

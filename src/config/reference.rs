@@ -175,7 +175,7 @@ fn its_examples_are_valid_together() {
 }
 
 /// An authority's certificate, and what it has revoked: nothing.
-fn revoking_authority() -> (String, String) {
+pub(super) fn revoking_authority() -> (String, String) {
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::CrlSign];

@@ -341,7 +341,7 @@ mod tests {
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
     const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n";
 
-    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, pw, session.key.
+    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, c.crt with c.crl, pw, session.key.
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, content: &str| {
@@ -354,6 +354,9 @@ mod tests {
             write(&format!("{name}.crt"), &made.cert.pem());
             write(&format!("{name}.key"), &made.signing_key.serialize_pem());
         }
+        let (ca, crl) = crate::config::reference::revoking_authority();
+        write("c.crt", &ca);
+        write("c.crl", &crl);
         write("jwt.pem", &rcgen::KeyPair::generate().unwrap().public_key_pem());
         write("pw", "hunter2\n");
         write("session.key", &"0123456789abcdef".repeat(4));
@@ -542,6 +545,25 @@ mod tests {
     }
 
     #[test]
+    fn one_name_is_one_authority() {
+        let listener = |name: &str, port: u16, ca: &str| {
+            format!(
+                "[[listener]]\nname = '{name}'\naddress = '127.0.0.1:{port}'\n\
+                 tls = {{ cert = 'a.crt', key = 'a.key', client_ca = {ca} }}\n"
+            )
+        };
+        let text = |ca: &str| format!("{CLUSTER}{}{}", listener("staff", 2, "'c.crt'"), listener("b", 3, ca));
+        valid(&text("'c.crt', client_ca_name = 'staff'"));
+        valid(&text("'a.crt', client_ca_name = 'partners'"));
+        assert_eq!(
+            fault_paths(&text("'a.crt', client_ca_name = 'staff'")),
+            ["listener[1].tls.client_ca_name"]
+        );
+        let one = text("'c.crt', client_ca_name = 'staff', client_crl = 'c.crl'");
+        assert_eq!(fault_paths(&one), ["listener[1].tls.client_ca_name"], "revoked at one door only");
+    }
+
+    #[test]
     fn an_issuer_has_an_audience_and_keys() {
         let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
         let jwt = "[[jwt]]\nissuer = 'https://i:1'\naudience = 'etcd'\nkeys = 'jwt.pem'\n";
@@ -625,6 +647,24 @@ mod tests {
         let (config, _) = valid(&kept);
         assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
         assert!(config.listeners[0].lend_login_identity);
+    }
+
+    #[test]
+    fn a_balancer_is_trusted_by_its_network_on_tcp_only() {
+        let text = |from: &str| format!("{CLUSTER}{LISTENER}proxy_protocol_from = {from}\n");
+        let (config, warnings) = valid(&text("['10.0.0.0/8', 'fd00::1/128']"));
+        let trusted: Vec<String> =
+            config.listeners[0].proxy_protocol_from.iter().map(ToString::to_string).collect();
+        assert_eq!(trusted, ["10.0.0.0/8", "fd00::1/128"]);
+        let (_, everybody) = valid(&text("['10.0.0.0/8', '0.0.0.0/0']"));
+        assert_eq!(everybody.len(), warnings.len() + 1, "{everybody:?}");
+        let path = "listener[0].proxy_protocol_from";
+        assert_eq!(fault_paths(&text("[]")), [path]);
+        assert_eq!(fault_paths(&text("['10.0.0.0/8', '10.0.0.1']")), [format!("{path}[1]")]);
+        let unix =
+            "[[listener]]\nname = 'b'\naddress = 'unix:/run/b'\nproxy_protocol_from = ['10.0.0.0/8']\n";
+        let path = "listener[1].proxy_protocol_from";
+        assert_eq!(fault_paths(&format!("{CLUSTER}{LISTENER}{unix}")), [path]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One client connection: TLS, HTTP/2, and its end.
+//! One client connection: who is behind it, TLS, HTTP/2, and its end.
 //!
 //! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Must not know what is served, nor
 //! who is let in. Invariants (rules 16, 37, 39, 40, 45): a peer that does not speak within the limit is gone; a burst of
@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::downstream::certificate::Unreadable;
+use crate::downstream::proxied::{self, NotSaid, Source};
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
 use crate::tasks::{LocalExecutor, Tasks};
@@ -47,12 +49,29 @@ pub struct Bounds {
     pub streams: u32,
     /// Bytes of a header list.
     pub header_size: u32,
-    /// Time for TLS and the HTTP/2 preface.
+    /// Time for all that comes before the first request: a balancer's header, TLS, the HTTP/2 preface.
     pub handshake: Duration,
 }
 
 /// After its welcome was over, what is open on a connection has this long to end.
 pub const LAST_CALLS: Duration = Duration::from_secs(10);
+
+/// What a connection begins with.
+pub struct Beginning {
+    /// A balancer's header, which says who the client is.
+    pub proxied: bool,
+    /// TLS.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
+}
+
+/// Who is at the other end, as far as the connection has told before its first request.
+#[derive(Debug, Default)]
+pub struct Introduced {
+    /// The client's address, where a balancer has told it; else it is the socket's.
+    pub source: Option<SocketAddr>,
+    /// The certificate that the client has shown, which was verified.
+    pub certificate: Option<CertificateDer<'static>>,
+}
 
 /// A client that was let in.
 pub struct Admitted<A> {
@@ -68,6 +87,9 @@ pub enum HandshakeError {
     /// The client took longer than allowed.
     #[error("no handshake within the limit")]
     TimedOut,
+    /// A balancer did not say who the client is.
+    #[error("a trusted balancer's connection: {0}")]
+    NotSaid(#[from] NotSaid),
     /// TLS failed.
     #[error("the TLS handshake failed: {0}")]
     Tls(#[from] io::Error),
@@ -77,17 +99,17 @@ pub enum HandshakeError {
 }
 
 /// Serves one connection until it ends, or is drained: then it has until the instant that `drain` tells. `admit` is
-/// shown the certificate that the client has shown, which was verified.
+/// told who is there.
 ///
 /// # Errors
 /// The handshake failed. Whatever goes wrong later is the client's to see, and nobody's error.
 pub async fn serve<A, F, B>(
     stream: Stream,
-    tls: Option<Arc<rustls::ServerConfig>>,
+    beginning: Beginning,
     bounds: Bounds,
     tasks: &Tasks,
     mut drain: watch::Receiver<Option<Instant>>,
-    admit: impl FnOnce(Option<&CertificateDer<'static>>) -> Result<Admitted<A>, Unreadable>,
+    admit: impl FnOnce(Introduced) -> Result<Admitted<A>, Unreadable>,
 ) -> Result<(), HandshakeError>
 where
     A: Fn(Request<Incoming>) -> F + 'static,
@@ -95,21 +117,14 @@ where
     B: Body<Data = Bytes, Error = Infallible> + 'static,
 {
     let began = Instant::now();
-    let (stream, admitted): (Stream, _) = match tls {
-        None => (stream, admit(None)?),
-        Some(config) => {
-            let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
-            let accepted = tokio::select! {
-                accepted = timeout(bounds.handshake, accepting) => accepted,
-                // Whoever has not introduced itself has nothing to finish.
-                _ = drain.wait_for(Option::is_some) => return Ok(()),
-            };
-            let stream = Box::new(accepted.map_err(|_| HandshakeError::TimedOut)??);
-            let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-            let admitted = admit(leaf)?;
-            (stream, admitted)
-        }
+    let introduced = tokio::select! {
+        biased; // a client that need not introduce itself is let in, and then drained; what is lost otherwise is nobody's
+        introduced = timeout(bounds.handshake, introduce(stream, beginning)) => introduced,
+        // Whoever has not introduced itself has nothing to finish.
+        _ = drain.wait_for(Option::is_some) => return Ok(()),
     };
+    let (stream, introduced) = introduced.map_err(|_| HandshakeError::TimedOut)??;
+    let admitted = admit(introduced)?;
     let Admitted { answer, until } = admitted;
     let seen = Rc::new(Cell::new(0));
     let (io, flusher) = coalesce(Counted { stream, seen: Rc::clone(&seen) });
@@ -141,6 +156,21 @@ where
         () = drained => {}
     }
     Ok(())
+}
+
+/// What comes before HTTP/2, in this order.
+async fn introduce(mut stream: Stream, beginning: Beginning) -> Result<(Stream, Introduced), HandshakeError> {
+    let mut introduced = Introduced::default();
+    if beginning.proxied {
+        introduced.source = match proxied::source(&mut stream).await? {
+            Source::Client(address) => Some(address),
+            Source::Balancer => None,
+        };
+    }
+    let Some(config) = beginning.tls else { return Ok((stream, introduced)) };
+    let stream = Box::new(tokio_rustls::TlsAcceptor::from(config).accept(stream).await?);
+    introduced.certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).cloned();
+    Ok((stream, introduced))
 }
 
 async fn over(until: Option<Instant>) {

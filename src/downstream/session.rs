@@ -507,18 +507,18 @@ mod tests {
         Session::begin(peer, Proof::Etcd { auth_revision: 7 }, 3, now).unwrap()
     }
 
+    pub(super) fn known_to_file(user: &str) -> Session {
+        let peer = SessionPeer::Known { namespace: Namespace::File, user: user.into() };
+        Session { peer, proof: Proof::File { line: 0x0102_0304_0506_0708 }, ..login("", "") }
+    }
+
     /// A session of every kind.
     pub(super) fn kinds() -> Vec<Session> {
-        let known = |namespace, proof| Session {
-            peer: SessionPeer::Known { namespace, user: "ålice".into() },
-            proof,
-            ..login("", "")
-        };
         vec![
             login("ålice", "pass\0word ü"),
             Session { proof: Proof::None, ..login("ålice", "") },
-            known(Namespace::Password, Proof::Etcd { auth_revision: u64::MAX }),
-            known(Namespace::File, Proof::File { line: 0x0102_0304_0506_0708 }),
+            Session { proof: Proof::Etcd { auth_revision: u64::MAX }, ..login("ålice", "") },
+            known_to_file("ålice"),
         ]
     }
 

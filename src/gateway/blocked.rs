@@ -67,8 +67,8 @@ pub async fn run(
 ) -> Result<Answer, Refusal> {
     let mut drain = exchange.gateway.drain.clone();
     let ended = tokio::select! {
-        biased; // the session first, then a drain: whoever is told now finds another replica
-        () = stay.cut() => Err(Refusal::INVALID_AUTH_TOKEN),
+        biased; // what let it in first, then a drain: whoever is told now finds another replica
+        refusal = stay.cut() => Err(refusal),
         _ = drain.wait_for(Option::is_some) => Err(Refusal::SHUTTING_DOWN),
         ended = in_time(exchange.deadline, answered(&exchange, claim.as_ref(), record)) => ended,
     };

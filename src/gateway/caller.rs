@@ -3,128 +3,46 @@
 //! Owns: that decision. Must not know: how tokens are sealed, how certificates are verified, what a call does.
 //! Invariants (rules 9, 14): of the ways that a listener allows, the first that a request shows decides; what is shown
 //! and bad is refused, and never falls back to another; a peer that is no etcd user sends nothing upstream, unless auth
-//! is off there; rules that were replaced decide no call that came later.
+//! is off there; rules that were replaced decide no call that came later; a user who is blocked is nobody's.
 
+mod again;
+mod identities;
 mod remembered;
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use arc_swap::ArcSwap;
 use http::HeaderMap;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use crate::config::{Config, Identify, Listener};
+use crate::config::Identify;
 use crate::downstream::jwt::VerifiedJwts;
-use crate::downstream::session::{Namespace, OpenedSessions, Presented, Proof, Sealer, Session, SessionPeer};
+use crate::downstream::session::{OpenedSessions, Presented, Sealer, Session, SessionPeer};
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::sources::{Denied, Proved};
 use crate::gateway::{Client, Gateway, cut_at};
 use crate::identity::{Peer, UserName};
-use crate::jwt::Verifier;
-use crate::policy::mapping::{Mapped, Mapping};
-use crate::refusal::Refusal;
+use crate::jwt::Verified;
+use crate::published::Published;
+use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Method;
-use crate::upstream::credential::{Credentials, Identity, InUse};
+use crate::secret::Secret;
+use crate::upstream::credential::InUse;
 use crate::upstream::membership::Auth;
 use crate::upstream::send::As;
-use crate::users::LineMark;
 
-use remembered::Evidence;
+use identities::{Brought, Standing};
+
+pub use identities::Identities;
 pub use remembered::Remembered;
 
 /// Sessions that one shard keeps opened: some 500 bytes each.
 const OPENED: usize = 8192;
 /// JWTs that one shard keeps verified: some 2 KiB each.
 const VERIFIED: usize = 4096;
-
-/// Who is which etcd user, and as whom Keyward can act. Published whole; one of them holds for one call.
-#[derive(Debug)]
-pub struct Identities {
-    issuers: Arc<[Verifier]>,
-    mapping: Mapping,
-    ways: Vec<Ways>,
-    credentials: Arc<Credentials>,
-}
-
-/// What clients of a listener may show, in the order in which it is looked at. It follows from the rules and issuers, too:
-/// those that are replaced take it along.
-#[derive(Debug)]
-struct Ways {
-    listener: Arc<str>,
-    ca: Option<Arc<str>>,
-    identify: Vec<Identify>,
-}
-
-impl Identities {
-    /// What a configuration says. `credentials` have its users.
-    #[must_use]
-    pub fn of(config: &Config, credentials: &Arc<Credentials>) -> Self {
-        Self {
-            issuers: Arc::clone(&config.issuers),
-            mapping: Mapping::new(config.mapping.as_ref().clone()),
-            ways: config.listeners.iter().map(|listener| Ways::of(listener)).collect(),
-            credentials: Arc::clone(credentials),
-        }
-    }
-
-    /// What this client may show. As its listener was started where that is gone, or asks for other certificates since:
-    /// that waits for a restart, and what follows from it as well.
-    fn ways<'a>(&'a self, client: &'a Client) -> &'a [Identify] {
-        let listener = &client.listener;
-        let found = self.ways.iter().find(|ways| ways.listener == listener.name);
-        let same = found.filter(|ways| ways.ca.as_deref() == listener.client_ca().map(|ca| &*ca.name));
-        same.map_or(&listener.identify, |ways| &ways.identify)
-    }
-
-    /// As that user, without a password of the client's. None where Keyward has no credential for it.
-    fn acting(&self, user: &UserName) -> Option<As> {
-        self.credentials.acting(user)
-    }
-
-    /// What the rules say of `peer`, whose proof ends at `until`.
-    fn standing(
-        &self,
-        client: &Client,
-        peer: &Peer,
-        until: Option<Instant>,
-        brought: Brought<'_>,
-    ) -> Standing {
-        let address = client.origin.remote.map(|remote| remote.ip());
-        let known = |whom| Rank::Known(Rc::new(Caller { until, ..Caller::new(whom) }));
-        let rank = match (self.mapping.user_of(peer, address), brought) {
-            (Mapped::Denied, _) => Rank::Denied,
-            // Once its password was accepted, a user is proved by its entry, where it has one.
-            (Mapped::Itself, Brought::Proved(own)) => {
-                let entry = match peer {
-                    Peer::Password(user) => self.acting(user),
-                    _ => None,
-                };
-                known(entry.unwrap_or_else(own))
-            }
-            (Mapped::Itself, Brought::Unproved(own)) => known(own()),
-            // Its password, which upstream will be looked at, is all that it has: no rule lends it more (rules 11).
-            (_, Brought::Unproved(_)) => Rank::Unproved,
-            (Mapped::Anonymous, _) => known(As::Nobody),
-            (Mapped::User(user), _) => self.acting(&user).map_or(Rank::Unknown, known),
-            (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
-        };
-        Standing { peer: peer.to_string().into(), rank, session: None, again: false }
-    }
-}
-
-impl Ways {
-    fn of(listener: &Listener) -> Self {
-        Self {
-            listener: Arc::clone(&listener.name),
-            ca: listener.client_ca().map(|ca| Arc::clone(&ca.name)),
-            identify: listener.identify.clone(),
-        }
-    }
-}
 
 /// A peer that was identified.
 #[derive(Clone)]
@@ -135,19 +53,35 @@ pub struct Caller {
     pub user: Option<UserName>,
     /// When its proof ends, where what it has under way ends with it.
     pub until: Option<Instant>,
-    /// The session that says so, if one does: when it stands no more, neither does what lives by it.
-    pub session: Option<Rc<Session>>,
+    /// Why it does: when they hold no more, neither does what lives by them.
+    grounds: Grounds,
+}
+
+/// Who is calling, and what it showed.
+#[derive(Clone)]
+struct Grounds {
+    peer: Peer,
+    shown: Evidence,
+}
+
+/// What a request shows, once it was opened or verified.
+#[derive(Clone)]
+enum Evidence {
+    /// A session's token.
+    Session(Rc<Session>),
+    /// A JWT: what it says, and itself, since its issuer's keys may change.
+    Jwt(Rc<Verified>, Rc<Secret<Vec<u8>>>),
+    /// Nothing beside the connection itself: its certificate, or its listener.
+    Connection,
 }
 
 impl Caller {
-    /// A peer that goes upstream as `whom`.
-    #[must_use]
-    pub fn new(whom: As) -> Self {
+    fn new(whom: As, until: Option<Instant>, grounds: Grounds) -> Self {
         let user = match &whom {
             As::Nobody => None,
             As::User(identity) => Some(identity.user().clone()),
         };
-        Self { whom, user, until: None, session: None }
+        Self { whom, user, until, grounds }
     }
 
     /// Keeps the credential fresh for as long as it is held: for streams and calls that block.
@@ -160,74 +94,25 @@ impl Caller {
     }
 }
 
-/// A peer, and what the rules say of it.
-#[derive(Clone)]
-struct Standing {
-    /// Its name, for the record.
-    peer: Rc<str>,
-    rank: Rank,
-    /// The session that says so, if one does.
-    session: Option<Rc<Session>>,
-    /// The session's password was accepted once, and is not what the call goes upstream with: nobody there looks at it.
-    again: bool,
-}
-
-impl Standing {
-    /// The same, for as long as the session stands.
-    fn by(self, session: Rc<Session>) -> Self {
-        let rank = match self.rank {
-            Rank::Known(caller) => {
-                Rank::Known(Rc::new(Caller { session: Some(Rc::clone(&session)), ..Caller::clone(&caller) }))
-            }
-            rank => rank,
-        };
-        Self { rank, session: Some(session), ..self }
-    }
-}
-
-#[derive(Clone)]
-enum Rank {
-    /// It is somebody upstream, or may go there as nobody.
-    Known(Rc<Caller>),
-    /// No rule knows it, or Keyward has no credential for the user: refused, except where there are no users.
-    Unknown,
-    /// A rule refuses it.
-    Denied,
-    /// A rule knows whom it says it is, but it has proved nothing: auth was off when it logged in.
-    Unproved,
-}
-
-/// The credential that a peer brought itself, made when it is needed.
-#[derive(Clone, Copy)]
-enum Brought<'a> {
-    Nothing,
-    /// One that etcd has accepted.
-    Proved(&'a dyn Fn() -> As),
-    /// One that etcd has not looked at.
-    Unproved(&'a dyn Fn() -> As),
-}
-
 /// The peers whose tokens were opened on this shard lately, and who they are upstream.
 pub struct Callers {
     opened: OpenedSessions,
     verified: VerifiedJwts,
-    identities: Arc<ArcSwap<Identities>>,
-    nobody: Rc<Caller>,
+    identities: Arc<Published<Identities>>,
 }
 
 impl Callers {
     /// Nobody yet.
     #[must_use]
-    pub fn new(sealer: Arc<Sealer>, identities: Arc<ArcSwap<Identities>>) -> Self {
-        let nobody = Rc::new(Caller::new(As::Nobody));
+    pub fn new(sealer: Arc<Sealer>, identities: Arc<Published<Identities>>) -> Self {
         let opened = OpenedSessions::new(sealer, OPENED);
-        Self { opened, verified: VerifiedJwts::new(VERIFIED), identities, nobody }
+        Self { opened, verified: VerifiedJwts::new(VERIFIED), identities }
     }
 
     /// Who is calling, which is noted in the record. `method` is none for one that we do not know.
     ///
     /// # Errors
-    /// What it shows is bad, all ways of which look the same; or it is no etcd user.
+    /// What it shows is bad, all ways of which look the same; or it is no etcd user, or one that is blocked.
     pub async fn identify(
         &self,
         gateway: &Gateway,
@@ -238,10 +123,15 @@ impl Callers {
     ) -> Result<Rc<Caller>, Refusal> {
         let presented = Presented::in_headers(headers);
         client.remembered.borrow_mut().follow(&self.identities.load());
+        let shown = match presented {
+            Presented::Token(_) if presented.is_jwt() => Some(Identify::Jwt),
+            Presented::Token(_) => Some(Identify::Token),
+            _ => None,
+        };
         let (way, takes_default) = {
             let remembered = client.remembered.borrow();
             let ways = remembered.identities.ways(client);
-            (way(ways, client, presented)?, ways.contains(&Identify::Default))
+            (way(ways, client, shown)?, ways.contains(&Identify::Default))
         };
         let standing = match (way, presented) {
             (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token)?,
@@ -256,31 +146,24 @@ impl Callers {
                 }
             }
         };
-        let standing = match &standing.session {
-            Some(session) if standing.again && gateway.door.members.auth.now() != Auth::Off => {
+        let standing = match &standing.grounds.shown {
+            Evidence::Session(session) if standing.again && gateway.door.members.auth.now() != Auth::Off => {
                 let session = Rc::clone(session);
                 // Apart: few calls are of this kind.
                 Box::pin(self.prove_again(gateway, client, session, standing)).await?
             }
             _ => standing,
         };
-        record.peer = Some(standing.peer);
-        let caller = match standing.rank {
-            Rank::Known(caller) => caller,
-            Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Off => {
-                match standing.session {
-                    None => Rc::clone(&self.nobody),
-                    session => Rc::new(Caller { session, ..Caller::clone(&self.nobody) }),
-                }
-            }
-            Rank::Unproved => return Err(Refusal::INVALID_AUTH_TOKEN),
-            Rank::Unknown | Rank::Denied => {
+        record.peer = Some(Rc::clone(&standing.peer));
+        let decided = again::decided(gateway, standing).and_then(|caller| {
+            record.user = caller.user.clone();
+            self.generation(gateway, &caller).map(|_| caller)
+        });
+        decided.inspect_err(|refusal| {
+            if refusal.code() == Code::PermissionDenied {
                 gateway.metrics.peers_refused.inc();
-                return Err(Refusal::PERMISSION_DENIED);
             }
-        };
-        record.user = caller.user.clone();
-        Ok(caller)
+        })
     }
 
     /// Whether what a session's password proved still holds, where nobody upstream looks at it.
@@ -299,7 +182,8 @@ impl Callers {
             Ok(Proved::File(_)) => {
                 let identities = Arc::clone(&client.remembered.borrow().identities);
                 let peer = Peer::File(user.clone());
-                Ok(identities.standing(client, &peer, None, Brought::Nothing).by(Rc::clone(&session)))
+                let grounds = Grounds { peer, shown: Evidence::Session(Rc::clone(&session)) };
+                Ok(identities.standing(client, grounds, None, Brought::Nothing))
             }
             Err(Denied::WrongPassword | Denied::NoPassword) => {
                 gateway.metrics.sessions_refused.inc();
@@ -315,45 +199,21 @@ impl Callers {
             tracing::debug!(%failure, "a session token was refused");
             if failure.is_ours() { Refusal::NOTHING_SENT } else { Refusal::INVALID_AUTH_TOKEN }
         })?;
-        // Whose line in the users file is gone, or another, has another password or none (rules 12).
-        if let Proof::File { line } = session.proof
-            && gateway.logins.line(session.peer.user()) != Some(LineMark(line))
-        {
+        if !again::line_is_same(gateway, &session) {
             gateway.metrics.sessions_refused.inc();
             return Err(Refusal::INVALID_AUTH_TOKEN);
         }
         let mut remembered = client.remembered.borrow_mut();
-        let shown = Evidence::Session(Rc::clone(&session));
-        if let Some(standing) = remembered.of(&shown) {
+        if let Some(standing) = remembered.of_session(&session) {
             return Ok(standing);
         }
-        let user = session.peer.user();
-        let peer = match session.peer.namespace() {
-            Namespace::Password => Peer::Password(user.clone()),
-            Namespace::File => Peer::File(user.clone()),
-        };
-        let identities = Arc::clone(&remembered.identities);
-        let standing = match &session.peer {
-            SessionPeer::Password { password, .. } => {
-                let looked_at = Cell::new(false);
-                let own = || {
-                    looked_at.set(true);
-                    As::User(Identity::Password(gateway.door.credentials.identity(user, password)))
-                };
-                let brought = match session.proof {
-                    Proof::Etcd { .. } => Brought::Proved(&own),
-                    Proof::None | Proof::File { .. } => Brought::Unproved(&own),
-                };
-                let standing = identities.standing(client, &peer, None, brought);
-                let again = matches!(session.proof, Proof::Etcd { .. }) && !looked_at.get();
-                Standing { again, ..standing }
-            }
-            SessionPeer::Known { .. } => identities.standing(client, &peer, None, Brought::Nothing),
-        };
         if client.listener.lend_login_identity {
             remembered.appeared(&session.peer, token);
         }
-        Ok(remembered.keep(shown, standing.by(session)))
+        let identities = Arc::clone(&remembered.identities);
+        let grounds =
+            Grounds { peer: again::peer_of(&session), shown: Evidence::Session(Rc::clone(&session)) };
+        Ok(remembered.keep(again::of_session(gateway, &identities, client, grounds, &session)))
     }
 
     fn by_jwt(&self, gateway: &Gateway, client: &Client, token: &[u8]) -> Result<Standing, Refusal> {
@@ -364,14 +224,15 @@ impl Callers {
             tracing::debug!(%bad, "a JWT was refused");
             Refusal::INVALID_AUTH_TOKEN
         })?;
-        let shown = Evidence::Jwt(Rc::clone(&verified));
-        if let Some(standing) = remembered.of(&shown) {
+        if let Some(standing) = remembered.of_jwt(&verified) {
             return Ok(standing);
         }
         let until = cut_at(&client.listener, verified.expires, now);
-        let standing = remembered.identities.standing(client, &verified.peer, until, Brought::Nothing);
+        let peer = verified.peer.clone();
+        let grounds = Grounds { peer, shown: Evidence::Jwt(verified, Rc::new(Secret::new(token.to_vec()))) };
+        let standing = remembered.identities.standing(client, grounds, until, Brought::Nothing);
         remembered.nobody_lends();
-        Ok(remembered.keep(shown, standing))
+        Ok(remembered.keep(standing))
     }
 
     fn by_certificate(&self, client: &Client) -> Standing {
@@ -380,7 +241,8 @@ impl Callers {
         if let Some(standing) = &remembered.by_certificate {
             return standing.clone();
         }
-        let standing = remembered.identities.standing(client, peer, None, Brought::Nothing);
+        let grounds = Grounds { peer: peer.clone(), shown: Evidence::Connection };
+        let standing = remembered.identities.standing(client, grounds, None, Brought::Nothing);
         remembered.by_certificate.insert(standing).clone()
     }
 
@@ -390,7 +252,8 @@ impl Callers {
             return standing.clone();
         }
         let peer = Peer::Listener(Arc::clone(&client.listener.name));
-        let standing = remembered.identities.standing(client, &peer, None, Brought::Nothing);
+        let grounds = Grounds { peer, shown: Evidence::Connection };
+        let standing = remembered.identities.standing(client, grounds, None, Brought::Nothing);
         remembered.by_default.insert(standing).clone()
     }
 
@@ -399,24 +262,26 @@ impl Callers {
     pub fn remembered(&self) -> Remembered {
         Remembered::nothing(self.identities.load_full())
     }
+
+    /// Moves whenever there are other rules.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.identities.changes()
+    }
 }
 
-/// The way that decides: the first of the listener's that the request shows. A token is shown, whatever its kind: one of a
-/// kind that does not count here is a bad token, and bad ones never fall back. The default is also who shows nothing where
-/// that is not allowed: a login of its connection may still stand for it.
-fn way(ways: &[Identify], client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
-    let shows_token = matches!(presented, Presented::Token(_));
+/// The way that decides: the first of the listener's that the request shows; `shown` is its token's kind. A token is shown,
+/// whatever its kind: one of a kind that does not count here is a bad token, and bad ones never fall back. The default is
+/// also who shows nothing where that is not allowed: a login of its connection may still stand for it.
+fn way(ways: &[Identify], client: &Client, shown: Option<Identify>) -> Result<Identify, Refusal> {
     let first = ways.iter().copied().find(|way| match way {
-        Identify::Token | Identify::Jwt => shows_token,
+        Identify::Token | Identify::Jwt => shown.is_some(),
         Identify::Certificate => client.certificate.is_some(),
         Identify::Default => true,
     });
-    match first {
-        Some(Identify::Certificate) => Ok(Identify::Certificate),
-        _ if shows_token => {
-            let kind = if presented.is_jwt() { Identify::Jwt } else { Identify::Token };
-            ways.contains(&kind).then_some(kind).ok_or(Refusal::INVALID_AUTH_TOKEN)
-        }
-        _ => Ok(Identify::Default),
+    match (first, shown) {
+        (Some(Identify::Certificate), _) => Ok(Identify::Certificate),
+        (_, Some(kind)) => ways.contains(&kind).then_some(kind).ok_or(Refusal::INVALID_AUTH_TOKEN),
+        (_, None) => Ok(Identify::Default),
     }
 }

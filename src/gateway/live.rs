@@ -1,24 +1,27 @@
 //! What lives longer than the decision that let it begin: streams, and calls that wait.
 //!
-//! Owns: this shard's register of them, and ending those whose session stands no more. Must not know: what is revoked
-//! and why, what the streams do. Invariant (rules 29): whatever lives by a session is registered first and decided
-//! upon then, so that a revocation finds it either here or refused; all of it is on one thread, so no lock is taken.
+//! Owns: this shard's register of them, when they are decided upon again, and ending those that may not go on. Must not
+//! know: why one may not (`caller::again`), what the streams do. Invariants (rules 29): whatever lives is registered
+//! first and decided upon then, so that a change finds it either here or decides it; all of it is on one thread, so no
+//! lock is taken; what a change does not touch goes on.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
-use crate::downstream::session::{Sealer, Session};
 use crate::gateway::caller::Caller;
+use crate::gateway::{Client, Gateway};
 use crate::refusal::Refusal;
 
-/// Everything on this shard that lives by a session.
+/// How many are decided upon again before others have their turn: each takes some microseconds.
+const AT_A_TIME: usize = 64;
+
+/// Everything on this shard that lives.
 #[derive(Default)]
 pub struct Live {
     entries: RefCell<HashMap<u64, Entry>>,
@@ -26,32 +29,50 @@ pub struct Live {
 }
 
 struct Entry {
-    session: Rc<Session>,
-    cut: oneshot::Sender<()>,
+    life: Rc<Life>,
+    cut: oneshot::Sender<Refusal>,
+}
+
+/// By what something lives.
+pub struct Life {
+    /// Over which connection it came.
+    pub client: Rc<Client>,
+    /// As whom it goes upstream, and why.
+    pub caller: Rc<Caller>,
+    /// The user's generation when it began: a later one ends it. None where it goes as nobody.
+    pub generation: Option<u64>,
 }
 
 /// A place in the register, until dropped.
-#[must_use = "what has no place in the register outlives its session"]
+#[must_use = "what has no place in the register outlives what let it in"]
 pub struct Stay(Option<Registered>);
 
 struct Registered {
     live: Rc<Live>,
     number: u64,
-    cut: oneshot::Receiver<()>,
+    cut: oneshot::Receiver<Refusal>,
+}
+
+impl Gateway {
+    /// Registers what is to live as this caller, then decides whether it may begin.
+    ///
+    /// # Errors
+    /// It may not: what it was decided by has changed meanwhile.
+    pub fn enter(&self, client: &Rc<Client>, caller: &Rc<Caller>) -> Result<Stay, Refusal> {
+        let generation = self.callers.generation(self, caller)?;
+        let life = Life { client: Rc::clone(client), caller: Rc::clone(caller), generation };
+        let life = Rc::new(life);
+        let stay = self.live.register(&life);
+        self.callers.stands(self, &life).map(|()| stay)
+    }
 }
 
 impl Live {
-    /// Registers something that lives by the caller's session, then decides whether it may begin.
-    ///
-    /// # Errors
-    /// The session stands no more.
-    pub fn enter(self: &Rc<Self>, caller: &Caller, sealer: &Sealer) -> Result<Stay, Refusal> {
-        let Some(session) = &caller.session else { return Ok(Stay::UNBOUND) };
+    fn register(self: &Rc<Self>, life: &Rc<Life>) -> Stay {
         let (cut, when_cut) = oneshot::channel();
         let number = self.next.replace(self.next.get() + 1);
-        self.entries.borrow_mut().insert(number, Entry { session: Rc::clone(session), cut });
-        let stay = Stay(Some(Registered { live: Rc::clone(self), number, cut: when_cut }));
-        if sealer.stands(session) { Ok(stay) } else { Err(Refusal::INVALID_AUTH_TOKEN) }
+        self.entries.borrow_mut().insert(number, Entry { life: Rc::clone(life), cut });
+        Stay(Some(Registered { live: Rc::clone(self), number, cut: when_cut }))
     }
 
     /// How much is registered.
@@ -66,45 +87,73 @@ impl Live {
         self.len() == 0
     }
 
-    /// Ends what stands no more.
-    fn decide_again(&self, sealer: &Sealer) {
-        let mut entries = self.entries.borrow_mut();
-        let fallen = entries.extract_if(|_, entry| !sealer.stands(&entry.session));
+    /// Ends what may not go on: what came meanwhile was decided by what holds now.
+    async fn decide_again(&self, gateway: &Gateway) {
+        let numbers: Vec<u64> = self.entries.borrow().keys().copied().collect();
         let mut ended = 0;
-        for (_, entry) in fallen {
-            tracing::debug!(session = %entry.session.id, "a stream ends with its session");
-            ended += usize::from(entry.cut.send(()).is_ok());
+        for some in numbers.chunks(AT_A_TIME) {
+            for number in some {
+                let life = self.entries.borrow().get(number).map(|entry| Rc::clone(&entry.life));
+                if let Some(life) = life
+                    && let Err(refusal) = gateway.callers.stands(gateway, &life)
+                {
+                    ended += usize::from(self.cut(*number, refusal));
+                }
+            }
+            tokio::task::yield_now().await;
         }
         if ended > 0 {
-            tracing::info!(ended, "streams ended with their sessions");
+            tracing::info!(ended, "streams ended with what had let them in");
         }
+    }
+
+    /// Ends one. Whether it was still there.
+    fn cut(&self, number: u64, refusal: Refusal) -> bool {
+        let entry = self.entries.borrow_mut().remove(&number);
+        entry.is_some_and(|entry| {
+            let caller = &entry.life.caller;
+            tracing::debug!(user = ?caller.user, why = refusal.message(), "a stream ends with what had let it in");
+            entry.cut.send(refusal).is_ok()
+        })
     }
 }
 
-/// Decides again whenever sessions may have fallen, until dropped.
-pub async fn follow(live: Rc<Live>, sealer: Arc<Sealer>) {
-    let mut changes = sealer.changes();
-    while changes.changed().await.is_ok() {
-        live.decide_again(&sealer);
+/// Decides again whenever something changed by which it was decided, until dropped.
+pub async fn follow(gateway: Rc<Gateway>) {
+    let mut sessions = gateway.sealer.changes();
+    let mut rules = gateway.callers.changes();
+    let mut users = gateway.logins.changes();
+    loop {
+        // All arms are cancel-safe. What a connection lost is this shard's own.
+        let goes_on = tokio::select! {
+            changed = sessions.changed() => changed.is_ok(),
+            changed = rules.changed() => changed.is_ok(),
+            changed = users.changed() => changed.is_ok(),
+            () = gateway.dismissed.notified() => true,
+        };
+        if !goes_on {
+            return;
+        }
+        gateway.live.decide_again(&gateway).await;
     }
 }
 
 impl Stay {
-    /// Of what lives by no session, or is too short to be looked at twice.
+    /// Of what is too short to be looked at twice.
     pub const UNBOUND: Self = Self(None);
 
-    /// Waits until the session stands no more. Cancel-safe.
-    pub async fn cut(&mut self) {
-        poll_fn(|cx| self.poll_cut(cx)).await;
+    /// Waits until it may not go on, and says what its client is told. Cancel-safe.
+    pub async fn cut(&mut self) -> Refusal {
+        poll_fn(|cx| self.poll_cut(cx)).await
     }
 
-    /// Ready once the session stands no more; said once.
-    pub fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready once it may not go on; said once.
+    pub fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
         let Some(registered) = &mut self.0 else { return Poll::Pending };
         let cut = std::task::ready!(Pin::new(&mut registered.cut).poll(cx));
         self.0 = None;
         // The register itself is gone: the shard ends, and nobody decides any more.
-        if cut.is_ok() { Poll::Ready(()) } else { Poll::Pending }
+        cut.map_or(Poll::Pending, Poll::Ready)
     }
 }
 

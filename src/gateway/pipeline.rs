@@ -59,6 +59,9 @@ pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<In
     if !call::is_grpc(&head.method, &head.headers) {
         return reply::not_grpc(StatusCode::UNSUPPORTED_MEDIA_TYPE, record);
     }
+    if client.is_dismissed() {
+        return reply::refuse(&Refusal::SHUTTING_DOWN, record);
+    }
     let steps = async {
         match kind {
             PathKind::Malformed => {
@@ -156,7 +159,7 @@ async fn through(
     gateway: &Rc<Gateway>,
     client: &Rc<Client>,
     method: &'static Method,
-    caller: &Caller,
+    caller: &Rc<Caller>,
     headers: &HeaderMap,
     body: Incoming,
     deadline: Option<Instant>,
@@ -192,7 +195,7 @@ async fn through(
     };
     let (in_use, mut stay) = match lane {
         Lane::Unary => (None, Stay::UNBOUND),
-        _ => (caller.in_use(), gateway.enter(caller)?),
+        _ => (caller.in_use(), gateway.enter(client, caller)?),
     };
     let mut answer = if blocks {
         let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
@@ -274,7 +277,7 @@ async fn unknown(
     let caller = gateway.callers.identify(gateway, client, None, &head.headers, record).await?;
     let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
-    let stay = gateway.enter(&caller)?;
+    let stay = gateway.enter(client, &caller)?;
     record.member = Some(member.id);
     record.attempts = 1;
     let shown = gateway.door.shown(&caller.whom, &member).await.map_err(|failure| {

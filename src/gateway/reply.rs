@@ -29,7 +29,7 @@ enum Rests {
     Nothing,
     /// Trailers, after the held data.
     Trailers(HeaderMap),
-    /// A member's body, passed on as it comes, for as long as the caller's session stands.
+    /// A member's body, passed on as it comes, for as long as its caller may go on.
     Piped(Incoming, Refusal, Stay),
     /// A stream of our own making. Its sender going away without a word is an early end.
     /// With what is kept of the message that HTTP/2 took last: it asks for the next when it has sent most of that.
@@ -160,10 +160,10 @@ impl Body for Reply {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if let Rests::Piped(_, _, stay) = &mut self.rest
-            && stay.poll_cut(cx).is_ready()
+            && let Poll::Ready(refusal) = stay.poll_cut(cx)
         {
             self.held.clear();
-            return self.end(Refusal::INVALID_AUTH_TOKEN.trailers());
+            return self.end(refusal.trailers());
         }
         if let Some(held) = self.held.pop_front() {
             return self.data(held);

@@ -34,16 +34,16 @@ const PROGRESS_GRACE: Duration = Duration::from_millis(500);
 /// A client's Watch stream.
 ///
 /// # Errors
-/// The session stands no more.
+/// Its caller may not begin it: see [`Gateway::enter`].
 pub fn watch(
     gateway: &Rc<Gateway>,
-    client: &Client,
+    client: &Rc<Client>,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: Incoming,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
-    let stay = gateway.enter(caller)?;
+    let stay = gateway.enter(client, caller)?;
     let (speaker, said) = Speaker::channel();
     let session = Session {
         route: Route {
@@ -78,16 +78,16 @@ fn between(least: Duration, chooser: &Chooser) -> Duration {
 /// A client's LeaseKeepAlive stream.
 ///
 /// # Errors
-/// The session stands no more.
+/// Its caller may not begin it: see [`Gateway::enter`].
 pub fn keep_alive(
     gateway: &Rc<Gateway>,
-    client: &Client,
+    client: &Rc<Client>,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: Incoming,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
-    let stay = gateway.enter(caller)?;
+    let stay = gateway.enter(client, caller)?;
     let (speaker, said) = Speaker::channel();
     let keep_alive = KeepAlive {
         door: Rc::clone(&gateway.door),
@@ -105,16 +105,16 @@ pub fn keep_alive(
 /// A client's Observe stream. `message` is its one request.
 ///
 /// # Errors
-/// The budget for requests that wait is used up, or the session stands no more.
+/// The budget for requests that wait is used up, or its caller may not begin it.
 pub fn observe(
     gateway: &Rc<Gateway>,
-    client: &Client,
-    caller: &Caller,
+    client: &Rc<Client>,
+    caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
     message: &Bytes,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
-    let stay = gateway.enter(caller)?;
+    let stay = gateway.enter(client, caller)?;
     let (request, held) = blocked::kept(gateway, message)?;
     let (speaker, said) = Speaker::channel();
     let observe = Observe {
@@ -138,7 +138,7 @@ fn ends(client: &Client, caller: &Caller, deadline: Option<Instant>) -> Option<(
     deadline.into_iter().chain(client.ends(caller)).min_by_key(|(at, _)| *at)
 }
 
-/// Runs a stream to its end, or to the instant at which it ends by itself, or to the end of its session; the client is told.
+/// Runs a stream to its end, or to the instant at which it ends by itself, or until it may not go on; the client is told.
 /// `keep` is held until then. The stream is boxed: nothing here keeps room for it twice.
 async fn within(
     ends: Option<(Instant, Refusal)>,
@@ -157,8 +157,8 @@ async fn within(
         }
     };
     let ended = tokio::select! {
-        biased; // the session first: nothing more is said to a peer that was revoked
-        () = stay.cut() => Some(Refusal::INVALID_AUTH_TOKEN),
+        biased; // what let it in first: nothing more is said to a peer that was revoked
+        refusal = stay.cut() => Some(refusal),
         () = &mut run => None,
         refusal = late => Some(refusal),
     };

@@ -185,6 +185,12 @@ pub struct Network {
 }
 
 impl Network {
+    /// Whether every address of its kind is in it.
+    #[must_use]
+    pub fn is_everybody(&self) -> bool {
+        self.length == 0
+    }
+
     /// Whether the address is in it. An IPv4 address that a socket shows as an IPv6 one is the IPv4 address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {

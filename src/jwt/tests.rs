@@ -10,22 +10,12 @@ use serde_json::json;
 
 use super::*;
 
-/// A key that signs nothing but the tokens of these tests: RSA keys take long to make. PKCS #8.
-const RSA: &str = "MIIEvAIBADANBgkqhkiG9w0BAQEFAASCBKYwggSiAgEAAoIBAQD2kSRhQCGPiVwJE4APOQOCCailQgrnKLJK/Aw1udzu/EE5wZJHxJsp8ppRoy\
-81DlzaxPl3ZbMcwX5jbyIvbNWTh/VxWrPImXJkyLZzNNJw+40/DD6G0PziuX/TT95sn2FpH5Dogy3QwuM6u5axWFv/x59TI06KFIMM31ve5HXE\
-uG6lpwe9a6xv7QfxemEFcbYZpRCH/4GwmMXQTvu7qX3AMz7qbvPPqMf7mjnrL/Jb2K75cUdsJ0MCYQfbx34a7bcPMU/tA66MX6wEARodLAfips\
-aOzE1KojxaYCyGkj37rDOoi2kyc+B1Xat1qCmMaTGi+2wQOxQroW49UqvscHjdAgMBAAECgf99cttPn5Fzti9dbs548EkYoFFtw2xIsCwGera7\
-nxUJgs6s1A/Y8+7+KLDbWGtsUyJrLEzAsr2uo8PqU2DRQE5qAYKfacaPCYNqQ7SQaQ+o7FOxAEnPzgTcVgTzPm+sVGr7UVQo+JUW4hE6kLbbBF\
-nKiYZGhnAvUMBcjEfx38sLissTxwBaoYTrlEH7R4pNOja7RGSNA1z+oVFPEY6APWSafee0Jc5NY/JGmYIkYnZKP4e/M7bETO4WLmn3m0t7BsyY\
-OXvG6LL7VFtfwAIalvXMZyZDnP9LzPxNWfnYwigDd78ZQVnJSjxd68y8en9E9GV5XDvxbHc1MqgmM2wMmTkCgYEA/nyCXAzKlmxrV8KXAQrxWD\
-iZw1xpyUm6l6K89jtNUnXPS1f6M498ex5Nr8CRq2keAMJQrg2mAgOKrCxEyVthLDFn0+/yFtAFn2dT24BPxmns18HPdzHy8KUnz2YL49Hxl/Vz\
-6IVF4Pes2dx6hH74ZkK+YvJjhMcoiNNcJSbGXIUCgYEA+AiTEp4wUlnLCvdKhKvZReIQdk+jpbb5FT0GvSJrHlTve0uYmgXOc9jJR1t5OFr57Z\
-xiBwEeGmZLyu7bIK06bSV6tnUsLFeQ6Fes/BMWHFkOjLD0dferTXici+iKRvToxs8Ylbkv64c1pophwwejkgbMGrNlvk4KHT0JjKsXJnkCgYEA\
-kJFOxNgHZjilKi/C9Lawr/tHbnHbLpwRwf6S9hZuMH/4iMarvgqvHonye/sbRZLrlmbMynO6cL5uUqy7Tt/4bdCLORzAHDGEYC+ktbdImmCmSV\
-MydnYLmqVX3jwMWRl082xesiKztb89lG3ps8cleYJFAZTM8CrrXf8kA37phLkCgYEAqGiaA6AoyyFwvYder2pHYi22Y757LL9prEP9WVoPRU8C\
-M8MGYD3lCb9+Gtc/HUaYP/9Yh8z4dZBTkfxQCIXWD9nM0ioIziq+lyNArv7+mkzVli1oLtj1FOr5z/0aNkd/7c0bsj1FDjSF9wgqjNOY+kNnPh\
-Hk2Sv/rg6Nd1eLpnECgYBlgZzFjxKBnfZ9N+jmHZpRAohPFYQX9vY3+Yr1OGuTqDC/iQvC6NUivkWyKbm8wis20fo+EldtWkZUyCU+KJtxdoUE\
-QWvQRIsis3P6H4z98gOuCQPZP8iYwmBu6MT61gelG/R9twfW7Rm5losE+alaPDanfxgjDTfrtoNI4r+PQg==";
+/// A key that signs nothing but the tokens of tests: RSA keys take long to make. PKCS #8.
+const RSA: &str = include_str!("../../tests/rsa-key.base64");
+
+fn rsa() -> Vec<u8> {
+    STANDARD.decode(RSA.replace('\n', "")).unwrap()
+}
 
 pub(crate) fn now() -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(1_800_000_000)
@@ -64,7 +54,7 @@ impl Signer {
     }
 
     fn rsa(algorithm: &'static str, by: &'static dyn made_by::RsaEncoding) -> Self {
-        let key = RsaKeyPair::from_pkcs8(&STANDARD.decode(RSA).unwrap()).unwrap();
+        let key = RsaKeyPair::from_pkcs8(&rsa()).unwrap();
         Self { algorithm, key: SigningKey::Rsa(key, by) }
     }
 
@@ -364,10 +354,8 @@ fn keys_come_as_pem_too() {
         assert!(Verifier::verify_one_of(&[verifier], token.as_bytes(), now()).is_ok(), "{algorithm}");
         assert!(read(&pair.serialize_pem()).unwrap_err().to_string().contains("private"));
     }
-    let pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(
-        &STANDARD.decode(RSA).unwrap().as_slice().into(),
-        &rcgen::PKCS_RSA_SHA256,
-    );
+    let pair =
+        rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&rsa().as_slice().into(), &rcgen::PKCS_RSA_SHA256);
     let signer = Signer::rsa("RS256", &made_by::RSA_PKCS1_SHA256);
     let mut verifier = verifier(&Signer::es256());
     verifier.keys = read(&pair.unwrap().public_key_pem()).unwrap();

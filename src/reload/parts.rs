@@ -8,16 +8,33 @@ use std::fmt::{Debug, Write as _};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
-use super::{Part, Ready};
+use super::{Part, Ready, Trial};
 use crate::config::{ClientAuth, ClientCa, Cluster, Config, KeySource, Listener, ServerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{self, Current};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
+use crate::published::Published;
 use crate::upstream::credential::{Credentials, Pages};
+use crate::upstream::peer_urls::PeerTrust;
+
+impl Trial {
+    /// No member may trust, between members, what certificates are minted from.
+    #[must_use]
+    pub fn mint(trust: Arc<PeerTrust>) -> Self {
+        Self::new(move |now| {
+            let (trust, mint) = (Arc::clone(&trust), now.users.mint.clone());
+            let held = async move {
+                let Some(mint) = mint else { return Ok(()) };
+                trust.hold(mint.authority.chain()).await.map_err(|trusted| format!("mint.ca: {trusted}"))
+            };
+            held.boxed_local()
+        })
+    }
+}
 
 impl Part {
     /// The session keys: which seals, which open.
@@ -111,7 +128,7 @@ impl Part {
     /// here: what was read is published even where nothing is seen to be new.
     #[must_use]
     pub fn identities(
-        current: Arc<ArcSwap<Identities>>,
+        current: Arc<Published<Identities>>,
         credentials: Arc<Credentials>,
         cluster: Arc<Cluster>,
         pages: Pages,
@@ -139,7 +156,7 @@ impl Part {
             // The rules last: what was decided by others is forgotten then.
             let publish = move || {
                 credentials.act(acting);
-                current.store(made);
+                current.publish(made);
             };
             Ok(Some(Ready::new(changes, publish)))
         })
@@ -202,6 +219,7 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
                 listener.address.clone(),
                 listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
                 (listener.lend_login_identity, listener.on_expiry),
+                listener.proxy_protocol_from.clone(),
             )
         };
         config.listeners.iter().map(of_one).collect::<Vec<_>>()
@@ -275,7 +293,7 @@ mod tests {
             let made = tls::server_config(listener.tls.as_ref().unwrap()).unwrap();
             let current: Current = Arc::new(ArcSwap::new(made));
             let parts = vec![Part::tls(vec![(listener, Arc::clone(&current))])];
-            let reload = Reload::new(path, config, parts, Arc::new(Metrics::new(Vec::new())));
+            let reload = Reload::new(path, config, Vec::new(), parts, Arc::new(Metrics::new(Vec::new())));
             Self { folder, reload, current }
         }
 
@@ -283,7 +301,7 @@ mod tests {
         fn changes(&mut self, clients: &str) -> bool {
             configure(&self.folder.path().join("keyward.toml"), clients);
             let before = self.current.load_full();
-            assert!(self.reload.read_again());
+            assert_eq!(self.reload.read_again().now_or_never(), Some(true));
             !Arc::ptr_eq(&before, &self.current.load())
         }
 

@@ -53,6 +53,7 @@ pub use signed::SignedIdentity;
 
 use identity::LoginRequest;
 use keep_alive::Lifetimes;
+use mint::Held;
 
 /// Requests that the control runtime has not taken up yet. It takes them up at once and queues per member, so this
 /// fills only when that runtime is stuck; callers are then told [`LoginFailure::Busy`].
@@ -229,6 +230,7 @@ pub struct Credentials {
     known: Mutex<Known>,
     fingerprint_key: Secret<[u8; 32]>,
     acting: ArcSwap<Acting>,
+    held: Held,
     questions: mpsc::Sender<Arc<signed::Signer>>,
     shared: Arc<Shared>,
 }
@@ -317,6 +319,7 @@ impl Credentials {
             known: Mutex::default(),
             fingerprint_key: Secret::new(key),
             acting: ArcSwap::from_pointee(Acting::nobody()),
+            held: Held::default(),
             questions,
             shared: Arc::new(Shared {
                 lifetimes: Lifetimes::new(settings.token_ttl),

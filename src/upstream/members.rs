@@ -34,6 +34,7 @@ use crate::upstream::membership::{
     Readiness, Reason,
 };
 
+pub(super) use census::usable;
 use census::{Facts, Listed, Seen, Sighting, Source};
 use notices::Notices;
 use place::{FORCED, Place, Setup};
@@ -107,6 +108,7 @@ struct Task {
     places: Vec<Place>,
     probes: FuturesUnordered<Probe>,
     list: Option<Vec<Listed>>,
+    list_refused: bool,
     pinned: Option<ClusterId>,
     list_asked: Option<Instant>,
     list_due: Instant,
@@ -136,6 +138,7 @@ impl Task {
             published,
             probes: FuturesUnordered::new(),
             list: None,
+            list_refused: false,
             pinned,
             list_asked: None,
             list_due: now,
@@ -291,6 +294,7 @@ impl Task {
         match list {
             Ok(list) => {
                 self.notices.list_given();
+                self.list_refused = false;
                 let leads = told.as_ref().is_ok_and(|told| told.answer.leader != census::Sight::Nobody);
                 if leads || self.list.is_none() {
                     self.list = Some(list);
@@ -299,6 +303,7 @@ impl Task {
             Err(refusal @ (Refusal::NoUser | Refusal::Denied)) => {
                 self.notices.list_refused(refusal);
                 self.list = None;
+                self.list_refused = true;
             }
             Err(Refusal::Learner | Refusal::NoLeader | Refusal::Silent(_)) => self.look_at_list_soon(),
         }
@@ -341,6 +346,7 @@ impl Task {
             scheme: self.setup.scheme,
             sightings: &sightings,
             list: self.list.as_deref(),
+            refused: self.list_refused,
             before: &before,
         };
         let after = census::take(&facts, Instant::now());
@@ -354,8 +360,9 @@ impl Task {
         let changes = changes::between(&before, &after);
         changes::log(&changes, &after);
         self.route(&after);
+        let relisted = before.peer_urls != after.peer_urls;
         self.published.snapshot.store(Arc::new(after));
-        if !changes.is_empty() {
+        if relisted || !changes.is_empty() {
             self.published.changed.tell();
         }
     }
@@ -371,7 +378,7 @@ impl Task {
         let list = self.list.iter().flatten().filter(|listed| !answering.contains(&listed.id));
         let urls = list.flat_map(|listed| listed.client_urls.iter());
         let wanted: Vec<Endpoint> =
-            urls.filter_map(|url| census::usable(url, self.setup.scheme)).take(LISTED_ADDRESSES).collect();
+            urls.filter_map(|url| usable(url, self.setup.scheme)).take(LISTED_ADDRESSES).collect();
         self.places.retain(|place| {
             place.sighting.source == Source::Configured || wanted.contains(&place.sighting.endpoint)
         });

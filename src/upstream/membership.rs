@@ -39,6 +39,8 @@ pub struct Membership {
     pub absent: Vec<Absent>,
     /// Addresses behind which another cluster answers. Never used.
     pub foreign: Vec<Foreign>,
+    /// Where members speak to each other.
+    pub peer_urls: PeerUrls,
     /// When this was put together.
     pub as_of: Instant,
 }
@@ -134,6 +136,29 @@ pub struct Foreign {
     pub cluster: ClusterId,
 }
 
+/// Where members speak to each other, as far as the member list was had.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PeerUrls {
+    /// It was not had yet.
+    #[default]
+    Unknown,
+    /// It is refused to the probing user.
+    Refused,
+    /// Of all its members.
+    Listed(Arc<[Peering]>),
+}
+
+/// Where other members speak to one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peering {
+    /// Which member.
+    pub member: MemberId,
+    /// Its name; empty for one that was never started.
+    pub name: Arc<str>,
+    /// Its peer URLs.
+    pub urls: Arc<[String]>,
+}
+
 /// Whether calls can be served now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Serving {
@@ -158,6 +183,7 @@ impl Membership {
             members: Vec::new(),
             absent: Vec::new(),
             foreign: Vec::new(),
+            peer_urls: PeerUrls::Unknown,
             as_of: now,
         }
     }

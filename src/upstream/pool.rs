@@ -182,7 +182,8 @@ impl Dial {
     }
 
     async fn showing(&self, certificate: &CertificateIdentity) -> Result<Connection, ConnectError> {
-        // First: nobody's connection gives way to one that has nothing to show.
+        // First: nobody's connection gives way to one that has nothing to show. Past that the leaf says why there is none.
+        drop(tokio::time::timeout(FIRST_WORD, certificate.ready()).await);
         let leaf =
             certificate.leaf().map_err(|error| ConnectError::NoCertificate(error.to_string().into()))?;
         let Some(place) = self.fleet.place().await else {

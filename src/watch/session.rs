@@ -109,20 +109,7 @@ impl Session {
         let mut requests = Requests::new(body, self.largest_request);
         let mut drain = self.drain.clone();
         let mut reading = true;
-        let mut running = Running {
-            hub: Hub::new(Instant::now(), self.timing),
-            unfinished: self.route.share.hold(0),
-            session: self,
-            upstream: BTreeMap::new(),
-            reads: FuturesUnordered::new(),
-            outputs: Vec::new(),
-            said: VecDeque::new(),
-            tried: Vec::new(),
-            told: false,
-            leaderless_since: None,
-            turn: 0,
-            ended: None,
-        };
+        let mut running = Running::new(self);
         let status = loop {
             if running.said.is_empty()
                 && let Some(status) = running.ended.take()
@@ -158,11 +145,7 @@ impl Session {
                         Asked::Gone => return,
                     }
                 }
-                Some((input, room)) = running.reads.next(), if quiet => {
-                    if room == Room::Found || !running.refused_for_room() {
-                        running.input(input);
-                    }
-                }
+                Some((input, room)) = running.reads.next(), if quiet => running.read(input, room),
                 (stream, event) = next_event(&mut running.upstream, running.turn, quiet) => {
                     running.event(stream, event);
                     if !quiet {
@@ -186,6 +169,29 @@ impl Session {
 }
 
 impl Running {
+    fn new(session: Session) -> Self {
+        Self {
+            hub: Hub::new(Instant::now(), session.timing),
+            unfinished: session.route.share.hold(0),
+            session,
+            upstream: BTreeMap::new(),
+            reads: FuturesUnordered::new(),
+            outputs: Vec::new(),
+            said: VecDeque::new(),
+            tried: Vec::new(),
+            told: false,
+            leaderless_since: None,
+            turn: 0,
+            ended: None,
+        }
+    }
+
+    fn read(&mut self, input: Input, room: Room) {
+        if room == Room::Found || !self.refused_for_room() {
+            self.input(input);
+        }
+    }
+
     fn input(&mut self, input: Input) {
         let mut outputs = std::mem::take(&mut self.outputs);
         self.hub.handle(Instant::now(), input, &mut outputs);

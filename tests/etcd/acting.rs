@@ -24,7 +24,7 @@ use crate::caller::{Caller, Kind};
 use crate::harness::binary::Version;
 use crate::harness::client::lifetime;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, Tls, newest, password, versions, wait};
+use crate::harness::{Auth, Cluster, Options, Tls, password, versions, wait};
 use crate::steady::of_each;
 use crate::streams::watch_of;
 
@@ -305,37 +305,5 @@ async fn a_user_without_a_password_is_served_and_its_roles_are_etcds() {
         root.ok(&["user", "revoke-role", "carol", "ra"]).await;
         let revoked = carol.put("/a/x", b"3".to_vec(), 0).await.expect_err("she has no role any more");
         assert_eq!(revoked.message(), "etcdserver: permission denied", "{version}");
-    }
-}
-
-/// What members with other methods make of our signatures.
-#[tokio::test]
-async fn members_accept_what_is_signed_by_each_kind_of_key() {
-    let kinds: [(_, &'static rcgen::SignatureAlgorithm, _); 3] = [
-        ("ES256", &rcgen::PKCS_ECDSA_P256_SHA256, newest("3.5")),
-        ("ES384", &rcgen::PKCS_ECDSA_P384_SHA384, newest("3.5")),
-        ("EdDSA", &rcgen::PKCS_ED25519, newest("3.6")),
-    ];
-    for (method, kind, version) in kinds {
-        let site = Site::new();
-        let pair = rcgen::KeyPair::generate_for(kind).expect("a key");
-        let (public, private) =
-            (site.write("jwt.pub", &pair.public_key_pem()), site.write("jwt.key", &pair.serialize_pem()));
-        let token = format!(
-            "--auth-token=jwt,sign-method={method},pub-key={},priv-key={},ttl=60s",
-            public.display(),
-            private.display()
-        );
-        let auth = Auth::On { extra_users: 0 };
-        let cluster =
-            Cluster::start(&version, Options { auth, flags: vec![token], ..Options::default() }).await;
-        let config = site.listening(&cluster, ", default_user = \"alice\"")
-            + "[[user]]\nname = \"alice\"\njwt = true\n"
-            + &format!("[sign_jwt]\nmethod = \"{method}\"\nkey = {private:?}\n");
-        let keyward = Keyward::start(site, &config).await;
-        let alice = Caller::anybody(keyward.site().listen).await;
-        alice.put("/a/x", b"1".to_vec(), 0).await.expect(method);
-        cluster.ctl_as_root().ok(&["role", "add", "another"]).await;
-        assert_eq!(alice.keys("/a/").await, ["/a/x"], "{method}: the auth revision moved");
     }
 }

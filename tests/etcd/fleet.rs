@@ -22,6 +22,7 @@ use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
 use keyward::upstream::fleet::Fleet;
 use keyward::upstream::members::Members;
 use keyward::upstream::membership::Member;
+use keyward::upstream::peer_urls::PeerTrust;
 use keyward::upstream::pool::Pool;
 use keyward::upstream::read::{ReadError, local_revision};
 use keyward::upstream::resumes::Resumes;
@@ -83,6 +84,10 @@ impl Bench {
         let handle = found.start(&tasks);
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
         credentials.act_for(&config.users, &config.cluster, pages).expect("users that can be proved");
+        let trust =
+            PeerTrust::new(&config.cluster, connector.clone(), handle.clone(), Arc::clone(&credentials));
+        let follow = async move { panic!("refused: {}", trust.follow().await) };
+        tasks.spawn("peer trust", follow).detach();
         let metrics = Arc::new(Metrics::new(METHODS.iter().map(|method| method.path).collect()));
         let fleet = Arc::new(Fleet::new(connections, Arc::clone(&metrics)));
         let door = || {

@@ -18,4 +18,4 @@ pub(crate) mod setup;
 pub(crate) mod wait;
 
 pub(crate) use binary::{newest, versions};
-pub(crate) use cluster::{Auth, Cluster, Options, Tls, password};
+pub(crate) use cluster::{Auth, Cluster, Options, PeerTls, Tls, password};

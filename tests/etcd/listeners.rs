@@ -1,8 +1,13 @@
 //! How clients may come: over TLS with or without a certificate, as a listener's default user, over a unix socket, and
 //! while etcd itself asks nobody who they are.
 
-use prost::Message as _;
+use std::path::PathBuf;
 
+use prost::Message as _;
+use tonic::transport::Channel;
+
+use keyward::pb::etcdserverpb::auth_client::AuthClient;
+use keyward::pb::etcdserverpb::kv_client::KvClient;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRequest, RangeRequest};
 use keyward::pb::health::HealthCheckRequest;
 
@@ -154,6 +159,15 @@ async fn without_auth_a_login_gets_a_session_that_proves_nothing_later() {
     }
 }
 
+/// Connections over a unix socket.
+fn over(path: PathBuf) -> Channel {
+    let connect = tower::service_fn(move |_: http::Uri| {
+        let path = path.clone();
+        async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
+    });
+    tonic::transport::Endpoint::from_static("http://keyward").connect_with_connector_lazy(connect)
+}
+
 #[tokio::test]
 async fn a_unix_socket_serves_also_where_an_older_one_was_left_behind() {
     let version = versions().remove(0);
@@ -167,15 +181,53 @@ async fn a_unix_socket_serves_also_where_an_older_one_was_left_behind() {
     let config = site.in_front_of(&cluster).replace(&tcp, &both);
     let keyward = Keyward::start(site, &config).await;
 
-    let connect = tower::service_fn(move |_: http::Uri| {
-        let path = path.clone();
-        async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
-    });
-    let channel =
-        tonic::transport::Endpoint::from_static("http://keyward").connect_with_connector_lazy(connect);
-    let mut kv = keyward::pb::etcdserverpb::kv_client::KvClient::new(channel);
+    let mut kv = KvClient::new(over(path));
     let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
     kv.put(put).await.expect("the socket serves");
     assert_eq!(cluster.ctl().ok(&["get", "k", "--print-value-only"]).await, "v\n");
     drop(keyward);
+}
+
+/// Whoever can open the socket is its peer, `listener:local`; a login counts there as everywhere.
+#[tokio::test]
+async fn who_comes_over_a_unix_socket_is_whom_the_listener_or_a_rule_says() {
+    for version in versions() {
+        let cluster = Cluster::start(&version, with_auth()).await;
+        for (field, rule) in
+            [(", default_user = \"alice\"", ""), ("", "[[map]]\npeer = \"listener:local\"\nas = \"alice\"\n")]
+        {
+            let site = Site::new();
+            let secret = site.write("alice-password", &password("alice"));
+            let path = site.file("keyward.sock");
+            let local = format!(" }}, {{ name = \"local\", address = \"unix:{}\"{field}", path.display());
+            let user = format!("[[user]]\nname = \"alice\"\npassword_file = {secret:?}\n");
+            let config = site.listening(&cluster, &local) + &user + rule;
+            let listen = site.listen;
+            let keyward = Keyward::start(site, &config).await;
+
+            let put = |key: &str| PutRequest { key: key.to_owned().into(), ..PutRequest::default() };
+            let mut local = KvClient::new(over(path.clone()));
+            local.put(put("/a/local")).await.unwrap_or_else(|status| panic!("{version}: {status}"));
+            let beyond = local.put(put("/b")).await.expect_err("alice may not");
+            assert_eq!(beyond.message(), "etcdserver: permission denied", "{version}");
+            let elsewhere = Endpoint::plain(listen).call(&Call::unary(PUT, &write("/a/local"))).await;
+            assert_eq!(elsewhere.message(), "etcdserver: user name is empty", "{version}: not over TCP");
+
+            let mut logins = AuthClient::new(over(path));
+            let login = |password: String| AuthenticateRequest { name: "bob".into(), password };
+            let bob = logins.authenticate(login(password("bob"))).await.expect("right").into_inner().token;
+            let mut as_bob = tonic::Request::new(put("/a/local"));
+            as_bob.metadata_mut().insert("token", bob.parse().expect("a header"));
+            let refused = local.put(as_bob).await.expect_err("bob may not");
+            assert_eq!(refused.message(), "etcdserver: permission denied", "{version}");
+            // A socket has no address: wrong passwords are counted for all who come over such together.
+            for n in 0..7 {
+                let told = logins.authenticate(login(format!("wrong-{n}"))).await.expect_err("wrong");
+                let limited = told.message() == "etcdserver: too many requests";
+                assert_eq!(limited, n >= 5, "{version}: {told}");
+            }
+            logins.authenticate(login(password("bob"))).await.expect("known to be right");
+            drop(keyward);
+        }
+    }
 }

@@ -37,6 +37,8 @@ mod kill;
 #[cfg(test)]
 mod large;
 #[cfg(test)]
+mod lent;
+#[cfg(test)]
 mod listeners;
 #[cfg(test)]
 mod load;
@@ -58,6 +60,10 @@ mod muted;
 #[cfg(test)]
 mod outlived;
 #[cfg(test)]
+mod peer_trust;
+#[cfg(test)]
+mod proxied;
+#[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod reload;
@@ -69,6 +75,8 @@ mod revocations;
 mod rewatch;
 #[cfg(test)]
 mod rounds;
+#[cfg(test)]
+mod signed;
 #[cfg(test)]
 mod snapshots;
 #[cfg(test)]

@@ -73,7 +73,7 @@ async fn command(keyward: &Keyward, arguments: &[&str]) -> (Option<i32>, String)
     (output.status.code(), String::from_utf8(said).expect("UTF-8"))
 }
 
-async fn done(keyward: &Keyward, arguments: &[&str]) {
+pub(crate) async fn done(keyward: &Keyward, arguments: &[&str]) {
     let (code, said) = command(keyward, arguments).await;
     assert_eq!(code, Some(0), "{arguments:?}: {said}");
 }

@@ -1,5 +1,7 @@
 //! A gRPC client that sees what a real one's transport sees: headers, messages, trailers, resets.
 
+use std::rc::Rc;
+
 use bytes::Bytes;
 use h2::client::{self, ResponseFuture, SendRequest};
 use h2::{Reason, SendStream};
@@ -14,7 +16,7 @@ use crate::wire::{End, Form, Messages, end_of, of_headers, say, say_framed};
 /// One connection to Keyward.
 pub(crate) struct Client {
     send: SendRequest<Bytes>,
-    connection: Owned,
+    connection: Rc<Owned>,
     /// Sent with every call.
     pub(crate) headers: HeaderMap,
 }
@@ -56,7 +58,7 @@ impl Client {
         let drive = async move { drop(connection.await) };
         Self {
             send,
-            connection: tasks.spawn("client connection of the test", drive),
+            connection: Rc::new(tasks.spawn("client connection of the test", drive)),
             headers: HeaderMap::new(),
         }
     }
@@ -65,6 +67,12 @@ impl Client {
     pub(crate) fn header(mut self, name: &'static str, value: &str) -> Self {
         self.headers.insert(name, HeaderValue::try_from(value).expect("a header"));
         self
+    }
+
+    /// Another handle of the same connection.
+    pub(crate) fn again(&self) -> Self {
+        let (send, connection) = (self.send.clone(), Rc::clone(&self.connection));
+        Self { send, connection, headers: self.headers.clone() }
     }
 
     /// Whether the connection has ended.

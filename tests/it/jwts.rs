@@ -19,17 +19,17 @@ use crate::member::Member;
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{INVALID_TOKEN, RANGE, WATCH, created, range, ranged, watch};
 
-const ISSUER: &str = "https://ci.test:8443";
+pub(crate) const ISSUER: &str = "https://ci.test:8443";
 const RULES: &str = "\
     [[map]]\npeer = \"jwt:https://ci.test:8443:mallory\"\ndeny = true\n\
     [[map]]\nissuer = \"https://ci.test:8443\"\nclaim = { repository = \"org/*\", groups = \"deploy\" }\nas = \"app\"\n\
     [[map]]\npeer = \"jwt:https://ci.test:8443:*\"\nas = \"same\"\n";
 
 /// Somebody who signs.
-struct Issuer(rcgen::KeyPair);
+pub(crate) struct Issuer(pub(crate) rcgen::KeyPair);
 
 impl Issuer {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(rcgen::KeyPair::generate().expect("a key"))
     }
 
@@ -42,7 +42,7 @@ impl Issuer {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 
-    fn token(&self, claims: &Value) -> String {
+    pub(crate) fn token(&self, claims: &Value) -> String {
         self.sign(&json!({ "alg": "ES256", "typ": "JWT" }), claims)
     }
 }
@@ -54,7 +54,7 @@ fn seconds(from_now: i64) -> i64 {
 }
 
 /// What a token of ten minutes says of `subject`.
-fn claims(subject: &str) -> Value {
+pub(crate) fn claims(subject: &str) -> Value {
     json!({ "iss": ISSUER, "aud": ["etcd"], "sub": subject, "exp": seconds(600) })
 }
 

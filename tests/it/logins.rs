@@ -1,5 +1,6 @@
 //! Logins: what they cost, who decides about them, what a wrong one is told and when.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -48,7 +49,7 @@ fn told(outcome: &Outcome) -> String {
     }
 }
 
-fn line(user: &str, password: &str) -> String {
+pub(crate) fn line(user: &str, password: &str) -> String {
     let hash = users::hash(&Secret::new(password.to_owned()), CHEAP).expect("hashed");
     format!("{user}:{hash}\n")
 }
@@ -333,6 +334,29 @@ fn a_member_that_does_not_answer_logins_is_left_alone() {
         assert!(begun.elapsed() <= Duration::from_secs(7));
         assert!((5..=12).contains(&member.logins()), "{} in 7 s, not one each 100 ms", member.logins());
         assert_eq!(counted(&keyward, "untold"), 0, "nobody was told yet: the client's own call ended");
+    });
+}
+
+#[test]
+fn logins_under_way_are_bounded_and_the_rest_is_told_so() {
+    const ROOM: usize = 1024;
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        member.hold_logins(true);
+        let keyward = Keyward::with_auth(&[&member]);
+        let known = Secret::new("right".to_owned());
+        let flood = (0..3 * ROOM).map(|n| {
+            let (user, from) = (format!("user{n}").as_str().into(), format!("10.1.{}.{}", n / 256, n % 256));
+            let (logins, known) = (Arc::clone(&keyward.logins), &known);
+            async move { logins.check(&user, known, from.parse().ok()).await }
+        });
+        let outcomes = join_all(flood).await;
+        let limited = outcomes.iter().filter(|outcome| **outcome == Err(Denied::Limited)).count();
+        assert_eq!(limited, 2 * ROOM);
+        assert_eq!(counted(&keyward, "limited"), 2 * ROOM as u64);
+        assert!(member.logins() < 20, "{} at a member that does not answer", member.logins());
+        member.hold_logins(false);
+        assert_eq!(keyward.logins.check(&"alice".into(), &known, None).await, Ok(Proved::Etcd), "room again");
     });
 }
 

@@ -50,6 +50,10 @@ mod observers;
 #[cfg(test)]
 mod pinned;
 #[cfg(test)]
+mod proxied;
+#[cfg(test)]
+mod re_decisions;
+#[cfg(test)]
 mod replays;
 #[cfg(test)]
 mod revocations;

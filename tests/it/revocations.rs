@@ -35,7 +35,7 @@ fn started() -> (Rc<Member>, Keyward) {
 }
 
 /// As the store does it: the change on top of what is known.
-fn decide(keyward: &Keyward, known: &Revocations, change: &Change) -> Revocations {
+pub(crate) fn decide(keyward: &Keyward, known: &Revocations, change: &Change) -> Revocations {
     let more = known.with(known.entry(change, SystemTime::now())).expect("there is room");
     keyward.sealer.obey(Some(&Arc::new(more.clone())));
     more
@@ -55,7 +55,7 @@ async fn next(member: &Member, path: &str) -> Call {
     }
 }
 
-async fn watching(client: &Client, member: &Member) -> (Stream, Call) {
+pub(crate) async fn watching(client: &Client, member: &Member) -> (Stream, Call) {
     let mut stream = client.open(WATCH).await.expect("open");
     stream.say(&watch("k", 5)).await;
     let mut call = next(member, WATCH).await;
@@ -66,7 +66,7 @@ async fn watching(client: &Client, member: &Member) -> (Stream, Call) {
 }
 
 /// One of everything that lives by a session, as far as it says something, with the member's side of it.
-async fn all_kinds(client: &Client, member: &Member) -> Vec<(&'static str, Stream, Call)> {
+pub(crate) async fn all_kinds(client: &Client, member: &Member) -> Vec<(&'static str, Stream, Call)> {
     let (stream, call) = watching(client, member).await;
     let mut all = vec![(WATCH, stream, call)];
 

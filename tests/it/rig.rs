@@ -19,6 +19,7 @@ use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use keyward::published::Published;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
@@ -73,7 +74,7 @@ pub(crate) struct Keyward {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) sealer: Arc<Sealer>,
-    pub(crate) identities: Arc<ArcSwap<Identities>>,
+    pub(crate) identities: Arc<Published<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) pages: Pages,
     pub(crate) members: MembersHandle,
@@ -142,7 +143,7 @@ impl Keyward {
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
-        let identities = Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials)));
+        let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
         let serving = Serving::new(Parts {
             tls: downstream_tls(&config),
@@ -198,12 +199,13 @@ impl Keyward {
         client.header("token", &token)
     }
 
-    /// Publishes the rules of another configuration, with the files in `folder`.
+    /// Publishes the rules and the users of another configuration, with the files in `folder`.
     pub(crate) fn publish_rules(&self, folder: &Path, listener: &str, lines: &str) {
         let config = configuration(folder, listener, lines);
+        self.logins.replace_users(Arc::clone(&config.passwords.users));
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages.clone());
         acted.expect("users that can be proved");
-        self.identities.store(Arc::new(Identities::of(&config, &self.credentials)));
+        self.identities.publish(Identities::of(&config, &self.credentials));
     }
 
     /// Begins the drain; it may take `limit`.

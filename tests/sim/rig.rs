@@ -16,6 +16,7 @@ use keyward::gateway::caller::Identities;
 use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
+use keyward::published::Published;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
@@ -117,7 +118,7 @@ impl Keyward {
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
         let parts = Parts {
             tls: vec![None],
-            identities: Arc::new(ArcSwap::from_pointee(Identities::of(&config, &credentials))),
+            identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
             config,
             connector,
             members: handle.clone(),

@@ -1,7 +1,7 @@
 //! Listeners, and what follows from them: their users, our advertised URLs, the admin address beside them.
 //!
 //! Owns: `[[listener]]`, `[advertise]`, `[admin]`. Must not know: the cluster.
-//! Invariants: names and addresses are unique; there is something that proves a listener's default user.
+//! Invariants: names and addresses are unique; one name of an authority is one authority; there is something that proves a listener's default user.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use crate::config::{
     ServerTls, file,
 };
 use crate::identity::UserName;
+use crate::identity::pattern::Network;
 use crate::pem::{Crls, Roots};
 
 /// rules 47.
@@ -42,6 +43,8 @@ impl Resolver<'_> {
             let address = address.and_then(|text| self.checked(&address_path, text.parse::<Address>()));
             let tls = row.tls.and_then(|tls| self.server_tls(&format!("{path}.tls"), tls, name.as_ref()));
             let identify = self.identify(&format!("{path}.identify"), row.identify, tls.as_ref(), lead);
+            let path_of_proxies = format!("{path}.proxy_protocol_from");
+            let proxies = self.proxies(&path_of_proxies, row.proxy_protocol_from, address.as_ref());
             let default_user = row
                 .default_user
                 .and_then(|name| self.user_named(&format!("{path}.default_user"), &name, users));
@@ -53,6 +56,7 @@ impl Resolver<'_> {
                 );
             }
             self.taken(&address_path, &address, &listeners);
+            self.one_authority_of_a_name(&path, tls.as_ref(), &listeners);
             let listener = Listener {
                 name,
                 address,
@@ -63,6 +67,7 @@ impl Resolver<'_> {
                     None | Some(file::OnExpiry::Cut) => OnExpiry::Cut,
                     Some(file::OnExpiry::Keep) => OnExpiry::Keep,
                 },
+                proxy_protocol_from: proxies,
             };
             if let Some(user) = default_user {
                 self.warn_of_open_default(&path, &listener, &user);
@@ -79,6 +84,31 @@ impl Resolver<'_> {
             self.findings.fault(path, "a listener's name is 1 to 64 of A-Z a-z 0-9 - _ .");
         }
         Some(name.into())
+    }
+
+    fn proxies(
+        &mut self,
+        path: &str,
+        networks: Option<Vec<String>>,
+        address: Option<&Address>,
+    ) -> Vec<Network> {
+        let Some(networks) = networks else { return Vec::new() };
+        if networks.is_empty() {
+            self.findings
+                .fault(path, "names no network; leave it out where no balancer says who clients are");
+        } else if matches!(address, Some(Address::Unix(_))) {
+            self.findings.fault(path, "who connects to a unix socket has no address to be trusted by");
+        }
+        let network = |(index, text): (usize, &String)| {
+            let network = self.checked(&format!("{path}[{index}]"), text.parse::<Network>())?;
+            if network.is_everybody() {
+                let reason =
+                    format!("{network} lets whoever reaches the listener name an address of its choice");
+                self.findings.warn(&format!("{path}[{index}]"), reason);
+            }
+            Some(network)
+        };
+        networks.iter().enumerate().filter_map(network).collect()
     }
 
     /// The etcd user of that name, where there is something that proves it.
@@ -131,6 +161,22 @@ impl Resolver<'_> {
             }
         };
         Some(ServerTls { identity: identity?, clients: clients? })
+    }
+
+    /// Two authorities of one name would make one peer of two; so would one that revokes at one listener only (rules 9).
+    fn one_authority_of_a_name(&mut self, path: &str, tls: Option<&ServerTls>, earlier: &[Arc<Listener>]) {
+        let Some(ca) = tls.and_then(|tls| tls.clients.ca()) else { return };
+        let other = earlier.iter().find(|earlier| {
+            let theirs = earlier.tls.as_ref().and_then(|tls| tls.clients.ca());
+            theirs.is_some_and(|theirs| theirs.name == ca.name && theirs != ca)
+        });
+        if let Some(other) = other {
+            let reason = format!(
+                "peers would be called {:?} here and at listener {:?}, whose client_ca or client_crl is another",
+                &*ca.name, &*other.name
+            );
+            self.findings.fault(&format!("{path}.tls.client_ca_name"), reason);
+        }
     }
 
     fn ca_name(

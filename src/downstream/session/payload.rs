@@ -2,7 +2,8 @@
 //!
 //! Owns: their layout. Must not know: keys.
 //! Invariants: padded to a multiple of [`BLOCK`], so that the token's length tells nothing of what is in it; what an
-//! earlier release sealed is still read.
+//! earlier release sealed is still read; who is known without a password is known by its line in the users file, so that
+//! a session key alone makes nobody of the file's.
 //!
 //! 2 (1) · proof (1) · kind of peer (1) · issued at (8) · proved at (8) · generation (8) · id (16) · name length (2) ·
 //! password length (2) · name · password · zeros. Numbers are big-endian. The first layout had neither the 2 nor
@@ -23,7 +24,6 @@ const LAYOUT: u8 = 2;
 const LONGEST: usize = 4096;
 
 const WITH_PASSWORD: u8 = 1;
-const KNOWN_TO_ETCD: u8 = 2;
 const KNOWN_TO_FILE: u8 = 3;
 
 impl SessionPeer {
@@ -37,22 +37,28 @@ impl SessionPeer {
     fn kind(&self) -> u8 {
         match self {
             Self::Password { .. } => WITH_PASSWORD,
-            Self::Known { namespace: Namespace::Password, .. } => KNOWN_TO_ETCD,
-            Self::Known { namespace: Namespace::File, .. } => KNOWN_TO_FILE,
+            Self::Known { .. } => KNOWN_TO_FILE,
+        }
+    }
+
+    /// Whether a login makes such a pair. The others would go by a name that nothing vouches for.
+    fn is_proved_by(&self, proof: Proof) -> bool {
+        match (self, proof) {
+            (Self::Password { .. }, Proof::None | Proof::Etcd { .. })
+            | (Self::Known { namespace: Namespace::File, .. }, Proof::File { .. }) => true,
+            (Self::Password { .. } | Self::Known { .. }, _) => false,
         }
     }
 
     /// `None` for a kind that we do not know, or one that carries what its kind does not.
     fn read(kind: u8, name: &[u8], password: &[u8]) -> Option<Self> {
         let user = UserName::from(str::from_utf8(name).ok()?);
-        let known = |namespace, user| password.is_empty().then_some(Self::Known { namespace, user });
         match kind {
             WITH_PASSWORD => {
                 let password = Secret::new(str::from_utf8(password).ok()?.to_owned());
                 Some(Self::Password { user, password })
             }
-            KNOWN_TO_ETCD => known(Namespace::Password, user),
-            KNOWN_TO_FILE => known(Namespace::File, user),
+            KNOWN_TO_FILE => password.is_empty().then_some(Self::Known { namespace: Namespace::File, user }),
             _ => None,
         }
     }
@@ -131,6 +137,9 @@ fn session(proof: Proof, kind: u8, issued_at: u64, rest: &[u8]) -> Option<Sessio
         return None;
     }
     let peer = SessionPeer::read(kind, name, password)?;
+    if !peer.is_proved_by(proof) {
+        return None;
+    }
     Some(Session { peer, proof, issued_at, generation, id: SessionId(*id), opened_by: None })
 }
 
@@ -142,7 +151,7 @@ fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::tests::login;
+    use super::super::tests::{known_to_file, login};
     use super::*;
 
     #[test]
@@ -155,6 +164,17 @@ mod tests {
             assert!(decode(&bytes).is_none(), "byte {at} is {value}");
         }
         assert!(decode(&known).is_some());
+    }
+
+    #[test]
+    fn a_name_that_nothing_vouches_for_is_not_opened() {
+        let [by_password, by_file] = [login("alice", "pw"), known_to_file("alice")];
+        let written = |session: &Session| decode(&encode(session).unwrap());
+        assert!(written(&by_password).is_some() && written(&by_file).is_some());
+        for proof in [Proof::None, Proof::Etcd { auth_revision: 7 }] {
+            assert!(written(&Session { proof, ..known_to_file("alice") }).is_none(), "{proof:?}");
+        }
+        assert!(written(&Session { proof: Proof::File { line: 7 }, ..login("alice", "pw") }).is_none());
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub struct Revocations {
 pub struct Standing {
     /// Sessions of an earlier generation are refused. Microseconds of the Unix epoch, or one more than the last.
     pub generation: u64,
-    /// Whether logins are refused as well.
+    /// Whether logins, and calls as that user, are refused as well.
     pub blocked: bool,
 }
 
@@ -43,13 +43,13 @@ pub enum Entry {
 /// What an operator asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Ends all sessions that the user has now.
+    /// Ends all sessions that the user has now, and what lives as that etcd user.
     Revoke(UserName),
     /// Ends this session.
     RevokeSession(SessionId),
-    /// Ends all sessions of the user, and refuses further logins.
+    /// The same, and refuses further logins and calls as that user.
     Block(UserName),
-    /// Lets the user log in again. Sessions that were ended stay so.
+    /// Lets the user log in and call again. Sessions that were ended stay so.
     Unblock(UserName),
 }
 

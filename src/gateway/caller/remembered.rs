@@ -7,7 +7,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{Identities, Standing};
+use super::{Evidence, Identities, Standing};
 use crate::downstream::session::{Session, SessionPeer};
 use crate::jwt::Verified;
 use crate::rpc::method::Method;
@@ -20,16 +20,8 @@ pub struct Remembered {
     pub(super) by_certificate: Option<Standing>,
     pub(super) by_default: Option<Standing>,
     /// What was shown last: nearly always what is shown next.
-    last: Option<(Evidence, Standing)>,
+    last: Option<Standing>,
     logins: Logins,
-}
-
-/// What a request shows in its header, once it was opened or verified.
-pub(super) enum Evidence {
-    /// A session's token.
-    Session(Rc<Session>),
-    /// A JWT.
-    Jwt(Rc<Verified>),
 }
 
 /// Who has logged in.
@@ -54,20 +46,22 @@ impl Remembered {
         }
     }
 
-    /// What was decided for whoever shows that, if it was the last that was shown.
-    pub(super) fn of(&self, shown: &Evidence) -> Option<Standing> {
-        let (known, standing) = self.last.as_ref()?;
-        let same = match (known, shown) {
-            (Evidence::Session(known), Evidence::Session(shown)) => Rc::ptr_eq(known, shown),
-            (Evidence::Jwt(known), Evidence::Jwt(shown)) => Rc::ptr_eq(known, shown),
-            _ => false,
-        };
-        same.then(|| standing.clone())
+    /// What was decided for whoever shows this session's token, if it was the last that was shown.
+    pub(super) fn of_session(&self, shown: &Rc<Session>) -> Option<Standing> {
+        let last = self.last.as_ref()?;
+        let same = matches!(&last.grounds.shown, Evidence::Session(known) if Rc::ptr_eq(known, shown));
+        same.then(|| last.clone())
     }
 
-    pub(super) fn keep(&mut self, shown: Evidence, standing: Standing) -> Standing {
-        self.last = Some((shown, standing.clone()));
-        standing
+    /// The same of a JWT.
+    pub(super) fn of_jwt(&self, shown: &Rc<Verified>) -> Option<Standing> {
+        let last = self.last.as_ref()?;
+        let same = matches!(&last.grounds.shown, Evidence::Jwt(known, _) if Rc::ptr_eq(known, shown));
+        same.then(|| last.clone())
+    }
+
+    pub(super) fn keep(&mut self, standing: Standing) -> Standing {
+        self.last.insert(standing).clone()
     }
 
     /// Somebody appeared who did not log in: whose a call is that shows nothing, nobody can say any more.

@@ -13,12 +13,11 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use futures_util::future::Shared;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::config;
@@ -26,6 +25,7 @@ use crate::gateway::login::file::UsersFile;
 use crate::gateway::login::limits::{Attempts, Limited, Settled};
 use crate::gateway::login::sources::{Denied, Effort, Login, Proved, Sources};
 use crate::identity::UserName;
+use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
@@ -50,7 +50,7 @@ const REMEMBERED: u64 = 10_000;
 pub struct Logins {
     credentials: Arc<Credentials>,
     proved: Arc<Cache<Fingerprint, (Proved, Instant)>>,
-    users: Arc<ArcSwap<Users>>,
+    users: Arc<Published<Users>>,
     metrics: Arc<Metrics>,
     flights: Arc<Mutex<Flights>>,
     requests: mpsc::Sender<Request>,
@@ -116,7 +116,7 @@ impl Logins {
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, LoginControl) {
         let (sender, requests) = mpsc::channel(UNDER_WAY);
-        let users = Arc::new(ArcSwap::new(Arc::clone(&config.users)));
+        let users = Arc::new(Published::new(Arc::clone(&config.users)));
         let file = UsersFile::new(Arc::clone(&users));
         let sources = Sources { order: config.sources, file, credentials: Arc::clone(&credentials), members };
         let control = LoginControl { requests, sources, limits: config.failed };
@@ -177,7 +177,13 @@ impl Logins {
 
     /// Takes another users file in place of the one that was read before.
     pub fn replace_users(&self, users: Arc<Users>) {
-        self.users.store(users);
+        self.users.publish(users);
+    }
+
+    /// Moves whenever there is another users file.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.users.changes()
     }
 
     fn login(&self, user: &UserName, password: &Secret<String>) -> Login {

@@ -7,13 +7,13 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::sync::Semaphore;
 
 use crate::gateway::login::sources::{Denied, Login};
 use crate::identity::UserName;
+use crate::published::Published;
 use crate::upstream::credential::Fingerprint;
 use crate::users::{LineMark, Users};
 
@@ -24,7 +24,7 @@ const REFUSED: u64 = 1_000;
 
 /// The users file of this process.
 pub(super) struct UsersFile {
-    users: Arc<ArcSwap<Users>>,
+    users: Arc<Published<Users>>,
     accepted: Cache<Fingerprint, LineMark>,
     /// With the line that refused it; none where there was no line.
     refused: Cache<Fingerprint, Option<LineMark>>,
@@ -32,7 +32,7 @@ pub(super) struct UsersFile {
 }
 
 impl UsersFile {
-    pub(super) fn new(users: Arc<ArcSwap<Users>>) -> Self {
+    pub(super) fn new(users: Arc<Published<Users>>) -> Self {
         Self {
             users,
             accepted: cache(ACCEPTED),
@@ -86,4 +86,40 @@ impl UsersFile {
 
 fn cache<V: Clone + Send + Sync + 'static>(limit: u64) -> Cache<Fingerprint, V> {
     Cache::builder().max_capacity(limit).eviction_policy(EvictionPolicy::lru()).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::secret::Secret;
+    use crate::upstream::credential::{CredentialSettings, Credentials};
+    use crate::upstream::membership::ControlChannels;
+    use crate::users::{Cost, hash};
+
+    const CHEAP: Cost = Cost { memory: 8, passes: 1 };
+
+    #[tokio::test]
+    async fn a_flood_of_wrong_passwords_is_forgotten_and_no_right_one() {
+        let right = Secret::new("right".to_owned());
+        let lines = format!("alice:{}\n", hash(&right, CHEAP).unwrap());
+        let users = Arc::new(Published::new(Users::parse(lines.as_bytes()).unwrap()));
+        let file = UsersFile::new(users);
+        let (credentials, _control) =
+            Credentials::new(CredentialSettings::default(), ControlChannels::default()).unwrap();
+        let login = |user: &str, password: &str| {
+            let (user, password) = (UserName::from(user), Secret::new(password.to_owned()));
+            let fingerprint = credentials.fingerprint(&user, &password);
+            Login { user, password: Arc::new(password), fingerprint }
+        };
+        let alice = login("alice", "right");
+        let line = file.compare(&alice).await.unwrap();
+        for n in 0..3 * REFUSED {
+            let wrong = login(&format!("user{n}"), "guess");
+            assert_eq!(file.compare(&wrong).await, Err(Denied::WrongPassword));
+            assert_eq!(file.recall(&wrong), Some(Err(Denied::WrongPassword)));
+        }
+        file.refused.run_pending_tasks();
+        assert!(file.refused.entry_count() <= REFUSED, "{}", file.refused.entry_count());
+        assert_eq!(file.recall(&alice), Some(Ok(line)));
+    }
 }

@@ -325,6 +325,26 @@ mod tests {
     }
 
     #[test]
+    fn a_flood_of_users_and_addresses_takes_no_more_memory_than_there_is() {
+        const FLOOD: u32 = 100_000;
+        let (mut attempts, now) = (attempts(), Instant::now());
+        while try_as(&mut attempts, "alice", address(1), Settled::Wrong, now) {}
+        let (mut most, mut room) = (0, 0);
+        for n in 0..FLOOD {
+            let from = IpAddr::from(u32::to_be_bytes(0x2000_0000 + n));
+            assert!(try_as(&mut attempts, &format!("u{n}"), Some(from), Settled::Wrong, now));
+            let Counts { recent, old, .. } = &attempts.counts;
+            most = most.max(recent.len() + old.len());
+            room = room.max(recent.capacity() + old.capacity());
+            if n % 1000 == 0 {
+                assert!(!try_as(&mut attempts, "alice", address(1), Settled::Wrong, now), "after {n} others");
+            }
+        }
+        assert!(most > ENTRIES / 2 && most <= ENTRIES, "{most} entries");
+        assert!(room <= 2 * ENTRIES, "room for {room} entries");
+    }
+
+    #[test]
     fn memory_is_bounded_and_who_goes_on_guessing_is_not_forgotten() {
         let (mut attempts, now) = (attempts(), Instant::now());
         attempts.counts.half = 64;

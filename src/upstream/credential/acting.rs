@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use moka::sync::Cache;
+use rustls::pki_types::CertificateDer;
 
 use super::certificate::{CertificateIdentity, Showing};
 use super::mint::{Mint, MintError};
@@ -143,7 +144,7 @@ impl Credentials {
         let minted_as_before = kept.is_some();
         let mint = match (&users.mint, &towards) {
             (Some(_), Some(_)) if minted_as_before => kept,
-            (Some(mint), Some(towards)) => Some(Mint::new(mint, towards.clone())?),
+            (Some(mint), Some(towards)) => Some(Mint::new(mint, towards.clone(), self.held.clone())?),
             _ => None,
         };
         let signer = users.sign_jwt.as_ref().map(|config| {
@@ -190,6 +191,29 @@ impl Credentials {
     #[must_use]
     pub fn acting(&self, user: &UserName) -> Option<As> {
         self.acting.load().identity(user).map(As::User)
+    }
+
+    /// The authority that certificates are minted from, and what leads to one that members trust; none where none are.
+    #[must_use]
+    pub fn mints_from(&self) -> Option<Vec<CertificateDer<'static>>> {
+        self.acting.load().mint.as_ref().map(|mint| mint.authority().to_vec())
+    }
+
+    /// Whether certificates can be minted, where they are to be.
+    #[must_use]
+    pub fn may_mint(&self) -> bool {
+        self.acting.load().mint.as_ref().is_none_or(|mint| mint.is_held())
+    }
+
+    /// Whether this authority may mint.
+    #[must_use]
+    pub fn is_held(&self, authority: &[CertificateDer<'static>]) -> bool {
+        self.held.has(authority)
+    }
+
+    /// No member trusts this authority between members, as far as could be seen: it may mint.
+    pub fn let_mint(&self, authority: &[CertificateDer<'static>]) {
+        self.held.add(authority);
     }
 
     /// How many certificates were minted and tokens signed, for the configuration that is in force.

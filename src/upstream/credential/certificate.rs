@@ -96,6 +96,14 @@ impl CertificateIdentity {
         &self.showing
     }
 
+    /// Waits until there may be something to show: an authority mints nothing before it was held against members.
+    /// Cancel-safe.
+    pub async fn ready(&self) {
+        if let Source::Minted { mint, .. } = &self.source {
+            mint.held().await;
+        }
+    }
+
     /// What a connection that is opened now is to show.
     ///
     /// # Errors

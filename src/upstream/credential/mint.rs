@@ -14,6 +14,7 @@ use rcgen::KeyPair;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use zeroize::{Zeroize as _, Zeroizing};
 
@@ -35,9 +36,46 @@ pub enum MintError {
     /// The authority's certificate or key cannot be used; the check of the configuration took it.
     #[error("mint.ca {0}")]
     Unusable(#[from] Useless),
+    /// Members were not looked at yet, or one trusts the authority between members.
+    #[error("mint.ca was not held against the members' peer URLs yet")]
+    NotHeld,
     /// The certificate could not be made.
     #[error("no certificate could be made: {0}")]
     Failed(Arc<str>),
+}
+
+/// The authorities that may be minted from: no member trusts them between members, as far as could be seen. The newest
+/// last; one that is not among them mints nothing.
+#[derive(Clone)]
+pub(super) struct Held(Arc<watch::Sender<Vec<Bundle>>>);
+
+/// What stands in `mint.ca`.
+type Bundle = Vec<CertificateDer<'static>>;
+
+/// Authorities that are remembered as held: one comes with a change of the configuration.
+const HELD: usize = 8;
+
+impl Default for Held {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Vec::new())))
+    }
+}
+
+impl Held {
+    pub(super) fn add(&self, authority: &[CertificateDer<'static>]) {
+        self.0.send_if_modified(|held| {
+            let new = held.iter().all(|known| known != authority);
+            if new {
+                held.drain(..held.len().saturating_sub(HELD - 1));
+                held.push(authority.to_vec());
+            }
+            new
+        });
+    }
+
+    pub(super) fn has(&self, authority: &[CertificateDer<'static>]) -> bool {
+        self.0.borrow().iter().any(|known| known == authority)
+    }
 }
 
 /// Mints certificates from one authority.
@@ -46,6 +84,7 @@ pub(super) struct Mint {
     chain: Vec<CertificateDer<'static>>,
     lifetime: Duration,
     towards: Towards,
+    held: Held,
     minted: AtomicU64,
     failing: AtomicBool,
 }
@@ -55,11 +94,29 @@ impl Mint {
     ///
     /// # Errors
     /// The authority cannot be used.
-    pub(super) fn new(config: &users::Mint, towards: Towards) -> Result<Arc<Self>, MintError> {
+    pub(super) fn new(config: &users::Mint, towards: Towards, held: Held) -> Result<Arc<Self>, MintError> {
         let authority = Authority::new(&config.authority)?;
         let chain = config.authority.chain().to_vec();
         let (minted, failing) = (AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Arc::new(Self { authority, chain, lifetime: config.lifetime, towards, minted, failing }))
+        let lifetime = config.lifetime;
+        Ok(Arc::new(Self { authority, chain, lifetime, towards, held, minted, failing }))
+    }
+
+    /// What is minted from.
+    pub(super) fn authority(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    /// Whether members were looked at.
+    pub(super) fn is_held(&self) -> bool {
+        self.held.has(&self.chain)
+    }
+
+    /// Waits for that. Cancel-safe.
+    pub(super) async fn held(&self) {
+        let mut changes = self.held.0.subscribe();
+        // Its sender is ours.
+        drop(changes.wait_for(|held| held.contains(&self.chain)).await);
     }
 
     /// How many certificates were made.
@@ -81,6 +138,9 @@ impl Mint {
     /// A new certificate for `user`, and until when to use it: some two thirds of its time, so that many do not end at
     /// once.
     pub(super) fn leaf(&self, user: &UserName, now: SystemTime) -> Result<Leaf, MintError> {
+        if !self.is_held() {
+            return Err(MintError::NotHeld);
+        }
         let (begins, ends) = self.authority.good();
         let life = self.lifetime.min(ends.duration_since(now).unwrap_or_default());
         if now < begins || life < Duration::from_secs(1) {
@@ -114,6 +174,7 @@ mod tests {
 
     use std::time::UNIX_EPOCH;
 
+    use futures_util::FutureExt as _;
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
         ExtendedKeyUsagePurpose, IsCa,
@@ -131,6 +192,14 @@ mod tests {
     struct House {
         root: CertificateDer<'static>,
         mint: Arc<Mint>,
+        held: Held,
+    }
+
+    impl House {
+        fn held(self) -> Self {
+            self.held.add(self.mint.authority());
+            self
+        }
     }
 
     fn pair(folder: &Path, chain: &str, key: &str) -> crate::pem::KeyPair {
@@ -159,8 +228,9 @@ mod tests {
         let roots = folder.path().join("root.pem");
         std::fs::write(&roots, root.pem()).unwrap();
         let towards = Towards::new(&Roots::read(&roots).unwrap()).unwrap();
-        let mint = Mint::new(&users::Mint { authority, lifetime }, towards).unwrap();
-        House { root: root.der().clone(), mint }
+        let held = Held::default();
+        let mint = Mint::new(&users::Mint { authority, lifetime }, towards, held.clone()).unwrap();
+        House { root: root.der().clone(), mint, held }.held()
     }
 
     /// The certificates of a leaf, as a member would see them.
@@ -230,6 +300,27 @@ mod tests {
         };
         assert_ne!(key(&second), key(&first));
         assert_eq!(house.mint.minted(), 2);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_minted_before_the_authority_was_held_against_members() {
+        let House { mint, .. } = house(BEHIND, None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        let mint = Arc::into_inner(mint).unwrap();
+        let (held, now) = (Held::default(), SystemTime::now());
+        let mint = Mint { held: held.clone(), ..mint };
+        let mut waiting = Box::pin(mint.held());
+        let stranger = house(BEHIND, None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        held.add(stranger.mint.authority());
+        assert!((&mut waiting).now_or_never().is_none(), "it was another");
+        assert!(matches!(mint.leaf(&"alice".into(), now), Err(MintError::NotHeld)));
+        held.add(mint.authority());
+        waiting.await;
+        assert!(mint.leaf(&"alice".into(), now).is_ok());
+        // Those that were held long ago are forgotten.
+        for number in 0..HELD {
+            held.add(&[CertificateDer::from(vec![u8::try_from(number).unwrap()])]);
+        }
+        assert!(!mint.is_held());
     }
 
     #[tokio::test(start_paused = true)]

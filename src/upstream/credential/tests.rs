@@ -385,6 +385,29 @@ fn wrong_passwords_are_bounded_and_push_out_nobody() {
 }
 
 #[test]
+fn a_flood_of_users_takes_no_more_memory_than_there_is_and_pushes_out_nobody() {
+    const FLOOD: u32 = 100_000;
+    run(async {
+        let member = Member::new(&[("alice", "a")]);
+        let world = world(CredentialSettings::default(), &[(A, &member)]);
+        world.verify("alice", "a", &[A]).await.unwrap();
+        let mut most = 0;
+        for n in 0..FLOOD {
+            drop(world.identity(&format!("user{n}"), "guess"));
+            most = most.max(lock(&world.credentials.known).identities.len());
+        }
+        // Those that are kept, those that the cache has yet to let go, and as many again that are gone.
+        assert!((1_000..5_000).contains(&most), "{most} identities");
+        world.credentials.unproved.run_pending_tasks();
+        assert!(world.credentials.unproved.entry_count() <= 1_000);
+        // The cache frees what it has let go a little later.
+        assert!(world.credentials.known().len() < 2_000, "{}", world.credentials.known().len());
+        world.verify("alice", "a", &[A]).await.unwrap();
+        assert_eq!(logins(&member), 1);
+    });
+}
+
+#[test]
 fn an_identity_that_only_a_stream_still_holds_is_not_made_twice() {
     run(async {
         let member = Member::new(&[("alice", "a")]);

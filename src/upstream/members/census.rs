@@ -13,7 +13,9 @@ use tokio::time::Instant;
 
 use crate::config::{ClusterPin, Endpoint, Scheme};
 use crate::identity::{ClusterId, MemberId};
-use crate::upstream::membership::{Absence, Absent, Foreign, Member, Membership, Readiness, Reason, Role};
+use crate::upstream::membership::{
+    Absence, Absent, Foreign, Member, Membership, PeerUrls, Peering, Readiness, Reason, Role,
+};
 use crate::upstream::version::Version;
 
 /// What a member said of itself.
@@ -71,6 +73,7 @@ pub(super) struct Listed {
     pub(super) name: Arc<str>,
     pub(super) role: Role,
     pub(super) client_urls: Arc<[String]>,
+    pub(super) peer_urls: Arc<[String]>,
 }
 
 /// Everything that the membership follows from.
@@ -81,6 +84,8 @@ pub(super) struct Facts<'a> {
     pub(super) scheme: Scheme,
     pub(super) sightings: &'a [Sighting],
     pub(super) list: Option<&'a [Listed]>,
+    /// Whether the list was refused where it was last asked for.
+    pub(super) refused: bool,
     /// For the suspicions, which outlive snapshots.
     pub(super) before: &'a Membership,
 }
@@ -125,6 +130,7 @@ pub(super) fn choose_cluster(sightings: &[Sighting]) -> Option<Pinning> {
 /// Who the members are.
 pub(super) fn take(facts: &Facts<'_>, now: Instant) -> Membership {
     let mut found = Membership { cluster: facts.pinned, ..Membership::unknown(now) };
+    found.peer_urls = facts.peer_urls();
     found.foreign = facts.sightings.iter().filter_map(|sighting| facts.foreign(sighting)).collect();
     for id in facts.ids() {
         match facts.member(id) {
@@ -138,8 +144,8 @@ pub(super) fn take(facts: &Facts<'_>, now: Instant) -> Membership {
     found
 }
 
-/// The address of a client URL that may be used: of the scheme of the configured endpoints, with a host and a port.
-pub(super) fn usable(url: &str, scheme: Scheme) -> Option<Endpoint> {
+/// The address of a URL that may be used: of the scheme of the configured endpoints, with a host and a port.
+pub(in crate::upstream) fn usable(url: &str, scheme: Scheme) -> Option<Endpoint> {
     let uri: http::Uri = url.parse().ok()?;
     let wanted = match scheme {
         Scheme::Http => "http",
@@ -170,6 +176,19 @@ fn leader(answers: &[&Answer]) -> Option<MemberId> {
 }
 
 impl Facts<'_> {
+    fn peer_urls(&self) -> PeerUrls {
+        let of_one = |listed: &Listed| Peering {
+            member: listed.id,
+            name: Arc::clone(&listed.name),
+            urls: Arc::clone(&listed.peer_urls),
+        };
+        match self.list {
+            Some(list) => PeerUrls::Listed(list.iter().map(of_one).collect()),
+            None if self.refused => PeerUrls::Refused,
+            None => PeerUrls::Unknown,
+        }
+    }
+
     /// Every member that is listed or answers; without a list those too that answered before.
     fn ids(&self) -> BTreeSet<MemberId> {
         let listed = self.list.into_iter().flatten().map(|listed| listed.id);
@@ -318,6 +337,7 @@ mod tests {
             name: format!("m{id}").into(),
             role: Role::Voter,
             client_urls: [format!("http://127.0.0.1:{port}")].into(),
+            peer_urls: [format!("https://127.0.0.1:{}", port + 1)].into(),
         }
     }
 
@@ -333,7 +353,10 @@ mod tests {
     ) -> Membership {
         let now = Instant::now();
         let before = Membership::unknown(now);
-        take(&Facts { pin, pinned, scheme: Scheme::Http, sightings, list, before: &before }, now)
+        take(
+            &Facts { pin, pinned, scheme: Scheme::Http, sightings, list, refused: false, before: &before },
+            now,
+        )
     }
 
     fn states(membership: &Membership) -> Vec<(u64, u16, Readiness)> {
@@ -419,7 +442,7 @@ mod tests {
         let mut https = listed(2, 12);
         https.client_urls = ["https://127.0.0.1:12".to_owned()].into();
         let unstarted =
-            Listed { id: MemberId(3), name: "".into(), role: Role::Learner, client_urls: Arc::default() };
+            Listed { name: "".into(), role: Role::Learner, client_urls: Arc::default(), ..listed(3, 13) };
         let list = [listed(1, 11), https, unstarted, listed(4, 14)];
         let seen = census(&[configured(11, led_by(1, 1)), by_url(14, Seen::Silent(None))], Some(&list));
         assert_eq!(states(&seen), [(1, 11, Ready), (4, 14, NotReady(Reason::Unreachable))]);
@@ -506,6 +529,30 @@ mod tests {
     }
 
     #[test]
+    fn peer_urls_are_those_of_the_list_and_a_refused_list_is_told_apart() {
+        let list = [listed(1, 11), listed(2, 12)];
+        let told = census(&[], Some(&list)).peer_urls;
+        let of_one = |listed: &Listed| Peering {
+            member: listed.id,
+            name: Arc::clone(&listed.name),
+            urls: Arc::clone(&listed.peer_urls),
+        };
+        assert_eq!(told, PeerUrls::Listed(list.iter().map(of_one).collect()));
+        assert_eq!(census(&[], None).peer_urls, PeerUrls::Unknown);
+        let before = Membership::unknown(Instant::now());
+        let facts = Facts {
+            pin: ClusterPin::FirstAnswer,
+            pinned: None,
+            scheme: Scheme::Http,
+            sightings: &[],
+            list: None,
+            refused: true,
+            before: &before,
+        };
+        assert_eq!(take(&facts, Instant::now()).peer_urls, PeerUrls::Refused);
+    }
+
+    #[test]
     fn a_suspicion_outlives_the_snapshot_in_which_it_was_raised() {
         let sightings = [configured(1, led_by(1, 1))];
         let first = census(&sightings, None);
@@ -517,6 +564,7 @@ mod tests {
                 scheme: Scheme::Http,
                 sightings: &sightings,
                 list: None,
+                refused: false,
                 before: &first,
             },
             now,

@@ -419,6 +419,7 @@ fn listed(list: &MemberListResponse) -> Vec<Listed> {
         name: member.name.as_str().into(),
         role: role(member.is_learner),
         client_urls: member.client_ur_ls.clone().into(),
+        peer_urls: member.peer_ur_ls.clone().into(),
     });
     members.collect()
 }

@@ -192,10 +192,15 @@ fn options(version: &Version) -> Options {
 
 /// With two listeners: some libraries send no password without TLS.
 pub(crate) async fn keyward(cluster: &Cluster) -> (Keyward, Through) {
+    keyward_and(cluster, "").await
+}
+
+/// The same, with `further` listeners, each after `}, {`.
+pub(crate) async fn keyward_and(cluster: &Cluster, further: &str) -> (Keyward, Through) {
     let (site, pair) = (Site::new(), cluster.pki().server());
     let through = Through { plain: site.listen, tls: ports::free(), ca: cluster.pki().ca.clone() };
     let secure = format!(
-        " }}, {{ name = \"tls\", address = \"{}\", tls.cert = {:?}, tls.key = {:?}",
+        " }}, {{ name = \"tls\", address = \"{}\", tls.cert = {:?}, tls.key = {:?}{further}",
         through.tls, pair.cert, pair.key
     );
     let config = site.listening(cluster, &secure);

@@ -23,6 +23,7 @@ pub(crate) struct Options {
     pub(crate) members: usize,
     pub(crate) auth: Auth,
     pub(crate) tls: Tls,
+    pub(crate) peer_tls: PeerTls,
     /// `--auth-token-ttl` in seconds; etcd's own default is 300.
     pub(crate) token_ttl: Option<u32>,
     /// `--bcrypt-cost`; 4 is the least and quick, 10 is etcd's own default.
@@ -49,7 +50,17 @@ pub(crate) enum Auth {
     },
 }
 
-/// How clients reach it. Members talk to each other in plain text either way.
+/// How members reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerTls {
+    Off,
+    /// With certificates of the authority that clients' certificates are of.
+    Shared,
+    /// With certificates of an authority of their own.
+    Own,
+}
+
+/// How clients reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tls {
     Off,
@@ -65,6 +76,7 @@ impl Default for Options {
             members: 1,
             auth: Auth::Off,
             tls: Tls::Off,
+            peer_tls: PeerTls::Off,
             token_ttl: None,
             bcrypt_cost: 4,
             fsync: false,
@@ -87,7 +99,8 @@ pub(crate) fn password(user: &str) -> String {
 pub(crate) struct Cluster {
     version: Version,
     options: Options,
-    pki: Pki,
+    pki: Box<Pki>,
+    peer_pki: Box<Pki>,
     members: Vec<Member>,
     /// Last, so that the processes end before their folder goes.
     folder: TempDir,
@@ -128,21 +141,22 @@ impl Cluster {
 
     fn prepare(version: Version, options: Options) -> Cluster {
         let folder = tempfile::Builder::new().prefix("keyward-etcd-").tempdir().expect("a temporary folder");
-        let pki = Pki::new(&folder.path().join("pki"));
+        let authority = |name| Box::new(Pki::new(&folder.path().join(name)));
+        let (pki, peer_pki) = (authority("pki"), authority("peers"));
         let members = (0..options.members).map(Member::new).collect();
-        Cluster { version, options, pki, members, folder }
+        Cluster { version, options, pki, peer_pki, members, folder }
     }
 
     fn launch(&mut self, i: usize, cluster_state: &str) {
         let member = &self.members[i];
         let peers: Vec<String> =
-            self.members.iter().map(|m| format!("{}=http://{}", m.name, m.peer)).collect();
+            self.members.iter().map(|m| format!("{}={}", m.name, self.peer_url(m))).collect();
         let data = self.folder.path().join(&member.name);
         let mut args = vec![
             format!("--name={}", member.name),
             format!("--data-dir={}", data.display()),
-            format!("--listen-peer-urls=http://{}", member.peer),
-            format!("--initial-advertise-peer-urls=http://{}", member.peer),
+            format!("--listen-peer-urls={}", self.peer_url(member)),
+            format!("--initial-advertise-peer-urls={}", self.peer_url(member)),
             format!("--listen-client-urls={}", self.url(i)),
             format!("--advertise-client-urls={}", self.advertised(i)),
             format!("--listen-metrics-urls=http://{}", member.metrics),
@@ -173,6 +187,15 @@ impl Cluster {
             args.extend([
                 format!("--trusted-ca-file={}", self.pki.ca.display()),
                 "--client-cert-auth".into(),
+            ]);
+        }
+        if self.options.peer_tls != PeerTls::Off {
+            let pair = self.peer_pki().server();
+            args.extend([
+                format!("--peer-cert-file={}", pair.cert.display()),
+                format!("--peer-key-file={}", pair.key.display()),
+                format!("--peer-trusted-ca-file={}", self.peer_pki().ca.display()),
+                "--peer-client-cert-auth".into(),
             ]);
         }
         args.extend(self.options.flags.iter().cloned());
@@ -209,6 +232,16 @@ impl Cluster {
         &self.pki
     }
 
+    /// The authority under which members reach each other; there is one without TLS too.
+    pub(crate) fn peer_pki(&self) -> &Pki {
+        if self.options.peer_tls == PeerTls::Own { &self.peer_pki } else { &self.pki }
+    }
+
+    fn peer_url(&self, member: &Member) -> String {
+        let scheme = if self.options.peer_tls == PeerTls::Off { "http" } else { "https" };
+        format!("{scheme}://{}", member.peer)
+    }
+
     /// The folder of this cluster, gone when it goes: room for a test's own files.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
@@ -224,7 +257,12 @@ impl Cluster {
         self.members[i].client
     }
 
-    /// The same as a URL.
+    /// Where other members reach this member.
+    pub(crate) fn peer_address(&self, i: usize) -> SocketAddr {
+        self.members[i].peer
+    }
+
+    /// Where clients reach this member, as a URL.
     pub(crate) fn url(&self, i: usize) -> String {
         let scheme = if self.options.tls == Tls::Off { "http" } else { "https" };
         format!("{scheme}://{}", self.members[i].client)
@@ -309,7 +347,7 @@ impl Cluster {
     pub(crate) async fn add_learner(&mut self) -> usize {
         let i = self.members.len();
         let member = Member::new(i);
-        let peer_urls = format!("--peer-urls=http://{}", member.peer);
+        let peer_urls = format!("--peer-urls={}", self.peer_url(&member));
         let (ctl, name) = (self.ctl_as_root(), member.name.clone());
         let added = async || {
             let ended = ctl.run(&["member", "add", &name, &peer_urls, "--learner"]).await;

@@ -111,6 +111,15 @@ impl Keyward {
         keyward
     }
 
+    /// Starts it and waits for its end, since it is to refuse what it finds; hands on what it logged.
+    pub(crate) async fn refused(site: Site, config: &str) -> (ExitStatus, String) {
+        let file = site.write("keyward.toml", config);
+        let log = site.folder.path().join("keyward.log");
+        let args = [Path::new("serve"), Path::new("--config"), &file];
+        let process = Process::start("keyward", &program(), args, &[], &log);
+        (process.ended(LIMIT).await, process.output())
+    }
+
     /// Waits until `/readyz` says yes.
     pub(crate) async fn ready(&self) {
         self.answers("/readyz").await;

@@ -37,7 +37,9 @@ impl Pki {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.distinguished_name = named(Some("test authority"));
+        // Authorities are told apart by their names.
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        params.distinguished_name = named(Some(&format!("test authority {name}")));
         let issuer = CertifiedIssuer::self_signed(params, key()).expect("the authority signs itself");
         fs::create_dir_all(folder).expect("the folder can be made");
         evidence::key("the key of an authority", &issuer.key().serialize_pem());

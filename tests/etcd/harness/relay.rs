@@ -28,6 +28,8 @@ pub(crate) struct Relay {
 
 struct State {
     target: Cell<Option<SocketAddr>>,
+    /// What it says to the target before anything of the client's.
+    introduction: RefCell<Vec<u8>>,
     /// Bytes of the member's that still pass before a cut, where one is wanted.
     left: Cell<Option<usize>>,
     cuts: Cell<usize>,
@@ -44,6 +46,7 @@ impl Relay {
         let listener = TcpListener::bind(address).await.expect("a free port");
         let state = Rc::new(State {
             target: Cell::default(),
+            introduction: RefCell::default(),
             left: Cell::default(),
             cuts: Cell::default(),
             accepted: Cell::default(),
@@ -69,6 +72,11 @@ impl Relay {
     /// Lets connections through from now on.
     pub(crate) fn open(&self, target: SocketAddr) {
         self.state.target.set(Some(target));
+    }
+
+    /// Says this to the target first, on each connection from now on, as a balancer does.
+    pub(crate) fn introduce(&self, header: Vec<u8>) {
+        self.state.introduction.replace(header);
     }
 
     /// Cuts every connection; later ones go to `target`: a name that leads elsewhere from now on.
@@ -112,7 +120,11 @@ impl State {
 }
 
 async fn pump(state: Rc<State>, near: TcpStream, target: SocketAddr) {
-    let Ok(far) = TcpStream::connect(target).await else { return };
+    let Ok(mut far) = TcpStream::connect(target).await else { return };
+    let introduction = state.introduction.borrow().clone();
+    if far.write_all(&introduction).await.is_err() {
+        return;
+    }
     near.set_nodelay(true).and(far.set_nodelay(true)).expect("TCP takes nodelay");
     let ((mut from_near, to_near), (from_far, mut to_far)) = (near.into_split(), far.into_split());
     tokio::select! {

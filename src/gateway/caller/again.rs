@@ -1,0 +1,167 @@
+//! Whether what was decided of a caller still holds.
+//!
+//! Owns: that decision, for what lives longer than the one that let it begin, from everything that the first was made of: the
+//! session, its line in the users file, the JWT's signature, the rules, the credentials, who is blocked. Must not know: what
+//! lives, when it is looked at. Invariants (rules 16, 29): whoever is another etcd user now, or nobody, does not go on; whoever
+//! is the same does; where it cannot be told who was revoked, what lives goes on, and nothing begins.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::identities::{Brought, Rank, Standing};
+use super::{Caller, Callers, Evidence, Grounds, Identities, way};
+use crate::config::Identify;
+use crate::downstream::session::{Inadmissible, Namespace, Proof, Session, SessionPeer};
+use crate::gateway::live::Life;
+use crate::gateway::{Client, Gateway};
+use crate::identity::Peer;
+use crate::refusal::Refusal;
+use crate::upstream::credential::Identity;
+use crate::upstream::membership::Auth;
+use crate::upstream::send::As;
+use crate::users::LineMark;
+
+/// Before its end, a JWT was good; that its end has come is told by timers.
+const BEFORE: Duration = Duration::from_millis(1);
+
+impl Callers {
+    /// Whether what was let in may go on: nothing that it was decided by says otherwise now.
+    ///
+    /// # Errors
+    /// What its client is told: what the next call would be told, or that its token is bad, where that would be somebody else's.
+    pub fn stands(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
+        let Life { client, caller, generation } = life;
+        if client.is_dismissed() {
+            return Err(Refusal::SHUTTING_DOWN);
+        }
+        let identities = self.identities.load();
+        let (grounds, way) = grounds_now(&identities, client, &caller.grounds)?;
+        let standing = match &caller.grounds.shown {
+            Evidence::Session(session) => {
+                if !gateway.sealer.stands(session) || !line_is_same(gateway, session) {
+                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                of_session(gateway, &identities, client, grounds, session)
+            }
+            Evidence::Jwt(verified, token) => {
+                let when = verified.expires.checked_sub(BEFORE).unwrap_or(verified.expires);
+                let when = when.min(SystemTime::now());
+                let good = self.verified.verify(&identities.issuers, token.expose(), when);
+                let good = good.map_err(|_bad| Refusal::INVALID_AUTH_TOKEN)?;
+                let grounds = match way {
+                    Identify::Certificate => grounds,
+                    _ => Grounds { peer: good.peer.clone(), ..grounds },
+                };
+                identities.standing(client, grounds, None, Brought::Nothing)
+            }
+            Evidence::Connection => identities.standing(client, grounds, None, Brought::Nothing),
+        };
+        let now = decided(gateway, standing)?;
+        if now.user != caller.user {
+            let nobody = now.user.is_none() && gateway.door.members.auth.now() != Auth::Off;
+            return Err(if nobody { Refusal::USER_EMPTY } else { Refusal::INVALID_AUTH_TOKEN });
+        }
+        let Some(user) = &caller.user else { return Ok(()) };
+        match gateway.sealer.admit(user) {
+            Err(Inadmissible::Blocked) => Err(Refusal::PERMISSION_DENIED),
+            Ok(now) if generation.is_some_and(|then| then < now) => Err(Refusal::INVALID_AUTH_TOKEN),
+            Ok(_) | Err(Inadmissible::NotKnown) => Ok(()),
+        }
+    }
+
+    /// The generation of the user as whom it goes upstream; none where it goes as nobody.
+    ///
+    /// # Errors
+    /// The user is blocked, or it is not known who is.
+    pub fn generation(&self, gateway: &Gateway, caller: &Caller) -> Result<Option<u64>, Refusal> {
+        let Some(user) = &caller.user else { return Ok(None) };
+        gateway.sealer.admit(user).map(Some).map_err(|why| match why {
+            Inadmissible::Blocked => Refusal::PERMISSION_DENIED,
+            Inadmissible::NotKnown => Refusal::NOTHING_SENT,
+        })
+    }
+}
+
+/// Who calls by what was shown, by the way that decides now: what listeners look at follows the rules.
+fn grounds_now(
+    identities: &Identities,
+    client: &Client,
+    then: &Grounds,
+) -> Result<(Grounds, Identify), Refusal> {
+    let ways = identities.ways(client);
+    let shown = match &then.shown {
+        Evidence::Session(_) => Some(Identify::Token),
+        Evidence::Jwt(..) => Some(Identify::Jwt),
+        Evidence::Connection => None,
+    };
+    let way = match (way(ways, client, shown), &then.shown) {
+        (Ok(way), _) => way,
+        // It was lent, where no token is looked at.
+        (Err(_), Evidence::Session(_)) if client.listener.lend_login_identity => Identify::Token,
+        (Err(refusal), _) => return Err(refusal),
+    };
+    let peer = match (way, &client.certificate) {
+        (Identify::Certificate, Some(certificate)) => certificate.clone(),
+        (Identify::Default, _) if ways.contains(&way) => Peer::Listener(Arc::clone(&client.listener.name)),
+        (Identify::Default, _) => return Err(Refusal::USER_EMPTY),
+        _ => then.peer.clone(),
+    };
+    Ok((Grounds { peer, shown: then.shown.clone() }, way))
+}
+
+/// Whose line in the users file is gone, or another, has another password or none (rules 12).
+pub(super) fn line_is_same(gateway: &Gateway, session: &Session) -> bool {
+    match session.proof {
+        Proof::File { line } => gateway.logins.line(session.peer.user()) == Some(LineMark(line)),
+        Proof::None | Proof::Etcd { .. } => true,
+    }
+}
+
+/// Whom a session says its bearer is.
+pub(super) fn peer_of(session: &Session) -> Peer {
+    let user = session.peer.user().clone();
+    match session.peer.namespace() {
+        Namespace::Password => Peer::Password(user),
+        Namespace::File => Peer::File(user),
+    }
+}
+
+/// What the rules say of a session's bearer.
+pub(super) fn of_session(
+    gateway: &Gateway,
+    identities: &Identities,
+    client: &Client,
+    grounds: Grounds,
+    session: &Session,
+) -> Standing {
+    // One whose user has moved into the users file is that file's, and brings nothing of its own.
+    let (SessionPeer::Password { user, password }, Peer::Password(_)) = (&session.peer, &grounds.peer) else {
+        return identities.standing(client, grounds, None, Brought::Nothing);
+    };
+    let looked_at = Cell::new(false);
+    let own = || {
+        looked_at.set(true);
+        As::User(Identity::Password(gateway.door.credentials.identity(user, password)))
+    };
+    let proved = matches!(session.proof, Proof::Etcd { .. });
+    let brought = if proved { Brought::Proved(&own) } else { Brought::Unproved(&own) };
+    let standing = identities.standing(client, grounds, None, brought);
+    Standing { again: proved && !looked_at.get(), ..standing }
+}
+
+/// As whom a peer goes upstream that the rules say this of.
+///
+/// # Errors
+/// It does not.
+pub(super) fn decided(gateway: &Gateway, standing: Standing) -> Result<Rc<Caller>, Refusal> {
+    match standing.rank {
+        Rank::Known(caller) => Ok(caller),
+        Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Off => {
+            Ok(Rc::new(Caller::new(As::Nobody, None, standing.grounds)))
+        }
+        Rank::Unproved => Err(Refusal::INVALID_AUTH_TOKEN),
+        Rank::Unknown | Rank::Denied => Err(Refusal::PERMISSION_DENIED),
+    }
+}

@@ -1,0 +1,88 @@
+//! Clients behind a balancer that says who they are (PROXY protocol, version 2): an unchanged client works, limits and the log know it
+//! by its own address, and nobody else can take one.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use keyward::pb::etcdserverpb::{AuthenticateRequest, RangeRequest};
+use keyward::tasks::Tasks;
+use prost::Message;
+
+use crate::harness::keyward::{Keyward, Site};
+use crate::harness::relay::Relay;
+use crate::harness::{Auth, Cluster, Options, newest, password, ports, wait};
+use crate::raw::{Call, End, Endpoint};
+use crate::rewatch::local;
+
+const FAILED: &str = "etcdserver: authentication failed, invalid user ID or password";
+const TOO_MANY: &str = "etcdserver: too many requests";
+const SOON: Duration = Duration::from_secs(30);
+
+/// What HAProxy writes before a TCP connection over IPv4, with something of its own behind the addresses.
+fn header(client: [u8; 4], port: u16) -> Vec<u8> {
+    let addresses = [&client[..], &[127, 0, 0, 1], &port.to_be_bytes(), &2379_u16.to_be_bytes()].concat();
+    let own = [0x05, 0, 3, b'i', b'd', b'7'];
+    let length = u16::try_from(addresses.len() + own.len()).expect("short").to_be_bytes();
+    [b"\r\n\r\n\0\r\nQUIT\n\x21\x11", &length[..], &addresses, &own].concat()
+}
+
+/// A balancer that all its life speaks for this client.
+async fn balancer(tasks: &Tasks, client: [u8; 4], port: u16, to: SocketAddr) -> Relay {
+    let relay = Relay::start(tasks).await;
+    relay.introduce(header(client, port));
+    relay.open(to);
+    relay
+}
+
+#[test]
+fn clients_behind_a_balancer_are_known_by_their_own_address() {
+    local(known_by_their_own_address());
+}
+
+async fn known_by_their_own_address() {
+    let tasks = Tasks::default();
+    let cluster =
+        Cluster::start(&newest("3.5"), Options { auth: Auth::On { extra_users: 0 }, ..Options::default() })
+            .await;
+    let (site, closed, pair) = (Site::new(), ports::free(), cluster.pki().server());
+    let fields = format!(
+        ", tls.cert = {:?}, tls.key = {:?}, proxy_protocol_from = [\"127.0.0.1/32\"] }}, \
+         {{ name = \"closed\", address = \"{closed}\", proxy_protocol_from = [\"192.0.2.0/24\"]",
+        pair.cert, pair.key
+    );
+    let config = site.listening(&cluster, &fields);
+    let front = site.listen;
+    let keyward = Keyward::start(site, &config).await;
+    let one = balancer(&tasks, [192, 0, 2, 7], 49153, front).await;
+    let two = balancer(&tasks, [192, 0, 2, 8], 1, front).await;
+
+    let ctl = cluster.ctl().as_user("alice").with_tls(cluster.pki(), None);
+    let through = ctl.to(vec![format!("https://{}", one.address)]);
+    assert_eq!(through.ok(&["put", "/a/k", "v"]).await, "OK\n");
+    assert_eq!(through.ok(&["get", "/a/k", "--print-value-only"]).await, "v\n");
+    let told = async || keyward.log().contains("remote=192.0.2.7:49153").then_some(());
+    wait::until(SOON, "the client's address is in the log", told).await;
+
+    let log_in = async |balancer: &Relay, password: &str| {
+        let login = AuthenticateRequest { name: "bob".into(), password: password.into() };
+        let call = Call::unary("/etcdserverpb.Auth/Authenticate", &login.encode_to_vec());
+        Endpoint::tls(balancer.address, cluster.pki(), None).call(&call).await.message()
+    };
+    for n in 0..5 {
+        assert_eq!(log_in(&one, &format!("wrong-{n}")).await, FAILED);
+    }
+    assert_eq!(log_in(&one, &password("bob")).await, TOO_MANY);
+    assert_eq!(log_in(&two, &password("bob")).await, "", "the client beside it");
+
+    // Who does not say it where it must be said, and who says it where nobody believes it.
+    let range = RangeRequest { key: "/a/k".into(), ..RangeRequest::default() };
+    let call = Call::unary("/etcdserverpb.KV/Range", &range.encode_to_vec());
+    let without = Endpoint::tls(front, cluster.pki(), None).call(&call).await;
+    assert!(matches!(without.end, End::ConnectionLost(_)), "{without:?}");
+    let foreign = balancer(&tasks, [192, 0, 2, 7], 49153, closed).await;
+    let unbelieved = Endpoint::plain(foreign.address).call(&call).await;
+    assert!(matches!(unbelieved.end, End::ConnectionLost(_)), "{unbelieved:?}");
+    let direct = Endpoint::plain(closed).call(&call).await;
+    assert_eq!(direct.message(), "etcdserver: user name is empty", "others are served there");
+    assert!(keyward.log().lines().all(|line| !line.contains("listener=closed remote=192.0.2.7")));
+}
