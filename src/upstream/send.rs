@@ -84,7 +84,7 @@ impl Door {
     /// # Errors
     /// The login failed; see [`LoginFailure`].
     pub async fn shown(&self, whom: &As, member: &Member) -> Result<Shown, LoginFailure> {
-        let As::User(identity) = whom else { return Ok(Shown::Nothing) };
+        let As::User(identity) = &self.present(whom) else { return Ok(Shown::Nothing) };
         // A connection's certificate is there whether or not auth is on.
         let takes_token = !matches!(identity, Identity::Certificate(_));
         if takes_token && self.members.auth.now() == Auth::Off {
@@ -97,6 +97,18 @@ impl Door {
                 Ok(Shown::Nothing)
             }
             shown => shown,
+        }
+    }
+
+    /// The same user with what proves it now: what lives long, and was let in by a configuration that was replaced since,
+    /// neither shows nor renews what was replaced.
+    #[must_use]
+    pub fn present(&self, whom: &As) -> As {
+        match whom {
+            As::User(identity @ (Identity::Certificate(_) | Identity::Signed(_))) => {
+                self.credentials.acting(identity.user()).unwrap_or_else(|| whom.clone())
+            }
+            As::User(Identity::Password(_)) | As::Nobody => whom.clone(),
         }
     }
 
