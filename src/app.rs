@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -24,7 +23,7 @@ use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
-use crate::downstream::tls::{self as downstream_tls, Current, TlsError};
+use crate::downstream::tls::{Current, ListenerTls, TlsError};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::published::Published;
@@ -37,13 +36,16 @@ use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersError};
 use crate::upstream::fleet::Fleet;
-use crate::upstream::members::Members;
+use crate::upstream::members::{Members, ProbeLogin};
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::peer_urls::{PeerTrust, Trusted};
 use crate::upstream::tls as upstream_tls;
 
 /// A shard whose heart has not beaten for this long is stuck.
 const STUCK: Duration = Duration::from_secs(1);
+
+/// How long what is being read or written may take at the end.
+const LAST: Duration = Duration::from_secs(1);
 
 /// Why the process ends with a failure.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +100,10 @@ pub fn serve(config: Config, path: PathBuf) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
-    runtime.block_on(run(Arc::new(config), path))
+    let outcome = runtime.block_on(run(Arc::new(config), path));
+    // A file system that hangs is not waited for.
+    runtime.shutdown_timeout(LAST);
+    outcome
 }
 
 async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
@@ -108,18 +113,14 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
     let connector = Connector::tcp(tls, config.cluster.connect_timeout);
-    let (upstream, logins) = start_control(&config, &connector, &metrics, &tasks)?;
+    let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &tasks)?;
     let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     sealer.refuse_before(config.session.not_before);
     let (register, keeper) = Register::open(&config.revocation, upstream, Arc::clone(&sealer))?;
     tasks.spawn("revocations", keeper.run()).detach();
-    tasks
-        .spawn(
-            "follow members",
-            follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics)),
-        )
-        .detach();
+    let following = follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics));
+    tasks.spawn("follow members", following).detach();
     let (drain, draining) = watch::channel(None);
     let parts = Parts {
         tls: downstream_configs(&config)?,
@@ -148,12 +149,15 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         Arc::clone(&metrics),
         healthy,
     ));
-    open_admin(&config, &state, Desk { register, sealer: Arc::clone(&sealer) }, &tasks).await?;
+    let desk = Desk { register: register.clone(), sealer: Arc::clone(&sealer) };
+    open_admin(&config, &state, desk, &tasks).await?;
     let accepting = accept_all(&config, &intakes, &metrics)?;
     drop(intakes);
     let trust = peer_trust(&parts);
     let trials = vec![Trial::mint(Arc::clone(&trust))];
-    let reload = Reload::new(path, Arc::clone(&config), trials, changing(&config, sealer, &parts), metrics);
+    let mut changing = changing(&config, sealer, &parts);
+    changing.push(Part::own_logins(probe, register, Arc::clone(&parts.credentials)));
+    let reload = Reload::new(path, Arc::clone(&config), trials, changing, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
     let refused = tokio::select! {
@@ -205,11 +209,11 @@ fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
         Part::session_keys(Arc::clone(&sealer)),
         Part::break_glass(sealer),
         Part::tls(tls),
-        Part::users(Arc::clone(&parts.logins)),
+        Part::passwords(Arc::clone(&parts.logins)),
+        Part::cluster_tls(parts.connector.clone()),
         Part::identities(
             Arc::clone(&parts.identities),
             Arc::clone(&parts.credentials),
-            Arc::clone(&config.cluster),
             pages(&parts.connector, &parts.members),
         ),
     ]
@@ -235,23 +239,28 @@ fn start_control(
     connector: &Connector,
     metrics: &Arc<Metrics>,
     tasks: &Tasks,
-) -> Result<(Upstream, Arc<Logins>), Error> {
+) -> Result<(Upstream, ProbeLogin, Arc<Logins>), Error> {
     let settings = CredentialSettings {
         token_ttl: config.cluster.token_ttl,
         logins_per_member: config.limits.logins_in_flight_per_member,
         ..CredentialSettings::default()
     };
     let members = Members::new(&config.cluster, connector.clone());
-    let channels = members.channels();
+    let (channels, probe) = (members.channels(), members.login());
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
     let members = members.start(tasks);
     credentials.act_for(&config.users, &config.cluster, pages(connector, &members))?;
-    let (logins, control) =
-        Logins::new(&config.passwords, Arc::clone(&credentials), members.clone(), Arc::clone(metrics));
+    let (logins, control) = Logins::new(
+        &config.passwords,
+        Arc::clone(&credentials),
+        members.clone(),
+        pages(connector, &members),
+        Arc::clone(metrics),
+    );
     tasks.spawn("logins", control.run(tasks.clone())).detach();
-    Ok((Upstream { members, channels, credentials }, logins))
+    Ok((Upstream { members, channels, credentials }, probe, logins))
 }
 
 /// Who is asked for the pages that members serve by HTTP/1.1.
@@ -274,8 +283,8 @@ fn accept_all(config: &Config, intakes: &[Intake], metrics: &Arc<Metrics>) -> Re
 
 fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
     let one = |listener: &Arc<config::Listener>| {
-        let made = listener.tls.as_ref().map(downstream_tls::server_config).transpose();
-        made.map(|made| made.map(|made| Arc::new(ArcSwap::new(made))))
+        let made = listener.tls.as_ref().map(ListenerTls::new).transpose();
+        made.map(|made| made.map(|made| Arc::new(Published::new(made))))
             .map_err(|source| Error::DownstreamTls { listener: Arc::clone(&listener.name), source })
     };
     config.listeners.iter().map(one).collect()

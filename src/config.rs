@@ -300,6 +300,17 @@ pub enum PasswordSources {
     EtcdThenFile,
 }
 
+impl fmt::Display for PasswordSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Etcd => "etcd",
+            Self::File => "file",
+            Self::FileThenEtcd => "file, etcd",
+            Self::EtcdThenFile => "etcd, file",
+        })
+    }
+}
+
 /// After how many wrong passwords a further one waits; 0 is never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedLogins {
@@ -361,6 +372,8 @@ pub struct Limits {
     pub replay_buffer: usize,
     /// Connections to members that show a user's own certificate, over all shards.
     pub certificate_connections: usize,
+    /// After how long, about, a client connection is told to go, if at all: what is open on it goes on.
+    pub connection_age: Option<Duration>,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,
 }

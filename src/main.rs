@@ -1,7 +1,8 @@
 //! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, what is asked of a running Keyward, `--version`.
 //!
-//! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running), 64 (the command line or the
-//! configuration cannot be used). Must not know: how anything is done.
+//! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running, and nothing has changed), 64 (the command line
+//! or the configuration cannot be used), 74 (in force on this replica, but not kept), 75 (not known whether it is done: to be
+//! asked for again). Must not know: how anything is done.
 //! Invariant: an answer goes to stdout, what is wrong to stderr.
 
 use std::io::{self, Write};
@@ -15,6 +16,10 @@ use keyward::{app, telemetry};
 
 /// `EX_USAGE` of sysexits.h.
 const UNUSABLE: u8 = 64;
+/// `EX_IOERR`.
+const NOT_KEPT: u8 = 74;
+/// `EX_TEMPFAIL`.
+const UNKNOWN: u8 = 75;
 
 /// One address for an etcd cluster: an etcd-aware gRPC reverse proxy.
 #[derive(Parser)]
@@ -134,6 +139,8 @@ fn ask(at: Place, question: &Ask) -> ExitCode {
         Ok(Answer::Done(said)) => finish(writeln!(io::stdout(), "{said}"), ExitCode::SUCCESS),
         Ok(Answer::Sessions(listing)) => finish(write!(io::stdout(), "{listing}"), ExitCode::SUCCESS),
         Ok(Answer::Failed(reason)) => fail(&reason, ExitCode::FAILURE),
+        Ok(Answer::NotKept(reason)) => fail(&reason, ExitCode::from(NOT_KEPT)),
+        Ok(Answer::Unknown(reason)) => fail(&reason, ExitCode::from(UNKNOWN)),
         Err(error) => fail(&format!("{}: {error}", socket.display()), ExitCode::FAILURE),
     }
 }

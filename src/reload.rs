@@ -8,6 +8,7 @@
 mod files;
 mod parts;
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use futures_util::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, Faults, Warning};
 use crate::telemetry::metrics::Metrics;
 use files::{Print, Watched};
 
@@ -139,7 +140,7 @@ impl Reload {
 
     /// Whether what was read is what runs now.
     async fn read_again(&mut self) -> bool {
-        let published = match config::load(&self.path) {
+        let published = match self.read().await {
             Ok((config, warnings)) => {
                 for warning in warnings {
                     tracing::warn!(%warning, "configuration");
@@ -156,6 +157,17 @@ impl Reload {
         let counter = if published { &self.metrics.reloads } else { &self.metrics.reloads_refused };
         counter.inc();
         published
+    }
+
+    /// A file system that hangs must not hang what else this thread does: revocations, logins, probes.
+    async fn read(&self) -> Result<(Config, Vec<Warning>), Faults> {
+        let path = self.path.clone();
+        match tokio::task::spawn_blocking(move || config::load(&path)).await {
+            Ok(read) => read,
+            Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
+            // The runtime ends.
+            Err(_) => std::future::pending().await,
+        }
     }
 
     async fn publish(&mut self, config: Config) -> bool {
@@ -262,5 +274,28 @@ mod tests {
         assert!(!reload.read_again().await);
         assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 4));
+    }
+
+    /// A file of which nothing comes, as on a file system that hangs.
+    #[tokio::test]
+    async fn a_file_that_hangs_holds_up_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keyward.toml");
+        configuration(&path, "one").unwrap();
+        let mut reload = reload(&path, Vec::new());
+        std::fs::remove_file(&path).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
+        assert!(made.success());
+        let (turned, turn) = std::sync::mpsc::channel();
+        let writer = std::thread::spawn(move || {
+            // What waits for the file would wait for ever: the limit is for a thread that does.
+            let turned = turn.recv_timeout(Duration::from_secs(20)).is_ok();
+            configuration(&path, "two").unwrap();
+            turned
+        });
+        let others = async { turned.send(()).expect("it listens") };
+        let (read, ()) = tokio::join!(reload.read_again(), others);
+        assert!(read, "it is read when it comes");
+        assert!(writer.join().unwrap(), "others had their turn");
     }
 }

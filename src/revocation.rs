@@ -2,9 +2,9 @@
 //!
 //! Owns: one task on the control runtime that takes an operator's changes, keeps them, and tells the sealer. Must not
 //! know: who asks (`admin`), what a revoked session loses (`downstream::session`, `gateway::live`).
-//! Invariants (rules 13): nothing is admitted before what is kept was read; a change is in force here before anything
-//! else is done for it, and is answered once it is kept; what was read last stays in force for `max_age`, then nothing
-//! is admitted until it is read again.
+//! Invariants (rules 13): nothing is admitted before what is kept was read; a change that is told to be made is kept, and in
+//! force here; where one is not, or it is not known, that is what is told; what was read last stays in force for `max_age`,
+//! then nothing is admitted until it is read again.
 
 mod etcd;
 mod file;
@@ -41,6 +41,9 @@ pub enum Trouble {
     /// Nothing has changed.
     #[error("nothing has changed: {0}")]
     Unchanged(String),
+    /// It was sent to be kept, and nobody said what became of it. It may be made again: twice is the same as once.
+    #[error("not known whether it is kept, so give it again: {0}")]
+    Unknown(String),
     /// Nothing has changed.
     #[error(transparent)]
     Full(#[from] Full),
@@ -67,6 +70,8 @@ pub struct Register {
     known: Arc<ArcSwap<Known>>,
     max_age: Duration,
     opened_at: Instant,
+    /// Where it is etcd.
+    access: Option<etcd::Access>,
 }
 
 /// What was read last.
@@ -127,7 +132,7 @@ impl Register {
                 (Store::File(path.clone()), Some(revocations))
             }
             Keep::Etcd { prefix, login } => {
-                (Store::Etcd(Box::new(etcd::Prefix::new(prefix, login.clone(), upstream))), None)
+                (Store::Etcd(Box::new(etcd::Prefix::new(prefix, login.as_ref(), upstream))), None)
             }
         };
         let revocations = revocations.map(Arc::new);
@@ -137,7 +142,12 @@ impl Register {
         let known = Arc::new(ArcSwap::from_pointee(known));
         let (sender, orders) = mpsc::channel(ORDERS);
         let max_age = settings.max_age;
-        let register = Self { orders: sender, known: Arc::clone(&known), max_age, opened_at: Instant::now() };
+        let access = match &store {
+            Store::Etcd(prefix) => Some(prefix.access()),
+            Store::Memory | Store::File(_) => None,
+        };
+        let opened_at = Instant::now();
+        let register = Self { orders: sender, known: Arc::clone(&known), max_age, opened_at, access };
         Ok((register, Keeper { orders, store, sealer, known, max_age, failing: false }))
     }
 
@@ -148,7 +158,20 @@ impl Register {
     pub async fn change(&self, change: Change) -> Result<Kept, Trouble> {
         let (done, answer) = oneshot::channel();
         self.orders.try_send(Order { change, done }).map_err(|_full_or_gone| Trouble::Busy)?;
-        answer.await.unwrap_or(Err(Trouble::Busy))
+        answer.await.unwrap_or_else(|_gone| Err(Trouble::Unknown("Keyward is ending".into())))
+    }
+
+    /// Whether etcd is read and written as whom these settings say. Of where revocations are kept they change nothing.
+    #[must_use]
+    pub fn logs_in_as(&self, settings: &Revocation) -> bool {
+        self.access.as_ref().is_none_or(|access| access.is_as(&settings.keep))
+    }
+
+    /// From now on reads and writes as whom they say.
+    pub fn log_in_as(&self, settings: &Revocation) {
+        if let Some(access) = &self.access {
+            access.follow(&settings.keep);
+        }
     }
 
     /// What is in force.
@@ -201,7 +224,7 @@ impl Keeper {
             match &outcome {
                 Ok(kept) => tracing::info!(change = %Printable(&order.change), ?kept, "revocations changed"),
                 Err(trouble) => {
-                    tracing::error!(change = %Printable(&order.change), %trouble, "revocations not changed");
+                    tracing::error!(change = %Printable(&order.change), %trouble, "revocations not changed as asked");
                 }
             }
             if order.done.send(outcome).is_err() {
@@ -211,11 +234,9 @@ impl Keeper {
     }
 
     async fn make(&mut self, change: &Change) -> Result<Kept, Trouble> {
-        if let Store::Etcd(prefix) = &mut self.store {
-            let changing = prefix.change(change);
-            let changed = tokio::time::timeout(PATIENCE, changing).await;
-            changed.unwrap_or_else(|_| Err(Trouble::Unchanged("etcd did not answer in time".into())))?;
-            self.look().await;
+        if let Store::Etcd(prefix) = &self.store {
+            let (after, asked) = prefix.change(change, Instant::now() + PATIENCE).await?;
+            self.publish(&Arc::new(after), AsOf::At(asked));
             return Ok(Kept::Etcd);
         }
         let before = Arc::clone(&self.known.load().revocations);
@@ -237,7 +258,7 @@ impl Keeper {
         // As of the question: what is decided while it is on its way may be missed.
         let asked = Instant::now();
         let looked = tokio::time::timeout(PATIENCE, prefix.look()).await;
-        match looked.unwrap_or_else(|_| Err("etcd did not answer in time".into())) {
+        match looked.unwrap_or_else(|_| Err(etcd::LATE.into())) {
             Ok(changed) => {
                 let known = Arc::clone(&self.known.load().revocations);
                 let now = changed.map_or(known, Arc::new);

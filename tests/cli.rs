@@ -211,6 +211,37 @@ fn commands_need_a_socket_and_somebody_behind_it() {
     }
 }
 
+/// Somebody at the admin socket who answers with this line, or hangs up.
+fn answering(folder: &Path, name: &str, line: &'static str) -> String {
+    use std::io::{BufRead as _, Write as _};
+    let path = folder.join(name);
+    let socket = std::os::unix::net::UnixListener::bind(&path).expect("the folder is ours");
+    thread::spawn(move || {
+        let (stream, _) = socket.accept().expect("somebody asks");
+        let mut asked = String::new();
+        std::io::BufReader::new(&stream).read_line(&mut asked).expect("a line");
+        (&stream).write_all(line.as_bytes()).expect("it listens");
+    });
+    path.to_str().expect("temporary folders have UTF-8 names").to_owned()
+}
+
+#[test]
+fn a_script_can_tell_from_the_code_what_has_become_of_a_command() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, line, code) in [
+        ("done", "{\"done\":\"in force\"}\n", 0),
+        ("failed", "{\"failed\":\"nothing has changed\"}\n", 1),
+        ("not-kept", "{\"not_kept\":\"in force here\"}\n", 74),
+        ("unknown", "{\"unknown\":\"no answer\"}\n", 75),
+        ("gone", "", 75),
+    ] {
+        let socket = answering(folder.path(), name, line);
+        let (ended, stdout, stderr) = run(&mut keyward(&["block", "alice", "--socket", &socket]));
+        assert_eq!((ended, stdout.is_empty()), (code, code != 0), "{name}: {stdout}{stderr}");
+        assert_eq!(stderr.is_empty(), code == 0, "{name}: {stderr}");
+    }
+}
+
 #[test]
 fn an_address_that_is_taken_ends_serving_with_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Owns: its protocol, both ends of it, and who may speak. Must not know: how a change is kept. Invariants: only the
 //! socket's owner and root are listened to, also in the moment before its mode is set; a peer costs bounded time and
-//! memory; a name that is given in a command stands in an answer, a token or password never.
+//! memory; what has no end of line is no command, nor is a part of it; a name that is given in a command stands in an answer, a token or password never.
 //!
 //! One line of JSON asks, one line answers: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
 
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::downstream::listener::remove_stale;
 use crate::downstream::session::{Change, Entry, NoSessionId, Sealer};
 use crate::identity::UserName;
-use crate::revocation::{Kept, Register};
+use crate::revocation::{Kept, Register, Trouble};
 use crate::tasks::Tasks;
 
 /// More than the longest name that a session can hold, each byte of it escaped.
@@ -68,8 +68,12 @@ pub enum Command {
 pub enum Answer {
     /// It is done; with what follows from it.
     Done(String),
-    /// It is not, or not wholly; and why.
+    /// Nothing has changed; and why.
     Failed(String),
+    /// It is in force on this replica until it ends, and nowhere else; and why.
+    NotKept(String),
+    /// Nobody can say whether it is done. It may be asked for again.
+    Unknown(String),
     /// What was asked for.
     Sessions(Listing),
 }
@@ -153,16 +157,23 @@ async fn converse(mut stream: UnixStream, desk: &Desk) -> io::Result<()> {
     loop {
         let mut line = Vec::new();
         let mut asked = (&mut read).take(LONGEST_LINE);
-        if timeout(PATIENCE, asked.read_until(b'\n', &mut line)).await?? == 0 {
+        let length = timeout(PATIENCE, asked.read_until(b'\n', &mut line)).await??;
+        if length == 0 {
             return Ok(());
         }
+        let whole = line.ends_with(b"\n");
         let answer = match serde_json::from_slice(&line) {
+            _ if !whole => Answer::Failed("not a command: the line is too long, or was cut".into()),
             Ok(command) => desk.answer(command).await,
             Err(error) => Answer::Failed(format!("not a command: {error}")),
         };
         let mut text = serde_json::to_vec(&answer)?;
         text.push(b'\n');
         timeout(PATIENCE, write.write_all(&text)).await??;
+        // Its rest is no line of its own.
+        if !whole {
+            return Ok(());
+        }
     }
 }
 
@@ -180,7 +191,14 @@ impl Desk {
                 "in force now, until this process ends: set revocation.etcd_prefix or revocation.state_file to keep it"
                     .into(),
             ),
-            Err(trouble) => Answer::Failed(trouble.to_string()),
+            Err(trouble) => {
+                let why = trouble.to_string();
+                match trouble {
+                    Trouble::NotKept(_) => Answer::NotKept(why),
+                    Trouble::Unknown(_) => Answer::Unknown(why),
+                    Trouble::Unchanged(_) | Trouble::Full(_) | Trouble::Busy => Answer::Failed(why),
+                }
+            }
         }
     }
 
@@ -222,7 +240,7 @@ fn change(command: &Command) -> Result<Option<Change>, NoSessionId> {
 /// Asks the Keyward that serves the socket, and waits for the answer. Blocks.
 ///
 /// # Errors
-/// The system's, or an answer that is none.
+/// The system's: nothing was asked.
 pub fn ask(path: &Path, command: &Command) -> io::Result<Answer> {
     let mut stream = std::os::unix::net::UnixStream::connect(path)?;
     stream.set_read_timeout(Some(ANSWER))?;
@@ -230,6 +248,11 @@ pub fn ask(path: &Path, command: &Command) -> io::Result<Answer> {
     let mut line = serde_json::to_vec(command)?;
     line.push(b'\n');
     stream.write_all(&line)?;
+    Ok(read_answer(stream)
+        .unwrap_or_else(|error| Answer::Unknown(format!("asked, but not answered: {error}"))))
+}
+
+fn read_answer(stream: std::os::unix::net::UnixStream) -> io::Result<Answer> {
     let mut answer = Vec::new();
     // A listing has a row per session, of which there are some thousands.
     io::BufReader::new(stream.take(LONGEST_LINE * 1024)).read_until(b'\n', &mut answer)?;

@@ -23,7 +23,7 @@ use crate::downstream::tls::Current;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline};
+use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline, proofs};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::published::Published;
@@ -77,6 +77,8 @@ pub struct Serving {
     gateway: Rc<Gateway>,
     listeners: Vec<Listener>,
     bounds: Bounds,
+    /// After which a connection is told to go, about.
+    age: Option<Duration>,
     metrics: Arc<Metrics>,
     drain: watch::Receiver<Option<Instant>>,
     /// Client connections: a drain waits for them.
@@ -86,7 +88,7 @@ pub struct Serving {
     /// Takes streams off members that do not serve.
     departures: Owned,
     /// Ends what stands no more.
-    fallen: Owned,
+    fallen: [Owned; 2],
 }
 
 /// A listener, as its connections need it.
@@ -140,6 +142,7 @@ impl Serving {
             header_size: config.limits.header_size,
             handshake: config.limits.handshake_timeout,
         };
+        let age = config.limits.connection_age;
         let gateway = Rc::new(Gateway::new(
             door,
             parts.sealer,
@@ -151,11 +154,15 @@ impl Serving {
             parts.claims,
             parts.identities,
         ));
-        let fallen = tasks.spawn("what stands no more", live::follow(Rc::clone(&gateway)));
+        let fallen = [
+            tasks.spawn("what stands no more", live::follow(Rc::clone(&gateway))),
+            tasks.spawn("proofs", proofs::follow(Rc::clone(&gateway))),
+        ];
         Self {
             gateway,
             listeners,
             bounds,
+            age,
             metrics: parts.metrics,
             drain: parts.drain,
             connections: Tasks::default(),
@@ -188,18 +195,25 @@ impl Serving {
         let Some(listener) = self.listeners.get(listener) else { return };
         let (gateway, config) = (Rc::clone(&self.gateway), Arc::clone(&listener.config));
         let proxied = remote.is_some_and(|remote| config.believes(remote.ip()));
-        let tls = listener.tls.as_ref().map(|current| current.load_full());
-        let admit = move |introduced: Introduced| {
+        let age = self.age;
+        let tls = listener.tls.clone();
+        let admit = move |introduced: Introduced<'_>| {
             let remote = introduced.source.or(remote);
             let origin = Rc::new(Origin { listener: Arc::clone(&config.name), remote });
             let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
-            let leaf = introduced.certificate.as_ref();
+            let leaf = introduced.certificate;
             let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;
-            let until = shown.as_ref().and_then(|shown| cut_at(&config, shown.expires, SystemTime::now()));
+            let expires = shown.as_ref().map(|shown| shown.expires);
+            let until = expires.and_then(|expires| cut_at(&config, expires, SystemTime::now()));
+            // On another connection, who lives by a login of this one would be nobody.
+            let age = age.filter(|_| !config.lend_login_identity);
+            let old_at = age.map(|age| Instant::now() + about(age, &gateway.door.chooser));
             let peer = shown.map(|shown| shown.peer);
             let client = Rc::new(Client::new(&gateway, origin, config, peer, until));
+            let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
+            let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
-            Ok(Admitted { answer, until })
+            Ok(Admitted { answer, until, old_at, expires, dismiss })
         };
         let (beginning, drain) = (Beginning { proxied, tls }, self.drain.clone());
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
@@ -224,6 +238,13 @@ impl Serving {
             self.tasks.abort_all();
         }
     }
+}
+
+/// A tenth more or less, so that connections that came together do not go together.
+fn about(age: Duration, chooser: &Chooser) -> Duration {
+    let tenth = age / 10;
+    let more = chooser.draw(u64::try_from(tenth.as_millis() * 2).unwrap_or(u64::MAX));
+    age - tenth + Duration::from_millis(more)
 }
 
 fn adopt(socket: Socket) -> io::Result<Stream> {

@@ -268,6 +268,7 @@ pub(super) struct Limits {
     pub(super) header_size: Option<String>,
     pub(super) request_size: Option<String>,
     pub(super) handshake_timeout: Option<String>,
+    pub(super) connection_age: Option<String>,
     pub(super) replay_buffer: Option<String>,
     pub(super) logins_in_flight_per_member: Option<u32>,
     pub(super) certificate_connections: Option<u32>,

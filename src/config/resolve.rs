@@ -49,6 +49,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// As etcd has it for its own timed progress.
 const LEAST_IDLE: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Reads the file and all files that it names. Relative names are relative to the folder of the file.
@@ -138,6 +139,11 @@ impl Resolver<'_> {
     fn limits(&mut self, limits: file::Limits) -> Limits {
         let file::Limits { connections, streams_per_connection, logins_in_flight_per_member, .. } = limits;
         let streams = self.count("limits.streams_per_connection", streams_per_connection, 4096, 1..=1 << 20);
+        let path = "limits.connection_age";
+        let age = self.duration(path, limits.connection_age, HOUR, Duration::ZERO..=DAY);
+        if !age.is_zero() && age < SECOND {
+            self.findings.fault(path, format!("must be 0s or at least {SECOND:?}"));
+        }
         let header = self.size("limits.header_size", limits.header_size, 64 * KIB, KIB..=16 * MIB);
         Limits {
             connections: self.count("limits.connections", connections, 10_000, 1..=1 << 24),
@@ -150,6 +156,7 @@ impl Resolver<'_> {
                 10 * SECOND,
                 MOMENT..=DAY,
             ),
+            connection_age: Some(age).filter(|age| !age.is_zero()),
             replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 64 * MIB, 0..=64 * GIB),
             certificate_connections: self.count(
                 "limits.certificate_connections",
@@ -784,6 +791,8 @@ mod tests {
             ("limits", "header_size = '1B'"),
             ("limits", "request_size = '0B'"),
             ("limits", "handshake_timeout = '0s'"),
+            ("limits", "connection_age = '1ms'"),
+            ("limits", "connection_age = '25h'"),
             ("limits", "replay_buffer = '999999GiB'"),
             ("watch", "idle_progress = '1ms'"),
             ("watch", "idle_progress = '25h'"),
@@ -811,6 +820,13 @@ mod tests {
             |text: &str| valid(&format!("{LISTENER}{CLUSTER}[watch]\nidle_progress = '{text}'\n")).0.watch;
         assert_eq!(idle("7s").idle_progress, Some(7 * SECOND));
         assert_eq!(idle("0s").idle_progress, None);
+        let aged = |text: &str| {
+            valid(&format!("{LISTENER}{CLUSTER}[limits]\nconnection_age = '{text}'\n"))
+                .0
+                .limits
+                .connection_age
+        };
+        assert_eq!((aged("7s"), aged("0s")), (Some(7 * SECOND), None));
         let (config, _) = valid(&format!("{LISTENER}{CLUSTER}[watch]\nbuffer = '3MiB'\n"));
         assert_eq!(config.watch.buffer, 3 << 20);
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::SignatureScheme;
+use sha2::{Digest as _, Sha256};
 
 use crate::identity::UserName;
 use crate::pem::{KeyPair, PrivateKey};
@@ -118,6 +119,41 @@ const fn private(name: &'static str, scheme: SignatureScheme) -> JwtMethod {
     JwtMethod { name, kind: JwtKind::Private(scheme) }
 }
 
+impl Credential {
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Password(one), Self::Password(other)) => digest(one.expose()) == digest(other.expose()),
+            // A chain has one key.
+            (Self::Certificate(one), Self::Certificate(other)) => one.chain() == other.chain(),
+            (Self::Made(one), Self::Made(other)) => one == other,
+            _ => false,
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Password(_) => "another password",
+            Self::Certificate(_) => "another certificate",
+            Self::Made(Maker::Mint) => "minted certificates",
+            Self::Made(Maker::Jwt) => "signed tokens",
+        }
+    }
+}
+
+impl JwtKey {
+    /// Other keys have others.
+    fn known_by(&self) -> Vec<u8> {
+        match self {
+            Self::Private(key) => key.signing().public_key().map(|key| key.to_vec()).unwrap_or_default(),
+            Self::Shared(secret) => digest(secret.expose()),
+        }
+    }
+}
+
+fn digest(secret: impl AsRef<[u8]>) -> Vec<u8> {
+    Sha256::digest(secret).to_vec()
+}
+
 impl JwtMethod {
     /// By its name, as etcd's flag has it.
     #[must_use]
@@ -139,9 +175,77 @@ impl fmt::Debug for JwtMethod {
 }
 
 impl Users {
+    /// What is another than `before`, told by names alone.
+    #[must_use]
+    pub fn changes_since(&self, before: &Self) -> Vec<String> {
+        let mut changes = Vec::new();
+        for (user, is) in &self.named {
+            match before.named.get(user) {
+                None => changes.push(format!("user {user:?} added")),
+                Some(was) if !was.is_same(is) => {
+                    changes.push(format!("user {user:?}: {} from now on", is.kind()))
+                }
+                Some(_) => {}
+            }
+        }
+        let gone = before.named.keys().filter(|user| !self.named.contains_key(user));
+        changes.extend(gone.map(|user| format!("user {user:?} taken away")));
+        if self.others != before.others {
+            changes.push("user \"*\" changed".into());
+        }
+        let mint =
+            |users: &Self| users.mint.as_ref().map(|mint| (mint.authority.chain().to_vec(), mint.lifetime));
+        if mint(self) != mint(before) {
+            changes.push("[mint] changed".into());
+        }
+        let sign = |users: &Self| {
+            users.sign_jwt.as_ref().map(|sign| (sign.method, sign.lifetime, sign.key.known_by()))
+        };
+        if sign(self) != sign(before) {
+            changes.push("[sign_jwt] changed".into());
+        }
+        changes
+    }
+
     /// Whether there is something that proves this user.
     #[must_use]
     pub fn prove(&self, user: &UserName) -> bool {
         self.named.contains_key(user) || (self.others.is_some() && user.as_str() != "root")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn users(passwords: &[(&str, &str)], secret: &str) -> Users {
+        let credential = |text: &str| Credential::Password(Arc::new(Secret::new(text.to_owned())));
+        let named = passwords.iter().map(|(user, text)| (UserName::from(*user), credential(text)));
+        let sign = SignJwt {
+            method: JwtMethod::named("HS256").unwrap(),
+            key: JwtKey::Shared(Secret::new(secret.as_bytes().to_vec())),
+            lifetime: Duration::from_secs(60),
+        };
+        Users { named: named.collect(), sign_jwt: Some(Arc::new(sign)), ..Users::default() }
+    }
+
+    #[test]
+    fn changes_are_seen_in_secrets_too_and_told_by_names() {
+        let before = users(&[("alice", "one"), ("bob", "two")], "three");
+        assert!(users(&[("alice", "one"), ("bob", "two")], "three").changes_since(&before).is_empty());
+        let now = Users { others: Some(Maker::Jwt), ..users(&[("alice", "new"), ("carol", "two")], "newer") };
+        assert_eq!(
+            now.changes_since(&before),
+            [
+                "user \"alice\": another password from now on",
+                "user \"carol\" added",
+                "user \"bob\" taken away",
+                "user \"*\" changed",
+                "[sign_jwt] changed",
+            ]
+        );
+        let mut minted = users(&[("bob", "two")], "three");
+        minted.named.insert("alice".into(), Credential::Made(Maker::Mint));
+        assert_eq!(minted.changes_since(&before), ["user \"alice\": minted certificates from now on"]);
     }
 }

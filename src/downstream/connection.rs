@@ -1,9 +1,11 @@
 //! One client connection: who is behind it, TLS, HTTP/2, and its end.
 //!
-//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Must not know what is served, nor
-//! who is let in. Invariants (rules 16, 37, 39, 40, 45): a peer that does not speak within the limit is gone; a burst of
-//! cancelled streams does not end the connection; a connection that drains, or whose welcome is over, sends GOAWAY,
-//! finishes what is open, and has a hard limit.
+//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Below, `ends` knows when that comes.
+//! Must not know what is served, nor who is let in. Invariants (rules 16, 37, 39, 40, 45): a peer that does not speak
+//! within the limit is gone; a burst of cancelled streams does not end the connection; a connection that drains, or whose
+//! welcome is over, sends GOAWAY, finishes what is open, and has a hard limit.
+
+mod ends;
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -14,7 +16,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -31,9 +33,14 @@ use tokio::time::{Instant, timeout};
 
 use crate::downstream::certificate::Unreadable;
 use crate::downstream::proxied::{self, NotSaid, Source};
+use crate::downstream::tls::Current;
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
 use crate::tasks::{LocalExecutor, Tasks};
+
+use ends::{Ends, Shown, Turn};
+
+pub use ends::LAST_CALLS;
 
 /// HTTP/2's client preface: whoever has not sent as much is no HTTP/2 client yet.
 const PREFACE: usize = 24;
@@ -53,24 +60,20 @@ pub struct Bounds {
     pub handshake: Duration,
 }
 
-/// After its welcome was over, what is open on a connection has this long to end.
-pub const LAST_CALLS: Duration = Duration::from_secs(10);
-
 /// What a connection begins with.
 pub struct Beginning {
     /// A balancer's header, which says who the client is.
     pub proxied: bool,
     /// TLS.
-    pub tls: Option<Arc<rustls::ServerConfig>>,
+    pub tls: Option<Current>,
 }
 
 /// Who is at the other end, as far as the connection has told before its first request.
-#[derive(Debug, Default)]
-pub struct Introduced {
+pub struct Introduced<'a> {
     /// The client's address, where a balancer has told it; else it is the socket's.
     pub source: Option<SocketAddr>,
     /// The certificate that the client has shown, which was verified.
-    pub certificate: Option<CertificateDer<'static>>,
+    pub certificate: Option<&'a CertificateDer<'static>>,
 }
 
 /// A client that was let in.
@@ -79,6 +82,12 @@ pub struct Admitted<A> {
     pub answer: A,
     /// When its welcome is over.
     pub until: Option<Instant>,
+    /// When it is told to connect anew for what comes then. What is open goes on.
+    pub old_at: Option<Instant>,
+    /// When its certificate expires.
+    pub expires: Option<SystemTime>,
+    /// Called when its certificate is good no more, by what was revoked or by another authority.
+    pub dismiss: Box<dyn FnOnce()>,
 }
 
 /// How a connection ended before it was served.
@@ -123,61 +132,69 @@ where
         // Whoever has not introduced itself has nothing to finish.
         _ = drain.wait_for(Option::is_some) => return Ok(()),
     };
-    let (stream, introduced) = introduced.map_err(|_| HandshakeError::TimedOut)??;
-    let admitted = admit(introduced)?;
-    let Admitted { answer, until } = admitted;
+    let (stream, source, mut shown) = introduced.map_err(|_| HandshakeError::TimedOut)??;
+    let certificate = shown.as_ref().and_then(Shown::leaf);
+    let Admitted { answer, until, old_at, expires, dismiss } = admit(Introduced { source, certificate })?;
+    if let Some(shown) = &mut shown {
+        shown.expires(expires);
+    }
+    let mut ends = Ends { drain: Some(drain), until, old_at, shown, dismiss: Some(dismiss), limit: None };
     let seen = Rc::new(Cell::new(0));
     let (io, flusher) = coalesce(Counted { stream, seen: Rc::clone(&seen) });
     tasks.spawn("downstream flusher", flusher).detach();
     // Boxed: hyper keeps room for it as long as the answer's body lives, which for a watch is days.
     let service = service_fn(move |request| Box::pin(answer(request)).map(Ok::<_, Infallible>));
     let mut connection = pin!(settings(bounds).serve_connection(io, service));
-    let preface = async {
+    let mut preface = pin!(async {
         // hyper waits for the preface without a limit.
         tokio::time::sleep_until(began + bounds.handshake).await;
         if seen.get() >= PREFACE {
             std::future::pending::<()>().await;
         }
-    };
-    let limit = tokio::select! {
-        ended = connection.as_mut() => { log_end(ended); return Ok(()) }
-        () = preface => return Err(HandshakeError::TimedOut),
-        _ = drain.wait_for(Option::is_some) => None,
-        () = over(until) => Some(Instant::now() + LAST_CALLS),
-    };
-    connection.as_mut().graceful_shutdown();
-    let drained = async {
-        let at = drain.wait_for(Option::is_some).await.map_or(None, |at| *at);
-        tokio::time::sleep_until(at.unwrap_or_else(Instant::now)).await;
-    };
-    tokio::select! {
-        ended = poll_fn(|cx| connection.as_mut().poll(cx)) => log_end(ended),
-        () = over(limit) => {}
-        () = drained => {}
+    });
+    let mut leaving = false;
+    loop {
+        tokio::select! {
+            ended = poll_fn(|cx| connection.as_mut().poll(cx)) => { log_end(ended); return Ok(()) }
+            () = preface.as_mut(), if !leaving => return Err(HandshakeError::TimedOut),
+            turn = ends.next() => match turn {
+                Turn::Leave => {
+                    leaving = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                Turn::Cut => return Ok(()),
+            },
+        }
     }
-    Ok(())
 }
 
 /// What comes before HTTP/2, in this order.
-async fn introduce(mut stream: Stream, beginning: Beginning) -> Result<(Stream, Introduced), HandshakeError> {
-    let mut introduced = Introduced::default();
+async fn introduce(
+    mut stream: Stream,
+    beginning: Beginning,
+) -> Result<(Stream, Option<SocketAddr>, Option<Shown>), HandshakeError> {
+    let mut source = None;
     if beginning.proxied {
-        introduced.source = match proxied::source(&mut stream).await? {
+        source = match proxied::source(&mut stream).await? {
             Source::Client(address) => Some(address),
             Source::Balancer => None,
         };
     }
-    let Some(config) = beginning.tls else { return Ok((stream, introduced)) };
-    let stream = Box::new(tokio_rustls::TlsAcceptor::from(config).accept(stream).await?);
-    introduced.certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).cloned();
-    Ok((stream, introduced))
+    let Some(tls) = beginning.tls else { return Ok((stream, source, None)) };
+    let (stream, shown) = handshake(stream, tls).await?;
+    Ok((stream, source, shown))
 }
 
-async fn over(until: Option<Instant>) {
-    match until {
-        Some(until) => tokio::time::sleep_until(until).await,
-        None => std::future::pending().await,
-    }
+/// TLS, and what the client has shown, where it was asked.
+async fn handshake(stream: Stream, tls: Current) -> io::Result<(Stream, Option<Shown>)> {
+    // Before it is read what the handshake is made by: what changes meanwhile counts.
+    let changes = tls.changes();
+    let now = tls.load_full();
+    let accepting = tokio_rustls::TlsAcceptor::from(Arc::clone(&now.handshakes)).accept(stream);
+    let stream = Box::new(accepting.await?);
+    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let shown = now.asks().then(|| Shown::new(tls, changes, chain));
+    Ok((stream, shown))
 }
 
 fn log_end(ended: hyper::Result<()>) {

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::config::Identify;
 use crate::downstream::jwt::VerifiedJwts;
-use crate::downstream::session::{OpenedSessions, Presented, Sealer, Session, SessionPeer};
+use crate::downstream::session::{OpenedSessions, Presented, Sealer, Session};
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::sources::{Denied, Proved};
@@ -31,7 +31,6 @@ use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Method;
 use crate::secret::Secret;
 use crate::upstream::credential::InUse;
-use crate::upstream::membership::Auth;
 use crate::upstream::send::As;
 
 use identities::{Brought, Standing};
@@ -53,6 +52,8 @@ pub struct Caller {
     pub user: Option<UserName>,
     /// When its proof ends, where what it has under way ends with it.
     pub until: Option<Instant>,
+    /// It lives by a session's password that was accepted once, and is not what it goes upstream with.
+    pub again: bool,
     /// Why it does: when they hold no more, neither does what lives by them.
     grounds: Grounds,
 }
@@ -81,7 +82,16 @@ impl Caller {
             As::Nobody => None,
             As::User(identity) => Some(identity.user().clone()),
         };
-        Self { whom, user, until, grounds }
+        Self { whom, user, until, again: false, grounds }
+    }
+
+    /// The session that says so, if one does.
+    #[must_use]
+    pub fn session(&self) -> Option<&Rc<Session>> {
+        match &self.grounds.shown {
+            Evidence::Session(session) => Some(session),
+            Evidence::Jwt(..) | Evidence::Connection => None,
+        }
     }
 
     /// Keeps the credential fresh for as long as it is held: for streams and calls that block.
@@ -147,7 +157,7 @@ impl Callers {
             }
         };
         let standing = match &standing.grounds.shown {
-            Evidence::Session(session) if standing.again && gateway.door.members.auth.now() != Auth::Off => {
+            Evidence::Session(session) if standing.again() => {
                 let session = Rc::clone(session);
                 // Apart: few calls are of this kind.
                 Box::pin(self.prove_again(gateway, client, session, standing)).await?
@@ -174,16 +184,14 @@ impl Callers {
         session: Rc<Session>,
         standing: Standing,
     ) -> Result<Standing, Refusal> {
-        let SessionPeer::Password { user, password } = &session.peer else { return Ok(standing) };
-        let proved = timeout(PATIENCE, gateway.logins.prove_again(user, password)).await;
+        let proved = timeout(PATIENCE, gateway.logins.prove_again(&session)).await;
         match proved.unwrap_or(Err(Denied::Untold)) {
             Ok(Proved::Etcd | Proved::Nothing) => Ok(standing),
             // The user has moved into the users file since.
             Ok(Proved::File(_)) => {
                 let identities = Arc::clone(&client.remembered.borrow().identities);
-                let peer = Peer::File(user.clone());
-                let grounds = Grounds { peer, shown: Evidence::Session(Rc::clone(&session)) };
-                Ok(identities.standing(client, grounds, None, Brought::Nothing))
+                let grounds = again::by_file(session);
+                Ok(identities.standing(client, grounds, None, Brought::Nothing).proved_elsewhere())
             }
             Err(Denied::WrongPassword | Denied::NoPassword) => {
                 gateway.metrics.sessions_refused.inc();
@@ -261,6 +269,12 @@ impl Callers {
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         Remembered::nothing(self.identities.load_full())
+    }
+
+    /// Whether this client may show that now.
+    #[must_use]
+    pub fn takes(&self, client: &Client, way: Identify) -> bool {
+        self.identities.load().ways(client).contains(&way)
     }
 
     /// Moves whenever there are other rules.

@@ -1,21 +1,27 @@
-//! Authenticate, which we answer ourselves. Below: `desk` deals with logins, `sources` knows who is asked in which order,
-//! `file` is one of them, `limits` counts wrong passwords.
+//! Authenticate, which we answer ourselves. Below: `desk` deals with logins, `flights` has those under way, `sources` knows
+//! who is asked in which order, `file` is one of them, `limits` counts wrong passwords, `refused` remembers them, `beat`
+//! says when one is told.
 //!
 //! Owns: turning a proved password into a sealed session. Must not know how a password is proved. Invariants: an Authenticate is never forwarded as it is; a login always gets a token, also with auth
 //! off upstream (a Go client that is told "not enabled" never authenticates again), but such a session proves
 //! nothing (rules 11); neither name, password nor token reaches a log, but the session's id.
 
+mod beat;
 pub mod desk;
 mod file;
+mod flights;
 pub mod limits;
+mod refused;
 pub mod sources;
 
 use std::rc::Rc;
 use std::time::SystemTime;
 
+use bytes::{Bytes, BytesMut};
 use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
+use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::downstream::session::{Inadmissible, Namespace, Proof, SealFailure, Session, SessionPeer};
 use crate::gateway::access_log::Record;
@@ -39,10 +45,7 @@ pub async fn authenticate(
     record: &mut Record,
 ) -> Result<Served, Refusal> {
     let (framed, _held) = collect(gateway, body).await?;
-    let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
-    canonical::check(method.body, &message)?;
-    let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
-    let (user, password) = (UserName::from(login.name.as_str()), Secret::new(login.password));
+    let (user, password) = login_of(method, framed)?;
     let peer = SessionPeer::Password { user, password: password.clone() };
     // Neither the log nor the identities in memory take what could not become a session.
     if !peer.fits() {
@@ -50,29 +53,30 @@ pub async fn authenticate(
     }
     record.peer = Some(peer.to_string().into());
     record.user = Some(peer.user().clone());
+    let moves = gateway.logins.moves();
+    // Before the check begins: what changes meanwhile has it proved once more (rules 12).
+    let auth_revision = moves.settled();
+    if gateway.door.credentials.acting(peer.user()).is_some() {
+        moves.want();
+    }
     // As of now: what is revoked while the password is looked at ends this login too.
     let generation = match gateway.sealer.admit(peer.user()) {
         Err(Inadmissible::NotKnown) => return Err(Refusal::NOTHING_SENT),
-        // Refused below, in the time that a right password takes.
-        Err(Inadmissible::Blocked) => 0,
-        Ok(generation) => generation,
+        Err(Inadmissible::Blocked) => None,
+        Ok(generation) => Some(generation),
     };
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
-    let from = client.origin.remote.map(|remote| remote.ip());
-    let proved = match timeout_at(until, gateway.logins.check(peer.user(), &password, from)).await {
-        Ok(proved) => proved.map_err(refusal)?,
+    let proving = prove(gateway, client, peer.user(), &password, generation);
+    let (proved, generation) = match timeout_at(until, proving).await {
+        Ok(looked_at) => looked_at.map_err(refusal)?,
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
-    if let Err(why) = gateway.sealer.admit(peer.user()) {
-        tracing::info!(user = ?peer.user(), %why, "login refused");
-        return Err(match why {
-            Inadmissible::Blocked => Refusal::AUTH_FAILED,
-            Inadmissible::NotKnown => Refusal::NOTHING_SENT,
-        });
+    if gateway.sealer.admit(peer.user()).is_err() {
+        return Err(Refusal::NOTHING_SENT);
     }
-    let (peer, proof) = evidence(peer, proved);
+    let (peer, proof) = evidence(peer, proved, auth_revision);
     record.peer = Some(peer.to_string().into());
     let session = Session::begin(peer, proof, generation, SystemTime::now());
     let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session, token)));
@@ -86,15 +90,65 @@ pub async fn authenticate(
         client.remembered.borrow_mut().appeared(&session.peer, token.expose().as_bytes());
     }
     tracing::info!(session = %session.id, user = record.user.as_ref().map(UserName::as_str), "session issued");
-    let answer =
+    let mut answer =
         AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
-    Ok(Served::Ours(frame::encode(&answer.encode_to_vec())))
+    let message = Zeroizing::new(answer.encode_to_vec());
+    answer.token.zeroize();
+    Ok(Served::Ours(frame::encode(&message)))
+}
+
+/// What a body says, which is wiped as far as it is ours.
+fn login_of(method: &Method, framed: Bytes) -> Result<(UserName, Secret<String>), Refusal> {
+    let framed = Wiped(framed);
+    let message = frame::unary(&framed.0).map_err(|fault| fault.refusal(None))?;
+    canonical::check(method.body, &message)?;
+    let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"));
+    let mut login = login?;
+    Ok((UserName::from(login.name.as_str()), Secret::new(std::mem::take(&mut login.password))))
+}
+
+/// What the password proves, and the generation of which that is true. None begins with one who is blocked.
+async fn prove(
+    gateway: &Gateway,
+    client: &Client,
+    user: &UserName,
+    password: &Secret<String>,
+    generation: Option<u64>,
+) -> Result<(Proved, u64), Denied> {
+    let from = client.origin.remote.map(|remote| remote.ip());
+    if let Some(generation) = generation {
+        let proved = gateway.logins.check(user, password, from).await?;
+        if gateway.sealer.admit(user) != Err(Inadmissible::Blocked) {
+            return Ok((proved, generation));
+        }
+    }
+    tracing::info!(?user, "login of a user who is blocked");
+    Err(gateway.logins.refuse(user, password, from).await)
+}
+
+/// Bytes that are wiped when they go, where nobody else holds them: what came in one piece is part of the buffer of its
+/// connection, which is written over as it goes on.
+struct Wiped(Bytes);
+
+impl Wiped {
+    /// What is left.
+    fn wipe(&mut self) -> Option<BytesMut> {
+        let mut ours = std::mem::take(&mut self.0).try_into_mut().ok()?;
+        ours.as_mut().zeroize();
+        Some(ours)
+    }
+}
+
+impl Drop for Wiped {
+    fn drop(&mut self) {
+        drop(self.wipe());
+    }
 }
 
 /// Who a session speaks for, and by what right. The password is carried only where etcd is to be shown it.
-fn evidence(peer: SessionPeer, proved: Proved) -> (SessionPeer, Proof) {
+fn evidence(peer: SessionPeer, proved: Proved, auth_revision: u64) -> (SessionPeer, Proof) {
     match proved {
-        Proved::Etcd => (peer, Proof::Etcd { auth_revision: 0 }),
+        Proved::Etcd => (peer, Proof::Etcd { auth_revision }),
         Proved::Nothing => (peer, Proof::None),
         Proved::File(line) => {
             let user = peer.user().clone();
@@ -121,5 +175,20 @@ fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
         member_id: members.ready_voters().next().map_or(0, |member| member.id.0),
         revision: client.floor.get().0,
         raft_term: members.term,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_else_holds_is_wiped() {
+        let mut ours = Wiped(Bytes::from(b"hunter2".to_vec()));
+        assert_eq!(ours.wipe().as_deref(), Some(&[0; 7][..]));
+        let theirs = Bytes::from(b"hunter2".to_vec());
+        let mut shared = Wiped(theirs.clone());
+        assert_eq!(shared.wipe(), None);
+        assert_eq!(theirs, "hunter2");
     }
 }

@@ -19,6 +19,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::config::Identify;
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
@@ -133,15 +134,15 @@ async fn known(
         "/grpc.health.v1.Health/Check" => return health::check(gateway, body).await,
         "/grpc.health.v1.Health/Watch" => return health::watch(gateway, body).await,
         "/etcdserverpb.Auth/Authenticate" => {
+            // What it would give counts for nothing here: nobody's password is looked at.
+            if !gateway.callers.takes(client, Identify::Token) {
+                return Err(Refusal::AUTH_NOT_ENABLED);
+            }
             return login::authenticate(gateway, client, method, body, deadline, record).await;
         }
         _ => {}
     }
-    let caller = gateway.callers.identify(gateway, client, Some(method), headers, record);
-    let caller = match deadline {
-        Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?,
-        None => caller.await?,
-    };
+    let caller = identified(gateway, client, method, headers, deadline, record).await?;
     match method.path {
         "/etcdserverpb.Watch/Watch" => {
             Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body)?))
@@ -150,6 +151,28 @@ async fn known(
             Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, deadline, body)?))
         }
         _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
+    }
+}
+
+/// Who is calling, as of now.
+async fn identified(
+    gateway: &Rc<Gateway>,
+    client: &Rc<Client>,
+    method: &'static Method,
+    headers: &HeaderMap,
+    deadline: Option<Instant>,
+    record: &mut Record,
+) -> Result<Rc<Caller>, Refusal> {
+    let caller = gateway.callers.identify(gateway, client, Some(method), headers, record);
+    let caller = match deadline {
+        Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?,
+        None => caller.await?,
+    };
+    // A connection whose welcome is over has calls under way, and lets none begin.
+    match client.ends(&caller) {
+        _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
+        Some((at, refusal)) if at <= Instant::now() => Err(refusal),
+        _ => Ok(caller),
     }
 }
 
@@ -165,11 +188,21 @@ async fn through(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
+    let mut came = Came::AtOnce;
+    let collecting = waited_for(collect(gateway, body), &mut came);
     let collected = match deadline {
-        Some(deadline) => timeout_at(deadline, collect(gateway, body)).await,
-        None => Ok(collect(gateway, body).await),
+        Some(deadline) => timeout_at(deadline, collecting).await,
+        None => Ok(collecting.await),
     };
     let (mut framed, mut _held) = collected.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?;
+    let again;
+    let caller = match came {
+        Came::AtOnce => caller,
+        Came::Later => {
+            again = identified(gateway, client, method, headers, deadline, record).await?;
+            &again
+        }
+    };
     let blocks = blocked::blocks(method);
     if blocks {
         (framed, _held) = blocked::kept(gateway, &framed)?;
@@ -214,6 +247,28 @@ async fn through(
         note_auth_change(gateway, method, &message);
     }
     Ok(Served::Member(Box::new(answer), in_use, stay))
+}
+
+/// When a request's message was whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    /// When its header was read: what was decided by that one holds.
+    AtOnce,
+    /// Later, up to half a minute: whoever was let in may have been revoked since, and is looked at again.
+    Later,
+}
+
+/// The same future, which notes whether it was waited for.
+async fn waited_for<T>(future: impl Future<Output = T>, came: &mut Came) -> T {
+    let mut future = std::pin::pin!(future);
+    poll_fn(|cx| {
+        let polled = future.as_mut().poll(cx);
+        if polled.is_pending() {
+            *came = Came::Later;
+        }
+        polled
+    })
+    .await
 }
 
 /// Which member a call wants, by its row and its body.
@@ -262,7 +317,7 @@ fn note_auth_change(gateway: &Gateway, method: &Method, message: &Bytes) {
         _ => None,
     };
     if let Some(name) = named {
-        gateway.door.credentials.forget_user(&UserName::from(name));
+        gateway.logins.forget_user(&UserName::from(name));
     }
 }
 

@@ -362,7 +362,7 @@ impl KeepAlive {
                 return self.refused(pending, at, status);
             }
         }
-        match (outcome::verdict(&asked, status), &self.door.present(&self.whom)) {
+        match (outcome::verdict(&asked, status), &self.whom) {
             // Where users or roles changed under it, the next one may pass with the same certificate.
             (outcome::Verdict::Heal, As::User(identity))
                 if identity.renew(at.member.id, &at.shown) || outcome::is_outdated(&asked, status) =>

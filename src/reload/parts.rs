@@ -12,14 +12,20 @@ use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready, Trial};
-use crate::config::{ClientAuth, ClientCa, Cluster, Config, KeySource, Listener, ServerTls};
+use crate::config::{
+    ClientAuth, ClientCa, ClientTls, Cluster, Config, Keep, KeySource, Listener, Login, ServerTls,
+};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
-use crate::downstream::tls::{self, Current};
+use crate::downstream::tls::{Current, ListenerTls};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::published::Published;
+use crate::revocation::Register;
+use crate::upstream::connect::Connector;
 use crate::upstream::credential::{Credentials, Pages};
-use crate::upstream::peer_urls::PeerTrust;
+use crate::upstream::members::ProbeLogin;
+use crate::upstream::peer_urls::{PeerTrust, roots_of};
+use crate::upstream::tls::client_config;
 
 impl Trial {
     /// No member may trust, between members, what certificates are minted from.
@@ -27,9 +33,13 @@ impl Trial {
     pub fn mint(trust: Arc<PeerTrust>) -> Self {
         Self::new(move |now| {
             let (trust, mint) = (Arc::clone(&trust), now.users.mint.clone());
+            let roots = roots_of(&now.cluster);
             let held = async move {
                 let Some(mint) = mint else { return Ok(()) };
-                trust.hold(mint.authority.chain()).await.map_err(|trusted| format!("mint.ca: {trusted}"))
+                trust
+                    .hold(mint.authority.chain(), &roots)
+                    .await
+                    .map_err(|trusted| format!("mint.ca: {trusted}"))
             };
             held.boxed_local()
         })
@@ -74,8 +84,9 @@ impl Part {
         })
     }
 
-    /// What listeners show, and under what client certificates must verify. New handshakes see it. Each listener as it was
-    /// started: what its connections call a peer by comes of that, so that no other authority may vouch for it.
+    /// What listeners show, and under what client certificates must verify: those of new handshakes, and those that were
+    /// shown before. Each listener as it was started: what its connections call a peer by comes of that, so that no other
+    /// authority may vouch for it.
     #[must_use]
     pub fn tls(running: Vec<(Arc<Listener>, Current)>) -> Self {
         let running = running.into_iter().filter_map(|(listener, current)| {
@@ -99,13 +110,13 @@ impl Part {
                 if *published.borrow() == seen {
                     continue;
                 }
-                let made = tls::server_config(is).map_err(|error| format!("listener {name}: {error}"))?;
+                let made = ListenerTls::new(is).map_err(|error| format!("listener {name}: {error}"))?;
                 changes.push(format!("listener {name}: {seen}"));
                 swaps.push((Arc::clone(current), made, Rc::clone(published), seen));
             }
             let publish = move || {
                 for (current, made, published, seen) in swaps {
-                    current.store(made);
+                    current.publish(made);
                     published.replace(seen);
                 }
             };
@@ -113,24 +124,72 @@ impl Part {
         })
     }
 
-    /// The users file.
+    /// The sources of passwords, and the users file: one without the other would leave everybody out.
     #[must_use]
-    pub fn users(logins: Arc<Logins>) -> Self {
+    pub fn passwords(logins: Arc<Logins>) -> Self {
         Self::new(move |before, now| {
-            let (was, is) = (&before.passwords.users, Arc::clone(&now.passwords.users));
-            let change = format!("users file: {} users", is.len());
+            let (was, is) = (&before.passwords, Arc::clone(&now.passwords));
+            let mut changes = Vec::new();
+            if was.sources != is.sources {
+                changes.push(format!("login.sources: {}", is.sources));
+            }
+            if !was.users.says_the_same(&is.users) {
+                changes.push(format!("users file: {} users", is.users.len()));
+            }
             let logins = Arc::clone(&logins);
-            Ok((!was.says_the_same(&is)).then(|| Ready::new(vec![change], move || logins.replace_users(is))))
+            Ok((!changes.is_empty()).then(|| Ready::new(changes, move || logins.replace(is))))
         })
     }
 
-    /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Their secrets cannot be compared
-    /// here: what was read is published even where nothing is seen to be new.
+    /// As whom Keyward itself logs in: to probe members, and to read and write who was revoked.
+    #[must_use]
+    pub fn own_logins(probe: ProbeLogin, register: Register, credentials: Arc<Credentials>) -> Self {
+        Self::new(move |_, now| {
+            let print = |login: &Login| credentials.fingerprint(&login.user, &login.password);
+            let prober = now.cluster.probe.clone().map(Arc::new);
+            let probes_so = probe.load().as_deref().map(print) == prober.as_deref().map(print);
+            let mut changes = Vec::new();
+            if !probes_so {
+                changes.push("cluster.probe: another user or password".to_owned());
+            }
+            if !register.logs_in_as(&now.revocation) {
+                changes.push("revocation.user: another user or password".to_owned());
+            }
+            let (probe, register, revocation) =
+                (Arc::clone(&probe), register.clone(), Arc::clone(&now.revocation));
+            let publish = move || {
+                // A login that is the same keeps its tokens.
+                if !probes_so {
+                    probe.store(prober);
+                }
+                register.log_in_as(&revocation);
+            };
+            Ok((!changes.is_empty()).then(|| Ready::new(changes, publish)))
+        })
+    }
+
+    /// TLS towards members: whom we believe, and what we show them. New connections see it.
+    #[must_use]
+    pub fn cluster_tls(connector: Connector) -> Self {
+        Self::new(move |before, now| {
+            let (Some(was), Some(is)) = (&before.cluster.tls, &now.cluster.tls) else { return Ok(None) };
+            // A certificate that comes or goes changes how members are asked: that needs a restart.
+            let (was, seen) = (towards_members(was), towards_members(is));
+            if was == seen || shows(&before.cluster) != shows(&now.cluster) {
+                return Ok(None);
+            }
+            let made = client_config(is).map_err(|error| format!("cluster.tls: {error}"))?;
+            let connector = connector.clone();
+            Ok(Some(Ready::new(vec![format!("cluster.tls: {seen}")], move || connector.replace_tls(made))))
+        })
+    }
+
+    /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Where no credential is another,
+    /// those that there are go on: of certificates, their connections too.
     #[must_use]
     pub fn identities(
         current: Arc<Published<Identities>>,
         credentials: Arc<Credentials>,
-        cluster: Arc<Cluster>,
         pages: Pages,
     ) -> Self {
         Self::new(move |before, now| {
@@ -147,15 +206,20 @@ impl Part {
                 config.listeners.iter().map(of_one).collect::<Vec<_>>()
             };
             told("what listeners identify by", ways(before) == ways(now));
-            told("[[user]], [mint], [sign_jwt]", same(&before.users, &now.users));
-            // Towards members as they are spoken to until the next start.
-            let acting = credentials.acting_for(&now.users, &cluster, pages.clone());
-            let acting = acting.map_err(|error| format!("user: {error}"))?;
+            let users = now.users.changes_since(&before.users);
+            let believed =
+                |config: &Config| config.cluster.tls.as_ref().map(|tls| digest(tls.roots.certificates()));
+            let acting = (!users.is_empty() || believed(before) != believed(now))
+                .then(|| credentials.acting_for(&now.users, &now.cluster, pages.clone()));
+            let acting = acting.transpose().map_err(|error| format!("user: {error}"))?;
+            changes.extend(users);
             let made = Arc::new(Identities::of(now, &credentials));
             let (current, credentials) = (Arc::clone(&current), Arc::clone(&credentials));
             // The rules last: what was decided by others is forgotten then.
             let publish = move || {
-                credentials.act(acting);
+                if let Some(acting) = acting {
+                    credentials.act(acting);
+                }
                 current.publish(made);
             };
             Ok(Some(Ready::new(changes, publish)))
@@ -204,6 +268,20 @@ fn digest<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>) -> String {
     })
 }
 
+/// What members can see of our TLS, and whom of them we believe.
+fn towards_members(tls: &ClientTls) -> String {
+    let believed = digest(tls.roots.certificates());
+    match &tls.identity {
+        None => format!("members under {believed}, no certificate"),
+        Some(identity) => format!("members under {believed}, certificate {}", digest(identity.chain())),
+    }
+}
+
+/// Whether we show members a certificate; none where there is no TLS.
+fn shows(cluster: &Cluster) -> Option<bool> {
+    cluster.tls.as_ref().map(|tls| tls.identity.is_some())
+}
+
 /// What peers are called by that show a certificate.
 fn ca_name(tls: &ServerTls) -> Option<&str> {
     tls.clients.ca().map(|ca| &*ca.name)
@@ -211,7 +289,6 @@ fn ca_name(tls: &ServerTls) -> Option<&str> {
 
 /// Sections that differ from what the process was started with, and are no part.
 pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
-    // Debug shows no secret, so a changed password of these is not seen here; it needs a restart as well.
     let listeners = |config: &Config| {
         let of_one = |listener: &Arc<Listener>| {
             (
@@ -225,12 +302,20 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
         config.listeners.iter().map(of_one).collect::<Vec<_>>()
     };
     differ("listener", &listeners(started), &listeners(read));
-    differ("cluster", &started.cluster, &read.cluster);
+    // Logins are a part, and so is what TLS shows.
+    let cluster = |config: &Config| Cluster { probe: None, tls: None, ..Cluster::clone(&config.cluster) };
+    let kept = |config: &Config| match &config.revocation.keep {
+        Keep::Etcd { prefix, .. } => {
+            (Keep::Etcd { prefix: prefix.clone(), login: None }, config.revocation.max_age)
+        }
+        keep => (keep.clone(), config.revocation.max_age),
+    };
+    differ("cluster", &cluster(started), &cluster(read));
+    differ("cluster.tls", &shows(&started.cluster), &shows(&read.cluster));
     differ("advertise", &started.advertise, &read.advertise);
     differ("session.realm", &started.session.realm, &read.session.realm);
-    differ("login.sources", &started.passwords.sources, &read.passwords.sources);
     differ("login", &started.passwords.failed, &read.passwords.failed);
-    differ("revocation", &started.revocation, &read.revocation);
+    differ("revocation", &kept(started), &kept(read));
     differ("watch", &started.watch, &read.watch);
     differ("limits", &started.limits, &read.limits);
     differ("admin", &started.admin, &read.admin);
@@ -254,7 +339,6 @@ fn same<T: Debug>(one: &T, other: &T) -> bool {
 mod tests {
     use std::path::Path;
 
-    use arc_swap::ArcSwap;
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
     use super::*;
@@ -290,19 +374,19 @@ mod tests {
             configure(&path, clients);
             let config = Arc::new(crate::config::load(&path).unwrap().0);
             let listener = Arc::clone(&config.listeners[0]);
-            let made = tls::server_config(listener.tls.as_ref().unwrap()).unwrap();
-            let current: Current = Arc::new(ArcSwap::new(made));
+            let made = ListenerTls::new(listener.tls.as_ref().unwrap()).unwrap();
+            let current: Current = Arc::new(Published::new(made));
             let parts = vec![Part::tls(vec![(listener, Arc::clone(&current))])];
             let reload = Reload::new(path, config, Vec::new(), parts, Arc::new(Metrics::new(Vec::new())));
             Self { folder, reload, current }
         }
 
         /// Reads it again; whether new handshakes see something else then.
-        fn changes(&mut self, clients: &str) -> bool {
+        async fn changes(&mut self, clients: &str) -> bool {
             configure(&self.folder.path().join("keyward.toml"), clients);
             let before = self.current.load_full();
-            assert_eq!(self.reload.read_again().now_or_never(), Some(true));
-            !Arc::ptr_eq(&before, &self.current.load())
+            assert!(self.reload.read_again().await);
+            !Arc::ptr_eq(&before, &self.current.load_full())
         }
 
         fn renew(&self, name: &str) {
@@ -325,26 +409,26 @@ mod tests {
 
     /// Connections call their peers by the authority's name of the start: no other may ever vouch for them, however often
     /// the files are read.
-    #[test]
-    fn another_authority_comes_with_a_restart_however_often_it_is_read() {
+    #[tokio::test]
+    async fn another_authority_comes_with_a_restart_however_often_it_is_read() {
         for (start, then) in [(STAFF, PARTNERS), (NONE, STAFF), (STAFF, NONE)] {
             let mut house = House::new(start);
-            assert!(!house.changes(then), "{start} {then}");
+            assert!(!house.changes(then).await, "{start} {then}");
             house.renew("server");
-            assert!(!house.changes(then), "{start} {then}: not with a later change either");
-            assert!(house.changes(start), "the server's certificate was not published before");
-            assert!(!house.changes(start));
+            assert!(!house.changes(then).await, "{start} {then}: not with a later change either");
+            assert!(house.changes(start).await, "the server's certificate was not published before");
+            assert!(!house.changes(start).await);
         }
     }
 
-    #[test]
-    fn what_an_authority_of_the_same_name_vouches_with_is_renewed() {
+    #[tokio::test]
+    async fn what_an_authority_of_the_same_name_vouches_with_is_renewed() {
         let mut house = House::new(STAFF);
-        assert!(!house.changes(STAFF));
+        assert!(!house.changes(STAFF).await);
         house.renew("staff");
-        assert!(house.changes(STAFF));
+        assert!(house.changes(STAFF).await);
         house.renew("server");
-        assert!(house.changes(STAFF));
-        assert!(house.changes(&format!("{STAFF}, client_auth = 'optional'")));
+        assert!(house.changes(STAFF).await);
+        assert!(house.changes(&format!("{STAFF}, client_auth = 'optional'")).await);
     }
 }

@@ -11,13 +11,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
+use tokio::time::{Instant, timeout_at};
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::{Trouble, row};
-use crate::config::Login;
+use crate::config::{Keep, Login};
 use crate::downstream::session::{Change, Entry, MOST_ENTRIES, Revocations, Standing};
 use crate::identity::{MemberId, UserName};
 use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -35,6 +37,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 const LOGIN: Duration = Duration::from_secs(2);
 /// How often a change is decided anew since somebody else changed the same.
 const TRIES: usize = 5;
+/// Why there is no answer where none came.
+pub(super) const LATE: &str = "etcd did not answer in time";
 /// [`MOST_ENTRIES`] rows of long names.
 const LARGEST_ANSWER: usize = 64 << 20;
 
@@ -49,14 +53,50 @@ pub struct Upstream {
     pub credentials: Arc<Credentials>,
 }
 
+/// As whom the prefix is read and written, for whoever replaces that.
+#[derive(Clone)]
+pub(super) struct Access {
+    prefix: Arc<str>,
+    credentials: Arc<Credentials>,
+    identity: Arc<ArcSwapOption<PasswordIdentity>>,
+}
+
+impl Access {
+    /// Whether it is as these settings say; those of another prefix say nothing of this one.
+    pub(super) fn is_as(&self, keep: &Keep) -> bool {
+        let Keep::Etcd { prefix, login } = keep else { return true };
+        let named = login.as_ref().map(|login| self.credentials.identity(&login.user, &login.password));
+        let now = self.identity.load();
+        *prefix != self.prefix || now.as_ref().map(Arc::as_ptr) == named.as_ref().map(Arc::as_ptr)
+    }
+
+    /// Makes it so.
+    pub(super) fn follow(&self, keep: &Keep) {
+        if let Keep::Etcd { prefix, login } = keep
+            && *prefix == self.prefix
+        {
+            let login = login.as_ref();
+            self.identity.store(login.map(|login| self.credentials.identity(&login.user, &login.password)));
+        }
+    }
+}
+
 /// The prefix, and what was read there last.
 pub(super) struct Prefix {
-    prefix: String,
+    prefix: Arc<str>,
     upstream: Upstream,
-    identity: Option<Arc<PasswordIdentity>>,
+    identity: Arc<ArcSwapOption<PasswordIdentity>>,
     /// Who answered last, and is asked first: one that is stuck costs its time once.
     last: Cell<Option<MemberId>>,
+    /// What the last look made known: the next one tells what has changed since.
     read: Option<Read>,
+}
+
+/// No member has answered.
+struct Unanswered {
+    reason: String,
+    /// Whether one may have done it all the same.
+    sent: bool,
 }
 
 /// The state of the prefix at one revision.
@@ -68,9 +108,18 @@ struct Read {
 }
 
 impl Prefix {
-    pub(super) fn new(prefix: &str, login: Option<Login>, upstream: Upstream) -> Self {
+    pub(super) fn new(prefix: &Arc<str>, login: Option<&Login>, upstream: Upstream) -> Self {
         let identity = login.map(|login| upstream.credentials.identity(&login.user, &login.password));
-        Self { prefix: prefix.to_owned(), upstream, identity, last: Cell::default(), read: None }
+        let identity = Arc::new(ArcSwapOption::new(identity));
+        Self { prefix: Arc::clone(prefix), upstream, identity, last: Cell::default(), read: None }
+    }
+
+    pub(super) fn access(&self) -> Access {
+        Access {
+            prefix: Arc::clone(&self.prefix),
+            credentials: Arc::clone(&self.upstream.credentials),
+            identity: Arc::clone(&self.identity),
+        }
     }
 
     /// What is there now, if it may have changed since the last look; else none.
@@ -89,26 +138,41 @@ impl Prefix {
                 return Ok(None);
             }
         }
-        self.read_all().await.map(|read| Some(read.revocations.clone()))
+        let read = self.read_all().await?;
+        let revocations = read.revocations.clone();
+        self.read = Some(read);
+        Ok(Some(revocations))
     }
 
-    /// Decides on what is there now, and keeps that.
-    pub(super) async fn change(&mut self, change: &Change) -> Result<(), Trouble> {
+    /// Decides on what is there now, and keeps that, until then. What is there then, as of when it was read. What the next look
+    /// compares with stays as it is: only what is published may be that, and a change that fails publishes nothing.
+    pub(super) async fn change(
+        &self,
+        change: &Change,
+        until: Instant,
+    ) -> Result<(Revocations, Instant), Trouble> {
+        // Whether it was sent; where a put says that others were faster, that may have been the same put on another way.
+        let mut sent = false;
+        let trouble = |sent, reason| if sent { Trouble::Unknown(reason) } else { Trouble::Unchanged(reason) };
         for _ in 0..TRIES {
-            let prefix = self.prefix.clone();
-            let read = self.read_all().await.map_err(Trouble::Unchanged)?;
+            let asked = Instant::now();
+            let read = timeout_at(until, self.read_all()).await.unwrap_or_else(|_| Err(LATE.into()));
+            let read = read.map_err(|reason| trouble(sent, reason))?;
             let entry = read.revocations.entry(change, SystemTime::now());
-            read.revocations.with(entry.clone())?;
-            let key = key_of(&prefix, &entry);
+            let after = read.revocations.with(entry.clone())?;
+            let key = key_of(&self.prefix, &entry);
             let known = read.changed_at.get(&key).copied().unwrap_or(0);
-            if self.put(key, row::write(&entry), known).await.map_err(Trouble::Unchanged)? {
-                return Ok(());
+            match timeout_at(until, self.put(key, row::write(&entry), known)).await {
+                Ok(Ok(true)) => return Ok((after, asked)),
+                Ok(Ok(false)) => sent = true,
+                Ok(Err(unanswered)) => return Err(trouble(sent || unanswered.sent, unanswered.reason)),
+                Err(_) => return Err(Trouble::Unknown(LATE.into())),
             }
         }
-        Err(Trouble::Unchanged("others change the same all the time".into()))
+        Err(trouble(sent, "others change the same all the time".into()))
     }
 
-    async fn read_all(&mut self) -> Result<&Read, String> {
+    async fn read_all(&self) -> Result<Read, String> {
         let most = i64::try_from(MOST_ENTRIES).unwrap_or(i64::MAX);
         let answer = self.range(RangeRequest { limit: most + 1, ..self.everything() }).await?;
         if answer.count > most {
@@ -118,11 +182,11 @@ impl Prefix {
         let entries = answer.kvs.iter().filter_map(|kv| understood(&self.prefix, kv));
         let revocations = entries.collect();
         let changed_at = answer.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
-        Ok(self.read.insert(Read { revision, changed_at, revocations }))
+        Ok(Read { revision, changed_at, revocations })
     }
 
     /// Writes the key if it was last changed at `known`; 0 is never.
-    async fn put(&self, key: Bytes, value: String, known: i64) -> Result<bool, String> {
+    async fn put(&self, key: Bytes, value: String, known: i64) -> Result<bool, Unanswered> {
         let unchanged = Compare {
             result: CompareResult::Equal.into(),
             target: CompareTarget::Mod.into(),
@@ -146,11 +210,12 @@ impl Prefix {
             kv.range(with(token, request.clone())).await.map(tonic::Response::into_inner)
         })
         .await
+        .map_err(|unanswered| unanswered.reason)
     }
 
     fn everything(&self) -> RangeRequest {
         let key = Bytes::copy_from_slice(self.prefix.as_bytes());
-        let mut end = self.prefix.clone().into_bytes();
+        let mut end = self.prefix.as_bytes().to_vec();
         // `config` has it end with a slash, so this is no 0xff.
         if let Some(last) = end.last_mut() {
             *last = last.saturating_add(1);
@@ -163,18 +228,19 @@ impl Prefix {
     async fn ask<T>(
         &self,
         call: impl AsyncFn(KvClient<Channel>, Option<AsciiMetadataValue>) -> Result<T, Status>,
-    ) -> Result<T, String> {
+    ) -> Result<T, Unanswered> {
         let mut members: Vec<Arc<Member>> =
             self.upstream.members.snapshot.load().ready_voters().cloned().collect();
         let last = self.last.take();
+        let identity = self.identity.load_full();
         members.sort_by_key(|member| Some(member.id) != last);
-        let mut reason = "no member is ready".to_owned();
+        let (mut reason, mut sent) = ("no member is ready".to_owned(), false);
         for member in members {
             let Some(channel) = self.upstream.channels.load().get(&member.id).cloned() else { continue };
             let client = KvClient::new(channel).max_decoding_message_size(LARGEST_ANSWER);
             // Once more where the token has died meanwhile.
             for _ in 0..2 {
-                let token = match self.token(&member).await {
+                let token = match self.token(identity.as_ref(), &member).await {
                     Ok(token) => token,
                     Err(failure) => {
                         reason = failure.to_string();
@@ -190,7 +256,8 @@ impl Prefix {
                     }
                     Ok(Err(status)) => {
                         reason = format!("{:?}: {}", status.code(), status.message());
-                        match (&self.identity, &token) {
+                        sent |= !is_refusal(&status);
+                        match (&identity, &token) {
                             (Some(identity), Some(token)) if is_stale(&status) => {
                                 identity.invalidate(member.id, token);
                             }
@@ -198,17 +265,21 @@ impl Prefix {
                         }
                     }
                     Err(_) => {
-                        reason = "no answer in time".into();
+                        (reason, sent) = ("no answer in time".into(), true);
                         break;
                     }
                 }
             }
         }
-        Err(reason)
+        Err(Unanswered { reason, sent })
     }
 
-    async fn token(&self, member: &Member) -> Result<Option<Token>, LoginFailure> {
-        match &self.identity {
+    async fn token(
+        &self,
+        identity: Option<&Arc<PasswordIdentity>>,
+        member: &Member,
+    ) -> Result<Option<Token>, LoginFailure> {
+        match identity {
             Some(identity) if self.upstream.members.auth.now() != Auth::Off => {
                 // One that is given up goes on, and serves the next look.
                 match tokio::time::timeout(LOGIN, identity.token(member.id)).await {
@@ -232,6 +303,14 @@ fn with<T>(token: Option<AsciiMetadataValue>, message: T) -> Request<T> {
         request.metadata_mut().insert("token", token);
     }
     request
+}
+
+/// Whether a member says that it has done nothing.
+fn is_refusal(status: &Status) -> bool {
+    use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated};
+    let refusals =
+        [FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated];
+    refusals.contains(&status.code()) || is_stale(status)
 }
 
 /// Whether etcd says so of a token that was good once. Reads and compared puts may both be sent again.
@@ -260,10 +339,7 @@ fn understood(prefix: &str, kv: &KeyValue) -> Option<Entry> {
     let key = String::from_utf8_lossy(&kv.key);
     let rest = key.strip_prefix(prefix).unwrap_or_default();
     let meant = match rest.split_once('/') {
-        Some(("user", name)) => {
-            let all = Standing { generation: u64::MAX, blocked: true };
-            Some(Entry::User(UserName::from(name), all))
-        }
+        Some(("user", name)) => Some(Entry::User(UserName::from(name), Standing::NOT_KNOWN)),
         Some(("session", id)) => id.parse().ok().map(Entry::Session),
         _ => None,
     };
@@ -285,8 +361,7 @@ mod tests {
         let good = Entry::User("a/b".into(), Standing { generation: 3, blocked: false });
         let value = row::write(&good);
         assert_eq!(understood("/p/", &kv("/p/user/a/b", &value)), Some(good));
-        let closed =
-            |name: &str| Some(Entry::User(name.into(), Standing { generation: u64::MAX, blocked: true }));
+        let closed = |name: &str| Some(Entry::User(name.into(), Standing::NOT_KNOWN));
         assert_eq!(understood("/p/", &kv("/p/user/c", &value)), closed("c"), "another's value");
         assert_eq!(understood("/p/", &kv("/p/user/c", "")), closed("c"));
         assert_eq!(

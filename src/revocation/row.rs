@@ -24,9 +24,10 @@ pub(super) fn write(entry: &Entry) -> String {
     serde_json::to_string(&row).expect("strings, numbers and booleans are always JSON")
 }
 
-/// `None` for what is no row.
+/// `None` for what is no row. The highest generation is none: no other could follow it.
 pub(super) fn read(text: &[u8]) -> Option<Entry> {
     match serde_json::from_slice(text).ok()? {
+        Row::User { generation: u64::MAX, .. } => None,
         Row::User { name, generation, blocked } => {
             Some(Entry::User(name.as_str().into(), Standing { generation, blocked }))
         }
@@ -41,7 +42,7 @@ mod tests {
     #[test]
     fn what_was_written_is_read_and_nothing_else() {
         let id = "2188fb71f3e76d20bc325cea09efdc7c";
-        let standing = Standing { generation: u64::MAX, blocked: true };
+        let standing = Standing { generation: u64::MAX - 1, blocked: true };
         let entries = [Entry::User("ål\"i\nce".into(), standing), Entry::Session(id.parse().unwrap())];
         for entry in entries {
             let line = write(&entry);
@@ -54,6 +55,7 @@ mod tests {
             "null",
             r#"{"session":{"id":"12"}}"#,
             r#"{"user":{"name":"a","generation":-1,"blocked":true}}"#,
+            r#"{"user":{"name":"a","generation":18446744073709551615,"blocked":true}}"#,
             r#"{"user":{"name":"a","generation":1}}"#,
             r#"{"user":{"name":"a","generation":1,"blocked":true,"more":1}}"#,
             r#"{"peer":{"name":"a"}}"#,

@@ -2,13 +2,16 @@
 //!
 //! Owns: dialling, TLS to members, the time that both may take. Must not know: HTTP, members' health, credentials.
 //! Invariants: an `https` endpoint is never spoken to in the clear, and its certificate is verified for the host
-//! that was asked for. The name is resolved again at every connect. [`Dial`] is the upstream seam of the tests.
+//! that was asked for. The name is resolved again at every connect. TLS that is replaced is that of all clones, from the
+//! next connect on. [`Dial`] is the upstream seam of the tests.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 
@@ -57,37 +60,64 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Connector {
     dial: Dial,
-    tls: Option<Arc<rustls::ClientConfig>>,
+    tls: Option<Tls>,
     limit: Duration,
+}
+
+/// TLS as it is now, for whichever HTTP.
+#[derive(Clone)]
+struct Tls {
+    current: Arc<ArcSwap<ClientConfig>>,
+    http1: bool,
+}
+
+impl Tls {
+    fn new(config: Arc<ClientConfig>) -> Self {
+        Self { current: Arc::new(ArcSwap::new(config)), http1: false }
+    }
+
+    fn config(&self) -> Arc<ClientConfig> {
+        let config = self.current.load_full();
+        if !self.http1 {
+            return config;
+        }
+        let mut config = ClientConfig::clone(&config);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Arc::new(config)
+    }
 }
 
 impl Connector {
     /// A connector over TCP. `tls` serves the `https` endpoints, `limit` bounds resolving, dialling and handshake.
     #[must_use]
-    pub fn tcp(tls: Option<Arc<rustls::ClientConfig>>, limit: Duration) -> Self {
+    pub fn tcp(tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
         Self::over(Arc::new(|endpoint| Box::pin(dial_tcp(endpoint.clone()))), tls, limit)
     }
 
     /// A connector over any byte stream.
     #[must_use]
-    pub fn over(dial: Dial, tls: Option<Arc<rustls::ClientConfig>>, limit: Duration) -> Self {
-        Self { dial, tls, limit }
+    pub fn over(dial: Dial, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
+        Self { dial, tls: tls.map(Tls::new), limit }
+    }
+
+    /// From now on, other TLS: for this one, all its clones, and what [`Self::http1`] made of them. Where there was none
+    /// there is none.
+    pub fn replace_tls(&self, tls: Arc<ClientConfig>) {
+        if let Some(current) = &self.tls {
+            current.current.store(tls);
+        }
     }
 
     /// The same, with other TLS towards `https` endpoints: other certificates, perhaps.
     #[must_use]
-    pub fn showing(&self, tls: Arc<rustls::ClientConfig>) -> Self {
-        Self { tls: Some(tls), ..self.clone() }
+    pub fn showing(&self, tls: Arc<ClientConfig>) -> Self {
+        Self { tls: Some(Tls::new(tls)), ..self.clone() }
     }
 
     /// The same, for the pages that members serve by HTTP/1.1: only what TLS offers (ALPN) differs.
     #[must_use]
     pub fn http1(&self) -> Self {
-        let tls = self.tls.as_ref().map(|tls| {
-            let mut tls = rustls::ClientConfig::clone(tls);
-            tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-            Arc::new(tls)
-        });
+        let tls = self.tls.as_ref().map(|tls| Tls { http1: true, ..tls.clone() });
         Self { tls, ..self.clone() }
     }
 
@@ -117,7 +147,7 @@ impl Connector {
         };
         let name = ServerName::try_from(endpoint.host.to_string())
             .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
-        let shaken = tokio_rustls::TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
+        let shaken = tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream).await;
         let stream = shaken.map_err(|error| ConnectError::Handshake {
             endpoint: endpoint.clone(),
             reason: error.to_string().into(),

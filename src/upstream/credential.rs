@@ -15,6 +15,7 @@ mod control;
 mod identity;
 mod keep_alive;
 mod mint;
+mod moves;
 mod recall;
 mod revision;
 #[cfg(test)]
@@ -24,6 +25,7 @@ mod signed;
 mod tests;
 mod wire;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -43,11 +45,12 @@ use crate::rpc::outcome::Proof;
 use crate::secret::Secret;
 use crate::upstream::membership::ControlChannels;
 
-pub use acting::{Acting, UsersError};
+pub use acting::{Acting, ActingIdentity, UsersError};
 pub use certificate::{CertificateIdentity, Leaf, Showing};
 pub use control::CredentialControl;
 pub use identity::{InUse, PasswordIdentity, Token};
 pub use mint::MintError;
+pub use moves::Moves;
 pub use revision::Pages;
 pub use signed::SignedIdentity;
 
@@ -80,6 +83,8 @@ pub enum Identity {
     Certificate(Arc<CertificateIdentity>),
     /// Tokens that we sign.
     Signed(Arc<SignedIdentity>),
+    /// What the configuration in force has for it: another one after a reload, also under a stream.
+    Acting(Arc<ActingIdentity>),
 }
 
 /// What one call shows one member.
@@ -101,15 +106,30 @@ impl Identity {
             Self::Password(identity) => identity.user(),
             Self::Certificate(identity) => identity.user(),
             Self::Signed(identity) => identity.user(),
+            Self::Acting(identity) => identity.user(),
         }
+    }
+
+    /// What proves the user now.
+    fn now(&self) -> Cow<'_, Self> {
+        match self {
+            Self::Acting(identity) => Cow::Owned(identity.now()),
+            _ => Cow::Borrowed(self),
+        }
+    }
+
+    /// Whether it is a connection that proves the user, and no token.
+    #[must_use]
+    pub fn is_certificate(&self) -> bool {
+        matches!(&*self.now(), Self::Certificate(_))
     }
 
     /// Keeps what proves it alive until dropped, where that dies of not being used.
     #[must_use]
     pub fn hold(&self) -> Option<InUse> {
-        match self {
+        match &*self.now() {
             Self::Password(identity) => Some(identity.hold()),
-            Self::Certificate(_) | Self::Signed(_) => None,
+            _ => None,
         }
     }
 
@@ -118,20 +138,25 @@ impl Identity {
     /// # Errors
     /// There is no token; see [`LoginFailure`].
     pub async fn shown(&self, member: MemberId) -> Result<Shown, LoginFailure> {
-        match self {
+        match self.now().into_owned() {
             Self::Password(identity) => identity.token(member).await.map(Shown::Token),
-            Self::Certificate(identity) => Ok(Shown::Certificate(Arc::clone(identity))),
+            Self::Certificate(identity) => Ok(Shown::Certificate(identity)),
             Self::Signed(identity) => identity.token().await.map(Shown::Token),
+            // What is in force is one of the others.
+            Self::Acting(_) => Err(LoginFailure::NoAnswer),
         }
     }
 
     /// `member` refused what it was `shown`. Whether the next try shows something else: a certificate has nothing to
     /// renew.
     pub fn renew(&self, member: MemberId, shown: &Shown) -> bool {
-        match (self, shown) {
+        match (&*self.now(), shown) {
             (Self::Password(identity), Shown::Token(token)) => identity.invalidate(member, token),
             (Self::Signed(identity), Shown::Token(token)) => identity.invalidate(token),
-            _ => return false,
+            (Self::Certificate(identity), Shown::Certificate(shown)) => return !Arc::ptr_eq(identity, shown),
+            (_, Shown::Nothing) => return false,
+            // It proves itself otherwise now.
+            (_, Shown::Token(_) | Shown::Certificate(_)) => {}
         }
         true
     }
@@ -139,7 +164,7 @@ impl Identity {
     /// Whether every change of users and roles ends what it shows, so that each asks for another.
     #[must_use]
     pub fn follows_revisions(&self) -> bool {
-        matches!(self, Self::Signed(_))
+        matches!(&*self.now(), Self::Signed(_))
     }
 }
 
@@ -229,7 +254,7 @@ pub struct Credentials {
     unproved: Cache<Fingerprint, Arc<PasswordIdentity>>,
     known: Mutex<Known>,
     fingerprint_key: Secret<[u8; 32]>,
-    acting: ArcSwap<Acting>,
+    acting: Arc<ArcSwap<Acting>>,
     held: Held,
     questions: mpsc::Sender<Arc<signed::Signer>>,
     shared: Arc<Shared>,
@@ -318,7 +343,7 @@ impl Credentials {
             unproved: cache(settings.unproved),
             known: Mutex::default(),
             fingerprint_key: Secret::new(key),
-            acting: ArcSwap::from_pointee(Acting::nobody()),
+            acting: Arc::new(ArcSwap::from_pointee(Acting::nobody())),
             held: Held::default(),
             questions,
             shared: Arc::new(Shared {
@@ -359,6 +384,12 @@ impl Credentials {
     fn find(&self, user: &UserName, password: &Secret<String>) -> Option<Arc<PasswordIdentity>> {
         let fingerprint = self.fingerprint(user, password);
         self.remembered(fingerprint).or_else(|| lock(&self.known).find(fingerprint))
+    }
+
+    /// Whether etcd accepted this user with this password, as far as that can be told without asking.
+    #[must_use]
+    pub fn knows(&self, fingerprint: Fingerprint) -> bool {
+        self.remembered(fingerprint).is_some_and(|identity| identity.is_proved())
     }
 
     fn remembered(&self, fingerprint: Fingerprint) -> Option<Arc<PasswordIdentity>> {

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::FuturesUnordered;
@@ -38,6 +38,7 @@ pub(super) use census::usable;
 use census::{Facts, Listed, Seen, Sighting, Source};
 use notices::Notices;
 use place::{FORCED, Place, Setup};
+pub use probe::ProbeLogin;
 use probe::{Identity, Prober, Refusal, Report, Silence, Told};
 
 /// Between two probes of an address.
@@ -66,7 +67,7 @@ impl Members {
             http1: connector.http1(),
             connector,
             identity: if certificate { Identity::Certificate } else { Identity::None },
-            login: config.probe.clone(),
+            login: Arc::new(ArcSwapOption::from_pointee(config.probe.clone())),
         };
         Self { setup, channels: ControlChannels::default() }
     }
@@ -75,6 +76,12 @@ impl Members {
     #[must_use]
     pub fn channels(&self) -> ControlChannels {
         self.channels.clone()
+    }
+
+    /// As whom members are probed: what is stored there serves from the next probe on.
+    #[must_use]
+    pub fn login(&self) -> ProbeLogin {
+        Arc::clone(&self.setup.login)
     }
 
     /// Starts the task on this thread. It ends with the last clone of the handle, or with `tasks`.

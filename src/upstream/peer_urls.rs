@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use arc_swap::ArcSwap;
 use futures_util::future::join_all;
 use rustls::pki_types::CertificateDer;
 
@@ -46,7 +47,8 @@ pub struct PeerTrust {
     connector: Connector,
     members: MembersHandle,
     credentials: Arc<Credentials>,
-    roots: Vec<CertificateDer<'static>>,
+    /// Of the members' client URLs, as was read last.
+    roots: ArcSwap<Vec<CertificateDer<'static>>>,
     told: Told,
 }
 
@@ -110,6 +112,12 @@ impl Looked {
     }
 }
 
+/// The authorities that vouch for members' client URLs.
+#[must_use]
+pub fn roots_of(cluster: &Cluster) -> Vec<CertificateDer<'static>> {
+    cluster.tls.as_ref().map(|tls| tls.roots.certificates().to_vec()).unwrap_or_default()
+}
+
 /// Whether the member answers clients; none where it was not asked yet.
 fn answers(snapshot: &Membership, member: MemberId) -> Option<bool> {
     match snapshot.get(member)?.readiness {
@@ -133,16 +141,21 @@ impl PeerTrust {
         members: MembersHandle,
         credentials: Arc<Credentials>,
     ) -> Self {
-        let roots = cluster.tls.as_ref().map(|tls| tls.roots.certificates().to_vec()).unwrap_or_default();
+        let roots = ArcSwap::from_pointee(roots_of(cluster));
         Self { connector, members, credentials, roots, told: Told::default() }
     }
 
-    /// Holds an authority that is to be minted from against all members, and lets it mint where none trusts it. While no
+    /// Holds an authority that is to be minted from against all members (`roots` vouch for their client URLs), and lets it mint where none trusts it. While no
     /// member list was had that is left to [`Self::follow`]. Cancel-safe.
     ///
     /// # Errors
     /// [`Trusted`]; it mints nothing.
-    pub async fn hold(&self, authority: &[CertificateDer<'static>]) -> Result<(), Trusted> {
+    pub async fn hold(
+        &self,
+        authority: &[CertificateDer<'static>],
+        roots: &[CertificateDer<'static>],
+    ) -> Result<(), Trusted> {
+        self.roots.store(Arc::new(roots.to_vec()));
         if self.credentials.is_held(authority) {
             return Ok(());
         }
@@ -190,7 +203,8 @@ impl PeerTrust {
             let sight = sight::look(&self.connector, &url).await;
             (peering, url, sight)
         });
-        let ancestry = Ancestry::of(authority, &self.roots);
+        let roots = self.roots.load_full();
+        let ancestry = Ancestry::of(authority, &roots);
         let mut trusted = None;
         for (peering, url, sight) in join_all(looks).await {
             match sight {
@@ -242,7 +256,6 @@ mod tests {
     use std::io;
     use std::time::Duration;
 
-    use arc_swap::ArcSwap;
     use futures_util::FutureExt as _;
     use tokio::time::Instant;
 
@@ -335,7 +348,7 @@ mod tests {
         for (peer_urls, mints) in [(PeerUrls::Unknown, false), (PeerUrls::Refused, true), (listed, true)] {
             let members = snapshot(&[(1, Readiness::Ready)], peer_urls.clone());
             let (trust, _changed) = behind_a_wall(members);
-            trust.hold(&authority).await.unwrap();
+            trust.hold(&authority, &[]).await.unwrap();
             assert_eq!(trust.credentials.is_held(&authority), mints, "{peer_urls:?}");
             assert_eq!(
                 trust.told.unreached.load(Ordering::Relaxed),

@@ -116,7 +116,7 @@ pub async fn ask(
             let now_on = auth_state(&asked, &status) == Some(AuthState::On);
             // Users or roles changed under it: the next one may pass, whatever proves it.
             let outdated = refused && is_outdated(&asked, &status) && healed < OUTDATED;
-            match (&door.present(whom), &shown) {
+            match (whom, &shown) {
                 (As::User(identity), Shown::Token(_)) if refused && healed == 0 => {
                     identity.renew(member.id, &shown);
                 }

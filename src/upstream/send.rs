@@ -19,7 +19,7 @@ use crate::rpc::method::Lane;
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
-use crate::upstream::credential::{CertificateIdentity, Credentials, Identity, LoginFailure, Shown};
+use crate::upstream::credential::{CertificateIdentity, Credentials, LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Member, MembersHandle};
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
@@ -84,9 +84,9 @@ impl Door {
     /// # Errors
     /// The login failed; see [`LoginFailure`].
     pub async fn shown(&self, whom: &As, member: &Member) -> Result<Shown, LoginFailure> {
-        let As::User(identity) = &self.present(whom) else { return Ok(Shown::Nothing) };
+        let As::User(identity) = whom else { return Ok(Shown::Nothing) };
         // A connection's certificate is there whether or not auth is on.
-        let takes_token = !matches!(identity, Identity::Certificate(_));
+        let takes_token = !identity.is_certificate();
         if takes_token && self.members.auth.now() == Auth::Off {
             return Ok(Shown::Nothing);
         }
@@ -97,18 +97,6 @@ impl Door {
                 Ok(Shown::Nothing)
             }
             shown => shown,
-        }
-    }
-
-    /// The same user with what proves it now: what lives long, and was let in by a configuration that was replaced since,
-    /// neither shows nor renews what was replaced.
-    #[must_use]
-    pub fn present(&self, whom: &As) -> As {
-        match whom {
-            As::User(identity @ (Identity::Certificate(_) | Identity::Signed(_))) => {
-                self.credentials.acting(identity.user()).unwrap_or_else(|| whom.clone())
-            }
-            As::User(Identity::Password(_)) | As::Nobody => whom.clone(),
         }
     }
 

@@ -284,16 +284,16 @@ impl Source {
             }
             Next::Ended(status) => {
                 tracing::debug!(member = %self.member.id, ?status, "a member ended a watch stream");
-                self.refused(door, whom, status)
+                self.refused(whom, status)
             }
         }
     }
 
-    fn refused(&self, door: &Door, whom: &As, status: &Status) -> Loss {
+    fn refused(&self, whom: &As, status: &Status) -> Loss {
         let proof = self.shown.proof();
         let verdict =
             lookup(PATH).map(|method| verdict(&Asked { method, effect: method.effect, proof }, status));
-        match (verdict, &door.present(whom)) {
+        match (verdict, whom) {
             (Some(Verdict::Heal), As::User(identity)) if identity.renew(self.member.id, &self.shown) => {
                 Loss::Credential
             }

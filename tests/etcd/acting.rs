@@ -197,8 +197,10 @@ async fn line(cluster: &mut Cluster, kept: Kept) -> Line {
         (alice.grant(LEASE).await, alice.grant(LEASE).await, alice.grant(LEASE).await);
     alice.put("/a/leased", b"1".to_vec(), mine).await.expect("a key with a lease");
     let mut kept_alive = keep_alive(&alice, mine).await;
-    let holder = alice.queue(Kind::Lock, "/a/l", held, "v").await.expect("nobody else is in line");
-    let waiter = Open::queue(&alice, Kind::Lock, "/a/l", awaited, "v");
+    // Who was here before holds another lock, for as long as its lease lives.
+    let lock = format!("/a/l-{kept:?}");
+    let holder = alice.queue(Kind::Lock, &lock, held, "v").await.expect("nobody else is in line");
+    let waiter = Open::queue(&alice, Kind::Lock, &lock, awaited, "v");
 
     // Over the life of whatever proved her so far.
     lifetime(Duration::from_secs(2 * u64::from(TTL))).await;

@@ -62,11 +62,15 @@ mod outlived;
 #[cfg(test)]
 mod peer_trust;
 #[cfg(test)]
+mod proofs;
+#[cfg(test)]
 mod proxied;
 #[cfg(test)]
 mod raw;
 #[cfg(test)]
 mod reload;
+#[cfg(test)]
+mod renewals;
 #[cfg(test)]
 mod replicas;
 #[cfg(test)]

@@ -12,7 +12,7 @@ use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
 use keyward::upstream::connect::Connector;
-use keyward::upstream::members::Members;
+use keyward::upstream::members::{Members, ProbeLogin};
 use keyward::upstream::membership::{
     Auth as AuthNow, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason, Role, Serving,
 };
@@ -20,7 +20,7 @@ use keyward::upstream::tls;
 
 use crate::harness::binary::Version;
 use crate::harness::pki::Pair;
-use crate::harness::{Auth, Cluster, Options, Tls, password, versions};
+use crate::harness::{Auth, Cluster, Options, Tls, password, versions, wait};
 
 /// For what takes an election or a look at the member list: a limit, never a pause.
 const LIMIT: Duration = Duration::from_secs(40);
@@ -29,6 +29,7 @@ const LIMIT: Duration = Duration::from_secs(40);
 struct Followed {
     handle: MembersHandle,
     channels: ControlChannels,
+    login: ProbeLogin,
     /// Ends the task when dropped.
     _tasks: Tasks,
 }
@@ -72,7 +73,8 @@ impl Followed {
         let connector = Connector::tcp(tls, config.connect_timeout);
         let tasks = Tasks::default();
         let members = Members::new(config, connector);
-        Self { channels: members.channels(), handle: members.start(&tasks), _tasks: tasks }
+        let (channels, login) = (members.channels(), members.login());
+        Self { channels, login, handle: members.start(&tasks), _tasks: tasks }
     }
 
     /// Waits until the snapshot satisfies `wanted`, woken by the change signal.
@@ -461,6 +463,12 @@ async fn a_wrong_password_of_the_probing_user_is_no_storm() {
                 followed.until("another probe", |now| ready(now) == 1).await;
             }
             assert_eq!(logins(&cluster, 0).await - before, 1.0, "{version}");
+            // Only Status tells what a member has applied, and this user's is refused.
+            let applied = || followed.handle.snapshot.load().members[0].applied;
+            assert_eq!(applied(), 0, "{version}");
+            followed.login.store(Some(Arc::new(login("root", &password("root")))));
+            wait::until(LIMIT, "it probes as whom it is told to", async || (applied() > 0).then_some(()))
+                .await;
         }
     })
     .await;

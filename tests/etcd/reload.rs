@@ -114,3 +114,31 @@ async fn certificates_are_followed_and_a_bad_one_is_not() {
     let event = watch.message().await.expect("no stream has ended").expect("no stream has ended");
     assert_eq!(event.events.len(), 1);
 }
+
+#[tokio::test]
+async fn a_password_of_keywards_own_is_changed_without_a_restart() {
+    let version = versions().pop().expect("one is pinned");
+    let options = Options { auth: Auth::On { extra_users: 0 }, ..Options::default() };
+    let cluster = Cluster::start(&version, options).await;
+    let ctl = cluster.ctl_as_root();
+    ctl.ok(&["user", "add", "keeper:first-secret"]).await;
+    ctl.ok(&["user", "grant-role", "keeper", "ra"]).await;
+    let site = Site::new();
+    let file = site.write("keeper-password", "first-secret");
+    let lines = format!(
+        "revocation = {{ etcd_prefix = \"/a/revoked/\", user = \"keeper\", max_age = \"5s\" }}\n\
+         [[user]]\nname = \"keeper\"\npassword_file = {file:?}\n"
+    );
+    let config = site.in_front_of(&cluster) + &lines;
+    let keyward = Keyward::start(site, &config).await;
+    let changed = ctl.run_with(&["user", "passwd", "keeper", "--interactive=false"], "second-secret\n").await;
+    assert_eq!(changed.code, Some(0), "{changed:?}");
+    let too_old = async || keyward.admin("/readyz").await.1.contains("revoked").then_some(());
+    wait::until(LIMIT, "revocations cannot be read any more", too_old).await;
+
+    keyward.site().write("keeper-password", "second-secret");
+    keyward.ready().await;
+    let log = keyward.log();
+    assert!(log.contains("revocation.user: another user or password"), "{log}");
+    assert!(!log.contains("-secret"), "no secret is told");
+}

@@ -13,7 +13,7 @@ use rcgen::{
     SerialNumber, date_time_ymd,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 
 const NAME: &str = "keyward.test";
 
@@ -94,11 +94,28 @@ impl Authority {
 
     /// TLS of a client that trusts this authority and shows that.
     pub(crate) fn tls(&self, shown: Option<&Shown>) -> Arc<ClientConfig> {
+        self.tls_by(shown, rustls::DEFAULT_VERSIONS)
+    }
+
+    /// The same by one version of TLS.
+    pub(crate) fn tls_of(
+        &self,
+        shown: Option<&Shown>,
+        version: &'static SupportedProtocolVersion,
+    ) -> Arc<ClientConfig> {
+        self.tls_by(shown, &[version])
+    }
+
+    fn tls_by(
+        &self,
+        shown: Option<&Shown>,
+        versions: &[&'static SupportedProtocolVersion],
+    ) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der().clone()).expect("a root");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(versions)
             .expect("versions")
             .with_root_certificates(roots);
         let mut config = match shown {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
@@ -21,24 +22,25 @@ const LOCK: &str = "/v3lockpb.Lock/Lock";
 const DENIED: &str = "etcdserver: permission denied";
 const USERS: [&str; 4] = ["app", "alice", "root", "bob"];
 
+pub(crate) const TLS: &str = "tls = { cert = \"server.crt\", key = \"server.key\", client_ca = \"ca.crt\", \
+    client_crl = \"ca.crl\", client_ca_name = \"staff\", client_auth = \"optional\" }\n";
+
 /// Keyward with TLS in front of one scripted member.
-struct Door {
-    authority: Authority,
-    member: Member,
-    keyward: Keyward,
-    folder: tempfile::TempDir,
+pub(crate) struct Door {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) authority: Authority,
+    pub(crate) member: Member,
+    pub(crate) keyward: Keyward,
 }
 
 /// The listener's lines and those after it. `listener` is what it says beside TLS.
 fn lines(listener: &str, rules: &str) -> (String, String) {
-    let tls = "tls = { cert = \"server.crt\", key = \"server.key\", client_ca = \"ca.crt\", \
-               client_crl = \"ca.crl\", client_ca_name = \"staff\", client_auth = \"optional\" }\n";
     let user = |user| format!("[[user]]\nname = \"{user}\"\npassword_file = \"{user}\"\n");
-    (format!("{tls}{listener}"), format!("{}{rules}", USERS.map(user).concat()))
+    (format!("{TLS}{listener}"), format!("{}{rules}", USERS.map(user).concat()))
 }
 
 impl Door {
-    fn new(listener: &str, rules: &str) -> Self {
+    pub(crate) fn new(listener: &str, rules: &str) -> Self {
         Self::with(Auth::On, listener, rules)
     }
 
@@ -52,7 +54,7 @@ impl Door {
         USERS.iter().for_each(|user| std::fs::write(folder.path().join(user), "right").expect("written"));
         let (listener, rules) = lines(listener, rules);
         let keyward = Keyward::at(&[&member], auth, folder.path(), &listener, &rules);
-        Self { authority, member, keyward, folder }
+        Self { folder, authority, member, keyward }
     }
 
     /// Other rules, while it runs.
@@ -61,7 +63,7 @@ impl Door {
         self.keyward.publish_rules(self.folder.path(), &listener, &rules);
     }
 
-    async fn client(&self, shown: Option<&Shown>) -> Client {
+    pub(crate) async fn client(&self, shown: Option<&Shown>) -> Client {
         self.client_from(None, shown).await
     }
 
@@ -76,7 +78,7 @@ impl Door {
     }
 
     /// The token with which a call of this client reaches the member.
-    async fn token_of(&self, client: &Client) -> Option<String> {
+    pub(crate) async fn token_of(&self, client: &Client) -> Option<String> {
         let script = async {
             let call = self.member.called(RANGE).await;
             let token = call.token().map(str::to_owned);
@@ -115,7 +117,7 @@ impl Door {
 }
 
 const WEB: &str = "[[map]]\npeer = \"cert:staff:CN=web-*\"\nas = \"app\"\n";
-const SAME: &str = "[[map]]\npeer = \"cert:staff:CN=*\"\nas = \"same\"\n";
+pub(crate) const SAME: &str = "[[map]]\npeer = \"cert:staff:CN=*\"\nas = \"same\"\n";
 
 #[test]
 fn a_certificate_is_the_user_that_the_first_rule_says() {
@@ -183,6 +185,47 @@ fn the_first_rule_about_certificates_counts_as_soon_as_it_is_published() {
         assert_eq!(door.token_of(&door.of("web-1").await).await.as_deref(), Some("app.2"));
         door.publish(&format!("{default}identify = [\"token\", \"default\"]\n"), deny);
         assert_eq!(door.token_of(&alice).await.as_deref(), Some("bob.1"));
+    });
+}
+
+/// etcd is down and Keyward has just started: what would be for good to a client is not said before it is known.
+#[test]
+fn whether_a_peer_is_nobody_is_not_said_before_it_is_known_that_there_are_users() {
+    paused(async {
+        let deny = "[[map]]\npeer = \"cert:staff:CN=mallory\"\ndeny = true\n";
+        let door = Door::with(Auth::Unknown, "", &format!("{deny}{WEB}"));
+        let (alice, mallory) = (door.of("alice").await, door.of("mallory").await);
+        door.refuses(&alice, Code::Unavailable, "there is no connection available").await;
+        assert_eq!(door.keyward.metrics.peers_refused.get(), 0);
+        door.refuses(&mallory, Code::PermissionDenied, DENIED).await;
+        door.keyward.members.auth.set(Auth::Off);
+        assert_eq!(door.token_of(&alice).await, None);
+        door.keyward.members.auth.set(Auth::On);
+        door.refuses(&alice, Code::PermissionDenied, DENIED).await;
+    });
+}
+
+/// Its sessions would count for nothing there, and be good at another listener: so there are none, and nothing to guess.
+#[test]
+fn where_tokens_do_not_count_nobody_logs_in_and_no_password_is_looked_at() {
+    paused(async {
+        for ways in ["[\"certificate\"]", "[\"certificate\", \"default\"]"] {
+            let door = Door::new(&format!("identify = {ways}\n"), WEB);
+            let client = door.of("web-1").await;
+            for password in ["right", "wrong"] {
+                let login = AuthenticateRequest { name: "alice".into(), password: password.into() };
+                let Outcome { end, .. } =
+                    client.call("/etcdserverpb.Auth/Authenticate", login.encode_to_vec()).await;
+                let told = (Code::FailedPrecondition, "etcdserver: authentication is not enabled");
+                assert_eq!(end.told(), told, "{ways} {password}");
+            }
+            assert_eq!(door.member.logins(), 0, "{ways}");
+            assert_eq!(
+                door.token_of(&client).await.as_deref(),
+                Some("app.1"),
+                "who goes on without is served"
+            );
+        }
     });
 }
 
@@ -313,7 +356,6 @@ fn the_order_of_ways_is_the_listeners() {
         door.refuses(&nothing, Code::InvalidArgument, "etcdserver: user name is empty").await;
 
         let door = Door::new("identify = [\"certificate\", \"default\"]\ndefault_user = \"bob\"\n", SAME);
-        let session = door.keyward_session("app").await;
         let token = door.client(None).await.header("token", &session);
         door.refuses(&token, Code::Unauthenticated, INVALID_TOKEN).await;
 

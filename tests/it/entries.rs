@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::member::Member;
 use crate::rig::{Keyward, paused, settled};
 use crate::unproved_logins::{logged_in, token_of};
-use crate::words::{INVALID_TOKEN, RANGE, range};
+use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
 
 const ENTRY: &str = "[[user]]\nname = \"alice\"\npassword_file = \"entry\"\n";
 
@@ -58,5 +58,40 @@ fn it_never_wins_for_a_password_that_nobody_has_looked_at() {
         settled().await;
         assert!(member.was_called_again().is_none());
         assert_eq!(member.logins(), 1, "her own, which is refused");
+    });
+}
+
+/// Nothing that goes upstream by an entry would be refused there, so that nothing else would notice.
+#[test]
+fn where_auth_is_off_its_password_is_asked_about_too_since_auth_may_be_on_again() {
+    paused(async {
+        let (member, keyward) = door(Auth::On, "entry");
+        let alice = logged_in(&keyward, "alice", "right").await;
+        member.turns_auth_off();
+        keyward.members.auth.set(Auth::Off);
+        for _ in 0..3 {
+            sleep(Duration::from_secs(3)).await;
+            let first = member.logins() == 1;
+            let script = async {
+                if first {
+                    let look = member.called(RANGE).await;
+                    assert_eq!(look.token(), Some("alice.1"), "whether her token is still known");
+                    look.refuse(Code::Unauthenticated, INVALID_TOKEN);
+                }
+                let call = member.called(RANGE).await;
+                assert_eq!(call.token(), None, "there are no users");
+                call.reply(&ranged(1)).await;
+            };
+            let (outcome, ()) = tokio::join!(alice.call(RANGE, range("k")), script);
+            assert_eq!(outcome.end.code(), Some(Code::Ok), "{:?}", outcome.end);
+        }
+        assert_eq!(member.logins(), 4, "a question in three seconds");
+        // At etcd itself, with another password for her.
+        member.change_password("entry");
+        sleep(Duration::from_secs(3)).await;
+        let end = alice.call(RANGE, range("k")).await.end;
+        assert_eq!(end.told(), (Code::Unauthenticated, INVALID_TOKEN));
+        settled().await;
+        assert!(member.was_called_again().is_none(), "nothing was sent");
     });
 }

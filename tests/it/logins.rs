@@ -1,9 +1,11 @@
 //! Logins: what they cost, who decides about them, what a wrong one is told and when.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
+use keyward::config::PasswordSources;
+use keyward::downstream::session::{Proof, Session, SessionPeer};
 use keyward::gateway::login::sources::{Denied, Proved};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
@@ -60,6 +62,12 @@ fn with_file(member: &Member, auth: Auth, sources: &str, lines: &str) -> Keyward
     std::fs::write(file.path(), lines).expect("written");
     let config = format!("[login]\nsources = {sources}\nusers_file = {:?}\n", file.path());
     Keyward::configured(&[member], auth, &config)
+}
+
+/// One that etcd has accepted, nobody knows when.
+pub(crate) fn session(user: &str, password: &str) -> Session {
+    let peer = SessionPeer::Password { user: user.into(), password: Secret::new(password.to_owned()) };
+    Session::begin(peer, Proof::Etcd { auth_revision: 0 }, 0, SystemTime::now()).expect("random bytes")
 }
 
 fn counted(keyward: &Keyward, result: &str) -> u64 {
@@ -254,6 +262,23 @@ fn a_refusal_takes_the_same_time_whoever_the_user_is_and_whoever_refused() {
 }
 
 #[test]
+fn a_refusal_is_not_later_because_many_logged_in_at_once() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let client = keyward.client().await;
+        member.takes_for_a_login(Duration::from_millis(100));
+        // The last of them waits for more than a second for its turn.
+        let users: Vec<String> = (0..30).map(|n| format!("user{n}")).collect();
+        let all = join_all(users.iter().map(|user| log_in(&client, user, "right"))).await;
+        assert!(all.iter().all(|outcome| told(outcome) == "admitted"));
+        let begun = Instant::now();
+        assert_eq!(told(&log_in(&client, "user0", "wrong").await), FAILED);
+        assert_eq!(begun.elapsed(), Duration::from_millis(250));
+    });
+}
+
+#[test]
 fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
@@ -268,13 +293,13 @@ fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
         let call = async |client: &Client| told(&client.call(RANGE, range("k")).await);
         assert_ne!(call(&alices).await, INVALID_TOKEN);
         let after = line("alice", "other") + &bob;
-        keyward.logins.replace_users(Users::parse(after.as_bytes()).expect("valid").into());
+        keyward.publish_passwords(None, Some(Users::parse(after.as_bytes()).expect("valid")));
         assert_eq!(call(&alices).await, INVALID_TOKEN);
         assert_ne!(call(&bobs).await, INVALID_TOKEN);
         assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
         assert_eq!(told(&log_in(&client, "bob", "his").await), "admitted");
         assert_eq!(counted(&keyward, "remembered"), 1, "bob's line is the same");
-        keyward.logins.replace_users(Users::default().into());
+        keyward.publish_passwords(None, Some(Users::default()));
         assert_eq!(call(&bobs).await, INVALID_TOKEN);
     });
 }
@@ -365,8 +390,9 @@ fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() 
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let keyward = with_file(&member, Auth::On, "['file', 'etcd']", "");
-        let (alice, right) = ("alice".into(), Secret::new("right".to_owned()));
-        let proved = || keyward.logins.prove_again(&alice, &right);
+        let alice = "alice".into();
+        let session = session("alice", "right");
+        let proved = || keyward.logins.prove_again(&session);
         assert_eq!(proved().await, Ok(Proved::Etcd));
         // Many calls, one look a second; the first that finds it old does not wait.
         let mut looks = 0;
@@ -383,14 +409,46 @@ fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() 
         assert_eq!(member.logins(), 1);
         let hers = Users::parse(line("alice", "right").as_bytes()).expect("valid");
         let line = hers.line(&alice).expect("there");
-        keyward.logins.replace_users(hers.into());
+        keyward.publish_passwords(None, Some(hers));
         sleep(3 * SECOND).await;
         assert_eq!(proved().await, Ok(Proved::File(line)));
-        keyward.logins.replace_users(Users::default().into());
+        keyward.publish_passwords(None, Some(Users::default()));
         member.change_password("new");
         sleep(3 * SECOND).await;
         assert_eq!(proved().await, Err(Denied::WrongPassword));
         assert_eq!(proved().await, Err(Denied::WrongPassword));
+    });
+}
+
+#[test]
+fn sources_and_users_file_change_together_there_and_back() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = with_file(&member, Auth::On, "['file']", &line("alice", "mine"));
+        let client = keyward.client().await;
+        let in_file = token(&log_in(&client, "alice", "mine").await);
+        let in_file = keyward.client().await.header("token", &in_file);
+        assert_eq!(told(&log_in(&client, "bob", "right").await), FAILED);
+        assert_eq!(member.logins(), 0);
+
+        keyward.publish_passwords(Some(PasswordSources::Etcd), Some(Users::default()));
+        assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
+        for user in ["alice", "bob"] {
+            assert_eq!(told(&log_in(&client, user, "right").await), "admitted", "{user}");
+        }
+        let call = async |client: &Client| told(&client.call(RANGE, range("k")).await);
+        assert_eq!(call(&in_file).await, INVALID_TOKEN, "what let it in is no source any more");
+
+        // The file may still be named, and lines stand in it.
+        keyward.publish_passwords(Some(PasswordSources::Etcd), None);
+        assert_eq!(call(&in_file).await, INVALID_TOKEN);
+        keyward.publish_passwords(Some(PasswordSources::FileThenEtcd), None);
+        assert_ne!(call(&in_file).await, INVALID_TOKEN);
+        sleep(SECOND).await;
+        assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED);
+        for (user, password) in [("alice", "mine"), ("carol", "right")] {
+            assert_eq!(told(&log_in(&client, user, password).await), "admitted", "{user}");
+        }
     });
 }
 
@@ -404,8 +462,7 @@ fn guessing_keeps_no_session_from_being_proved() {
             assert_ne!(told(&log_in(&client, "alice", &format!("wrong{n}")).await), "admitted");
         }
         assert_eq!(told(&log_in(&client, "alice", "right").await), TOO_MANY);
-        let (alice, right) = ("alice".into(), Secret::new("right".to_owned()));
-        assert_eq!(keyward.logins.prove_again(&alice, &right).await, Ok(Proved::Etcd));
+        assert_eq!(keyward.logins.prove_again(&session("alice", "right")).await, Ok(Proved::Etcd));
         assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted", "known since");
     });
 }

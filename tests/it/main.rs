@@ -5,6 +5,10 @@
 //! incoming connections.
 
 #[cfg(test)]
+mod admin_commands;
+#[cfg(test)]
+mod ages;
+#[cfg(test)]
 mod authority;
 #[cfg(test)]
 mod client;
@@ -30,6 +34,8 @@ mod drain;
 #[cfg(test)]
 mod entries;
 #[cfg(test)]
+mod guesses;
+#[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
 mod jwts;
@@ -50,6 +56,8 @@ mod observers;
 #[cfg(test)]
 mod pinned;
 #[cfg(test)]
+mod proofs;
+#[cfg(test)]
 mod proxied;
 #[cfg(test)]
 mod re_decisions;
@@ -57,6 +65,8 @@ mod re_decisions;
 mod replays;
 #[cfg(test)]
 mod revocations;
+#[cfg(test)]
+mod revocations_in_etcd;
 #[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]
@@ -69,3 +79,5 @@ mod unproved_logins;
 mod upstream_headers;
 #[cfg(test)]
 mod watches;
+#[cfg(test)]
+mod withdrawn;

@@ -151,6 +151,13 @@ impl Member {
         self.state.refusal.set((Code::Unknown, text));
     }
 
+    /// From now on it says to every login that auth is off.
+    pub(crate) fn turns_auth_off(&self) {
+        self.state.password.replace(None);
+        let text = "etcdserver: authentication is not enabled";
+        self.state.refusal.set((Code::FailedPrecondition, text));
+    }
+
     /// From now on it can say nothing of any password.
     pub(crate) fn answers_no_login(&self) {
         self.state.password.replace(None);

@@ -190,6 +190,11 @@ fn cases() -> Vec<Case> {
             vec![("listener", BAD_TOKEN)],
         ),
         (
+            "certificates count no more",
+            to(by_default, &format!("{by_default}identify = [\"token\", \"jwt\", \"default\"]\n")),
+            vec![("certificate", BAD_TOKEN), ("other certificate", BAD_TOKEN)],
+        ),
+        (
             "a row goes",
             row_goes,
             vec![("certificate", DENIED), ("jwt", DENIED), ("file", DENIED), ("listener", NOBODY)],

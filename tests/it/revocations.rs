@@ -17,8 +17,8 @@ use crate::client::{Client, Stream};
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{
-    INVALID_TOKEN, KEEP_ALIVE, RANGE, WATCH, create_of, created, event, range, ranged, renew, renewed, watch,
-    watched,
+    INVALID_TOKEN, KEEP_ALIVE, PUT, RANGE, WATCH, create_of, created, event, put, range, ranged, renew,
+    renewed, was_put, watch, watched,
 };
 
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
@@ -200,5 +200,30 @@ fn the_break_glass_ends_every_session_and_its_streams() {
         keyward.sealer.refuse_before(u64::MAX);
         assert_eq!(stream.finish().await.end.told(), REVOKED);
         assert_eq!(alice.call(RANGE, range("k")).await.end.told(), REVOKED);
+    });
+}
+
+/// A client may take half a minute to send what it has begun: who was let in by its header is looked at again then.
+#[test]
+fn a_request_that_comes_whole_after_its_session_was_revoked_is_not_sent() {
+    paused(async {
+        let (member, keyward) = started();
+        let alice = keyward.logged_in("alice").await;
+        let (mut late, mut in_time) =
+            (alice.open(PUT).await.expect("open"), alice.open(PUT).await.expect("open"));
+        let framed = keyward::rpc::frame::encode(&put(9));
+        for stream in [&mut late, &mut in_time] {
+            stream.send.send_data(framed.slice(..7), false).expect("the stream takes it");
+        }
+        settled().await;
+        in_time.send.send_data(framed.slice(7..), true).expect("the stream takes it");
+        let script = async { next(&member, PUT).await.reply(&was_put(3)).await };
+        let (outcome, ()) = tokio::join!(in_time.finish(), script);
+        outcome.message();
+
+        decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+        late.send.send_data(framed.slice(7..), true).expect("the stream takes it");
+        assert_eq!(late.finish().await.end.told(), REVOKED);
+        assert!(member.was_called_again().is_none(), "a write of a revoked session is not sent");
     });
 }

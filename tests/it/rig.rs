@@ -11,15 +11,16 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
-use keyward::config::{self, Config, Endpoint, Scheme};
+use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
-use keyward::downstream::tls::{Current, TlsError, server_config};
+use keyward::downstream::tls::{Current, ListenerTls};
 use keyward::gateway::caller::Identities;
 use keyward::gateway::login::desk::Logins;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
+use keyward::revocation::Upstream;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
@@ -30,6 +31,7 @@ use keyward::upstream::membership::{
     self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hints, MembersHandle, Membership,
     Readiness, Role,
 };
+use keyward::users::Users;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, watch};
@@ -61,11 +63,12 @@ fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
 }
 
 fn downstream_tls(config: &Config) -> Vec<Option<Current>> {
-    let made = config.listeners.iter().map(|listener| listener.tls.as_ref().map(server_config));
-    let current = |made: Option<Result<_, _>>| {
-        made.map(|made| Arc::new(ArcSwap::new(made.unwrap_or_else(|error: TlsError| panic!("{error}")))))
-    };
-    made.map(current).collect()
+    let current = |tls| Arc::new(Published::new(listener_tls(tls)));
+    config.listeners.iter().map(|listener| listener.tls.as_ref().map(current)).collect()
+}
+
+fn listener_tls(tls: &config::ServerTls) -> ListenerTls {
+    ListenerTls::new(tls).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Keyward and what a test needs of it.
@@ -73,10 +76,13 @@ pub(crate) struct Keyward {
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
+    passwords: Arc<Passwords>,
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<Published<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) pages: Pages,
+    tls: Vec<Option<Current>>,
+    channels: ControlChannels,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
@@ -108,13 +114,9 @@ impl Keyward {
         let addresses: Arc<[Address]> = members.iter().map(|member| member.address.clone()).collect();
         let known = members.iter().map(|member| Arc::new(published(member))).collect();
         let cluster = ClusterId(0xc1);
-        let membership = Membership {
-            cluster: Some(cluster),
-            leader: members.first().map(|member| member.address.id),
-            term: 2,
-            members: known,
-            ..Membership::unknown(Instant::now())
-        };
+        let leader = members.first().map(|member| member.address.id);
+        let begun = Membership::unknown(Instant::now());
+        let membership = Membership { cluster: Some(cluster), leader, term: 2, members: known, ..begun };
         let (hints, hinted) = Hints::channel();
         let (changes, changed) = Changes::channel();
         let handle = MembersHandle {
@@ -124,29 +126,29 @@ impl Keyward {
             auth: Arc::new(AuthState::default()),
         };
         handle.auth.set(auth);
-        let channels = ControlChannels::default();
-        channels.store(Arc::new(
-            addresses.iter().map(|address| (address.id, channel(address.clone()))).collect(),
-        ));
+        let channels = channels_to(&addresses);
         let settings =
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
-        let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
+        let (credentials, control) = Credentials::new(settings, channels.clone()).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let sealer = Arc::new(Sealer::new(keyward::reload::session_keys(&config).expect("keys")));
         sealer.pin(&Realm::new(None, cluster));
         let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
         let metrics = Arc::new(Metrics::new(paths.collect()));
-        let (logins, control) =
-            Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
-        tasks.spawn("logins", control.run(tasks.clone())).detach();
+        let passwords = Arc::clone(&config.passwords);
         let (drain, draining) = watch::channel(None);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        let shared = (Arc::clone(&credentials), handle.clone());
+        let (logins, control) =
+            Logins::new(&config.passwords, shared.0, shared.1, pages.clone(), Arc::clone(&metrics));
+        tasks.spawn("logins", control.run(tasks.clone())).detach();
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
+        let tls = downstream_tls(&config);
         let serving = Serving::new(Parts {
-            tls: downstream_tls(&config),
+            tls: tls.clone(),
             identities: Arc::clone(&identities),
             config,
             connector,
@@ -163,10 +165,13 @@ impl Keyward {
             serving: Some(serving),
             metrics,
             logins,
+            passwords,
             sealer,
             identities,
             credentials,
             pages,
+            tls,
+            channels,
             members: handle,
             tasks,
             drain,
@@ -199,13 +204,40 @@ impl Keyward {
         client.header("token", &token)
     }
 
+    /// Publishes another order of sources, or another users file, where they differ from those of the start.
+    pub(crate) fn publish_passwords(&self, sources: Option<PasswordSources>, users: Option<Users>) {
+        let mut passwords = Passwords::clone(&self.passwords);
+        passwords.sources = sources.unwrap_or(passwords.sources);
+        passwords.users = users.map_or(passwords.users, Arc::new);
+        self.logins.replace(Arc::new(passwords));
+    }
+
     /// Publishes the rules and the users of another configuration, with the files in `folder`.
     pub(crate) fn publish_rules(&self, folder: &Path, listener: &str, lines: &str) {
         let config = configuration(folder, listener, lines);
-        self.logins.replace_users(Arc::clone(&config.passwords.users));
+        self.logins.replace(Arc::clone(&config.passwords));
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages.clone());
         acted.expect("users that can be proved");
         self.identities.publish(Identities::of(&config, &self.credentials));
+    }
+
+    /// Publishes the certificates, authorities and lists of another configuration, with the files in `folder`.
+    pub(crate) fn publish_tls(&self, folder: &Path, listener: &str, lines: &str) {
+        let config = configuration(folder, listener, lines);
+        for (current, listener) in self.tls.iter().zip(&config.listeners) {
+            if let (Some(current), Some(tls)) = (current, &listener.tls) {
+                current.publish(listener_tls(tls));
+            }
+        }
+    }
+
+    /// How what runs beside the shards reaches the members.
+    pub(crate) fn upstream(&self) -> Upstream {
+        Upstream {
+            members: self.members.clone(),
+            channels: self.channels.clone(),
+            credentials: Arc::clone(&self.credentials),
+        }
     }
 
     /// Begins the drain; it may take `limit`.
@@ -302,4 +334,11 @@ pub(crate) fn one_member() -> (Rc<Member>, Keyward) {
     let member = Rc::new(Member::new(1, &Tasks::default()));
     let keyward = Keyward::before(&[&member]);
     (member, keyward)
+}
+
+fn channels_to(addresses: &[Address]) -> ControlChannels {
+    let channels = ControlChannels::default();
+    channels
+        .store(Arc::new(addresses.iter().map(|address| (address.id, channel(address.clone()))).collect()));
+    channels
 }

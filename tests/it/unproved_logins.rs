@@ -62,6 +62,21 @@ fn no_rule_makes_it_anybody_once_auth_is_on() {
 }
 
 #[test]
+fn while_nobody_knows_whether_auth_is_on_its_token_is_not_called_bad() {
+    paused(async {
+        let (member, keyward) = door(Auth::Off);
+        let alice = logged_in(&keyward, "alice", "right").await;
+        keyward.members.auth.set(Auth::Unknown);
+        let end = alice.call(RANGE, range("k")).await.end;
+        assert_eq!(end.told(), (Code::Unavailable, "there is no connection available"));
+        settled().await;
+        assert!(member.was_called_again().is_none());
+        keyward.members.auth.set(Auth::Off);
+        assert_eq!(token_of(&member, &alice).await, None);
+    });
+}
+
+#[test]
 fn without_a_rule_its_password_must_verify() {
     paused(async {
         let (member, keyward) = door(Auth::Off);

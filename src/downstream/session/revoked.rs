@@ -25,7 +25,8 @@ pub struct Revocations {
 /// What was decided of one user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Sessions of an earlier generation are refused. Microseconds of the Unix epoch, or one more than the last.
+    /// Sessions of an earlier generation are refused. Microseconds of the Unix epoch, or one more than the last; the highest of
+    /// all where it is not known.
     pub generation: u64,
     /// Whether logins, and calls as that user, are refused as well.
     pub blocked: bool,
@@ -89,6 +90,8 @@ impl Revocations {
         match change {
             Change::Revoke(user) => raised(user, self.standing(user).blocked),
             Change::Block(user) => raised(user, true),
+            // Of the highest generation a login would be good for ever.
+            Change::Unblock(user) if self.standing(user) == Standing::NOT_KNOWN => raised(user, false),
             Change::Unblock(user) => {
                 Entry::User(user.clone(), Standing { blocked: false, ..self.standing(user) })
             }
@@ -141,9 +144,14 @@ impl FromIterator<Entry> for Revocations {
 }
 
 impl Standing {
+    /// Of somebody about whom there is a decision that cannot be read: no session is good, and no login.
+    pub const NOT_KNOWN: Self = Self { generation: u64::MAX, blocked: true };
+
     fn raised(self, now: SystemTime) -> u64 {
         let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
-        u64::try_from(now).unwrap_or(u64::MAX).max(self.generation.saturating_add(1))
+        let now = u64::try_from(now).unwrap_or(u64::MAX - 1);
+        // Where it was not known, the clock alone says what is later than all that was.
+        self.generation.checked_add(1).map_or(now, |next| next.max(now))
     }
 }
 
@@ -231,6 +239,22 @@ mod tests {
         let free = after(&revoked, &Change::Unblock("alice".into()), 3);
         assert_eq!(free.standing(&"alice".into()), Standing { generation: 2_000_000, blocked: false });
         assert!(free.refuse(&session("alice", 1_999_999)), "old sessions stay ended");
+    }
+
+    #[test]
+    fn a_decision_that_could_not_be_read_is_followed_by_ones_that_can() {
+        let closed = Revocations::from_iter([Entry::User("alice".into(), Standing::NOT_KNOWN)]);
+        assert!(closed.refuse(&session("alice", u64::MAX - 1)));
+        for change in [Change::Unblock("alice".into()), Change::Revoke("alice".into())] {
+            let after = after(&closed, &change, 5);
+            let blocked = matches!(change, Change::Revoke(_));
+            assert_eq!(after.standing(&"alice".into()), Standing { generation: 5_000_000, blocked });
+            assert!(after.refuse(&session("alice", 4_999_999)));
+        }
+        let free = after(&closed, &Change::Unblock("alice".into()), 5);
+        let new = session("alice", free.standing(&"alice".into()).generation);
+        assert!(!free.refuse(&new));
+        assert!(after(&free, &Change::Revoke("alice".into()), 5).refuse(&new), "it can be revoked");
     }
 
     #[test]

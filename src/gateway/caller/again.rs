@@ -32,13 +32,27 @@ impl Callers {
     /// # Errors
     /// What its client is told: what the next call would be told, or that its token is bad, where that would be somebody else's.
     pub fn stands(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
-        let Life { client, caller, generation } = life;
+        self.stands_on(gateway, life, life.caller.grounds.clone())
+    }
+
+    /// The same of a session whose user has moved into the users file.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn stands_by_file(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
+        let Some(session) = life.caller.session() else { return Ok(()) };
+        self.stands_on(gateway, life, by_file(Rc::clone(session)))
+    }
+
+    fn stands_on(&self, gateway: &Gateway, life: &Life, grounds: Grounds) -> Result<(), Refusal> {
+        let Life { client, caller, generation, .. } = life;
         if client.is_dismissed() {
             return Err(Refusal::SHUTTING_DOWN);
         }
         let identities = self.identities.load();
-        let (grounds, way) = grounds_now(&identities, client, &caller.grounds)?;
-        let standing = match &caller.grounds.shown {
+        let shown = grounds.shown.clone();
+        let (grounds, way) = grounds_now(&identities, client, grounds)?;
+        let standing = match &shown {
             Evidence::Session(session) => {
                 if !gateway.sealer.stands(session) || !line_is_same(gateway, session) {
                     return Err(Refusal::INVALID_AUTH_TOKEN);
@@ -84,11 +98,17 @@ impl Callers {
     }
 }
 
+/// What a session is when its user has moved into the users file, and its password is that of the line there.
+pub(super) fn by_file(session: Rc<Session>) -> Grounds {
+    let peer = Peer::File(session.peer.user().clone());
+    Grounds { peer, shown: Evidence::Session(session) }
+}
+
 /// Who calls by what was shown, by the way that decides now: what listeners look at follows the rules.
 fn grounds_now(
     identities: &Identities,
     client: &Client,
-    then: &Grounds,
+    then: Grounds,
 ) -> Result<(Grounds, Identify), Refusal> {
     let ways = identities.ways(client);
     let shown = match &then.shown {
@@ -106,9 +126,9 @@ fn grounds_now(
         (Identify::Certificate, Some(certificate)) => certificate.clone(),
         (Identify::Default, _) if ways.contains(&way) => Peer::Listener(Arc::clone(&client.listener.name)),
         (Identify::Default, _) => return Err(Refusal::USER_EMPTY),
-        _ => then.peer.clone(),
+        _ => then.peer,
     };
-    Ok((Grounds { peer, shown: then.shown.clone() }, way))
+    Ok((Grounds { peer, shown: then.shown }, way))
 }
 
 /// Whose line in the users file is gone, or another, has another password or none (rules 12).
@@ -148,7 +168,7 @@ pub(super) fn of_session(
     let proved = matches!(session.proof, Proof::Etcd { .. });
     let brought = if proved { Brought::Proved(&own) } else { Brought::Unproved(&own) };
     let standing = identities.standing(client, grounds, None, brought);
-    Standing { again: proved && !looked_at.get(), ..standing }
+    if proved && !looked_at.get() { standing.proved_elsewhere() } else { standing }
 }
 
 /// As whom a peer goes upstream that the rules say this of.
@@ -160,6 +180,10 @@ pub(super) fn decided(gateway: &Gateway, standing: Standing) -> Result<Rc<Caller
         Rank::Known(caller) => Ok(caller),
         Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Off => {
             Ok(Rc::new(Caller::new(As::Nobody, None, standing.grounds)))
+        }
+        // Whether there are users at all nobody has told yet: a refusal would be for good.
+        Rank::Unknown | Rank::Unproved if gateway.door.members.auth.now() == Auth::Unknown => {
+            Err(Refusal::NOTHING_SENT)
         }
         Rank::Unproved => Err(Refusal::INVALID_AUTH_TOKEN),
         Rank::Unknown | Rank::Denied => Err(Refusal::PERMISSION_DENIED),

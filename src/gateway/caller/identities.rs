@@ -35,16 +35,6 @@ struct Ways {
     identify: Vec<Identify>,
 }
 
-impl Ways {
-    fn of(listener: &Listener) -> Self {
-        Self {
-            listener: Arc::clone(&listener.name),
-            ca: listener.client_ca().map(|ca| Arc::clone(&ca.name)),
-            identify: listener.identify.clone(),
-        }
-    }
-}
-
 /// A peer, and what the rules say of it.
 #[derive(Clone)]
 pub(super) struct Standing {
@@ -52,8 +42,24 @@ pub(super) struct Standing {
     pub(super) peer: Rc<str>,
     pub(super) rank: Rank,
     pub(super) grounds: Grounds,
+}
+
+impl Standing {
     /// The session's password was accepted once, and is not what the call goes upstream with: nobody there looks at it.
-    pub(super) again: bool,
+    pub(super) fn proved_elsewhere(self) -> Self {
+        match self.rank {
+            Rank::Known(caller) => {
+                let rank = Rank::Known(Rc::new(Caller { again: true, ..Caller::clone(&caller) }));
+                Self { rank, ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// Whether that is so.
+    pub(super) fn again(&self) -> bool {
+        matches!(&self.rank, Rank::Known(caller) if caller.again)
+    }
 }
 
 #[derive(Clone)]
@@ -132,6 +138,16 @@ impl Identities {
             (Mapped::User(user), _) => self.acting(&user).map_or(Rank::Unknown, known),
             (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
         };
-        Standing { peer: peer.to_string().into(), rank, grounds, again: false }
+        Standing { peer: peer.to_string().into(), rank, grounds }
+    }
+}
+
+impl Ways {
+    fn of(listener: &Listener) -> Self {
+        Self {
+            listener: Arc::clone(&listener.name),
+            ca: listener.client_ca().map(|ca| Arc::clone(&ca.name)),
+            identify: listener.identify.clone(),
+        }
     }
 }

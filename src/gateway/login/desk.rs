@@ -2,43 +2,46 @@
 //!
 //! Owns: the way of a login (what is known, the limits, the sources, the time at which a refusal is told), on the control
 //! runtime. Must not know: what a session is, how a source checks.
-//! Invariants (rules 12, 15, 42): all who present the same user and password at the same time share one check, and it
-//! ends whoever leaves; a password that is known to be right, or known to be wrong, passes the limits; a refusal is told
-//! at a moment that depends neither on whether the user exists nor on which source was asked.
+//! Invariants (rules 12, 15, 42): a password that is known to be right, or known to be wrong, passes the limits; when and
+//! how a refusal is told depends neither on whether the user exists, nor on which source was asked, nor, of one who is
+//! blocked, on whether the password was right; a session is looked at whoever guesses.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::mem::discriminant;
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
-use futures_util::future::Shared;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::config;
+use crate::config::{self, PasswordSources};
+use crate::downstream::session::{Proof, Session, SessionPeer};
+use crate::gateway::login::beat::Beat;
 use crate::gateway::login::file::UsersFile;
-use crate::gateway::login::limits::{Attempts, Limited, Settled};
-use crate::gateway::login::sources::{Denied, Effort, Login, Proved, Sources};
+use crate::gateway::login::flights::{Flight, Flights, Full, Landing, SEATS};
+use crate::gateway::login::limits::{Attempts, Limited, Network, Settled};
+use crate::gateway::login::refused::{Asked, Refused};
+use crate::gateway::login::sources::{Denied, Login, Off, Proved, Sources};
 use crate::identity::UserName;
 use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
-use crate::upstream::credential::{Credentials, Fingerprint};
+use crate::upstream::credential::{Credentials, Fingerprint, Moves, Pages};
 use crate::upstream::membership::MembersHandle;
-use crate::users::{LineMark, Users};
+use crate::users::LineMark;
 
-/// Different users and passwords under way. Each waits for its turn at a member, or at the users file; past this many
-/// callers are told that there were too many.
-const UNDER_WAY: usize = 1024;
-/// Refusals are told after a whole number of these, at least.
-const LEAST_BEAT: Duration = Duration::from_millis(250);
-const LONGEST_BEAT: Duration = Duration::from_secs(2);
+/// Requests that the control runtime has not taken up yet: it takes them up at once, so that this fills only when that
+/// runtime is stuck. Beside those that take seats, logins and sessions of passwords that were right before.
+const REQUESTS: usize = SEATS + 4096;
+/// Checks under way of one network: a member makes two at a time, so that who guesses takes a few turns of everybody
+/// else's, and not hundreds.
+const TURNS: usize = 8;
 
 /// For so long a password that was right is taken for right where a session is used, and for twice as long while it is
 /// looked at again.
@@ -50,79 +53,98 @@ const REMEMBERED: u64 = 10_000;
 pub struct Logins {
     credentials: Arc<Credentials>,
     proved: Arc<Cache<Fingerprint, (Proved, Instant)>>,
-    users: Arc<Published<Users>>,
+    passwords: Arc<Published<config::Passwords>>,
+    file: Arc<UsersFile>,
+    refused: Refused,
     metrics: Arc<Metrics>,
-    flights: Arc<Mutex<Flights>>,
+    flights: Flights,
     requests: mpsc::Sender<Request>,
+    moves: Moves,
 }
 
 /// What the control runtime runs for [`Logins`]. Without it, nobody logs in.
 pub struct LoginControl {
     requests: mpsc::Receiver<Request>,
     sources: Sources,
+    refused: Refused,
     limits: config::FailedLogins,
+    pages: Pages,
 }
 
 /// How a login ended, and at what cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ended {
+pub(super) struct Ended {
     verdict: Result<Proved, Denied>,
     effort: Effort,
 }
 
-type Flight = Shared<oneshot::Receiver<Ended>>;
-type Flights = HashMap<Fingerprint, Flight>;
+/// What a login cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effort {
+    /// No more than a look at what is known: neither bcrypt nor argon2.
+    Recall,
+    /// Whatever it took.
+    Ask,
+}
 
-/// A login that the control runtime is asked to deal with. Dropped, it tells those who wait.
+/// A login that the control runtime is asked to deal with.
 struct Request {
     login: Login,
     purpose: Purpose,
-    flights: Arc<Mutex<Flights>>,
     proved: Arc<Cache<Fingerprint, (Proved, Instant)>>,
-    landed: Option<oneshot::Sender<Ended>>,
+    landing: Landing,
 }
 
 /// What a password is checked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub(super) enum Purpose {
     /// A client presents it, from this address.
     Login(Option<IpAddr>),
-    /// A session that was sealed for it is used: nobody is guessing.
-    Session,
+    /// The same, for a user who is blocked.
+    Blocked(Option<IpAddr>),
+    /// A session that was sealed for it is used: nobody is guessing. etcd accepted it at this auth revision, if not 0.
+    Session(u64),
 }
 
 /// What all logins share on the control runtime.
 struct Desk {
     sources: Sources,
+    refused: Refused,
     attempts: RefCell<Attempts>,
     beat: RefCell<Beat>,
-}
-
-/// When refusals are told. An unknown user costs etcd no bcrypt, and a line of the users file not what a password of etcd
-/// does: so each waits for the next beat, and a beat is longer than a check takes.
-#[derive(Debug)]
-struct Beat {
-    /// What a check takes that ends well: it was not cut short.
-    check: Duration,
+    /// Checks that the sources are asked for now.
+    asked: Cell<u32>,
+    turns: RefCell<HashMap<Network, Rc<Semaphore>>>,
 }
 
 impl Logins {
     /// Logins, and what the control runtime has to run for them.
     #[must_use]
     pub fn new(
-        config: &config::Passwords,
+        config: &Arc<config::Passwords>,
         credentials: Arc<Credentials>,
         members: MembersHandle,
+        pages: Pages,
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, LoginControl) {
-        let (sender, requests) = mpsc::channel(UNDER_WAY);
-        let users = Arc::new(Published::new(Arc::clone(&config.users)));
-        let file = UsersFile::new(Arc::clone(&users));
-        let sources = Sources { order: config.sources, file, credentials: Arc::clone(&credentials), members };
-        let control = LoginControl { requests, sources, limits: config.failed };
+        let moves = Moves::default();
+        let (sender, requests) = mpsc::channel(REQUESTS);
+        let passwords = Arc::new(Published::new(Arc::clone(config)));
+        let (file, refused) = (Arc::new(UsersFile::new()), Refused::nothing());
+        let sources = Sources {
+            passwords: Arc::clone(&passwords),
+            file: Arc::clone(&file),
+            credentials: Arc::clone(&credentials),
+            members,
+            moves: moves.clone(),
+        };
+        let limits = config.failed;
+        let control = LoginControl { requests, sources, refused: refused.clone(), limits, pages };
         let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
         let proved = Arc::new(proved);
-        let logins = Self { credentials, proved, users, metrics, flights: Arc::default(), requests: sender };
+        let flights = Flights::default();
+        let logins =
+            Self { credentials, proved, passwords, file, refused, metrics, flights, requests: sender, moves };
         (Arc::new(logins), control)
     }
 
@@ -138,8 +160,27 @@ impl Logins {
         password: &Secret<String>,
         from: Option<IpAddr>,
     ) -> Result<Proved, Denied> {
-        let login = self.login(user, password);
-        let ended = self.landed(self.board(&login, Purpose::Login(from))).await;
+        self.counted(user, password, Purpose::Login(from)).await
+    }
+
+    /// What a user who is blocked is told: what is told to a wrong password, when it is told to one, and counted as one.
+    /// Nobody is asked about the password.
+    ///
+    /// Cancel-safe, as [`Logins::check`].
+    pub async fn refuse(&self, user: &UserName, password: &Secret<String>, from: Option<IpAddr>) -> Denied {
+        match self.counted(user, password, Purpose::Blocked(from)).await {
+            Ok(_) => Denied::WrongPassword,
+            Err(denied) => denied,
+        }
+    }
+
+    async fn counted(
+        &self,
+        user: &UserName,
+        password: &Secret<String>,
+        purpose: Purpose,
+    ) -> Result<Proved, Denied> {
+        let ended = self.landed(self.board(&self.login(user, password), purpose)).await;
         self.metrics.logins.get_or_create(&one("result", ended.result())).inc();
         ended.verdict
     }
@@ -153,37 +194,81 @@ impl Logins {
     ///
     /// # Errors
     /// See [`Denied`]; [`Denied::Untold`] and [`Denied::Limited`] are not the session's fault.
-    pub async fn prove_again(&self, user: &UserName, password: &Secret<String>) -> Result<Proved, Denied> {
-        let login = self.login(user, password);
+    pub async fn prove_again(&self, session: &Session) -> Result<Proved, Denied> {
+        let Some((login, purpose)) = self.of_session(session) else { return Ok(Proved::Nothing) };
         let known = self.proved.get(&login.fingerprint);
         let known = known.map(|(proved, at)| (proved, at.elapsed())).filter(|(_, age)| *age < PROVED * 2);
         match known {
             Some((proved, age)) if age < PROVED => Ok(proved),
             Some((proved, _)) => {
                 // Whoever comes after it finds what it says; nobody waits for it.
-                drop(self.board(&login, Purpose::Session));
+                drop(self.board(&login, purpose));
                 Ok(proved)
             }
-            None => self.landed(self.board(&login, Purpose::Session)).await.verdict,
+            None => self.landed(self.board(&login, purpose)).await.verdict,
         }
     }
 
+    /// The same of today: no earlier look is taken for it.
+    ///
+    /// Cancel-safe: a check that was begun goes on.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn prove_now(&self, session: &Session) -> Result<Proved, Denied> {
+        let Some((login, purpose)) = self.of_session(session) else { return Ok(Proved::Nothing) };
+        self.landed(self.board(&login, purpose)).await.verdict
+    }
+
+    /// None where it carries no password.
+    fn of_session(&self, session: &Session) -> Option<(Login, Purpose)> {
+        let SessionPeer::Password { user, password } = &session.peer else { return None };
+        let at = match session.proof {
+            Proof::Etcd { auth_revision } => auth_revision,
+            Proof::None | Proof::File { .. } => 0,
+        };
+        Some((self.login(user, password), Purpose::Session(at)))
+    }
+
+    /// What is known of changes of users and roles at etcd.
+    #[must_use]
+    pub fn moves(&self) -> &Moves {
+        &self.moves
+    }
+
+    /// The sources and the users file as they are now.
+    #[must_use]
+    pub fn passwords(&self) -> Arc<config::Passwords> {
+        self.passwords.load_full()
+    }
+
     /// The mark of this user's line in the users file as it is now: what a file login proved holds as long as it is the
-    /// same.
+    /// same. None where the file is no source.
     #[must_use]
     pub fn line(&self, user: &UserName) -> Option<LineMark> {
-        self.users.load().line(user)
+        let passwords = self.passwords.load();
+        (passwords.sources != PasswordSources::Etcd).then(|| passwords.users.line(user))?
     }
 
-    /// Takes another users file in place of the one that was read before.
-    pub fn replace_users(&self, users: Arc<Users>) {
-        self.users.publish(users);
+    /// Takes other sources, or another users file, in place of those that were read before. What the limits are stays.
+    pub fn replace(&self, passwords: Arc<config::Passwords>) {
+        self.passwords.publish(passwords);
+        // What others said holds no more.
+        self.proved.invalidate_all();
+        self.refused.forget_all();
     }
 
-    /// Moves whenever there is another users file.
+    /// Moves whenever there are other sources, or another users file.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
-        self.users.changes()
+        self.passwords.changes()
+    }
+
+    /// Forgets what was ever said of this user's passwords. To be called when one was changed, or the user was added or
+    /// deleted, through us.
+    pub fn forget_user(&self, user: &UserName) {
+        self.credentials.forget_user(user);
+        self.refused.forget_user(user);
     }
 
     fn login(&self, user: &UserName, password: &Secret<String>) -> Login {
@@ -193,20 +278,22 @@ impl Logins {
 
     /// Joins the check of this user and password that is under way, or asks for one.
     fn board(&self, login: &Login, purpose: Purpose) -> Result<Flight, Full> {
-        let mut flights = lock(&self.flights);
-        if let Some(flight) = flights.get(&login.fingerprint) {
-            return Ok(flight.clone());
-        }
-        if flights.len() >= UNDER_WAY {
-            return Err(Full);
-        }
-        let seat = self.requests.try_reserve().map_err(|_full| Full)?;
-        let (landed, flight) = oneshot::channel();
-        let flight = flight.shared();
-        flights.insert(login.fingerprint, flight.clone());
-        let (flights, proved) = (Arc::clone(&self.flights), Arc::clone(&self.proved));
-        seat.send(Request { login: login.clone(), purpose, flights, proved, landed: Some(landed) });
-        Ok(flight)
+        let seat = match purpose {
+            Purpose::Login(_) if self.is_known(login) => None,
+            Purpose::Login(from) | Purpose::Blocked(from) => Some(Network::of(from)),
+            Purpose::Session(_) => None,
+        };
+        self.flights.board((login.fingerprint, discriminant(&purpose)), seat, |landing| {
+            let (login, proved) = (login.clone(), Arc::clone(&self.proved));
+            let request = Request { login, purpose, proved, landing };
+            self.requests.try_send(request).map_err(|_full| Full)
+        })
+    }
+
+    /// Whether it was right before, as far as that can be told without asking anybody.
+    fn is_known(&self, login: &Login) -> bool {
+        let users = &self.passwords.load().users;
+        self.file.recall(users, login).is_some() || self.credentials.knows(login.fingerprint)
     }
 
     async fn landed(&self, boarded: Result<Flight, Full>) -> Ended {
@@ -222,16 +309,17 @@ impl Logins {
     }
 }
 
-/// Too many logins are under way.
-struct Full;
-
 impl LoginControl {
     /// Deals with logins until dropped, by tasks among `tasks`.
     pub async fn run(mut self, tasks: Tasks) {
+        let _asking = tasks.spawn("auth revision shown", self.sources.moves.clone().run(self.pages));
         let desk = Rc::new(Desk {
             sources: self.sources,
+            refused: self.refused,
             attempts: RefCell::new(Attempts::new(self.limits)),
-            beat: RefCell::new(Beat { check: Duration::ZERO }),
+            beat: RefCell::new(Beat::new(Instant::now())),
+            asked: Cell::new(0),
+            turns: RefCell::default(),
         });
         while let Some(request) = self.requests.recv().await {
             let desk = Rc::clone(&desk);
@@ -246,41 +334,103 @@ impl LoginControl {
 
 impl Desk {
     async fn deal(&self, login: &Login, purpose: Purpose) -> Ended {
-        if let Some(verdict) = self.sources.ask(login, Effort::Recall).await {
-            return Ended { verdict, effort: Effort::Recall };
+        let asked = purpose.asked();
+        if asked == Asked::Sources
+            && let Some(proved) = self.sources.recall(login, purpose.off()).await
+        {
+            return Ended { verdict: Ok(proved), effort: Effort::Recall };
+        }
+        let line = self.sources.line(&login.user);
+        if let Some(denied) = self.refused.recall(login, asked, line, Instant::now()) {
+            return Ended { verdict: Err(denied), effort: Effort::Recall };
         }
         let verdict = match purpose {
-            Purpose::Login(from) => self.guarded(login, from).await,
-            Purpose::Session => Ok(self.ask(login).await),
+            Purpose::Login(from) | Purpose::Blocked(from) => self.guarded(login, asked, from).await,
+            // Nobody has changed anything since: no bcrypt for whom another replica, or this one before a restart, has seen.
+            Purpose::Session(at) if self.sources.is_unmoved(&login.user, at).await => {
+                return Ended { verdict: Ok(Proved::Etcd), effort: Effort::Recall };
+            }
+            Purpose::Session(_) => Ok(self.ask(login, purpose.off()).await),
+        };
+        let Ok(verdict) = verdict else {
+            return Ended { verdict: Err(Denied::Limited), effort: Effort::Recall };
         };
         match verdict {
-            Ok(verdict) => Ended { verdict, effort: Effort::Ask },
-            Err(Limited) => Ended { verdict: Err(Denied::Limited), effort: Effort::Recall },
+            Ok(_) => self.refused.forget(login),
+            Err(why @ (Denied::WrongPassword | Denied::NoPassword)) => {
+                self.refused.note(login, asked, line, why, Instant::now());
+            }
+            Err(Denied::Limited | Denied::Untold) => {}
         }
-    }
-
-    async fn ask(&self, login: &Login) -> Result<Proved, Denied> {
-        self.sources.ask(login, Effort::Ask).await.unwrap_or(Err(Denied::Untold))
+        Ended { verdict, effort: Effort::Ask }
     }
 
     /// Asks, if the limits allow it, and is in no hurry to say no.
-    async fn guarded(&self, login: &Login, from: Option<IpAddr>) -> Result<Result<Proved, Denied>, Limited> {
+    async fn guarded(
+        &self,
+        login: &Login,
+        asked: Asked,
+        from: Option<IpAddr>,
+    ) -> Result<Result<Proved, Denied>, Limited> {
         let begun = Instant::now();
         let tried = self.attempts.borrow_mut().begin(&login.user, from, begun).inspect_err(|limited| {
             tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
         })?;
-        let verdict = self.ask(login).await;
+        let told = self.beat.borrow_mut().enter(begun);
+        let verdict = match asked {
+            Asked::Sources => self.in_turn(login, Network::of(from)).await,
+            Asked::Nobody => Err(Denied::WrongPassword),
+        };
         let (how, now) = (settled(verdict), Instant::now());
         self.attempts.borrow_mut().settle(tried, how, now);
         match how {
-            Settled::Right => self.beat.borrow_mut().learn(now - begun),
             Settled::Wrong => {
-                let at = self.beat.borrow().after(now - begun);
-                sleep_until(begun + at).await;
+                let at = self.beat.borrow().tells(begun, told, now);
+                sleep_until(at).await;
             }
-            Settled::Untold => {}
+            Settled::Right | Settled::Untold => self.beat.borrow_mut().leave(),
         }
         Ok(verdict)
+    }
+
+    /// Asks once it is this network's turn: others wait for a few of its tries, never for all of them.
+    async fn in_turn(&self, login: &Login, network: Network) -> Result<Proved, Denied> {
+        let turns = {
+            let mut all = self.turns.borrow_mut();
+            all.retain(|_, turns| Rc::strong_count(turns) > 1);
+            Rc::clone(all.entry(network).or_insert_with(|| Rc::new(Semaphore::new(TURNS))))
+        };
+        let _turn = turns.acquire().await;
+        let (begun, alone) = (Instant::now(), self.asked.get() == 0);
+        let verdict = self.ask(login, Off::Believed).await;
+        if settled(verdict) == Settled::Right {
+            self.beat.borrow_mut().learn(begun.elapsed(), alone);
+        }
+        verdict
+    }
+
+    async fn ask(&self, login: &Login, off: Off) -> Result<Proved, Denied> {
+        self.asked.set(self.asked.get() + 1);
+        let verdict = self.sources.ask(login, off).await;
+        self.asked.set(self.asked.get() - 1);
+        verdict
+    }
+}
+
+impl Purpose {
+    fn asked(self) -> Asked {
+        match self {
+            Self::Login(_) | Self::Session(_) => Asked::Sources,
+            Self::Blocked(_) => Asked::Nobody,
+        }
+    }
+
+    /// What is proved of a session goes upstream by a credential of ours, which passes whether auth is on or off.
+    fn off(self) -> Off {
+        match self {
+            Self::Session(_) => Off::Asked,
+            Self::Login(_) | Self::Blocked(_) => Off::Believed,
+        }
     }
 }
 
@@ -289,19 +439,6 @@ fn settled(verdict: Result<Proved, Denied>) -> Settled {
         Ok(Proved::Etcd | Proved::File(_)) => Settled::Right,
         Err(Denied::WrongPassword | Denied::NoPassword) => Settled::Wrong,
         Ok(Proved::Nothing) | Err(Denied::Limited | Denied::Untold) => Settled::Untold,
-    }
-}
-
-impl Beat {
-    fn learn(&mut self, took: Duration) {
-        self.check = if self.check.is_zero() { took } else { self.check * 7 / 8 + took / 8 };
-    }
-
-    /// When a refusal that took so long is told, counted from its beginning.
-    fn after(&self, took: Duration) -> Duration {
-        let beat = (self.check * 2).clamp(LEAST_BEAT, LONGEST_BEAT);
-        let beats = took.as_micros().div_ceil(beat.as_micros()).max(1);
-        beat.saturating_mul(u32::try_from(beats).unwrap_or(u32::MAX))
     }
 }
 
@@ -321,61 +458,17 @@ impl Ended {
 }
 
 impl Request {
-    fn land(mut self, ended: Ended) {
-        self.tell(Some(ended));
-    }
-
-    /// Nobody boards a flight that has landed.
-    fn tell(&mut self, ended: Option<Ended>) {
-        let Some(landed) = self.landed.take() else { return };
-        match ended.map(|ended| ended.verdict) {
-            Some(Ok(proved)) => self.proved.insert(self.login.fingerprint, (proved, Instant::now())),
-            Some(Err(Denied::WrongPassword | Denied::NoPassword)) => {
+    /// Takes down how it ended, then tells those who wait.
+    fn land(self, ended: Ended) {
+        match ended.verdict {
+            _ if self.purpose.asked() == Asked::Nobody => {}
+            Ok(proved) => self.proved.insert(self.login.fingerprint, (proved, Instant::now())),
+            Err(Denied::WrongPassword | Denied::NoPassword) => {
                 self.proved.invalidate(&self.login.fingerprint);
             }
             // That nobody could say changes nothing of what was said, nor makes it younger.
-            Some(Err(Denied::Limited | Denied::Untold)) | None => {}
+            Err(Denied::Limited | Denied::Untold) => {}
         }
-        lock(&self.flights).remove(&self.login.fingerprint);
-        if let Some(ended) = ended
-            && landed.send(ended).is_err()
-        {
-            tracing::trace!("nobody waits for a login any more");
-        }
-    }
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        self.tell(None);
-    }
-}
-
-/// Nothing under this lock can panic half-way, so that a poisoned one is still whole.
-fn lock(flights: &Mutex<Flights>) -> std::sync::MutexGuard<'_, Flights> {
-    flights.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_is_told_when_any_other_would_be() {
-        let millis = Duration::from_millis;
-        let mut beat = Beat { check: Duration::ZERO };
-        // etcd knows no such user; a cheap line; a bcrypt.
-        assert_eq!([0, 1, 30, 90, 250].map(|took| beat.after(millis(took))), [millis(250); 5]);
-        assert_eq!(beat.after(millis(251)), millis(500), "what waited in line is late with all others");
-        for _ in 0..64 {
-            beat.learn(millis(400));
-        }
-        let told = [1, 400].map(|took| beat.after(millis(took)));
-        assert_eq!(told[0], told[1], "a dearer bcrypt makes longer beats");
-        assert!(told[0] > millis(700) && told[0] <= millis(800), "{told:?}");
-        for _ in 0..64 {
-            beat.learn(Duration::from_secs(60));
-        }
-        assert_eq!(beat.after(millis(1)), LONGEST_BEAT);
+        self.landing.land(ended);
     }
 }

@@ -48,6 +48,10 @@ pub struct Try {
     address: Option<u64>,
 }
 
+/// Whom an address stands for: who has one of IPv6 has all that begin with the same 64 bits. A unix socket has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Network(Option<u128>);
+
 /// How a try ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
@@ -105,10 +109,10 @@ impl Attempts {
     /// # Errors
     /// [`Limited`].
     pub fn begin(&mut self, user: &UserName, from: Option<IpAddr>, now: Instant) -> Result<Try, Limited> {
-        let network = from.map(network);
+        let network = Network::of(from);
         let pair = self.hasher.hash_one((0, user, network));
         let user = self.hasher.hash_one((1, user));
-        let address = network.map(|network| self.hasher.hash_one((2, network)));
+        let address = network.0.map(|network| self.hasher.hash_one((2, network)));
         let good = self.counts.find(pair, now).is_some_and(|count| count.good);
         let mut open =
             |key, rule: &Rule| self.counts.find(key, now).is_none_or(|count| count.open(rule, now));
@@ -119,29 +123,37 @@ impl Attempts {
         }
         self.counts.at(pair, now).add(&self.pair, now);
         self.counts.at(user, now).add(&self.user, now);
+        if let Some(address) = address {
+            self.counts.at(address, now).add(&self.address, now);
+        }
         Ok(Try { pair, user, address })
     }
 
     /// Takes down how a try ended.
     pub fn settle(&mut self, tried: Try, how: Settled, now: Instant) {
+        let shared = [Some(tried.user), tried.address].into_iter().flatten();
         match how {
             Settled::Right => {
                 let pair = self.counts.at(tried.pair, now);
                 (pair.wrong, pair.good) = (0, true);
-                self.counts.at(tried.user, now).take_back();
+                shared.for_each(|key| self.counts.at(key, now).take_back());
             }
             Settled::Wrong => {
-                self.counts.at(tried.pair, now).last = now;
-                self.counts.at(tried.user, now).last = now;
-                if let Some(address) = tried.address {
-                    self.counts.at(address, now).add(&self.address, now);
-                }
+                shared.chain([tried.pair]).for_each(|key| self.counts.at(key, now).last = now);
             }
             Settled::Untold => {
-                self.counts.at(tried.pair, now).take_back();
-                self.counts.at(tried.user, now).take_back();
+                shared.chain([tried.pair]).for_each(|key| self.counts.at(key, now).take_back());
             }
         }
+    }
+}
+
+impl Network {
+    pub(super) fn of(address: Option<IpAddr>) -> Self {
+        Self(address.map(|address| match address.to_canonical() {
+            IpAddr::V4(address) => u128::from(address.to_bits()),
+            IpAddr::V6(address) => address.to_bits() >> 64 << 64,
+        }))
     }
 }
 
@@ -190,14 +202,6 @@ impl Counts {
         self.recent
             .entry(key)
             .or_insert_with(|| kept.unwrap_or(Count { wrong: 0, since: now, last: now, good: false }))
-    }
-}
-
-/// Whom an address stands for: who has one of IPv6 has all that begin with the same 64 bits.
-fn network(address: IpAddr) -> u128 {
-    match address.to_canonical() {
-        IpAddr::V4(address) => u128::from(address.to_bits()),
-        IpAddr::V6(address) => address.to_bits() >> 64 << 64,
     }
 }
 
@@ -259,6 +263,20 @@ mod tests {
             assert!(try_as(&mut attempts, "alice", address(1), Settled::Untold, now));
             assert!(try_as(&mut attempts, "bob", address(1), Settled::Right, now));
         }
+    }
+
+    #[test]
+    fn one_address_has_so_many_under_way_and_those_that_were_right_are_taken_back() {
+        let (mut attempts, now) = (attempts(), Instant::now());
+        for how in [Settled::Right, Settled::Untold, Settled::Wrong] {
+            let names = (0..100).map(|n| UserName::from(format!("{how:?}{n}").as_str()));
+            let under_way: Vec<_> =
+                names.filter_map(|name| attempts.begin(&name, address(1), now).ok()).collect();
+            assert_eq!(under_way.len(), 50, "{how:?}");
+            assert!(attempts.begin(&"other".into(), address(2), now).is_ok(), "another address");
+            under_way.into_iter().for_each(|tried| attempts.settle(tried, how, now));
+        }
+        assert!(attempts.begin(&"other".into(), address(1), now).is_err(), "fifty were wrong");
     }
 
     #[test]

@@ -19,14 +19,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::PasswordSources;
+use crate::config::{PasswordSources, Passwords};
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::file::UsersFile;
 use crate::identity::{MemberId, UserName};
+use crate::published::Published;
 use crate::secret::Secret;
-use crate::upstream::credential::{Credentials, Fingerprint, LoginFailure};
+use crate::upstream::credential::{Credentials, Fingerprint, LoginFailure, Moves};
 use crate::upstream::membership::{Auth, MembersHandle};
-use crate::users::LineMark;
+use crate::users::{LineMark, Users};
 
 /// While no member can tell, they are asked again this often, or as soon as the members change.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -53,6 +54,15 @@ pub enum Proved {
     Nothing,
 }
 
+/// Whether auth that is known to be off is taken for off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Off {
+    /// It is: a call upstream will notice that it is on.
+    Believed,
+    /// etcd is asked: nothing else would notice.
+    Asked,
+}
+
 /// Why a login proved nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
@@ -66,80 +76,111 @@ pub enum Denied {
     Untold,
 }
 
-/// What a login may cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effort {
-    /// No more than a look at what is known: neither bcrypt nor argon2.
-    Recall,
-    /// Whatever it takes.
-    Ask,
-}
-
 /// The password sources of this process.
 pub(super) struct Sources {
-    pub(super) order: PasswordSources,
-    pub(super) file: UsersFile,
+    /// Their order and the users file; one value, so that both change together.
+    pub(super) passwords: Arc<Published<Passwords>>,
+    pub(super) file: Arc<UsersFile>,
     pub(super) credentials: Arc<Credentials>,
     pub(super) members: MembersHandle,
+    pub(super) moves: Moves,
 }
 
-type Answer = Option<Result<Proved, Denied>>;
-
 impl Sources {
-    /// What the sources say; none where that would take more than the effort that is allowed.
-    pub(super) async fn ask(&self, login: &Login, effort: Effort) -> Answer {
-        match self.order {
-            PasswordSources::Etcd => self.etcd(login, effort).await,
-            PasswordSources::File => self.file(login, effort).await,
-            PasswordSources::FileThenEtcd if self.file.knows(&login.user) => self.file(login, effort).await,
-            PasswordSources::FileThenEtcd => self.etcd(login, effort).await,
+    /// What is known of a password without a bcrypt or an argon2: that it was right, or that there is nothing to prove.
+    /// That one was refused is not told here: sources remember that in ways of their own, which would show whose a user is.
+    pub(super) async fn recall(&self, login: &Login, off: Off) -> Option<Proved> {
+        let Passwords { sources, users, .. } = &*self.passwords.load_full();
+        let file = || self.file.recall(users, login).map(Proved::File);
+        let in_file = users.line(&login.user).is_some();
+        match sources {
+            PasswordSources::Etcd => self.recall_etcd(login, off).await,
+            PasswordSources::File => file(),
+            PasswordSources::FileThenEtcd if in_file => file(),
+            PasswordSources::FileThenEtcd => self.recall_etcd(login, off).await,
+            // Whom the file has accepted is not guessing: that etcd has no password is looked up again.
+            PasswordSources::EtcdThenFile if file().is_some() => self.ask(login, off).await.ok(),
             PasswordSources::EtcdThenFile => {
-                // Whom the file has accepted is not guessing: that etcd has no password is looked up again.
-                let accepted = self.file.recall(login).is_some_and(|known| known.is_ok());
-                match self.etcd(login, if accepted { Effort::Ask } else { effort }).await {
-                    Some(Ok(Proved::Nothing) | Err(Denied::NoPassword)) if self.file.knows(&login.user) => {
-                        self.file(login, effort).await
-                    }
-                    final_answer => final_answer,
-                }
+                self.recall_etcd(login, off).await.filter(|proved| *proved != Proved::Nothing || !in_file)
             }
         }
     }
 
-    async fn file(&self, login: &Login, effort: Effort) -> Answer {
-        let told = match (self.file.recall(login), effort) {
-            (Some(known), _) => known,
-            (None, Effort::Recall) => return None,
-            (None, Effort::Ask) => self.file.compare(login).await,
+    /// Whether what etcd said at this auth revision of the user's password is what it would say now, and final.
+    pub(super) async fn is_unmoved(&self, user: &UserName, auth_revision: u64) -> bool {
+        let passwords = self.passwords.load_full();
+        let etcd_decides = match passwords.sources {
+            PasswordSources::Etcd | PasswordSources::EtcdThenFile => true,
+            PasswordSources::FileThenEtcd => passwords.users.line(user).is_none(),
+            PasswordSources::File => false,
         };
-        Some(told.map(Proved::File))
+        etcd_decides && auth_revision != 0 && self.moves.current().await == Some(auth_revision)
+    }
+
+    /// What the sources say, whatever it takes.
+    pub(super) async fn ask(&self, login: &Login, off: Off) -> Result<Proved, Denied> {
+        let Passwords { sources, users, .. } = &*self.passwords.load_full();
+        let in_file = users.line(&login.user).is_some();
+        match sources {
+            PasswordSources::Etcd => self.etcd(login, off).await,
+            PasswordSources::File => self.file(users, login).await,
+            PasswordSources::FileThenEtcd if in_file => self.file(users, login).await,
+            PasswordSources::FileThenEtcd => self.etcd(login, off).await,
+            PasswordSources::EtcdThenFile => match self.etcd(login, off).await {
+                Ok(Proved::Nothing) | Err(Denied::NoPassword) if in_file => self.file(users, login).await,
+                final_answer => final_answer,
+            },
+        }
+    }
+
+    async fn file(&self, users: &Users, login: &Login) -> Result<Proved, Denied> {
+        match self.file.recall(users, login) {
+            Some(line) => Ok(Proved::File(line)),
+            None => self.file.compare(users, login).await.map(Proved::File),
+        }
+    }
+
+    /// The user's line in the users file, whatever it is worth.
+    pub(super) fn line(&self, user: &UserName) -> Option<LineMark> {
+        self.passwords.load().users.line(user)
+    }
+
+    async fn recall_etcd(&self, login: &Login, off: Off) -> Option<Proved> {
+        if off == Off::Believed && self.members.auth.now() == Auth::Off {
+            return Some(Proved::Nothing);
+        }
+        let known = self.credentials.recall(&login.user, &login.password, &self.order_of(login)).await;
+        known.then_some(Proved::Etcd)
+    }
+
+    /// bcrypt is the member's own work: each gets its share.
+    fn order_of(&self, login: &Login) -> Vec<MemberId> {
+        let mut members: Vec<MemberId> =
+            self.members.snapshot.load().ready_voters().map(|member| member.id).collect();
+        let first = login.fingerprint.one_of(members.len());
+        members.rotate_left(first);
+        members
     }
 
     /// Asks again while no member can tell.
-    async fn etcd(&self, login: &Login, effort: Effort) -> Answer {
+    async fn etcd(&self, login: &Login, off: Off) -> Result<Proved, Denied> {
         let until = Instant::now() + PATIENCE;
-        let Login { user, password, .. } = login;
         loop {
-            if self.members.auth.now() == Auth::Off {
-                return Some(Ok(Proved::Nothing));
+            if off == Off::Believed && self.members.auth.now() == Auth::Off {
+                return Ok(Proved::Nothing);
             }
-            let mut members: Vec<MemberId> =
-                self.members.snapshot.load().ready_voters().map(|member| member.id).collect();
-            // bcrypt is the member's own work: each gets its share.
-            let first = login.fingerprint.one_of(members.len());
-            members.rotate_left(first);
-            let told = match effort {
-                Effort::Recall => self.credentials.recall(user, password, &members).await?,
-                Effort::Ask => self.credentials.verify(user, password, &members).await.map(drop),
-            };
-            match told {
-                Ok(()) => return Some(Ok(Proved::Etcd)),
-                Err(LoginFailure::AuthDisabled) => self.members.auth_is(Auth::Off),
-                Err(LoginFailure::WrongPassword) => return Some(Err(Denied::WrongPassword)),
-                Err(LoginFailure::NoPassword) => return Some(Err(Denied::NoPassword)),
+            let members = self.order_of(login);
+            match self.credentials.verify(&login.user, &login.password, &members).await {
+                Ok(_identity) => return Ok(Proved::Etcd),
+                Err(LoginFailure::AuthDisabled) => {
+                    self.members.auth_is(Auth::Off);
+                    return Ok(Proved::Nothing);
+                }
+                Err(LoginFailure::WrongPassword) => return Err(Denied::WrongPassword),
+                Err(LoginFailure::NoPassword) => return Err(Denied::NoPassword),
                 Err(LoginFailure::Unavailable(_) | LoginFailure::NoAnswer | LoginFailure::Busy) => {
                     if Instant::now() + PAUSE > until {
-                        return Some(Err(Denied::Untold));
+                        return Err(Denied::Untold);
                     }
                     self.members.pause_or_change(PAUSE).await;
                 }

@@ -3,12 +3,15 @@
 //! Owns: which identity proves which etcd user. Must not know: who the client is, or why it is that user.
 //! Invariants: `root` is proved only where the configuration names it; a user is one identity for as long as somebody
 //! uses it, and the same one for as long as its certificate, or what it is minted from, is the same; a configuration is
-//! published whole, and what goes on with the one before keeps it.
+//! published whole, and who goes on over that is proved by the new one from its next attempt on, by the old one where the
+//! new one has nothing.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use arc_swap::ArcSwap;
 use moka::sync::Cache;
 use rustls::pki_types::CertificateDer;
 
@@ -37,8 +40,50 @@ pub enum UsersError {
     Mint(#[from] MintError),
 }
 
+/// An etcd user, proved by whatever the configuration in force has for it.
+pub struct ActingIdentity {
+    user: UserName,
+    acting: Arc<ArcSwap<Acting>>,
+    last: ArcSwap<Proving>,
+}
+
+/// What one configuration has for a user.
+struct Proving {
+    published: u64,
+    identity: Identity,
+}
+
+impl ActingIdentity {
+    /// The etcd user.
+    #[must_use]
+    pub fn user(&self) -> &UserName {
+        &self.user
+    }
+
+    /// What proves the user now.
+    pub(super) fn now(&self) -> Identity {
+        let acting = self.acting.load();
+        let last = self.last.load();
+        if last.published == acting.published {
+            return last.identity.clone();
+        }
+        // Where there is nothing any more, whatever goes on keeps what it had.
+        let identity = acting.identity(&self.user).unwrap_or_else(|| last.identity.clone());
+        self.last.store(Arc::new(Proving { published: acting.published, identity: identity.clone() }));
+        identity
+    }
+}
+
+impl fmt::Debug for ActingIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActingIdentity").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
 /// Whom one configuration lets us prove.
 pub struct Acting {
+    /// Tells configurations apart.
+    published: u64,
     /// Of what is minted.
     epoch: u64,
     named: HashMap<UserName, Identity>,
@@ -55,7 +100,16 @@ impl Acting {
     /// Nobody.
     pub(super) fn nobody() -> Self {
         let (made, users) = (Cache::new(0), Users::default());
-        Self { epoch: 0, named: HashMap::new(), made, mint: None, signer: None, users, roots: None }
+        Self {
+            published: 0,
+            epoch: 0,
+            named: HashMap::new(),
+            made,
+            mint: None,
+            signer: None,
+            users,
+            roots: None,
+        }
     }
 
     /// What mints for these users too, where it is the same: a certificate that is not replaced costs no connection.
@@ -111,7 +165,7 @@ impl Acting {
     }
 }
 
-/// Tells certificates apart that one user has one after the other.
+/// Tells apart certificates that one user has one after the other, and configurations.
 fn epoch() -> u64 {
     static EPOCHS: AtomicU64 = AtomicU64::new(1);
     EPOCHS.fetch_add(1, Ordering::Relaxed)
@@ -154,6 +208,7 @@ impl Credentials {
         let idle = self.shared.settings.idle;
         let keeps_others = minted_as_before && [before.users.others, users.others] == [Some(Maker::Mint); 2];
         let mut acting = Acting {
+            published: epoch(),
             epoch: if minted_as_before { before.epoch } else { epoch() },
             named: HashMap::new(),
             made: if keeps_others {
@@ -190,7 +245,10 @@ impl Credentials {
     /// As this etcd user, without its password; none where the configuration does not say how.
     #[must_use]
     pub fn acting(&self, user: &UserName) -> Option<As> {
-        self.acting.load().identity(user).map(As::User)
+        let acting = self.acting.load();
+        let last = Proving { published: acting.published, identity: acting.identity(user)? };
+        let (acting, last) = (Arc::clone(&self.acting), ArcSwap::from_pointee(last));
+        Some(As::User(Identity::Acting(Arc::new(ActingIdentity { user: user.clone(), acting, last }))))
     }
 
     /// The authority that certificates are minted from, and what leads to one that members trust; none where none are.
@@ -230,14 +288,54 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use arc_swap::ArcSwap;
     use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa};
     use tokio::time::Instant;
 
     use super::*;
+    use crate::config::ClusterPin;
+    use crate::secret::Secret;
     use crate::upstream::connect::Connector;
     use crate::upstream::credential::CredentialSettings;
     use crate::upstream::membership::{ControlChannels, Membership};
+
+    fn publish(credentials: &Credentials, passwords: &[(&str, &str)]) {
+        let credential = |text: &str| Credential::Password(Arc::new(Secret::new(text.to_owned())));
+        let named = passwords.iter().map(|(user, text)| (UserName::from(*user), credential(text)));
+        let users = Users { named: named.collect(), ..Users::default() };
+        let second = Duration::from_secs(1);
+        let cluster = Cluster {
+            endpoints: Vec::new(),
+            tls: None,
+            connect_timeout: second,
+            idle_timeout: second,
+            token_ttl: second,
+            pin: ClusterPin::FirstAnswer,
+            probe: None,
+        };
+        let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
+        let pages = Pages { connector: Connector::tcp(None, second), members };
+        credentials.act_for(&users, &cluster, pages).unwrap();
+    }
+
+    #[test]
+    fn who_goes_on_over_a_reload_is_proved_by_what_is_new() {
+        let (credentials, _control) =
+            Credentials::new(CredentialSettings::default(), ControlChannels::default()).unwrap();
+        publish(&credentials, &[("alice", "old")]);
+        let Some(As::User(alice)) = credentials.acting(&"alice".into()) else { panic!("she has a row") };
+        let proved_by = |text: &str| {
+            let wanted = credentials.identity(&"alice".into(), &Secret::new(text.to_owned()));
+            matches!(&*alice.now(), Identity::Password(identity) if Arc::ptr_eq(identity, &wanted))
+        };
+        assert!(proved_by("old"));
+        publish(&credentials, &[("alice", "new"), ("bob", "old")]);
+        assert!(proved_by("new") && !proved_by("old"));
+        // Her row goes: nobody new is her, and what goes on has what it had.
+        publish(&credentials, &[("bob", "old")]);
+        assert!(credentials.acting(&"alice".into()).is_none() && proved_by("new"));
+        publish(&credentials, &[("alice", "newest")]);
+        assert!(proved_by("newest"));
+    }
 
     const USERS: [&str; 3] = ["held", "minted", "other"];
 
@@ -272,7 +370,10 @@ mod tests {
         let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
         credentials.act_for(&config.users, &config.cluster, Pages { connector, members }).unwrap();
         USERS.map(|user| match credentials.acting(&user.into()) {
-            Some(As::User(Identity::Certificate(identity))) => identity.showing().epoch,
+            Some(As::User(identity)) => match &*identity.now() {
+                Identity::Certificate(identity) => identity.showing().epoch,
+                other => panic!("{other:?}"),
+            },
             other => panic!("{other:?}"),
         })
     }

@@ -49,7 +49,6 @@ pub struct Token(Arc<Issued>);
 struct Issued {
     header: HeaderValue,
     serial: u64,
-    obtained_at: Instant,
     alive_at: Stamp,
     identity_used: Arc<Stamp>,
 }
@@ -291,7 +290,6 @@ impl PasswordIdentity {
         Token(Arc::new(Issued {
             header,
             serial: self.shared.serials.fetch_add(1, Ordering::Relaxed),
-            obtained_at: Instant::now(),
             alive_at: Stamp::now(self.shared.epoch),
             identity_used: Arc::clone(&self.last_used),
         }))
@@ -348,7 +346,6 @@ impl Token {
         Self(Arc::new(Issued {
             header,
             serial: shared.serials.fetch_add(1, Ordering::Relaxed),
-            obtained_at: Instant::now(),
             alive_at: Stamp::now(shared.epoch),
             identity_used: Arc::new(Stamp::now(shared.epoch)),
         }))
@@ -358,12 +355,6 @@ impl Token {
     #[must_use]
     pub fn header(&self) -> &HeaderValue {
         &self.0.header
-    }
-
-    /// When the login was.
-    #[must_use]
-    pub fn obtained_at(&self) -> Instant {
-        self.0.obtained_at
     }
 
     /// A call with this token got an answer other than that the token is bad: etcd has extended its life. Only of calls

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::wire::{self, Touched};
-use super::{Credentials, LoginFailure, PasswordIdentity};
+use super::{Credentials, PasswordIdentity};
 use crate::identity::{MemberId, UserName};
 use crate::secret::Secret;
 
@@ -20,25 +20,17 @@ pub(super) const CONFIRMED: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(500);
 
 impl Credentials {
-    /// Whether this is the user's password, as far as that is known: a refusal that is still in force, or a token that one
-    /// of `members` knows. Costs at most a read of one key at a member.
-    pub async fn recall(
-        &self,
-        user: &UserName,
-        password: &Secret<String>,
-        members: &[MemberId],
-    ) -> Option<Result<(), LoginFailure>> {
-        let identity = self.find(user, password)?;
-        if let Some(refused) = identity.refused() {
-            return Some(Err(refused));
-        }
+    /// Whether this is known to be the user's password, by a token that one of `members` knows. Costs at most a read of one
+    /// key at a member.
+    pub async fn recall(&self, user: &UserName, password: &Secret<String>, members: &[MemberId]) -> bool {
+        let Some(identity) = self.find(user, password) else { return false };
         if !self.confirm(&identity, members).await {
-            return None;
+            return false;
         }
         identity.note_use();
         // Whoever is told so needs it next.
         self.keep(&identity);
-        Some(Ok(()))
+        true
     }
 
     /// Whether one of `members` knows a token of this identity. Tokens that they do not know are dropped; one whose member

@@ -159,7 +159,7 @@ impl Member {
                 Ok(_) => Err((3, "etcdserver: authentication failed, invalid user ID or password")),
             };
             let (accepted, with_token) = (outcome.is_ok(), token.is_some());
-            state.logins.push(Login { user: login.name, accepted, with_token });
+            state.logins.push(Login { user: login.name.clone(), accepted, with_token });
             outcome.map(|token| AuthenticateResponse { header: None, token }.encode_to_vec())
         })
     }

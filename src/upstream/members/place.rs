@@ -3,6 +3,7 @@
 //! Owns: how a report changes what is believed of an address. Must not know: other addresses, members.
 //! Invariants: one late answer is no silence, a broken connection is; hints bring a probe forward within bounds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -10,8 +11,8 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use super::census::{Seen, Sighting, Source};
-use super::probe::{Identity, Prober, Report, Silence, Want};
-use crate::config::{ClusterPin, Endpoint, Login, Scheme};
+use super::probe::{Identity, ProbeLogin, Prober, Report, Silence, Want};
+use crate::config::{ClusterPin, Endpoint, Scheme};
 use crate::identity::MemberId;
 use crate::upstream::connect::{ConnectError, Connector};
 use crate::upstream::membership::Mark;
@@ -33,7 +34,7 @@ pub(super) struct Setup {
     pub(super) connector: Connector,
     pub(super) http1: Connector,
     pub(super) identity: Identity,
-    pub(super) login: Option<Login>,
+    pub(super) login: ProbeLogin,
 }
 
 /// One address, and when it is asked next.
@@ -62,7 +63,7 @@ impl Place {
             channel.clone(),
             setup.http1.clone(),
             setup.identity,
-            setup.login.clone(),
+            Arc::clone(&setup.login),
         );
         Some(Self {
             sighting: Sighting { endpoint: endpoint.clone(), source, seen: Seen::NotAsked },
@@ -171,7 +172,7 @@ mod tests {
             http1: nowhere.http1(),
             connector: nowhere,
             identity: Identity::None,
-            login: None,
+            login: ProbeLogin::default(),
         }
     }
 

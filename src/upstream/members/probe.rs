@@ -6,8 +6,10 @@
 //! refused password is not tried again for half a minute; a probe never writes.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use tokio::time::{Instant, timeout};
 use tonic::metadata::{AsciiMetadataValue, MetadataValue};
 use tonic::transport::Channel;
@@ -43,13 +45,18 @@ const PAGE_KEPT: Duration = Duration::from_secs(10);
 /// A user that should not exist: asks etcd whether auth is on, without a password and without its bcrypt.
 const NOBODY: &str = "keyward-asks-whether-auth-is-on";
 
+/// As whom members are probed; replaced at run time.
+pub type ProbeLogin = Arc<ArcSwapOption<Login>>;
+
 /// Asks one address. Lives in the probe's future while one is under way.
 pub(super) struct Prober {
     pub(super) endpoint: Endpoint,
     channel: Channel,
     http1: Connector,
     identity: Identity,
-    login: Option<Login>,
+    login: ProbeLogin,
+    /// The login that the rest is about.
+    user: Option<Arc<Login>>,
     token: Option<AsciiMetadataValue>,
     no_login_before: Option<Instant>,
     page: Option<Read>,
@@ -128,9 +135,20 @@ impl Prober {
         channel: Channel,
         http1: Connector,
         identity: Identity,
-        login: Option<Login>,
+        login: ProbeLogin,
     ) -> Self {
-        Self { endpoint, channel, http1, identity, login, token: None, no_login_before: None, page: None }
+        let user = login.load_full();
+        Self {
+            endpoint,
+            channel,
+            http1,
+            identity,
+            login,
+            user,
+            token: None,
+            no_login_before: None,
+            page: None,
+        }
     }
 
     /// Takes another channel to the same address. The token stays good.
@@ -140,6 +158,7 @@ impl Prober {
 
     /// One probe. Never fails: what it could not learn is in the report.
     pub(super) async fn ask(mut self, want: Want) -> (Self, Report) {
+        self.follow_login();
         let mut login_refused = false;
         let told = match self.as_user(&mut login_refused, status).await {
             Ok(status) => {
@@ -160,6 +179,14 @@ impl Prober {
             }
         }
         (self, report)
+    }
+
+    /// Whoever is somebody else now has neither the token nor the refusals of who was before.
+    fn follow_login(&mut self) {
+        let now = self.login.load_full();
+        if now.as_ref().map(Arc::as_ptr) != self.user.as_ref().map(Arc::as_ptr) {
+            (self.user, self.token, self.no_login_before) = (now, None, None);
+        }
     }
 
     /// Makes a call with the token if there is one; where it is refused for want of a good one, once more after a
@@ -193,7 +220,7 @@ impl Prober {
 
     /// Logs in as the probing user, if there is one and it is time. Says whether etcd refused the password.
     async fn log_in(&mut self) -> bool {
-        let Some(login) = &self.login else { return false };
+        let Some(login) = &self.user else { return false };
         if self.no_login_before.is_some_and(|time| Instant::now() < time) {
             return false;
         }

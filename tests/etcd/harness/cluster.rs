@@ -389,7 +389,7 @@ impl Cluster {
 
     /// The id by which etcd knows this member.
     pub(crate) async fn member_id(&self, i: usize) -> u64 {
-        let text = self.metrics(i).await.expect("the member runs");
+        let text = self.shown(i).await;
         let labels = text.lines().find_map(|line| line.strip_prefix("etcd_server_id{server_id=\""));
         let id = labels.and_then(|rest| rest.split('"').next()).expect("the member shows its id");
         u64::from_str_radix(id, 16).expect("an id is a hexadecimal number")
@@ -398,8 +398,12 @@ impl Cluster {
     /// The sum of the samples of a member's metric that have all of these labels; it starts at zero with each restart. Such as
     /// `counter(0, "grpc_server_started_total", &[("grpc_method", "Authenticate")])`.
     pub(crate) async fn counter(&self, i: usize, metric: &str, labels: &[(&str, &str)]) -> f64 {
-        let text = self.metrics(i).await.expect("a member that runs shows its metrics");
-        http::sum(&text, metric, labels)
+        http::sum(&self.shown(i).await, metric, labels)
+    }
+
+    /// The metrics of a member that runs. One that makes nothing but bcrypts may take a while.
+    async fn shown(&self, i: usize) -> String {
+        wait::until(LIMIT, "a member that runs shows its metrics", async || self.metrics(i).await).await
     }
 
     async fn metrics(&self, i: usize) -> Option<String> {

@@ -145,7 +145,8 @@ impl Keyward {
 
     /// Status and body of a path of its admin address.
     pub(crate) async fn admin(&self, path: &str) -> (u16, String) {
-        let answer = http::get(self.site.admin, path).await.expect("the admin address answers");
+        let look = async || http::get(self.site.admin, path).await;
+        let answer = wait::until(LIMIT, "the admin address answers", look).await;
         evidence::text(&format!("keyward {path}"), &answer.1);
         answer
     }

@@ -9,9 +9,9 @@ use std::{
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DistinguishedName,
-    DnType, ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
-    SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationList, CertificateRevocationListParams,
+    CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair,
+    KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
 use super::evidence;
@@ -72,6 +72,18 @@ impl Pki {
 
     /// What it says it has revoked: the certificates of these serial numbers.
     pub(crate) fn revoke(&self, serials: &[u64]) -> PathBuf {
+        let path = self.folder.join("revoked.crl");
+        let list = self.revoked(serials);
+        fs::write(&path, list.pem().expect("it is text")).expect("the list can be written");
+        path
+    }
+
+    /// The same as etcd reads it.
+    pub(crate) fn revoked_der(&self, serials: &[u64]) -> Vec<u8> {
+        self.revoked(serials).der().to_vec()
+    }
+
+    fn revoked(&self, serials: &[u64]) -> CertificateRevocationList {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
             revocation_time: date_time_ymd(2026, 1, 1),
@@ -86,10 +98,7 @@ impl Pki {
             revoked_certs: serials.iter().map(revoked).collect(),
             key_identifier_method: KeyIdMethod::Sha256,
         };
-        let path = self.folder.join("revoked.crl");
-        let list = list.signed_by(&self.issuer).expect("the authority signs");
-        fs::write(&path, list.pem().expect("it is text")).expect("the list can be written");
-        path
+        list.signed_by(&self.issuer).expect("the authority signs")
     }
 
     /// For a client that TLS lets in and that names no user.
@@ -99,12 +108,18 @@ impl Pki {
 
     /// An authority below this one that may sign certificates for clients and nothing else.
     pub(crate) fn mint(&self) -> Pair {
+        self.another_mint("mint", None)
+    }
+
+    /// The same in other files, with a serial number.
+    pub(crate) fn another_mint(&self, file: &str, serial: Option<u64>) -> Pair {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.distinguished_name = named(Some("test mint"));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.sign("mint", &params)
+        params.serial_number = serial.map(SerialNumber::from);
+        self.sign(file, &params)
     }
 
     fn issue(

@@ -1,0 +1,99 @@
+//! A connection that has become old is told to go, so that one replica does not keep everybody (rules 16); what is open on it
+//! goes on.
+
+use std::time::Duration;
+
+use keyward::tasks::Tasks;
+use keyward::upstream::membership::Auth;
+use tokio::time::{Instant, sleep};
+
+use crate::client::Client;
+use crate::member::Member;
+use crate::revocations::watching;
+use crate::rig::{Keyward, paused};
+use crate::words::{RANGE, event, range, ranged, watched};
+
+const AGE: Duration = Duration::from_secs(600);
+const LINES: &str = "[limits]\nconnection_age = \"10m\"\n[watch]\nidle_progress = \"0s\"\n";
+
+/// Waits until it takes no new streams, and says how long that took.
+async fn told_to_go(client: &Client, began: Instant) -> Duration {
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        // Where it is taken, it is left again at once.
+        match client.open(RANGE).await {
+            Ok(stream) => stream.cancel(),
+            Err(_) => return began.elapsed(),
+        }
+    }
+}
+
+#[test]
+fn an_old_connection_takes_no_more_calls_and_ends_with_its_last_stream() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::configured(&[&member], Auth::Off, LINES);
+        let began = Instant::now();
+        let client = keyward.client().await;
+        let (mut stream, mut call) = watching(&client, &member).await;
+        let took = told_to_go(&client, began).await;
+        assert!(took >= AGE * 9 / 10 && took <= AGE * 11 / 10 + Duration::from_secs(2), "{took:?}");
+        // Long after: nothing cuts what its client still wants.
+        for revision in 10..13 {
+            sleep(AGE).await;
+            call.say(&event(1, revision, 1)).await.expect("taken");
+            assert_eq!(watched(&stream.next().await.expect("an event")).events.len(), 1);
+        }
+        assert!(!client.is_closed());
+        stream.cancel();
+        while !client.is_closed() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        // What comes next comes on another connection.
+        let again = keyward.client().await;
+        let (answer, ()) = tokio::join!(again.call(RANGE, range("k")), async {
+            member.called(RANGE).await.reply(&ranged(1)).await;
+        });
+        answer.message();
+    });
+}
+
+#[test]
+fn connections_that_came_together_do_not_go_together() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::configured(&[&member], Auth::Off, LINES);
+        let began = Instant::now();
+        let mut clients = Vec::new();
+        for _ in 0..8 {
+            clients.push(keyward.client().await);
+        }
+        let mut went = Vec::new();
+        while went.len() < clients.len() {
+            sleep(Duration::from_secs(1)).await;
+            let gone = clients.iter().filter(|client| client.is_closed()).count();
+            went.resize(gone, began.elapsed());
+        }
+        let spread = went[went.len() - 1] - went[0];
+        assert!(
+            spread >= Duration::from_secs(10),
+            "an idle one ends at once, each at its own time: {went:?}"
+        );
+    });
+}
+
+#[test]
+fn age_is_off_where_the_configuration_says_so_and_where_a_login_lends_itself() {
+    for (listener, lines) in
+        [("", "[limits]\nconnection_age = \"0s\"\n"), ("lend_login_identity = true\n", LINES)]
+    {
+        paused(async move {
+            let member = Member::new(1, &Tasks::default());
+            let folder = tempfile::tempdir().expect("a folder");
+            let keyward = Keyward::at(&[&member], Auth::Off, folder.path(), listener, lines);
+            let client = keyward.client().await;
+            sleep(3 * AGE).await;
+            assert!(!client.is_closed(), "{listener}{lines}");
+        });
+    }
+}

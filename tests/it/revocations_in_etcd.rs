@@ -1,0 +1,235 @@
+//! What is kept in etcd is what is obeyed, whatever becomes of a replica's own changes (rules 13).
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use keyward::config::{Keep, Login, Revocation};
+use keyward::downstream::session::{Change, Inadmissible, Sealer};
+use keyward::pb::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest, TxnResponse, request_op};
+use keyward::pb::mvccpb::KeyValue;
+use keyward::refusal::Code;
+use keyward::revocation::{Kept, Register, Trouble};
+use keyward::secret::Secret;
+use keyward::tasks::Tasks;
+use keyward::upstream::membership::Auth;
+use prost::Message as _;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::member::{Call, Member};
+use crate::rig::{Keyward, paused, settled};
+use crate::words::{INVALID_TOKEN, RANGE, TXN, header};
+
+const PREFIX: &str = "/p/";
+const DENIED: (Code, &str) = (Code::PermissionDenied, "etcdserver: permission denied");
+
+/// A replica whose revocations are in etcd, and a member whose rows a test writes.
+struct Replica {
+    member: Rc<Member>,
+    keyward: Keyward,
+    register: Register,
+}
+
+impl Replica {
+    fn start() -> Self {
+        Self::with(Auth::Off, None)
+    }
+
+    fn with(auth: Auth, login: Option<Login>) -> Self {
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::configured(&[&member], auth, "");
+        let settings = settings(Keep::Etcd { prefix: PREFIX.into(), login });
+        let opened = Register::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer));
+        let (register, keeper) = opened.expect("nothing is read yet");
+        keyward.tasks.spawn("revocations", keeper.run()).detach();
+        Self { member, keyward, register }
+    }
+
+    fn sealer(&self) -> &Sealer {
+        &self.keyward.sealer
+    }
+
+    /// An operator asks for the change: it comes before the next look.
+    async fn order(&self, change: Change) -> oneshot::Receiver<Result<Kept, Trouble>> {
+        let (told, outcome) = oneshot::channel();
+        let register = self.register.clone();
+        let ask = async move { drop(told.send(register.change(change).await)) };
+        self.keyward.tasks.spawn("operator", ask).detach();
+        tokio::task::yield_now().await;
+        outcome
+    }
+
+    /// Answers the next look or reading with all of these rows, as etcd does it: with those that changed since, where it is
+    /// asked for them.
+    async fn read(&self, revision: i64, rows: &[(&str, i64, bool)]) {
+        let mut call = self.member.called(RANGE).await;
+        let asked = RangeRequest::decode(call.message().await).expect("a Range");
+        assert!(!asked.serializable, "a member that lags behind knows nothing");
+        let kvs = rows.iter().filter(|(_, changed, _)| *changed >= asked.min_mod_revision);
+        let mut kvs: Vec<_> = kvs.map(|(user, changed, blocked)| row(user, *changed, *blocked)).collect();
+        if asked.limit > 0 {
+            kvs.truncate(usize::try_from(asked.limit).expect("a number of rows"));
+        }
+        let count = i64::try_from(rows.len()).expect("few");
+        let answer = RangeResponse { header: Some(header(revision)), kvs, count, ..RangeResponse::default() };
+        call.reply(&answer.encode_to_vec()).await;
+    }
+
+    /// The next call, which is the compared put of a change, with the row that it would write.
+    async fn put(&self) -> (Call, Bytes) {
+        let mut call = self.member.called(TXN).await;
+        let txn = TxnRequest::decode(call.message().await).expect("a Txn");
+        let put = txn.success.into_iter().next().and_then(|op| op.request).expect("one request");
+        let request_op::Request::RequestPut(put) = put else { panic!("not a put: {put:?}") };
+        (call, put.value)
+    }
+
+    /// Lets the next look, however it compares, find these rows.
+    async fn looks(&self, revision: i64, rows: &[(&str, i64, bool)]) {
+        let begun = Instant::now();
+        while self.register.age() >= begun.elapsed() {
+            tokio::select! {
+                biased;
+                () = self.read(revision, rows) => {}
+                () = tokio::time::sleep(Duration::from_millis(100)) => {}
+            }
+        }
+    }
+}
+
+fn settings(keep: Keep) -> Revocation {
+    Revocation { keep, max_age: Duration::from_secs(60) }
+}
+
+fn row(user: &str, changed: i64, blocked: bool) -> KeyValue {
+    KeyValue {
+        key: format!("{PREFIX}user/{user}").into(),
+        value: format!(r#"{{"user":{{"name":"{user}","generation":{changed},"blocked":{blocked}}}}}"#).into(),
+        mod_revision: changed,
+        ..KeyValue::default()
+    }
+}
+
+async fn answered(call: Call) {
+    let answer = TxnResponse { header: Some(header(9)), succeeded: true, ..TxnResponse::default() };
+    call.reply(&answer.encode_to_vec()).await;
+}
+
+/// Another replica blocks alice; before the next look an operator asks here for something that cannot be kept.
+#[test]
+fn a_change_that_fails_hides_no_change_of_another_replica() {
+    paused(async {
+        let replica = Replica::start();
+        replica.read(5, &[]).await;
+        replica.looks(5, &[]).await;
+        assert_eq!(replica.sealer().admit(&"alice".into()), Ok(0));
+        let others = [("alice", 6, true)];
+        let outcome = replica.order(Change::Block("bob".into())).await;
+        replica.read(6, &others).await;
+        replica.put().await.0.refuse(DENIED.0, DENIED.1);
+        assert!(matches!(outcome.await.expect("told"), Err(Trouble::Unchanged(_))));
+        replica.looks(6, &others).await;
+        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::Blocked));
+        assert_eq!(replica.sealer().admit(&"bob".into()), Ok(0));
+    });
+}
+
+/// The first that is done is an operator's change, which cannot be kept.
+#[test]
+fn a_change_that_fails_before_anything_was_known_lets_nobody_in() {
+    paused(async {
+        let replica = Replica::start();
+        let blocked = [("alice", 4, true)];
+        let outcome = replica.order(Change::Revoke("bob".into())).await;
+        // The first look was under way; it makes nothing known.
+        let look = replica.member.called(RANGE).await;
+        look.refuse(Code::Unavailable, "etcdserver: no leader");
+        replica.read(5, &blocked).await;
+        replica.put().await.0.refuse(DENIED.0, DENIED.1);
+        assert!(matches!(outcome.await.expect("told"), Err(Trouble::Unchanged(_))));
+        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::NotKnown));
+        replica.looks(5, &blocked).await;
+        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::Blocked));
+    });
+}
+
+/// A change is in force as soon as it is kept, with what others had kept before it; no look is needed for it.
+#[test]
+fn a_change_that_is_kept_is_in_force_when_its_operator_is_told() {
+    paused(async {
+        let replica = Replica::start();
+        replica.read(5, &[]).await;
+        let outcome = replica.order(Change::Block("bob".into())).await;
+        replica.read(6, &[("alice", 6, true)]).await;
+        let (call, value) = replica.put().await;
+        let value = String::from_utf8(value.to_vec()).expect("a row");
+        assert!(value.contains(r#""name":"bob""#) && value.contains(r#""blocked":true"#), "{value}");
+        answered(call).await;
+        assert!(matches!(outcome.await.expect("told"), Ok(Kept::Etcd)));
+        for user in ["alice", "bob"] {
+            assert_eq!(replica.sealer().admit(&user.into()), Err(Inadmissible::Blocked), "{user}");
+        }
+        replica.looks(7, &[("alice", 6, true), ("bob", 7, true)]).await;
+        assert_eq!(replica.sealer().admit(&"bob".into()), Err(Inadmissible::Blocked));
+    });
+}
+
+/// Whether a put was applied whose answer is lost nobody knows; what etcd says at the next look is obeyed.
+#[test]
+fn a_change_whose_answer_is_lost_is_told_to_be_unknown() {
+    paused(async {
+        let replica = Replica::start();
+        replica.read(5, &[]).await;
+        for (number, kept) in [(6, false), (7, true)] {
+            let outcome = replica.order(Change::Block("bob".into())).await;
+            replica.read(5, &[]).await;
+            let (call, _) = replica.put().await;
+            if kept {
+                call.refuse(Code::Unavailable, "etcdserver: request timed out");
+            } else {
+                // Never answered.
+                settled().await;
+            }
+            let outcome = outcome.await.expect("told");
+            assert!(matches!(outcome, Err(Trouble::Unknown(_))), "{outcome:?}");
+            let rows = [("bob", number, true)];
+            replica.looks(number, if kept { &rows } else { &[] }).await;
+            let admitted = replica.sealer().admit(&"bob".into());
+            assert_eq!(admitted.is_err(), kept, "{admitted:?}");
+        }
+    });
+}
+
+/// Keyward's own user has another password at etcd.
+#[test]
+fn a_login_that_is_replaced_serves_from_the_next_look_on() {
+    paused(async {
+        let replica = Replica::with(Auth::On, Some(login("right")));
+        let mut call = replica.member.called(RANGE).await;
+        assert_eq!(call.token(), Some("keeper.1"));
+        call.message().await;
+        call.refuse(Code::Unavailable, "etcdserver: no leader");
+        replica.member.change_password("new");
+        replica.member.called(RANGE).await.refuse(Code::Unauthenticated, INVALID_TOKEN);
+        // With the old password there is no token to look with.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(replica.member.was_called_again().is_none());
+
+        let elsewhere = Keep::Etcd { prefix: "/other/".into(), login: Some(login("other")) };
+        let renewed = Keep::Etcd { prefix: PREFIX.into(), login: Some(login("new")) };
+        let [elsewhere, renewed] = [elsewhere, renewed].map(settings);
+        assert!(replica.register.logs_in_as(&elsewhere), "another prefix says nothing of this one");
+        assert!(!replica.register.logs_in_as(&renewed));
+        replica.register.log_in_as(&renewed);
+        assert!(replica.register.logs_in_as(&renewed));
+        replica.read(5, &[("alice", 4, true)]).await;
+        replica.looks(5, &[("alice", 4, true)]).await;
+        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::Blocked));
+    });
+}
+
+fn login(password: &str) -> Login {
+    Login { user: "keeper".into(), password: Arc::new(Secret::new(password.to_owned())) }
+}
