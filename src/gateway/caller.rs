@@ -135,10 +135,15 @@ impl Callers {
     ) -> Result<Rc<Caller>, Refusal> {
         let presented = Presented::in_headers(headers);
         client.remembered.borrow_mut().follow(&self.identities.load());
+        let shown = match presented {
+            Presented::Token(_) if presented.is_jwt() => Some(Identify::Jwt),
+            Presented::Token(_) => Some(Identify::Token),
+            _ => None,
+        };
         let (way, takes_default) = {
             let remembered = client.remembered.borrow();
             let ways = remembered.identities.ways(client);
-            (way(ways, client, presented)?, ways.contains(&Identify::Default))
+            (way(ways, client, shown)?, ways.contains(&Identify::Default))
         };
         let standing = match (way, presented) {
             (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token)?,
@@ -289,22 +294,18 @@ impl Callers {
     }
 }
 
-/// The way that decides: the first of the listener's that the request shows. A token is shown, whatever its kind: one of a
-/// kind that does not count here is a bad token, and bad ones never fall back. The default is also who shows nothing where
-/// that is not allowed: a login of its connection may still stand for it.
-fn way(ways: &[Identify], client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
-    let shows_token = matches!(presented, Presented::Token(_));
+/// The way that decides: the first of the listener's that the request shows; `shown` is its token's kind. A token is shown,
+/// whatever its kind: one of a kind that does not count here is a bad token, and bad ones never fall back. The default is
+/// also who shows nothing where that is not allowed: a login of its connection may still stand for it.
+fn way(ways: &[Identify], client: &Client, shown: Option<Identify>) -> Result<Identify, Refusal> {
     let first = ways.iter().copied().find(|way| match way {
-        Identify::Token | Identify::Jwt => shows_token,
+        Identify::Token | Identify::Jwt => shown.is_some(),
         Identify::Certificate => client.certificate.is_some(),
         Identify::Default => true,
     });
-    match first {
-        Some(Identify::Certificate) => Ok(Identify::Certificate),
-        _ if shows_token => {
-            let kind = if presented.is_jwt() { Identify::Jwt } else { Identify::Token };
-            ways.contains(&kind).then_some(kind).ok_or(Refusal::INVALID_AUTH_TOKEN)
-        }
-        _ => Ok(Identify::Default),
+    match (first, shown) {
+        (Some(Identify::Certificate), _) => Ok(Identify::Certificate),
+        (_, Some(kind)) => ways.contains(&kind).then_some(kind).ok_or(Refusal::INVALID_AUTH_TOKEN),
+        (_, None) => Ok(Identify::Default),
     }
 }

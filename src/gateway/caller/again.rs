@@ -6,10 +6,11 @@
 //! is the same does; where it cannot be told who was revoked, what lives goes on, and nothing begins.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::identities::{Brought, Rank, Standing};
-use super::{Caller, Callers, Evidence, Grounds, Identities};
+use super::{Caller, Callers, Evidence, Grounds, Identities, way};
 use crate::config::Identify;
 use crate::downstream::session::{Inadmissible, Namespace, Proof, Session, SessionPeer};
 use crate::gateway::live::Life;
@@ -49,10 +50,9 @@ impl Callers {
             return Err(Refusal::SHUTTING_DOWN);
         }
         let identities = self.identities.load();
-        if !identities.ways(client).contains(&caller.grounds.way()) {
-            return Err(Refusal::INVALID_AUTH_TOKEN);
-        }
-        let standing = match &caller.grounds.shown {
+        let shown = grounds.shown.clone();
+        let (grounds, way) = grounds_now(&identities, client, grounds)?;
+        let standing = match &shown {
             Evidence::Session(session) => {
                 if !gateway.sealer.stands(session) {
                     return Err(Refusal::INVALID_AUTH_TOKEN);
@@ -68,7 +68,10 @@ impl Callers {
                 let when = when.min(SystemTime::now());
                 let good = self.verified.verify(&identities.issuers, token.expose(), when);
                 let good = good.map_err(|_bad| Refusal::INVALID_AUTH_TOKEN)?;
-                let grounds = Grounds { peer: good.peer.clone(), ..grounds };
+                let grounds = match way {
+                    Identify::Certificate => grounds,
+                    _ => Grounds { peer: good.peer.clone(), ..grounds },
+                };
                 identities.standing(client, grounds, None, Brought::Nothing)
             }
             Evidence::Connection => identities.standing(client, grounds, None, Brought::Nothing),
@@ -105,16 +108,31 @@ pub(super) fn by_file(session: Rc<Session>) -> Grounds {
     Grounds { peer, shown: Evidence::Session(session) }
 }
 
-impl Grounds {
-    /// The way that led to them.
-    fn way(&self) -> Identify {
-        match (&self.shown, &self.peer) {
-            (Evidence::Session(_), _) => Identify::Token,
-            (Evidence::Jwt(..), _) => Identify::Jwt,
-            (Evidence::Connection, Peer::Certificate { .. }) => Identify::Certificate,
-            (Evidence::Connection, _) => Identify::Default,
-        }
-    }
+/// Who calls by what was shown, by the way that decides now: what listeners look at follows the rules.
+fn grounds_now(
+    identities: &Identities,
+    client: &Client,
+    then: Grounds,
+) -> Result<(Grounds, Identify), Refusal> {
+    let ways = identities.ways(client);
+    let shown = match &then.shown {
+        Evidence::Session(_) => Some(Identify::Token),
+        Evidence::Jwt(..) => Some(Identify::Jwt),
+        Evidence::Connection => None,
+    };
+    let way = match (way(ways, client, shown), &then.shown) {
+        (Ok(way), _) => way,
+        // It was lent, where no token is looked at.
+        (Err(_), Evidence::Session(_)) if client.listener.lend_login_identity => Identify::Token,
+        (Err(refusal), _) => return Err(refusal),
+    };
+    let peer = match (way, &client.certificate) {
+        (Identify::Certificate, Some(certificate)) => certificate.clone(),
+        (Identify::Default, _) if ways.contains(&way) => Peer::Listener(Arc::clone(&client.listener.name)),
+        (Identify::Default, _) => return Err(Refusal::USER_EMPTY),
+        _ => then.peer,
+    };
+    Ok((Grounds { peer, shown: then.shown }, way))
 }
 
 /// Whose line in the users file is gone, or another, has another password or none (rules 12).
