@@ -1,6 +1,7 @@
 //! Rows and the users file change while sessions and streams go on: what proves a user is what they say now, and nobody who stays the
 //! same user is refused for it.
 
+use futures_util::FutureExt as _;
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
@@ -12,7 +13,7 @@ use crate::member::Member;
 use crate::revocations::{next, watching};
 use crate::rig::{Keyward, paused, settled};
 use crate::unproved_logins::{logged_in, token_of};
-use crate::words::{RANGE, WATCH, create_of, created, event, range, ranged, watched};
+use crate::words::{INVALID_TOKEN, RANGE, WATCH, create_of, created, event, range, ranged, watched};
 
 #[test]
 fn a_stream_goes_on_by_a_row_that_comes_and_by_its_own_password_when_it_goes() {
@@ -45,6 +46,26 @@ fn a_stream_goes_on_by_a_row_that_comes_and_by_its_own_password_when_it_goes() {
         call.end(Code::Unavailable, "etcdserver: server stopped");
         let call = next(&member, WATCH).await;
         assert_eq!(call.token(), Some("alice.1"), "what its own password got before");
+    });
+}
+
+/// Nobody upstream looks at its password then: it is looked at here.
+#[test]
+fn a_stream_that_goes_on_by_a_row_ends_when_its_password_is_right_no_more() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("row"), "another").expect("written");
+        let alice = keyward.logged_in("alice").await;
+        let (stream, mut call) = watching(&alice, &member).await;
+        keyward.publish_rules(folder.path(), "", "[[user]]\nname = 'alice'\npassword_file = 'row'\n");
+        sleep(Duration::from_secs(60)).await;
+        assert!(call.canceled().now_or_never().is_none(), "it is right all along");
+        member.change_password("another");
+        let told = stream.finish().await.end;
+        assert_eq!(told.told(), (Code::Unauthenticated, INVALID_TOKEN));
+        call.canceled().await;
     });
 }
 
