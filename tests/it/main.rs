@@ -32,6 +32,8 @@ mod drain;
 #[cfg(test)]
 mod entries;
 #[cfg(test)]
+mod forged_sessions;
+#[cfg(test)]
 mod guesses;
 #[cfg(test)]
 mod honest_ends;
@@ -50,6 +52,8 @@ mod logins;
 #[cfg(test)]
 mod lone_frames;
 #[cfg(test)]
+mod many_peers;
+#[cfg(test)]
 mod observers;
 #[cfg(test)]
 mod pinned;
@@ -63,6 +67,8 @@ mod replays;
 mod revocations;
 #[cfg(test)]
 mod revocations_in_etcd;
+#[cfg(test)]
+mod secrets;
 #[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]
