@@ -252,8 +252,13 @@ fn start_control(
     tasks.spawn("credentials", control.run(owned)).detach();
     let members = members.start(tasks);
     credentials.act_for(&config.users, &config.cluster, pages(connector, &members))?;
-    let (logins, control) =
-        Logins::new(&config.passwords, Arc::clone(&credentials), members.clone(), Arc::clone(metrics));
+    let (logins, control) = Logins::new(
+        &config.passwords,
+        Arc::clone(&credentials),
+        members.clone(),
+        pages(connector, &members),
+        Arc::clone(metrics),
+    );
     tasks.spawn("logins", control.run(tasks.clone())).detach();
     Ok((Upstream { members, channels, credentials }, probe, logins))
 }

@@ -12,6 +12,7 @@ pub mod live;
 pub mod login;
 pub mod member_answers;
 pub mod pipeline;
+pub mod proofs;
 pub mod reply;
 pub mod streams;
 

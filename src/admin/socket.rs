@@ -2,7 +2,7 @@
 //!
 //! Owns: its protocol, both ends of it, and who may speak. Must not know: how a change is kept. Invariants: only the
 //! socket's owner and root are listened to, also in the moment before its mode is set; a peer costs bounded time and
-//! memory; a name that is given in a command stands in an answer, a token or password never.
+//! memory; what has no end of line is no command, nor is a part of it; a name that is given in a command stands in an answer, a token or password never.
 //!
 //! One line of JSON asks, one line answers: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
 
@@ -157,16 +157,23 @@ async fn converse(mut stream: UnixStream, desk: &Desk) -> io::Result<()> {
     loop {
         let mut line = Vec::new();
         let mut asked = (&mut read).take(LONGEST_LINE);
-        if timeout(PATIENCE, asked.read_until(b'\n', &mut line)).await?? == 0 {
+        let length = timeout(PATIENCE, asked.read_until(b'\n', &mut line)).await??;
+        if length == 0 {
             return Ok(());
         }
+        let whole = line.ends_with(b"\n");
         let answer = match serde_json::from_slice(&line) {
+            _ if !whole => Answer::Failed("not a command: the line is too long, or was cut".into()),
             Ok(command) => desk.answer(command).await,
             Err(error) => Answer::Failed(format!("not a command: {error}")),
         };
         let mut text = serde_json::to_vec(&answer)?;
         text.push(b'\n');
         timeout(PATIENCE, write.write_all(&text)).await??;
+        // Its rest is no line of its own.
+        if !whole {
+            return Ok(());
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::downstream::tls::Current;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline};
+use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline, proofs};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::published::Published;
@@ -88,7 +88,7 @@ pub struct Serving {
     /// Takes streams off members that do not serve.
     departures: Owned,
     /// Ends what stands no more.
-    fallen: Owned,
+    fallen: [Owned; 2],
 }
 
 /// A listener, as its connections need it.
@@ -154,7 +154,10 @@ impl Serving {
             parts.claims,
             parts.identities,
         ));
-        let fallen = tasks.spawn("what stands no more", live::follow(Rc::clone(&gateway)));
+        let fallen = [
+            tasks.spawn("what stands no more", live::follow(Rc::clone(&gateway))),
+            tasks.spawn("proofs", proofs::follow(Rc::clone(&gateway))),
+        ];
         Self {
             gateway,
             listeners,

@@ -12,9 +12,10 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::gateway::caller::Caller;
+use crate::gateway::proofs::Against;
 use crate::gateway::{Client, Gateway};
 use crate::refusal::Refusal;
 
@@ -26,6 +27,7 @@ const AT_A_TIME: usize = 64;
 pub struct Live {
     entries: RefCell<HashMap<u64, Entry>>,
     next: Cell<u64>,
+    by_password: Notify,
 }
 
 struct Entry {
@@ -41,6 +43,9 @@ pub struct Life {
     pub caller: Rc<Caller>,
     /// The user's generation when it began: a later one ends it. None where it goes as nobody.
     pub generation: Option<u64>,
+    /// What its session's password was proved against, where nobody upstream looks at that.
+    pub against: RefCell<Option<Against>>,
+    number: u64,
 }
 
 /// A place in the register, until dropped.
@@ -60,19 +65,59 @@ impl Gateway {
     /// It may not: what it was decided by has changed meanwhile.
     pub fn enter(&self, client: &Rc<Client>, caller: &Rc<Caller>) -> Result<Stay, Refusal> {
         let generation = self.callers.generation(self, caller)?;
-        let life = Life { client: Rc::clone(client), caller: Rc::clone(caller), generation };
-        let life = Rc::new(life);
+        let against = caller.again.then(|| Against::now(self));
+        let life = Rc::new(Life {
+            client: Rc::clone(client),
+            caller: Rc::clone(caller),
+            generation,
+            against: RefCell::new(against),
+            number: self.live.next.replace(self.live.next.get() + 1),
+        });
         let stay = self.live.register(&life);
         self.callers.stands(self, &life).map(|()| stay)
+    }
+}
+
+impl Life {
+    /// Whether its session's password is to be looked at here, since nobody upstream does: that may change with the rows of
+    /// users, under what lives.
+    pub fn is_looked_at(&self, gateway: &Gateway, here: bool) {
+        let mut against = self.against.borrow_mut();
+        if !here {
+            *against = None;
+        } else if against.is_none() {
+            // What upstream said of it, and when, is not known here.
+            *against = Some(Against::unknown(gateway));
+            gateway.live.by_password.notify_one();
+        }
     }
 }
 
 impl Live {
     fn register(self: &Rc<Self>, life: &Rc<Life>) -> Stay {
         let (cut, when_cut) = oneshot::channel();
-        let number = self.next.replace(self.next.get() + 1);
-        self.entries.borrow_mut().insert(number, Entry { life: Rc::clone(life), cut });
-        Stay(Some(Registered { live: Rc::clone(self), number, cut: when_cut }))
+        self.entries.borrow_mut().insert(life.number, Entry { life: Rc::clone(life), cut });
+        if life.against.borrow().is_some() {
+            self.by_password.notify_one();
+        }
+        Stay(Some(Registered { live: Rc::clone(self), number: life.number, cut: when_cut }))
+    }
+
+    /// What lives by a password that nobody upstream looks at.
+    #[must_use]
+    pub fn by_passwords(&self) -> Vec<Rc<Life>> {
+        let entries = self.entries.borrow();
+        entries
+            .values()
+            .map(|entry| &entry.life)
+            .filter(|life| life.against.borrow().is_some())
+            .map(Rc::clone)
+            .collect()
+    }
+
+    /// Waits until something began that lives so.
+    pub async fn began_by_password(&self) {
+        self.by_password.notified().await;
     }
 
     /// How much is registered.
@@ -97,7 +142,7 @@ impl Live {
                 if let Some(life) = life
                     && let Err(refusal) = gateway.callers.stands(gateway, &life)
                 {
-                    ended += usize::from(self.cut(*number, refusal));
+                    ended += usize::from(self.end(&life, refusal));
                 }
             }
             tokio::task::yield_now().await;
@@ -108,8 +153,8 @@ impl Live {
     }
 
     /// Ends one. Whether it was still there.
-    fn cut(&self, number: u64, refusal: Refusal) -> bool {
-        let entry = self.entries.borrow_mut().remove(&number);
+    pub fn end(&self, life: &Life, refusal: Refusal) -> bool {
+        let entry = self.entries.borrow_mut().remove(&life.number);
         entry.is_some_and(|entry| {
             let caller = &entry.life.caller;
             tracing::debug!(user = ?caller.user, why = refusal.message(), "a stream ends with what had let it in");

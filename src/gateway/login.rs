@@ -53,6 +53,12 @@ pub async fn authenticate(
     }
     record.peer = Some(peer.to_string().into());
     record.user = Some(peer.user().clone());
+    let moves = gateway.logins.moves();
+    // Before the check begins: what changes meanwhile has it proved once more (rules 12).
+    let auth_revision = moves.settled();
+    if gateway.door.credentials.acting(peer.user()).is_some() {
+        moves.want();
+    }
     // As of now: what is revoked while the password is looked at ends this login too.
     let generation = match gateway.sealer.admit(peer.user()) {
         Err(Inadmissible::NotKnown) => return Err(Refusal::NOTHING_SENT),
@@ -70,7 +76,7 @@ pub async fn authenticate(
     if gateway.sealer.admit(peer.user()).is_err() {
         return Err(Refusal::NOTHING_SENT);
     }
-    let (peer, proof) = evidence(peer, proved);
+    let (peer, proof) = evidence(peer, proved, auth_revision);
     record.peer = Some(peer.to_string().into());
     let session = Session::begin(peer, proof, generation, SystemTime::now());
     let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session, token)));
@@ -140,9 +146,9 @@ impl Drop for Wiped {
 }
 
 /// Who a session speaks for, and by what right. The password is carried only where etcd is to be shown it.
-fn evidence(peer: SessionPeer, proved: Proved) -> (SessionPeer, Proof) {
+fn evidence(peer: SessionPeer, proved: Proved, auth_revision: u64) -> (SessionPeer, Proof) {
     match proved {
-        Proved::Etcd => (peer, Proof::Etcd { auth_revision: 0 }),
+        Proved::Etcd => (peer, Proof::Etcd { auth_revision }),
         Proved::Nothing => (peer, Proof::None),
         Proved::File(line) => {
             let user = peer.user().clone();

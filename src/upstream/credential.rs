@@ -15,6 +15,7 @@ mod control;
 mod identity;
 mod keep_alive;
 mod mint;
+mod moves;
 mod recall;
 mod revision;
 #[cfg(test)]
@@ -49,6 +50,7 @@ pub use certificate::{CertificateIdentity, Leaf, Showing};
 pub use control::CredentialControl;
 pub use identity::{InUse, PasswordIdentity, Token};
 pub use mint::MintError;
+pub use moves::Moves;
 pub use revision::Pages;
 pub use signed::SignedIdentity;
 

@@ -64,6 +64,11 @@ impl Caller {
         Caller { token: Some(token), ..nobody }
     }
 
+    /// The same caller, token and all, at another address.
+    pub(crate) async fn at(&self, address: SocketAddr) -> Caller {
+        Caller { token: self.token.clone(), ..Caller::anybody(address).await }
+    }
+
     /// A request with the caller's token.
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);

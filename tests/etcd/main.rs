@@ -62,6 +62,8 @@ mod outlived;
 #[cfg(test)]
 mod peer_trust;
 #[cfg(test)]
+mod proofs;
+#[cfg(test)]
 mod proxied;
 #[cfg(test)]
 mod raw;

@@ -136,13 +136,13 @@ async fn beside_an_attacker(lines: &str) -> (Keyward, Member, Vec<Told>) {
     member.takes_for_a_login(Duration::from_millis(50));
     let (known, new) = (from(&keyward, "10.0.1.1").await, from(&keyward, "10.0.1.2").await);
     assert_eq!(log_in(&known, "alice", "right").await.0, ADMITTED);
-    let (carol, right) = ("carol".into(), Secret::new("right".to_owned()));
+    let carol = crate::logins::session("carol", "right");
     let attack = all_names_of(&keyward, "10.0.0.1");
     let others = async {
         settled().await;
         assert_eq!(log_in(&known, "alice", "right").await.0, ADMITTED, "a password that is known");
         let begun = Instant::now();
-        assert_eq!(keyward.logins.prove_again(&carol, &right).await, Ok(Proved::Etcd), "a session");
+        assert_eq!(keyward.logins.prove_again(&carol).await, Ok(Proved::Etcd), "a session");
         assert_eq!(log_in(&new, "bob", "right").await.0, ADMITTED, "who comes from elsewhere");
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     };

@@ -1,10 +1,11 @@
 //! Logins: what they cost, who decides about them, what a wrong one is told and when.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use keyward::config::PasswordSources;
+use keyward::downstream::session::{Proof, Session, SessionPeer};
 use keyward::gateway::login::sources::{Denied, Proved};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
@@ -61,6 +62,12 @@ fn with_file(member: &Member, auth: Auth, sources: &str, lines: &str) -> Keyward
     std::fs::write(file.path(), lines).expect("written");
     let config = format!("[login]\nsources = {sources}\nusers_file = {:?}\n", file.path());
     Keyward::configured(&[member], auth, &config)
+}
+
+/// One that etcd has accepted, nobody knows when.
+pub(crate) fn session(user: &str, password: &str) -> Session {
+    let peer = SessionPeer::Password { user: user.into(), password: Secret::new(password.to_owned()) };
+    Session::begin(peer, Proof::Etcd { auth_revision: 0 }, 0, SystemTime::now()).expect("random bytes")
 }
 
 fn counted(keyward: &Keyward, result: &str) -> u64 {
@@ -383,8 +390,9 @@ fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() 
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let keyward = with_file(&member, Auth::On, "['file', 'etcd']", "");
-        let (alice, right) = ("alice".into(), Secret::new("right".to_owned()));
-        let proved = || keyward.logins.prove_again(&alice, &right);
+        let alice = "alice".into();
+        let session = session("alice", "right");
+        let proved = || keyward.logins.prove_again(&session);
         assert_eq!(proved().await, Ok(Proved::Etcd));
         // Many calls, one look a second; the first that finds it old does not wait.
         let mut looks = 0;
@@ -454,8 +462,7 @@ fn guessing_keeps_no_session_from_being_proved() {
             assert_ne!(told(&log_in(&client, "alice", &format!("wrong{n}")).await), "admitted");
         }
         assert_eq!(told(&log_in(&client, "alice", "right").await), TOO_MANY);
-        let (alice, right) = ("alice".into(), Secret::new("right".to_owned()));
-        assert_eq!(keyward.logins.prove_again(&alice, &right).await, Ok(Proved::Etcd));
+        assert_eq!(keyward.logins.prove_again(&session("alice", "right")).await, Ok(Proved::Etcd));
         assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted", "known since");
     });
 }

@@ -5,6 +5,8 @@
 //! incoming connections.
 
 #[cfg(test)]
+mod admin_commands;
+#[cfg(test)]
 mod ages;
 #[cfg(test)]
 mod authority;
@@ -54,9 +56,13 @@ mod lone_frames;
 #[cfg(test)]
 mod many_peers;
 #[cfg(test)]
+mod moves;
+#[cfg(test)]
 mod observers;
 #[cfg(test)]
 mod pinned;
+#[cfg(test)]
+mod proofs;
 #[cfg(test)]
 mod proxied;
 #[cfg(test)]

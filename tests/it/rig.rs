@@ -135,13 +135,14 @@ impl Keyward {
         sealer.pin(&Realm::new(None, cluster));
         let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
         let metrics = Arc::new(Metrics::new(paths.collect()));
-        let (logins, control) =
-            Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
-        tasks.spawn("logins", control.run(tasks.clone())).detach();
         let passwords = Arc::clone(&config.passwords);
         let (drain, draining) = watch::channel(None);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        let shared = (Arc::clone(&credentials), handle.clone());
+        let (logins, control) =
+            Logins::new(&config.passwords, shared.0, shared.1, pages.clone(), Arc::clone(&metrics));
+        tasks.spawn("logins", control.run(tasks.clone())).detach();
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));

@@ -105,14 +105,19 @@ impl Keyward {
         let config = configuration();
         let connector = Connector::over(dial(Arc::clone(&addresses)), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
-        credentials.act_for(&config.users, &config.cluster, pages).expect("users that can be proved");
+        credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let sealer = Sealer::new(keyward::reload::session_keys(&config).expect("keys"));
         sealer.pin(&Realm::new(None, ClusterId(cluster)));
         let metrics = Arc::new(Metrics::new(
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
         ));
-        let (logins, control) =
-            Logins::new(&config.passwords, Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
+        let (logins, control) = Logins::new(
+            &config.passwords,
+            Arc::clone(&credentials),
+            handle.clone(),
+            pages.clone(),
+            Arc::clone(&metrics),
+        );
         tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));

@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::config::{self, PasswordSources};
+use crate::downstream::session::{Proof, Session, SessionPeer};
 use crate::gateway::login::beat::Beat;
 use crate::gateway::login::file::UsersFile;
 use crate::gateway::login::flights::{Flight, Flights, Full, Landing, SEATS};
@@ -31,7 +32,7 @@ use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::{Metrics, one};
-use crate::upstream::credential::{Credentials, Fingerprint};
+use crate::upstream::credential::{Credentials, Fingerprint, Moves, Pages};
 use crate::upstream::membership::MembersHandle;
 use crate::users::LineMark;
 
@@ -58,6 +59,7 @@ pub struct Logins {
     metrics: Arc<Metrics>,
     flights: Flights,
     requests: mpsc::Sender<Request>,
+    moves: Moves,
 }
 
 /// What the control runtime runs for [`Logins`]. Without it, nobody logs in.
@@ -66,6 +68,7 @@ pub struct LoginControl {
     sources: Sources,
     refused: Refused,
     limits: config::FailedLogins,
+    pages: Pages,
 }
 
 /// How a login ended, and at what cost.
@@ -99,8 +102,8 @@ pub(super) enum Purpose {
     Login(Option<IpAddr>),
     /// The same, for a user who is blocked.
     Blocked(Option<IpAddr>),
-    /// A session that was sealed for it is used: nobody is guessing.
-    Session,
+    /// A session that was sealed for it is used: nobody is guessing. etcd accepted it at this auth revision, if not 0.
+    Session(u64),
 }
 
 /// What all logins share on the control runtime.
@@ -121,8 +124,10 @@ impl Logins {
         config: &Arc<config::Passwords>,
         credentials: Arc<Credentials>,
         members: MembersHandle,
+        pages: Pages,
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, LoginControl) {
+        let moves = Moves::default();
         let (sender, requests) = mpsc::channel(REQUESTS);
         let passwords = Arc::new(Published::new(Arc::clone(config)));
         let (file, refused) = (Arc::new(UsersFile::new()), Refused::nothing());
@@ -131,13 +136,15 @@ impl Logins {
             file: Arc::clone(&file),
             credentials: Arc::clone(&credentials),
             members,
+            moves: moves.clone(),
         };
-        let control = LoginControl { requests, sources, refused: refused.clone(), limits: config.failed };
+        let limits = config.failed;
+        let control = LoginControl { requests, sources, refused: refused.clone(), limits, pages };
         let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
         let proved = Arc::new(proved);
         let flights = Flights::default();
         let logins =
-            Self { credentials, proved, passwords, file, refused, metrics, flights, requests: sender };
+            Self { credentials, proved, passwords, file, refused, metrics, flights, requests: sender, moves };
         (Arc::new(logins), control)
     }
 
@@ -187,19 +194,56 @@ impl Logins {
     ///
     /// # Errors
     /// See [`Denied`]; [`Denied::Untold`] and [`Denied::Limited`] are not the session's fault.
-    pub async fn prove_again(&self, user: &UserName, password: &Secret<String>) -> Result<Proved, Denied> {
-        let login = self.login(user, password);
-        let known = self.proved.get(&login.fingerprint);
+    pub async fn prove_again(&self, session: &Session) -> Result<Proved, Denied> {
+        let Some((login, purpose)) = self.of_session(session) else { return Ok(Proved::Nothing) };
+        let known = self.proved.get(&login.fingerprint).filter(|(proved, _)| match proved {
+            // Of a line that is another by now, it says nothing.
+            Proved::File(line) => self.line(&login.user) == Some(*line),
+            Proved::Etcd | Proved::Nothing => true,
+        });
         let known = known.map(|(proved, at)| (proved, at.elapsed())).filter(|(_, age)| *age < PROVED * 2);
         match known {
             Some((proved, age)) if age < PROVED => Ok(proved),
             Some((proved, _)) => {
                 // Whoever comes after it finds what it says; nobody waits for it.
-                drop(self.board(&login, Purpose::Session));
+                drop(self.board(&login, purpose));
                 Ok(proved)
             }
-            None => self.landed(self.board(&login, Purpose::Session)).await.verdict,
+            None => self.landed(self.board(&login, purpose)).await.verdict,
         }
+    }
+
+    /// The same of today: no earlier look is taken for it.
+    ///
+    /// Cancel-safe: a check that was begun goes on.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn prove_now(&self, session: &Session) -> Result<Proved, Denied> {
+        let Some((login, purpose)) = self.of_session(session) else { return Ok(Proved::Nothing) };
+        self.landed(self.board(&login, purpose)).await.verdict
+    }
+
+    /// None where it carries no password.
+    fn of_session(&self, session: &Session) -> Option<(Login, Purpose)> {
+        let SessionPeer::Password { user, password } = &session.peer else { return None };
+        let at = match session.proof {
+            Proof::Etcd { auth_revision } => auth_revision,
+            Proof::None | Proof::File { .. } => 0,
+        };
+        Some((self.login(user, password), Purpose::Session(at)))
+    }
+
+    /// What is known of changes of users and roles at etcd.
+    #[must_use]
+    pub fn moves(&self) -> &Moves {
+        &self.moves
+    }
+
+    /// The sources and the users file as they are now.
+    #[must_use]
+    pub fn passwords(&self) -> Arc<config::Passwords> {
+        self.passwords.load_full()
     }
 
     /// The mark of this user's line in the users file as it is now: what a file login proved holds as long as it is the
@@ -241,7 +285,7 @@ impl Logins {
         let seat = match purpose {
             Purpose::Login(_) if self.is_known(login) => None,
             Purpose::Login(from) | Purpose::Blocked(from) => Some(Network::of(from)),
-            Purpose::Session => None,
+            Purpose::Session(_) => None,
         };
         self.flights.board((login.fingerprint, discriminant(&purpose)), seat, |landing| {
             let (login, proved) = (login.clone(), Arc::clone(&self.proved));
@@ -272,6 +316,7 @@ impl Logins {
 impl LoginControl {
     /// Deals with logins until dropped, by tasks among `tasks`.
     pub async fn run(mut self, tasks: Tasks) {
+        let _asking = tasks.spawn("auth revision shown", self.sources.moves.clone().run(self.pages));
         let desk = Rc::new(Desk {
             sources: self.sources,
             refused: self.refused,
@@ -305,7 +350,11 @@ impl Desk {
         }
         let verdict = match purpose {
             Purpose::Login(from) | Purpose::Blocked(from) => self.guarded(login, asked, from).await,
-            Purpose::Session => Ok(self.ask(login, purpose.off()).await),
+            // Nobody has changed anything since: no bcrypt for whom another replica, or this one before a restart, has seen.
+            Purpose::Session(at) if self.sources.is_unmoved(&login.user, at).await => {
+                return Ended { verdict: Ok(Proved::Etcd), effort: Effort::Recall };
+            }
+            Purpose::Session(_) => Ok(self.ask(login, purpose.off()).await),
         };
         let Ok(verdict) = verdict else {
             return Ended { verdict: Err(Denied::Limited), effort: Effort::Recall };
@@ -375,7 +424,7 @@ impl Desk {
 impl Purpose {
     fn asked(self) -> Asked {
         match self {
-            Self::Login(_) | Self::Session => Asked::Sources,
+            Self::Login(_) | Self::Session(_) => Asked::Sources,
             Self::Blocked(_) => Asked::Nobody,
         }
     }
@@ -383,7 +432,7 @@ impl Purpose {
     /// What is proved of a session goes upstream by a credential of ours, which passes whether auth is on or off.
     fn off(self) -> Off {
         match self {
-            Self::Session => Off::Asked,
+            Self::Session(_) => Off::Asked,
             Self::Login(_) | Self::Blocked(_) => Off::Believed,
         }
     }

@@ -25,7 +25,7 @@ use crate::gateway::login::file::UsersFile;
 use crate::identity::{MemberId, UserName};
 use crate::published::Published;
 use crate::secret::Secret;
-use crate::upstream::credential::{Credentials, Fingerprint, LoginFailure};
+use crate::upstream::credential::{Credentials, Fingerprint, LoginFailure, Moves};
 use crate::upstream::membership::{Auth, MembersHandle};
 use crate::users::{LineMark, Users};
 
@@ -83,6 +83,7 @@ pub(super) struct Sources {
     pub(super) file: Arc<UsersFile>,
     pub(super) credentials: Arc<Credentials>,
     pub(super) members: MembersHandle,
+    pub(super) moves: Moves,
 }
 
 impl Sources {
@@ -103,6 +104,17 @@ impl Sources {
                 self.recall_etcd(login, off).await.filter(|proved| *proved != Proved::Nothing || !in_file)
             }
         }
+    }
+
+    /// Whether what etcd said at this auth revision of the user's password is what it would say now, and final.
+    pub(super) async fn is_unmoved(&self, user: &UserName, auth_revision: u64) -> bool {
+        let passwords = self.passwords.load_full();
+        let etcd_decides = match passwords.sources {
+            PasswordSources::Etcd | PasswordSources::EtcdThenFile => true,
+            PasswordSources::FileThenEtcd => passwords.users.line(user).is_none(),
+            PasswordSources::File => false,
+        };
+        etcd_decides && auth_revision != 0 && self.moves.current().await == Some(auth_revision)
     }
 
     /// What the sources say, whatever it takes.

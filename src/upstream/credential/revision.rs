@@ -19,7 +19,7 @@ use crate::upstream::members::metrics_page;
 use crate::upstream::membership::{ControlChannels, Membership};
 
 /// How long one member may take to tell.
-const LIMIT: Duration = Duration::from_secs(2);
+pub(super) const LIMIT: Duration = Duration::from_secs(2);
 
 /// Whoever wants to know; one is enough, since the answer is for all.
 pub(super) type Questions = mpsc::Receiver<Arc<Signer>>;
@@ -131,15 +131,17 @@ impl Revisions {
                 }
             }
         }
-        self.shown().await.ok_or(failure)
+        self.pages.auth_revision().await.ok_or(failure)
     }
+}
 
-    /// What a member shows, the leader first: another may be behind.
-    async fn shown(&self) -> Option<u64> {
-        let members = self.pages.members.load_full();
+impl Pages {
+    /// The auth revision that a member shows, the leader first: another may be behind.
+    pub(super) async fn auth_revision(&self) -> Option<u64> {
+        let members = self.members.load_full();
         let rest = members.ready_voters().filter(|member| Some(member.id) != members.leader);
         for member in members.leader().into_iter().chain(rest) {
-            let page = metrics_page::text(&self.pages.connector, &member.endpoint);
+            let page = metrics_page::text(&self.connector, &member.endpoint);
             let page = tokio::time::timeout(LIMIT, page).await.ok().flatten();
             if let Some(revision) = page.as_deref().and_then(metrics_page::auth_revision) {
                 return Some(revision);
