@@ -10,11 +10,12 @@ use std::process::{Command, Stdio};
 
 use keyward::telemetry::metrics::{Metrics, one};
 
-const DOCUMENTS: [&str; 6] = [
+const DOCUMENTS: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "deploy/identities.md",
     "deploy/migrate-to-tls.md",
     "deploy/remove-keyward.md",
 ];
