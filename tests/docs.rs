@@ -37,7 +37,7 @@ fn read(name: &str) -> String {
 fn fenced(document: &str, language: &str) -> (Vec<String>, String) {
     let (mut blocks, mut prose, mut inside) = (Vec::new(), String::new(), None);
     for line in document.lines() {
-        match (line.strip_prefix("```"), &mut inside) {
+        match (line.trim_start().strip_prefix("```"), &mut inside) {
             (Some(named), None) => inside = Some((named == language, String::new())),
             (Some(_), Some((wanted, block))) => {
                 if *wanted {

@@ -164,9 +164,15 @@ async fn identified(
     record: &mut Record,
 ) -> Result<Rc<Caller>, Refusal> {
     let caller = gateway.callers.identify(gateway, client, Some(method), headers, record);
-    match deadline {
-        Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED)),
-        None => caller.await,
+    let caller = match deadline {
+        Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?,
+        None => caller.await?,
+    };
+    // A connection whose welcome is over has calls under way, and lets none begin.
+    match client.ends(&caller) {
+        _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
+        Some((at, refusal)) if at <= Instant::now() => Err(refusal),
+        _ => Ok(caller),
     }
 }
 

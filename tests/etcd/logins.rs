@@ -291,15 +291,22 @@ async fn accounts_move_into_the_file_one_by_one_and_a_bad_line_changes_nothing()
     assert_eq!(as_told("bob", &password("bob")).await, FAILED);
     assert_eq!(as_told("alice", "hers-in-the-file").await, ADMITTED);
 
-    // Back to etcd, without the file, and to the file again: never is anybody between the two.
+    // The file alone, etcd alone, and both again: sources and file change together.
+    let other = |sources: &str| config.replace("\"file\", \"etcd\"", sources);
+    assert_eq!(as_told("root", &password("root")).await, ADMITTED);
+    keyward.reload(&other("\"file\""));
+    wait::until(SOON, "etcd is no source", async || {
+        (as_told("root", &password("root")).await == FAILED).then_some(())
+    })
+    .await;
+    assert_eq!(as_told("bob", "his-in-the-file").await, ADMITTED);
     keyward.reload(&keyward.site().in_front_of(&cluster));
-    wait::until(SOON, "bob is etcd's again", async || {
+    wait::until(SOON, "bob is etcd's", async || {
         (as_told("bob", &password("bob")).await == ADMITTED).then_some(())
     })
     .await;
-    assert_eq!(as_told("alice", &password("alice")).await, ADMITTED);
     assert_eq!(as_told("alice", "hers-in-the-file").await, FAILED);
-    keyward.reload(&config.replace("\"file\", \"etcd\"", "\"file\""));
+    keyward.reload(&config);
     wait::until(SOON, "bob is the file's again", async || {
         (as_told("bob", "his-in-the-file").await == ADMITTED).then_some(())
     })

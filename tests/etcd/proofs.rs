@@ -11,6 +11,7 @@ use keyward::pb::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse}
 use tonic::{Code, Status, Streaming};
 
 use crate::caller::Caller;
+use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, Tls, versions, wait};
 
@@ -183,17 +184,19 @@ async fn a_changed_password_ends_its_sessions_on_every_replica_and_nobody_elses(
         }
         println!("{version}: her streams had ended {:?} after the change", changed.elapsed());
 
-        for session in sessions.iter().filter(|session| session.n != CHANGED) {
-            for replica in [0, 1] {
-                session
-                    .put(replica)
-                    .await
-                    .unwrap_or_else(|status| panic!("{version}: {}: {status}", session.n));
-            }
-        }
+        the_others_go_on(&version, &sessions).await;
         for stream in &mut go_on {
             let heard = stream.message().await.expect("it goes on").expect("it goes on");
             assert!(!heard.canceled && !heard.events.is_empty(), "{version}");
+        }
+    }
+}
+
+async fn the_others_go_on(version: &Version, sessions: &[Session]) {
+    for session in sessions.iter().filter(|session| session.n != CHANGED) {
+        for replica in [0, 1] {
+            let put = session.put(replica).await;
+            put.unwrap_or_else(|status| panic!("{version}: {}: {status}", session.n));
         }
     }
 }

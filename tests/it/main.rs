@@ -52,6 +52,8 @@ mod logins;
 #[cfg(test)]
 mod lone_frames;
 #[cfg(test)]
+mod moves;
+#[cfg(test)]
 mod observers;
 #[cfg(test)]
 mod pinned;

@@ -42,7 +42,7 @@ pub(crate) fn decide(keyward: &Keyward, known: &Revocations, change: &Change) ->
 }
 
 /// The next call at the member but a look at who leads, which stays without an answer.
-async fn next(member: &Member, path: &str) -> Call {
+pub(crate) async fn next(member: &Member, path: &str) -> Call {
     loop {
         let mut call = member.call().await;
         if call.path() == RANGE && path != RANGE {

@@ -15,7 +15,7 @@ use crate::certificates::{Door, SAME, TLS};
 use crate::client::Client;
 use crate::revocations::{all_kinds, watching};
 use crate::rig::{paused, settled};
-use crate::words::{RANGE, event, range, ranged, watched};
+use crate::words::{PUT, RANGE, event, put, range, ranged, was_put, watched};
 
 const STOPPED: (Code, &str) = (Code::Unavailable, "etcdserver: server stopped");
 
@@ -87,6 +87,34 @@ fn what_a_revoked_certificate_let_in_ends_and_nothing_else() {
         goes_on(&mut logged_in, &mut logged_in_call).await;
         assert!(!bob.is_closed() && !nobody.is_closed());
         assert!(door.member.was_called_again().is_none(), "nothing of it arrives");
+    });
+}
+
+/// A client may take half a minute to send what it has begun: its certificate counts when that is whole.
+#[test]
+fn a_request_that_comes_whole_after_its_certificate_was_revoked_is_not_sent() {
+    paused(async {
+        let door = Door::new("", SAME);
+        let alice = door.client(Some(&numbered(&door.authority, "alice", 7))).await;
+        let bob = door.client(Some(&numbered(&door.authority, "bob", 8))).await;
+        let framed = keyward::rpc::frame::encode(&put(9));
+        let mut late = alice.open(PUT).await.expect("open");
+        let mut others = bob.open(PUT).await.expect("open");
+        for stream in [&mut late, &mut others] {
+            stream.send.send_data(framed.slice(..7), false).expect("the stream takes it");
+        }
+        settled().await;
+        door.write("ca.crl", &door.authority.revoke(&[7]));
+        door.look_again();
+        settled().await;
+        for stream in [&mut late, &mut others] {
+            stream.send.send_data(framed.slice(7..), true).expect("the stream takes it");
+        }
+        let script = async { door.member.called(PUT).await.reply(&was_put(3)).await };
+        let (outcome, ()) = tokio::join!(others.finish(), script);
+        outcome.message();
+        assert_eq!(late.finish().await.end.told(), STOPPED);
+        assert!(door.member.was_called_again().is_none(), "a write of hers is not sent");
     });
 }
 
