@@ -162,7 +162,14 @@ impl Callers {
             Evidence::Session(session) if standing.again() => {
                 let session = Rc::clone(session);
                 // Apart: few calls are of this kind.
-                Box::pin(self.prove_again(gateway, client, session, standing)).await?
+                let proved =
+                    Box::pin(self.prove_again(gateway, client, Rc::clone(&session), standing)).await?;
+                // That took a while: what was revoked meanwhile is revoked.
+                if !gateway.sealer.stands(&session) {
+                    gateway.metrics.sessions_refused.inc();
+                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                proved
             }
             _ => standing,
         };

@@ -194,7 +194,8 @@ fn cases() -> Vec<Case> {
         (
             "certificates count no more",
             to(by_default, &format!("{by_default}identify = [\"token\", \"jwt\", \"default\"]\n")),
-            vec![("certificate", BAD_TOKEN), ("other certificate", BAD_TOKEN)],
+            // The other one is by default who it was by its certificate.
+            vec![("other certificate", BAD_TOKEN)],
         ),
         (
             "a row goes",
