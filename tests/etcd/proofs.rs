@@ -32,6 +32,15 @@ fn key(n: usize) -> String {
     format!("/u/{n}")
 }
 
+fn options() -> Options {
+    Options {
+        auth: Auth::On { extra_users: USERS + 30 },
+        tls: Tls::Mutual,
+        bcrypt_cost: 4,
+        ..Options::default()
+    }
+}
+
 /// A replica that proves every user upstream with a certificate of its own making: nobody there looks at passwords.
 async fn replica(cluster: &Cluster, keys: &Site) -> Keyward {
     let site = Site::new();
@@ -120,13 +129,7 @@ async fn until_noted(cluster: &Cluster, replicas: [&Keyward; 2]) -> usize {
 #[tokio::test]
 async fn a_changed_password_ends_its_sessions_on_every_replica_and_nobody_elses() {
     for version in versions() {
-        let options = Options {
-            auth: Auth::On { extra_users: USERS + 30 },
-            tls: Tls::Mutual,
-            bcrypt_cost: 4,
-            ..Options::default()
-        };
-        let cluster = Cluster::start(&version, options).await;
+        let cluster = Cluster::start(&version, options()).await;
         let keys = Site::new();
         let (a, b) = (replica(&cluster, &keys).await, replica(&cluster, &keys).await);
         let tried = until_noted(&cluster, [&a, &b]).await;
