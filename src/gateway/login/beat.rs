@@ -22,7 +22,7 @@ const IN_A_BEAT: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Beat {
     /// What a check takes that ends well: it was not cut short. And that was alone: one that waits in line waits as long
-    /// whoever its user is.
+    /// whoever its user is. Of one that ends otherwise it is learned only that it can take longer.
     check: Duration,
     /// When the last of those before has had its turn, had each cost a check.
     line: Instant,
@@ -38,6 +38,13 @@ impl Beat {
             (true, _) => self.check = took,
             (false, true) => self.check = self.check * 7 / 8 + took / 8,
             (false, false) => {}
+        }
+    }
+
+    /// One that was alone was refused after that.
+    pub(super) fn learn_refused(&mut self, took: Duration) {
+        if took > self.check {
+            self.learn(took, true);
         }
     }
 
@@ -94,6 +101,18 @@ mod tests {
             beat.learn(Duration::from_secs(60), true);
         }
         assert_eq!(after(&beat, 1), LONGEST_BEAT);
+    }
+
+    /// Nobody has logged in here yet, and a member is slow.
+    #[test]
+    fn refusals_alone_make_beats_longer_and_never_shorter() {
+        let start = Instant::now();
+        let mut beat = Beat::new(start);
+        beat.learn_refused(millis(400));
+        (0..100).for_each(|_| beat.learn_refused(millis(1)));
+        assert_eq!(beat.tells(start, start, start + millis(1)) - start, millis(800));
+        beat.learn_refused(millis(480));
+        assert_eq!(beat.tells(start, start, start + millis(1)) - start, millis(820));
     }
 
     #[test]

@@ -407,8 +407,10 @@ impl Desk {
         let _turn = turns.acquire().await;
         let (begun, alone) = (Instant::now(), self.asked.get() == 0);
         let verdict = self.ask(login, Off::Believed).await;
-        if settled(verdict) == Settled::Right {
-            self.beat.borrow_mut().learn(begun.elapsed(), alone);
+        match settled(verdict) {
+            Settled::Right => self.beat.borrow_mut().learn(begun.elapsed(), alone),
+            Settled::Wrong if alone => self.beat.borrow_mut().learn_refused(begun.elapsed()),
+            Settled::Wrong | Settled::Untold => {}
         }
         verdict
     }
