@@ -16,8 +16,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::Deserialize;
-use serde_json::Value;
+use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
 use crate::identity::Peer;
 use crate::identity::peer::Claims;
@@ -85,11 +86,47 @@ pub enum Bad {
     NotYet,
 }
 
+/// Keys that a token brings, or says where to get, are not looked at.
 #[derive(Deserialize)]
 struct Header {
     alg: String,
     kid: Option<String>,
-    crit: Option<Value>,
+    /// Whether it is there, whatever it says.
+    #[serde(default, deserialize_with = "is_there")]
+    crit: bool,
+}
+
+fn is_there<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
+    IgnoredAny::deserialize(value).map(|_| true)
+}
+
+/// The claims. Of a name that is given twice readers differ in which one counts: such a token is none.
+struct Once(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(object: D) -> Result<Self, D::Error> {
+        object.deserialize_map(EachOnce)
+    }
+}
+
+struct EachOnce;
+
+impl<'de> Visitor<'de> for EachOnce {
+    type Value = Once;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Once, A::Error> {
+        let mut claims = Map::new();
+        while let Some((name, value)) = object.next_entry()? {
+            if claims.insert(name, value).is_some() {
+                return Err(A::Error::custom("a name is given twice"));
+            }
+        }
+        Ok(Once(claims))
+    }
 }
 
 impl Verifier {
@@ -109,11 +146,9 @@ impl Verifier {
         };
         let signed = &token[..header.len() + 1 + payload.len()];
         let header: Header = serde_json::from_slice(&decode(header)?).map_err(|_| Bad::NotJwt)?;
-        let Ok(Value::Object(claims)) = serde_json::from_slice(&decode(payload)?) else {
-            return Err(Bad::NotJwt);
-        };
+        let Once(claims) = serde_json::from_slice(&decode(payload)?).map_err(|_| Bad::NotJwt)?;
         let signature = decode(signature)?;
-        if header.crit.is_some() {
+        if header.crit {
             return Err(Bad::Critical);
         }
         let algorithm = Algorithm::named(&header.alg).ok_or(Bad::Algorithm)?;
@@ -129,7 +164,7 @@ impl Verifier {
     }
 
     /// What a genuine token says.
-    fn judge(&self, claims: &serde_json::Map<String, Value>, now: SystemTime) -> Result<Verified, Bad> {
+    fn judge(&self, claims: &Map<String, Value>, now: SystemTime) -> Result<Verified, Bad> {
         let audience = claims.get("aud").ok_or(Bad::Claim)?;
         if !texts(audience).ok_or(Bad::Claim)?.contains(&self.audience) {
             return Err(Bad::Audience);

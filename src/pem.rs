@@ -3,7 +3,7 @@
 //! Owns: the one use of `rustls-pemfile`, and the check that what was read can be used at all. Must not know: whose
 //! certificate it is, or for which connection.
 //! Invariants: a chain is never empty; a key pair belongs together; an error names the file and the reason, never
-//! the content; a key is wiped when dropped.
+//! the content; of a key nothing is kept but what signs with it.
 
 use std::fmt;
 use std::fs::File;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rustls::RootCertStore;
 use rustls::crypto::ring::default_provider;
 use rustls::crypto::ring::sign::any_supported_type;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SigningKey};
 use rustls_pemfile::Item;
@@ -27,10 +27,9 @@ const MAX_FILE: u64 = 4 << 20;
 #[derive(Clone, Debug)]
 pub struct Chain(Vec<CertificateDer<'static>>);
 
-/// A private key that can sign. Wiped when dropped, masked when printed.
+/// A private key that can sign. Masked when printed; the bytes that it was read from are wiped.
 #[derive(Debug)]
 pub struct PrivateKey {
-    der: Zeroizing<PrivateKeyDer<'static>>,
     signing: Arc<dyn SigningKey>,
 }
 
@@ -151,7 +150,7 @@ impl PrivateKey {
             Err(_) => return Err(at(Reason::NotPem)),
         };
         let signing = any_supported_type(&der).map_err(|_| at(Reason::BadKey))?;
-        Ok(Self { der, signing })
+        Ok(Self { signing })
     }
 }
 
@@ -184,12 +183,6 @@ impl KeyPair {
     #[must_use]
     pub fn signing(&self) -> &Arc<dyn SigningKey> {
         &self.key.signing
-    }
-
-    /// The leaf's private key. A copy of it is the caller's to keep out of sight.
-    #[must_use]
-    pub fn key(&self) -> &PrivateKeyDer<'static> {
-        &self.key.der
     }
 }
 
@@ -375,8 +368,9 @@ mod tests {
         let chain = Chain::read(&files.with("cert.pem", certificate)).unwrap();
         let pair = KeyPair::new(chain, PrivateKey::read(&files.with("key.pem", &key)).unwrap()).unwrap();
         let printed = format!("{pair:?}");
-        let PrivateKeyDer::Pkcs8(der) = pair.key() else { panic!("rcgen writes PKCS #8") };
-        let bytes = format!("{:?}", der.secret_pkcs8_der());
-        assert!(!printed.contains(&bytes[1..30]), "{printed}");
+        let der = rustls_pemfile::private_key(&mut key.as_bytes()).unwrap().unwrap();
+        // What makes a P-256 key this one.
+        let bytes = format!("{:?}", &der.secret_der()[36..44]);
+        assert!(printed.contains("PrivateKey") && !printed.contains(&bytes[1..30]), "{printed}");
     }
 }

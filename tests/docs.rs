@@ -10,11 +10,12 @@ use std::process::{Command, Stdio};
 
 use keyward::telemetry::metrics::{Metrics, one};
 
-const DOCUMENTS: [&str; 6] = [
+const DOCUMENTS: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "deploy/identities.md",
     "deploy/migrate-to-tls.md",
     "deploy/remove-keyward.md",
 ];
@@ -37,7 +38,7 @@ fn read(name: &str) -> String {
 fn fenced(document: &str, language: &str) -> (Vec<String>, String) {
     let (mut blocks, mut prose, mut inside) = (Vec::new(), String::new(), None);
     for line in document.lines() {
-        match (line.strip_prefix("```"), &mut inside) {
+        match (line.trim_start().strip_prefix("```"), &mut inside) {
             (Some(named), None) => inside = Some((named == language, String::new())),
             (Some(_), Some((wanted, block))) => {
                 if *wanted {

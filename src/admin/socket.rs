@@ -317,6 +317,26 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn the_socket_is_its_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("admin.sock");
+        let listener = bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            bind(&path).unwrap_err().kind(),
+            io::ErrorKind::AddrInUse,
+            "one that is served is nobody's to take"
+        );
+        drop(listener);
+        // Nor is another file that stands there, or leads elsewhere.
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "data").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(bind(&file).is_err() && bind(&link).is_err());
+        assert_eq!(std::fs::read(&file).unwrap(), b"data");
+    }
+
     #[test]
     fn moments_are_dates() {
         for (seconds, text) in [

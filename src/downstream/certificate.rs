@@ -64,6 +64,7 @@ mod tests {
     use rcgen::{CertificateParams, DnType, DnValue, KeyPair, SanType, date_time_ymd};
 
     use super::*;
+    use crate::identity::pattern::Glob;
 
     fn read(change: impl FnOnce(&mut CertificateParams)) -> ClientCertificate {
         let mut params = CertificateParams::default();
@@ -115,6 +116,50 @@ mod tests {
         assert_eq!(name_of(&[DnValue::Utf8String(String::new())]), None);
         assert_eq!(name_of(&[DnValue::Utf8String("al\nice".into())]), None);
         assert_eq!(name_of(&[DnValue::Utf8String("alice\0".into())]), None);
+    }
+
+    /// As bytes of another kind a name is another one to each reader: etcd's takes T61String and BMPString for text.
+    #[test]
+    fn a_name_in_a_kind_of_text_that_readers_differ_in_is_none() {
+        let name_of =
+            |value: DnValue| match read(|params| params.distinguished_name.push(DnType::CommonName, value))
+                .peer
+            {
+                Peer::Certificate { common_name, .. } => common_name,
+                other => panic!("{other}"),
+            };
+        let root = || "root".to_owned();
+        for text in [
+            DnValue::TeletexString(root().try_into().unwrap()),
+            DnValue::BmpString(root().try_into().unwrap()),
+            DnValue::UniversalString(root().try_into().unwrap()),
+        ] {
+            assert_eq!(name_of(text.clone()), None, "{text:?}");
+        }
+        for text in [
+            DnValue::Utf8String(root()),
+            DnValue::PrintableString(root().try_into().unwrap()),
+            DnValue::Ia5String(root().try_into().unwrap()),
+        ] {
+            assert_eq!(name_of(text.clone()).as_deref(), Some("root"), "{text:?}");
+        }
+        // Nothing is trimmed, folded or taken for something else: these are not root.
+        for other in ["root ", " root", "Root", "ro\u{200b}ot", "ｒｏｏｔ", "\u{202e}toor", "*"] {
+            assert_eq!(name_of(DnValue::Utf8String(other.to_owned())).as_deref(), Some(other));
+        }
+    }
+
+    #[test]
+    fn a_wildcard_among_the_names_stands_for_itself_and_one_with_an_end_in_it_for_nothing() {
+        let names = ["*.example.com", "a.test\0.example.com", ""];
+        let shown = read(|params| {
+            params.subject_alt_names = names.map(|name| SanType::DnsName(name.try_into().unwrap())).into();
+            let uri = "spiffe://a/web\0/../admin".try_into().unwrap();
+            params.subject_alt_names.push(SanType::URI(uri));
+        });
+        let Peer::Certificate { dns, uris, .. } = &shown.peer else { panic!("{}", shown.peer) };
+        assert_eq!((&dns[..], uris.len()), (&["*.example.com".into()][..], 0));
+        assert!(!Glob::new("a.example.com").matches(&dns[0]), "one host is not all");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{RootCertStore, ServerConfig};
 
 use crate::config::{ClientAuth, ClientCa, ServerTls};
@@ -68,7 +69,9 @@ impl ListenerTls {
             Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
         };
         let identity = &tls.identity;
-        let mut config = builder.with_single_cert(identity.chain().to_vec(), identity.key().clone_key())?;
+        // By what signs, not by a copy of the key, which nobody would wipe.
+        let shown = CertifiedKey::new(identity.chain().to_vec(), Arc::clone(identity.signing()));
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
         config.alpn_protocols = vec![b"h2".to_vec()];
         if clients.is_some() {
             config.session_storage = Arc::new(NoServerSessionStorage {});

@@ -11,11 +11,11 @@ mod remembered;
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Identify;
 use crate::downstream::jwt::VerifiedJwts;
@@ -40,6 +40,8 @@ pub use remembered::Remembered;
 
 /// Sessions that one shard keeps opened: some 500 bytes each.
 const OPENED: usize = 8192;
+/// After what time it is asked again who is right, while the configuration changes.
+const BETWEEN: Duration = Duration::from_millis(5);
 /// JWTs that one shard keeps verified: some 2 KiB each.
 const VERIFIED: usize = 4096;
 
@@ -133,10 +135,15 @@ impl Callers {
     ) -> Result<Rc<Caller>, Refusal> {
         let presented = Presented::in_headers(headers);
         client.remembered.borrow_mut().follow(&self.identities.load());
+        let shown = match presented {
+            Presented::Token(_) if presented.is_jwt() => Some(Identify::Jwt),
+            Presented::Token(_) => Some(Identify::Token),
+            _ => None,
+        };
         let (way, takes_default) = {
             let remembered = client.remembered.borrow();
             let ways = remembered.identities.ways(client);
-            (way(ways, client, presented)?, ways.contains(&Identify::Default))
+            (way(ways, client, shown)?, ways.contains(&Identify::Default))
         };
         let standing = match (way, presented) {
             (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token)?,
@@ -155,7 +162,14 @@ impl Callers {
             Evidence::Session(session) if standing.again() => {
                 let session = Rc::clone(session);
                 // Apart: few calls are of this kind.
-                Box::pin(self.prove_again(gateway, client, session, standing)).await?
+                let proved =
+                    Box::pin(self.prove_again(gateway, client, Rc::clone(&session), standing)).await?;
+                // That took a while: what was revoked meanwhile is revoked.
+                if !gateway.sealer.stands(&session) {
+                    gateway.metrics.sessions_refused.inc();
+                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                proved
             }
             _ => standing,
         };
@@ -179,20 +193,28 @@ impl Callers {
         session: Rc<Session>,
         standing: Standing,
     ) -> Result<Standing, Refusal> {
-        let proved = timeout(PATIENCE, gateway.logins.prove_again(&session)).await;
-        match proved.unwrap_or(Err(Denied::Untold)) {
-            Ok(Proved::Etcd | Proved::Nothing) => Ok(standing),
-            // The user has moved into the users file since.
-            Ok(Proved::File(_)) => {
-                let identities = Arc::clone(&client.remembered.borrow().identities);
-                let grounds = again::by_file(session);
-                Ok(identities.standing(client, grounds, None, Brought::Nothing).proved_elsewhere())
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let proved = timeout_at(until, gateway.logins.prove_again(&session)).await;
+            match proved.unwrap_or(Err(Denied::Untold)) {
+                Ok(Proved::Etcd | Proved::Nothing) => return Ok(standing),
+                // The user has moved into the users file since.
+                Ok(Proved::File(line)) => {
+                    let identities = self.identities.load();
+                    if identities.know(session.peer.user(), line) {
+                        let grounds = again::by_file(session);
+                        let standing = identities.standing(client, grounds, None, Brought::Nothing);
+                        return Ok(standing.proved_elsewhere());
+                    }
+                }
+                Err(Denied::WrongPassword | Denied::NoPassword) => {
+                    gateway.metrics.sessions_refused.inc();
+                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                Err(Denied::Untold | Denied::Limited) => return Err(Refusal::NOTHING_SENT),
             }
-            Err(Denied::WrongPassword | Denied::NoPassword) => {
-                gateway.metrics.sessions_refused.inc();
-                Err(Refusal::INVALID_AUTH_TOKEN)
-            }
-            Err(Denied::Untold | Denied::Limited) => Err(Refusal::NOTHING_SENT),
+            // The line is of another users file than the rules: one of them is about to come.
+            sleep(BETWEEN).await;
         }
     }
 
@@ -279,22 +301,18 @@ impl Callers {
     }
 }
 
-/// The way that decides: the first of the listener's that the request shows. A token is shown, whatever its kind: one of a
-/// kind that does not count here is a bad token, and bad ones never fall back. The default is also who shows nothing where
-/// that is not allowed: a login of its connection may still stand for it.
-fn way(ways: &[Identify], client: &Client, presented: Presented<'_>) -> Result<Identify, Refusal> {
-    let shows_token = matches!(presented, Presented::Token(_));
+/// The way that decides: the first of the listener's that the request shows; `shown` is its token's kind. A token is shown,
+/// whatever its kind: one of a kind that does not count here is a bad token, and bad ones never fall back. The default is
+/// also who shows nothing where that is not allowed: a login of its connection may still stand for it.
+fn way(ways: &[Identify], client: &Client, shown: Option<Identify>) -> Result<Identify, Refusal> {
     let first = ways.iter().copied().find(|way| match way {
-        Identify::Token | Identify::Jwt => shows_token,
+        Identify::Token | Identify::Jwt => shown.is_some(),
         Identify::Certificate => client.certificate.is_some(),
         Identify::Default => true,
     });
-    match first {
-        Some(Identify::Certificate) => Ok(Identify::Certificate),
-        _ if shows_token => {
-            let kind = if presented.is_jwt() { Identify::Jwt } else { Identify::Token };
-            ways.contains(&kind).then_some(kind).ok_or(Refusal::INVALID_AUTH_TOKEN)
-        }
-        _ => Ok(Identify::Default),
+    match (first, shown) {
+        (Some(Identify::Certificate), _) => Ok(Identify::Certificate),
+        (_, Some(kind)) => ways.contains(&kind).then_some(kind).ok_or(Refusal::INVALID_AUTH_TOKEN),
+        (_, None) => Ok(Identify::Default),
     }
 }

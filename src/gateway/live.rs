@@ -78,11 +78,26 @@ impl Gateway {
     }
 }
 
+impl Life {
+    /// Whether its session's password is to be looked at here, since nobody upstream does: that may change with the rows of
+    /// users, under what lives.
+    pub fn is_looked_at(&self, gateway: &Gateway, here: bool) {
+        let mut against = self.against.borrow_mut();
+        if !here {
+            *against = None;
+        } else if against.is_none() {
+            // What upstream said of it, and when, is not known here.
+            *against = Some(Against::unknown(gateway));
+            gateway.live.by_password.notify_one();
+        }
+    }
+}
+
 impl Live {
     fn register(self: &Rc<Self>, life: &Rc<Life>) -> Stay {
         let (cut, when_cut) = oneshot::channel();
         self.entries.borrow_mut().insert(life.number, Entry { life: Rc::clone(life), cut });
-        if life.caller.again {
+        if life.against.borrow().is_some() {
             self.by_password.notify_one();
         }
         Stay(Some(Registered { live: Rc::clone(self), number: life.number, cut: when_cut }))
@@ -92,7 +107,12 @@ impl Live {
     #[must_use]
     pub fn by_passwords(&self) -> Vec<Rc<Life>> {
         let entries = self.entries.borrow();
-        entries.values().map(|entry| &entry.life).filter(|life| life.caller.again).map(Rc::clone).collect()
+        entries
+            .values()
+            .map(|entry| &entry.life)
+            .filter(|life| life.against.borrow().is_some())
+            .map(Rc::clone)
+            .collect()
     }
 
     /// Waits until something began that lives so.

@@ -45,6 +45,12 @@ impl Against {
         Self { revision: logins.moves().settled(), passwords: logins.passwords(), at: Instant::now() }
     }
 
+    /// What holds for a proof of which it is not known when it was made: it is to be made anew.
+    #[must_use]
+    pub fn unknown(gateway: &Gateway) -> Self {
+        Self { revision: 0, ..Self::now(gateway) }
+    }
+
     /// Whether that is past: `revision` is what members show now.
     fn is_past(&self, revision: Option<u64>, passwords: &Arc<Passwords>) -> bool {
         let changed = revision.map_or(self.at.elapsed() >= UNSEEN, |revision| revision != self.revision);

@@ -78,8 +78,11 @@ impl Signer {
     }
 
     fn sign_with(&self, header: &Value, claims: &Value) -> String {
-        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        let signed = format!("{}.{}", part(header), part(claims));
+        self.sign_text(&header.to_string(), &claims.to_string())
+    }
+
+    fn sign_text(&self, header: &str, claims: &str) -> String {
+        let signed = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
         let random = SystemRandom::new();
         let signature = match &self.key {
             SigningKey::Ecdsa(key) => key.sign(&random, signed.as_bytes()).unwrap().as_ref().to_vec(),
@@ -275,6 +278,79 @@ fn a_secret_is_never_made_of_a_public_key() {
     let tag = URL_SAFE_NO_PAD.encode(ring::hmac::sign(&key, signed.as_bytes()));
     let verify = Verifier::verify_one_of(&[verifier(&signer)], format!("{signed}.{tag}").as_bytes(), now());
     assert_eq!(verify.err(), Some(Bad::Algorithm));
+}
+
+#[test]
+fn an_issuer_speaks_for_itself_alone() {
+    let (one, other) = (Signer::es256(), Signer::es256());
+    let second = Verifier { issuer: "https://other.test".into(), ..verifier(&other) };
+    let verifiers = [verifier(&one), second];
+    let verify = |token: String| Verifier::verify_one_of(&verifiers, token.as_bytes(), now());
+    let of_other = with("iss", json!("https://other.test"));
+    assert_eq!(verify(other.sign(&of_other)).unwrap().to_string(), "jwt:https://other.test:alice");
+    assert_eq!(verify(one.sign(&of_other)).err(), Some(Bad::Signature));
+    assert_eq!(verify(other.sign(&claims("alice"))).err(), Some(Bad::Signature));
+}
+
+#[test]
+fn a_header_brings_no_key_and_no_extension() {
+    let (signer, thief) = (Signer::es256(), Signer::es256());
+    let verifiers = [verifier(&signer)];
+    let verify = |by: &Signer, name: &str, value: &Value| {
+        let mut header = json!({ "alg": "ES256" });
+        header[name] = value.clone();
+        Verifier::verify_one_of(&verifiers, by.sign_with(&header, &claims("alice")).as_bytes(), now()).err()
+    };
+    for (name, value) in [
+        ("jwk", thief.jwk()),
+        ("jku", json!("https://thief.test/keys")),
+        ("x5u", json!("https://thief.test/chain")),
+        ("x5c", json!(["AAAA"])),
+        ("kid", json!("../../../etc/passwd")),
+        ("kid", json!("")),
+        ("typ", json!("JOSE+JSON")),
+        ("cty", json!("JWT")),
+        ("zip", json!("DEF")),
+        ("b64", json!(false)),
+    ] {
+        assert_eq!(verify(&thief, name, &value), Some(Bad::Signature), "{name}");
+        assert_eq!(verify(&signer, name, &value), None, "{name}: the issuer may say what it likes");
+    }
+    for value in [Value::Null, json!([]), json!(["exp"]), json!("exp"), json!({}), json!(false)] {
+        assert_eq!(verify(&signer, "crit", &value), Some(Bad::Critical), "{value}");
+    }
+}
+
+#[test]
+fn a_name_that_is_given_twice_is_read_by_nobody() {
+    let signer = Signer::es256();
+    let verify = |header: &str, payload: &str| {
+        Verifier::verify_one_of(&[verifier(&signer)], signer.sign_text(header, payload).as_bytes(), now())
+            .err()
+    };
+    let (header, good) = (r#"{"alg":"ES256"}"#, claims("alice").to_string());
+    assert_eq!(verify(header, &good), None);
+    let more = |more: &str| format!("{},{more}}}", good.trim_end_matches('}'));
+    // The last member of `good` is an object, which this takes for a part of itself: so it is closed first.
+    let more = |text: &str| more(text).replace(r#""o":{,"#, r#""o":{},"#);
+    assert_eq!(verify(header, &more(r#""x":1"#)), None);
+    for twice in [
+        r#""sub":"root""#,
+        r#""sub":"alice""#,
+        r#""\u0073ub":"root""#,
+        r#""iss":"https://ci.test:8443""#,
+        r#""exp":9999999999"#,
+        r#""aud":"etcd""#,
+        r#""groups":["admins"]"#,
+    ] {
+        assert_eq!(verify(header, &more(twice)), Some(Bad::NotJwt), "{twice}");
+    }
+    for twice in [r#"{"alg":"none","alg":"ES256"}"#, r#"{"alg":"ES256","kid":"1","kid":"2"}"#] {
+        assert_eq!(verify(twice, &good), Some(Bad::NotJwt), "{twice}");
+    }
+    // Names are not folded either.
+    assert_eq!(verify(r#"{"ALG":"ES256"}"#, &good), Some(Bad::NotJwt));
+    assert_eq!(verify(header, &good.replace("\"sub\"", "\"Sub\"")), Some(Bad::Claim));
 }
 
 #[test]

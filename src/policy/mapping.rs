@@ -154,6 +154,59 @@ mod tests {
     }
 
     #[test]
+    fn a_name_is_of_its_own_kind_however_it_is_written() {
+        let by_kind = mapping(KINDS.map(|kind| rule(&format!("{kind}*"), to(kind))).into());
+        let same = mapping(
+            KINDS
+                .into_iter()
+                .filter(|kind| !kind.ends_with("URI="))
+                .map(|kind| rule(&format!("{kind}*"), Outcome::Same))
+                .collect(),
+        );
+        for name in [
+            "cert:c:CN=alice",
+            "cert:c:CN=root",
+            "password:root",
+            "file:root",
+            "jwt:https://ci:root",
+            "listener:l",
+            "c:CN=root",
+            "CN=root",
+            "alice:root",
+            "alice/root",
+            "root,CN=alice",
+            "*",
+            "root*",
+            "*root",
+            "Root",
+            "root ",
+            "ro\u{200b}ot",
+            "\u{202e}toor",
+            "ｒｏｏｔ",
+            "ro\0ot",
+            "root\n",
+            &"x".repeat(100_000),
+        ] {
+            for (kind, peer) in [
+                ("password:", Peer::Password(name.into())),
+                ("file:", Peer::File(name.into())),
+                ("cert:c:CN=", certificate("c", Some(name), &[], &[])),
+                ("jwt:https://ci:", jwt(ISSUER, name, &[])),
+                ("listener:", Peer::Listener(name.into())),
+            ] {
+                assert_eq!(by_kind.user_of(&peer, None), user(kind), "{peer:.80}");
+                let mapped = same.user_of(&peer, None);
+                let itself = match kind {
+                    "password:" => Mapped::Itself,
+                    "listener:" => Mapped::Denied,
+                    _ => user(name),
+                };
+                assert_eq!(mapped, itself, "{peer:.80}");
+            }
+        }
+    }
+
+    #[test]
     fn subject_alternative_names_claims_and_networks_are_conditions() {
         let with = |who: Conditions| MapRule::new(who, to("it")).unwrap();
         let glob = |text| Some(Glob::new(text));

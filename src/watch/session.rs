@@ -145,11 +145,7 @@ impl Session {
                         Asked::Gone => return,
                     }
                 }
-                Some((input, room)) = running.reads.next(), if quiet => {
-                    if room == Room::Found || !running.refused_for_room() {
-                        running.input(input);
-                    }
-                }
+                Some((input, room)) = running.reads.next(), if quiet => running.read(input, room),
                 (stream, event) = next_event(&mut running.upstream, running.turn, quiet) => {
                     running.event(stream, event);
                     if !quiet {
@@ -187,6 +183,12 @@ impl Running {
             leaderless_since: None,
             turn: 0,
             ended: None,
+        }
+    }
+
+    fn read(&mut self, input: Input, room: Room) {
+        if room == Room::Found || !self.refused_for_room() {
+            self.input(input);
         }
     }
 

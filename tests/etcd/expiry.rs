@@ -84,6 +84,7 @@ impl User<'_> {
             headers: vec![("token", self.token.clone())],
             body,
             shape: Shape::Stream { at_least },
+            ..Call::default()
         };
         let answer = self.endpoint.call(&call).await;
         let renewed = |message: bytes::Bytes| {

@@ -9,6 +9,7 @@ pub(crate) mod cluster;
 pub(crate) mod ctl;
 pub(crate) mod evidence;
 pub(crate) mod http;
+pub(crate) mod issuer;
 pub(crate) mod keyward;
 pub(crate) mod pki;
 pub(crate) mod ports;

@@ -1,10 +1,14 @@
 //! No secret in what is written: `tests/hygiene` finds what is planted, and Keyward at its most talkative leaves nothing to find. The
 //! search over all logs of a whole run is a step of `tests/run`.
 
+mod identities;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::Bytes;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRequest};
 use prost::Message;
 use serde_json::json;
@@ -34,6 +38,13 @@ impl Evidence {
         fs::write(self.0.path().join("secrets-1"), lines.join("\n")).expect("the folder is ours");
     }
 
+    /// Secrets that are no text.
+    fn bytes(&self, name: &str, value: &[u8]) {
+        let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+        let line = json!({ "name": name, "hex": hex }).to_string();
+        fs::write(self.0.path().join("secrets-2"), line).expect("the folder is ours");
+    }
+
     fn log(&self, name: &str, text: &str) {
         fs::write(self.0.path().join("logs").join(name), text).expect("the folder is ours");
     }
@@ -45,6 +56,9 @@ impl Evidence {
     }
 }
 
+const STRANGE: &str = "p\"ä s\\%wörd";
+const RAW: [u8; 12] = [0, 1, 2, 200, 201, 202, b'"', b'k', b'e', b'y', 254, 255];
+
 /// The search of one line of one log, where the password of alice, a session key and a token are known.
 fn planted(log: &str, line: &str) -> Option<i32> {
     let evidence = Evidence::new();
@@ -52,7 +66,10 @@ fn planted(log: &str, line: &str) -> Option<i32> {
         ("the password of alice", "correct-horse"),
         ("session.key", "00112233445566778899aabbccddeeff"),
         ("a token", "kw1_short"),
+        ("a hash of Keyward's users file", "$2b$stands-for-a-hash"),
+        ("a strange password", STRANGE),
     ]);
+    evidence.bytes("raw.key", &RAW);
     evidence.log("keyward.1-0", "nothing here\n");
     evidence.log(log, &format!("before\n{line}\nafter"));
     let output = evidence.search();
@@ -65,6 +82,7 @@ fn planted(log: &str, line: &str) -> Option<i32> {
 #[test]
 fn the_search_finds_what_is_planted() {
     let bytes = "[99, 111, 114, 114, 101, 99, 116, 45, 104, 111, 114, 115, 101]";
+    let minted_key = STANDARD.encode(rcgen::KeyPair::generate().expect("a key").serialize_der());
     let unknown_token = format!("token={}", "kw1_".to_owned() + &"Ab0-".repeat(12));
     for line in [
         "password=correct-horse",
@@ -74,14 +92,41 @@ fn the_search_finds_what_is_planted() {
         "opened kw1_short",
         &unknown_token,
         "token: AbCdEfGhIjKlMnOp.42",
+        // In base64 with one, two or three bytes before it, and for the use in URLs.
+        &format!("basic {}", STANDARD.encode("a:correct-horse")),
+        &format!("basic {}", STANDARD.encode("ab:correct-horse")),
+        &format!("basic {}", STANDARD.encode("abc:correct-horse!")),
+        &format!("raw {}", URL_SAFE_NO_PAD.encode(RAW)),
+        &format!("raw {}", STANDARD.encode([&b"x"[..], &RAW].concat())),
+        "636F72726563742D686F727365",
+        "%63%6f%72%72%65%63%74%2d%68%6f%72%73%65",
+        "%63%6F%72%72%65%63%74%2D%68%6F%72%73%65",
+        "password=p%22%C3%A4%20s%5C%25w%C3%B6rd&",
+        &format!("user {STRANGE:?} refused"),
+        &json!({ "password": STRANGE }).to_string(),
+        &format!("{:?}", Bytes::copy_from_slice(STRANGE.as_bytes())),
+        &format!("{:?}", Bytes::copy_from_slice(&RAW)),
+        &format!("key {RAW:?}"),
+        &format!("key {RAW:02x?}").replace(", ", ""),
+        // By their shape: nobody knows them.
+        "alice:$argon2id$v=19$m=19456,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm",
+        "-----BEGIN PRIVATE KEY-----",
+        "-----BEGIN EC PRIVATE KEY-----",
+        &minted_key,
+        &format!("{:?}", STANDARD.decode(&minted_key).expect("base64")),
+        "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.c2lnbmF0dXJl",
     ] {
         assert_eq!(planted("keyward.1-1", line), FOUND, "{line}");
+    }
+    for clean in ["-----BEGIN PUBLIC KEY-----", "-----BEGIN CERTIFICATE-----", "argon2id", "correct horse"] {
+        assert_eq!(planted("keyward.1-1", clean), CLEAN, "{clean}");
     }
     assert_eq!(planted("keyward.1-1", "session issued session=0b6b8ba5b5a3814f user=\"alice\""), CLEAN);
     // What etcd says of its users is etcd's; what Keyward made is not.
     assert_eq!(planted("etcd-3.5.1-m0.1-1", "name:alice password:correct-horse"), CLEAN);
     assert_eq!(planted("etcd-3.5.1-m0.1-1", &unknown_token), FOUND);
     assert_eq!(planted("etcd-3.5.1-m0.1-1", "00112233445566778899aabbccddeeff"), FOUND);
+    assert_eq!(planted("etcd-3.5.1-m0.1-1", "a $2b$stands-for-a-hash of ours"), FOUND);
     let strange = "etcd-3.5.1-m0-strangers.1-1";
     assert_eq!(planted(strange, &unknown_token), CLEAN);
     assert_eq!(planted(strange, "00112233445566778899aabbccddeeff"), FOUND);

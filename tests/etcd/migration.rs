@@ -1,151 +1,47 @@
 //! Must show 1 of identities: one unchanged application, on a clientv3 of 2021 and with its user and password, over the stages of
-//! `deploy/migrate-to-tls.md`. The name that is its endpoint leads to etcd, then to Keyward, then back; the flags of etcd change
-//! by rolling restarts.
+//! `deploy/migrate-to-tls.md` and back. Beside it a python etcd3, which never logs in twice, and a client with a certificate.
 //!
-//! Invariants of the judging: a stage counts only when writes were acknowledged in it; what happened is read from etcd itself.
+//! The page and this file say the same, step by step: who changes one changes the other.
 
-use std::collections::BTreeMap;
-use std::time::Instant;
+mod front;
+mod scene;
 
+use std::time::{Duration, Instant};
+
+use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRequest};
 use keyward::tasks::Tasks;
-use serde_json::Value;
+use prost::Message as _;
 
-use crate::harness::binary::{Version, full};
-use crate::harness::client::{Client, Record};
-use crate::harness::keyward::{Keyward, Site};
-use crate::harness::relay::Relay;
-use crate::harness::{Auth, Cluster, Options, Tls, newest, versions};
+use crate::harness::binary::Version;
+use crate::harness::ctl::Ctl;
+use crate::harness::{Cluster, Tls, evidence, password, versions, wait};
+use crate::raw::{Call, End, Endpoint};
 use crate::rewatch::local;
-use crate::rounds::{Application, Did, FAMILIES, Family};
-use crate::steady::{failed, tally, unix_ms};
+use crate::rounds::{Application, FAMILIES, Family};
+use crate::steady::of_each;
 
-/// The client of the issue.
-const CLIENT: &str = "3.5.1";
-const WRITERS: &str = "4";
-/// Writes that must be acknowledged in a stage: some seconds of them.
-const ACKNOWLEDGED: usize = 60;
+use front::{Front, Stage, line};
+use scene::{Scene, all_well};
 
-/// What is between two stages: its name, and from when to when it took place, by the system's clock in milliseconds.
-struct Switch {
-    name: &'static str,
-    from: i64,
-    to: i64,
-    /// How many calls that a writer has in flight it may break: connections that it ends, one after the other.
-    breaks: usize,
+const LIMIT: Duration = Duration::from_secs(60);
+/// Within which etcd refuses a token of Keyward's.
+const AT_ONCE: Duration = Duration::from_millis(100);
+const NO_PASSWORD: &str = "password was given for no password user";
+
+fn family(name: &str) -> &'static Family {
+    FAMILIES.iter().find(|family| family.name == name).expect("it is among them")
 }
 
-/// The application and all that it is led to.
-struct Scene {
-    cluster: Cluster,
-    relay: Relay,
-    client: Client,
-    switches: Vec<Switch>,
-}
-
-impl Scene {
-    /// Stage 0: three members, TLS without client certificates, and the application straight on one of them.
-    async fn start(version: &Version, tasks: &Tasks) -> Scene {
-        let (auth, tls) = (Auth::On { extra_users: 0 }, Tls::Server);
-        let cluster =
-            Cluster::start(version, Options { members: 3, auth, tls, strangers: true, ..Options::default() })
-                .await;
-        let relay = Relay::start(tasks).await;
-        relay.open(cluster.address(0));
-        let (ca, truth) = (cluster.pki().ca.display().to_string(), cluster.address(1).to_string());
-        let args =
-            ["--writers", WRITERS, "--rate", "80", "--clients", "2", "--watchers", "4", "--leases", "4"];
-        let more = ["--length", "30m", "--cacert", &ca, "--history", &truth];
-        let client = Client::start(
-            CLIENT,
-            "load",
-            "alice",
-            &[relay.address.to_string()],
-            &[&args[..], &more].concat(),
-        );
-        client.says("ready").await;
-        let scene = Scene { cluster, relay, client, switches: Vec::new() };
-        scene.stage("0, straight to etcd").await;
-        scene
-    }
-
-    /// Returns when the application has done enough where it is now.
-    async fn stage(&self, name: &str) {
-        let begun = Instant::now();
-        self.client.says_more("put", ACKNOWLEDGED).await;
-        self.client.says_more("keepalive", 4).await;
-        println!("stage {name}: {ACKNOWLEDGED} more writes in {:?}", begun.elapsed());
-    }
-
-    async fn switch(&mut self, name: &'static str, breaks: usize, doing: impl AsyncFnOnce(&mut Scene)) {
-        let from = unix_ms();
-        doing(self).await;
-        let to = unix_ms();
-        println!("switch {name}: {} ms", to - from);
-        self.switches.push(Switch { name, from, to, breaks });
-    }
-
-    /// Ends the application, and judges what it saw.
-    async fn judged(self) {
-        let Scene { client, switches, .. } = self;
-        client.finish();
-        let record = client.record().await;
-        assert_eq!(record.exit.code(), Some(0), "{}", record.tail());
-        println!("{}", record.the("summary"));
-        println!("{}", record.the("wire"));
-        held(&record);
-        only_writes_in_flight_failed(&record, &switches);
-    }
-}
-
-/// Nothing was lost, doubled, reordered or invented, no watch closed, no lease lost, nothing old was read.
-fn held(record: &Record) {
-    assert_eq!(
-        record.the("verify")["by_kind"],
-        Value::Object(serde_json::Map::new()),
-        "{}",
-        record.the("verify")
-    );
-    assert!(record.the("verify")["history"].as_i64().is_some_and(|events| events > 0), "no history");
-    assert!(record.summed("watchers") > 0 && record.summed("leases") > 0, "nothing was held");
-    for nothing in ["violations", "watches_closed", "watchers_behind", "leases_lost", "stale_reads"] {
-        assert_eq!(record.summed(nothing), 0, "{nothing}: {}", record.the("summary"));
-    }
-}
-
-/// No read, watch or keepalive failed. A write failed only as Unavailable, while it was in flight at a switch, and at most once per
-/// writer and connection that ended there.
-fn only_writes_in_flight_failed(record: &Record, switches: &[Switch]) {
-    let all = failed(record);
-    println!("errors that the application saw: {:?}", tally(&all));
-    let mut at_switch: BTreeMap<(&str, String), usize> = BTreeMap::new();
-    for one in all {
-        assert_eq!((one.op.as_str(), one.code.as_str()), ("put", "Unavailable"), "{one:?}");
-        let switch = switches.iter().find(|switch| one.start <= switch.to && one.end >= switch.from);
-        let switch = switch.unwrap_or_else(|| panic!("no switch was near: {one:?}"));
-        let count = at_switch.entry((switch.name, one.keys.clone())).or_default();
-        *count += 1;
-        assert!(*count <= switch.breaks, "{} broke too much: {one:?}", switch.name);
-    }
-}
-
-/// The library that never logs in twice: it takes part from where it is behind Keyward.
-fn python() -> &'static Family {
-    FAMILIES.iter().find(|family| family.tls).expect("python etcd3 is among them")
-}
-
-async fn all_well(application: &Application, cluster: &Cluster) {
-    let did = application.round(cluster).await;
-    assert!(did.len() == 6 && did.iter().all(Did::ok), "{}: {did:?}", application.family.name);
-}
-
-/// Stages 0 and 1, with etcd's flags changed while clients are behind Keyward, and back.
 #[test]
-fn an_unchanged_client_goes_to_keyward_and_back_while_etcd_changes_its_flags() {
+fn an_unchanged_client_goes_through_all_stages_and_back() {
     local(async {
-        let all = if full() { versions() } else { vec![newest("3.5")] };
-        for version in all {
-            println!("etcd {version}:");
+        for name in ["python etcd3 0.12.0", "clientv3 3.5.1"] {
+            drop(family(name).program());
+        }
+        for version in versions() {
+            let begun = Instant::now();
             there_and_back(&version).await;
+            println!("etcd {version}: all of it in {:?}", begun.elapsed());
         }
     });
 }
@@ -153,37 +49,242 @@ fn an_unchanged_client_goes_to_keyward_and_back_while_etcd_changes_its_flags() {
 async fn there_and_back(version: &Version) {
     let tasks = Tasks::default();
     let mut scene = Scene::start(version, &tasks).await;
-    // With a certificate from the start, which a member without --client-cert-auth does not ask for.
-    let (site, pair) = (Site::new(), scene.cluster.pki().server());
-    let shown = scene.cluster.pki().nobody();
-    let listener = format!(", tls.cert = {:?}, tls.key = {:?}", pair.cert, pair.key);
-    let mut config = site.listening(&scene.cluster, &listener);
-    config += &format!("cluster.tls.cert = {:?}\ncluster.tls.key = {:?}\n", shown.cert, shown.key);
-    let front = site.listen;
-    let keyward = Keyward::start(site, &config).await;
+    scene.stage("0").await;
+    let mut front = Front::start(&scene.cluster).await;
+    let mut tokens = Vec::new();
 
-    scene.switch("to Keyward", 1, async |scene| scene.relay.turn_all_to(front).await).await;
-    scene.stage("1, through Keyward").await;
-    let python = Application::start(python(), scene.relay.address, &scene.cluster).await;
-    all_well(&python, &scene.cluster).await;
+    to_keyward(&mut scene, &front).await;
+    tokens.push(log_in(&front, &scene.cluster, "alice").await);
+    to_certificates(&mut scene, &front).await;
+    to_the_users_file(&mut scene, &mut front).await;
+    tokens.push(log_in(&front, &scene.cluster, "alice").await);
+    to_clients_with_certificates(&mut scene, &front).await;
 
-    scene
-        .switch("etcd with --client-cert-auth", 3, async |scene| scene.cluster.roll(Tls::Mutual).await)
-        .await;
-    scene.stage("1, through Keyward, client certificates at etcd").await;
-    all_well(&python, &scene.cluster).await;
-
-    scene
-        .switch("etcd without --client-cert-auth", 3, async |scene| scene.cluster.roll(Tls::Server).await)
-        .await;
-    all_well(&python, &scene.cluster).await;
-    // Before the stage, so that its connection is not among those that must come anew.
-    drop(python);
-    scene.stage("1 again").await;
-
-    let straight = scene.cluster.address(0);
-    scene.switch("back to etcd", 1, async |scene| scene.relay.turn_all_to(straight).await).await;
-    scene.stage("0 again").await;
-    drop(keyward);
+    // Back: stage 4 to 3.
+    scene.begins("4 to 3").await;
+    front.becomes(Stage::Three).await;
+    scene.stage("3 again").await;
+    back_to_passwords_at_etcd(&mut scene, &front).await;
+    back_to_passwords_upstream(&mut scene, &front).await;
+    back_to_etcd(&mut scene, front).await;
+    for token in &tokens {
+        refused_at_once(&scene.cluster, token).await;
+    }
     scene.judged().await;
+}
+
+/// Stage 0 to 1.
+async fn to_keyward(scene: &mut Scene, front: &Front) {
+    // 4: see that it works.
+    let listen = front.addresses();
+    for address in &listen {
+        let through = scene.cluster.ctl().as_user("alice").to(vec![format!("https://{address}")]);
+        admitted(&through).await;
+    }
+    // 5: lead the name there.
+    scene.begins("0 to 1").await;
+    let to = listen.clone();
+    scene.switch("the name leads to Keyward", async move |scene| scene.relay.turn_all_to(&to).await).await;
+    // 6: they have come, and are who they say.
+    assert!(front.metric("keyward_downstream_connections", &[]).await >= 10.0);
+    assert!(front.metric("keyward_upstream_logins_total", &[("result", "accepted")]).await > 0.0);
+    // What cannot open a watch again stays on the replica that is not restarted.
+    scene.relay.open(listen[0]);
+    let python = Application::start(family("python etcd3 0.12.0"), scene.relay.address, &scene.cluster).await;
+    scene.relay.open_all(&listen);
+    scene.python = Some(python);
+    scene.stage("1").await;
+}
+
+/// Stage 1 to 2.
+async fn to_certificates(scene: &mut Scene, front: &Front) {
+    // 1 and 2: etcd asks for client certificates, member by member.
+    scene.begins("1, etcd's flags").await;
+    roll(scene, front, Tls::Mutual).await;
+    scene.stage("1, etcd with --client-cert-auth").await;
+    // 3: users are proved by certificates.
+    scene.begins("1 to 2").await;
+    front.becomes(Stage::Two).await;
+    let before = logins(&scene.cluster).await;
+    scene.stage("2").await;
+    // 4: it works.
+    assert!(front.metric("keyward_upstream_certificate_connections", &[]).await > 0.0);
+    assert!(front.metric("keyward_upstream_credentials_made_total", &[("kind", "certificate")]).await > 0.0);
+    let after = logins(&scene.cluster).await;
+    println!("logins at etcd in stage 2: {}", after - before);
+}
+
+async fn roll(scene: &mut Scene, front: &Front, tls: Tls) {
+    for i in 0..scene.cluster.len() {
+        let name = format!("member {i} restarts with {tls:?}");
+        scene.switch(&name, async |scene| scene.cluster.roll(i, tls).await).await;
+        front.see_all_ready(scene.cluster.len()).await;
+    }
+}
+
+/// The lines of the file: alice, who has a password at etcd, and carol, who never had one.
+async fn users() -> String {
+    line("alice", &password("alice")).await + &line("carol", &password("carol")).await
+}
+
+/// Stage 2 to 3.
+async fn to_the_users_file(scene: &mut Scene, front: &mut Front) {
+    // 1 and 2: the rule, then the lines.
+    scene.begins("2 to 3").await;
+    front.becomes(Stage::Three).await;
+    front.has_users(&users().await).await;
+    // 3: see that the file decides.
+    scene.stage("3, etcd still has the passwords").await;
+    assert!(front.records("file:alice", "Put") > 0, "sessions of stage 1 have moved");
+    let before = front.records("password:alice", "Put");
+    // 4: at etcd, a password that nobody knows.
+    scene.begins("3, etcd's passwords go").await;
+    change_password(&scene.cluster, "alice", &nobodys()).await;
+    let root = scene.cluster.ctl_as_root();
+    root.ok(&["user", "add", "carol", "--no-password"]).await;
+    root.ok(&["user", "grant-role", "carol", "ra"]).await;
+    scene.stage("3").await;
+    assert_eq!(front.records("password:alice", "Put"), before, "somebody is still proved by etcd");
+
+    let straight = scene.cluster.ctl();
+    refused(&straight.as_user("alice"), "authentication failed").await;
+    refused(&straight.as_user("carol"), NO_PASSWORD).await;
+    for address in front.addresses() {
+        let through = scene.cluster.ctl().to(vec![format!("https://{address}")]);
+        let through = through.with_tls(scene.cluster.pki(), None);
+        admitted(&through.as_user("carol")).await;
+    }
+
+    // A replica can be restarted at any stage.
+    scene.begins("3, a replica restarts").await;
+    front.restart(Stage::Three).await;
+    scene.stage("3, restarted").await;
+}
+
+/// Stage 3 to 4.
+async fn to_clients_with_certificates(scene: &mut Scene, front: &Front) {
+    scene.begins("3 to 4").await;
+    front.becomes(Stage::Four).await;
+    let shown = front.clients.client("alice");
+    let family = family("clientv3 3.5.1");
+    let mut all = Vec::new();
+    for address in front.addresses() {
+        all.push(Application::start_showing(family, address, &scene.cluster, Some(&shown)).await);
+    }
+    scene.stage("4").await;
+    for application in all {
+        println!("with a certificate: {} calls", all_well(&application, &scene.cluster).await);
+    }
+    assert!(front.records("cert:clients:CN=alice", "Put") > 0);
+    // root is nobody's by a pattern.
+    let root = front.clients.client("root");
+    let address = vec![format!("https://{}", front.addresses()[0])];
+    let root = scene.cluster.ctl().to(address).with_tls(scene.cluster.pki(), Some(root));
+    refused(&root, "permission denied").await;
+}
+
+/// Stage 3 to 2.
+async fn back_to_passwords_at_etcd(scene: &mut Scene, front: &Front) {
+    scene.begins("3 to 2").await;
+    change_password(&scene.cluster, "alice", &password("alice")).await;
+    front.has_users("# nobody any more\n").await;
+    front.becomes(Stage::Two).await;
+    scene.stage("2 again").await;
+}
+
+/// Stage 2 to 1.
+async fn back_to_passwords_upstream(scene: &mut Scene, front: &Front) {
+    scene.begins("2 to 1").await;
+    front.becomes(Stage::One).await;
+    scene.stage("1 again, etcd with --client-cert-auth").await;
+    scene.begins("1 again, etcd's flags").await;
+    roll(scene, front, Tls::Server).await;
+    // Before the stage, so that its connection is not among those that must come anew after it.
+    scene.python_ends("1 again").await;
+    scene.stage("1 again").await;
+    assert_eq!(front.metric("keyward_upstream_certificate_connections", &[]).await, 0.0);
+}
+
+/// Stage 1 to 0.
+async fn back_to_etcd(scene: &mut Scene, front: Front) {
+    let straight = scene.cluster.address(0);
+    scene.begins("1 to 0").await;
+    scene.switch("the name leads to etcd", async |scene| scene.relay.turn_all_to(&[straight]).await).await;
+    scene.stage("0 again").await;
+    front.end().await;
+}
+
+async fn change_password(cluster: &Cluster, user: &str, to: &str) {
+    let typed = format!("{to}\n");
+    let ended =
+        cluster.ctl_as_root().run_with(&["user", "passwd", user, "--interactive=false"], &typed).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+/// Who calls by it is told this, and never let in. A busy machine may keep etcdctl waiting for longer than that waits.
+async fn refused(ctl: &Ctl, text: &str) {
+    let told = async || {
+        let ended = ctl.run(&["get", "/a/k"]).await;
+        assert_ne!(ended.code, Some(0), "{ended:?}");
+        ended.stderr.contains(text).then_some(())
+    };
+    wait::until(LIMIT, text, told).await;
+}
+
+/// Who calls by it is let in. A busy machine may keep etcdctl waiting for longer than that waits.
+async fn admitted(ctl: &Ctl) {
+    let told = async || {
+        let ended = ctl.run(&["get", "/a/k"]).await;
+        let late = ended.stderr.contains("deadline exceeded");
+        assert!(ended.code == Some(0) || late, "{ended:?}");
+        (!late).then_some(())
+    };
+    wait::until(LIMIT, "it is let in", told).await;
+}
+
+/// A password that nobody knows.
+fn nobodys() -> String {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).expect("random bytes");
+    let word = format!("{:032x}", u128::from_ne_bytes(random));
+    evidence::secret("a password that nobody knows", &word);
+    word
+}
+
+async fn logins(cluster: &Cluster) -> f64 {
+    of_each(cluster, "grpc_server_handled_total", &[("grpc_method", "Authenticate")]).await.iter().sum()
+}
+
+async fn log_in(front: &Front, cluster: &Cluster, user: &str) -> String {
+    let login = AuthenticateRequest { name: user.into(), password: password(user) };
+    let call = Call::unary("/etcdserverpb.Auth/Authenticate", &login.encode_to_vec());
+    let answer = Endpoint::tls(front.addresses()[0], cluster.pki(), None).call(&call).await;
+    let reply = AuthenticateResponse::decode(answer.messages().remove(0)).expect("etcd's message");
+    assert!(reply.token.starts_with("kw1_"), "Keyward's own token");
+    evidence::secret("a token", &reply.token);
+    reply.token
+}
+
+/// What a client may still hold at the way back: refused by each member, and never left waiting. On a machine that is busy with
+/// something else it is asked again: the median of nine at each member counts.
+async fn refused_at_once(cluster: &Cluster, token: &str) {
+    let put = PutRequest { key: "/a/k".into(), ..PutRequest::default() };
+    let call = Call::unary("/etcdserverpb.KV/Put", &put.encode_to_vec()).with("token", token);
+    for i in 0..cluster.len() {
+        let etcd = Endpoint::tls(cluster.address(i), cluster.pki(), None);
+        let median = async || {
+            let mut took = Vec::new();
+            for _ in 0..9 {
+                let begun = Instant::now();
+                let answer = etcd.call(&call).await;
+                took.push(begun.elapsed());
+                assert_eq!((answer.code(), &answer.end), (Some(16), &End::Ended), "{answer:?}");
+                assert_eq!(answer.message(), "etcdserver: invalid auth token");
+            }
+            took.sort();
+            println!("member {i} refuses a Keyward token in {:?} (median of {})", took[4], took.len());
+            (took[4] < AT_ONCE).then_some(())
+        };
+        wait::until(LIMIT, "a token of Keyward's is refused at once", median).await;
+    }
 }

@@ -47,6 +47,8 @@ pub(crate) struct Call {
     pub(crate) path: String,
     /// Fields beside `content-type` and `te`, in order; a name may come more than once.
     pub(crate) headers: Vec<(&'static str, String)>,
+    /// Further fields whose values are no text.
+    pub(crate) bytes: Vec<(&'static str, Vec<u8>)>,
     /// The DATA of the request, as `frame` or worse makes it. With `Shape::Stream` each but the first waits until as many messages
     /// came back as were sent before it, or until nothing more comes.
     pub(crate) body: Vec<Bytes>,
@@ -118,6 +120,12 @@ impl Call {
         self.headers.push((name, value.into()));
         self
     }
+
+    /// The same with a field whose value is no text.
+    pub(crate) fn with_bytes(mut self, name: &'static str, value: &[u8]) -> Call {
+        self.bytes.push((name, value.to_vec()));
+        self
+    }
 }
 
 impl Endpoint {
@@ -151,6 +159,9 @@ impl Endpoint {
     pub(crate) async fn call(&self, call: &Call) -> Answer {
         for (_, value) in call.headers.iter().filter(|(name, _)| ["token", "authorization"].contains(name)) {
             evidence::secret("a token shown", value.trim_start_matches("Bearer "));
+        }
+        if let [only] = &call.body[..] {
+            evidence::request(&call.path, only.get(5..).unwrap_or_default());
         }
         match timeout(LIMIT * 3, self.connect_and_call(call)).await {
             Ok(answer) => answer,
@@ -210,6 +221,9 @@ impl Endpoint {
         request = request.header("te", "trailers");
         for (name, value) in &call.headers {
             request = request.header(*name, value);
+        }
+        for (name, value) in &call.bytes {
+            request = request.header(*name, value.as_slice());
         }
         request.body(()).expect("names and values that HTTP can carry")
     }

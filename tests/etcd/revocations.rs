@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use crate::harness::keyward::{Keyward, Site, program};
-use crate::harness::{Auth, Cluster, Options, password, versions, wait};
+use crate::harness::{Auth, Cluster, Options, evidence, password, versions, wait};
 use crate::raw::{Call, Endpoint};
 
 const REFUSED: (u32, &str) = (16, "etcdserver: invalid auth token");
@@ -69,8 +69,9 @@ async fn command(keyward: &Keyward, arguments: &[&str]) -> (Option<i32>, String)
     let mut command = tokio::process::Command::new(program());
     command.args(arguments).arg("--config").arg(keyward.site().file("keyward.toml")).stdin(Stdio::null());
     let output = command.kill_on_drop(true).output().await.expect("keyward runs");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8(said).expect("UTF-8"))
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("UTF-8");
+    evidence::text(&format!("keyward {}", arguments.join(" ")), &said);
+    (output.status.code(), said)
 }
 
 /// Asks until it is done, as an operator does who is told that etcd did not answer in time: on a busy machine it may not.

@@ -14,6 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::chaos::families::built;
+use crate::harness::pki::Pair;
 use crate::harness::process::Process;
 use crate::harness::{Cluster, password, wait};
 
@@ -92,14 +93,28 @@ impl Application {
         address: SocketAddr,
         cluster: &Cluster,
     ) -> Application {
+        Application::start_showing(family, address, cluster, None).await
+    }
+
+    /// The same with a certificate in place of a password, over TLS; only the Go clients know how.
+    pub(crate) async fn start_showing(
+        family: &'static Family,
+        address: SocketAddr,
+        cluster: &Cluster,
+        shown: Option<&Pair>,
+    ) -> Application {
         let folder = tempfile::Builder::new().prefix("rounds-").tempdir().expect("a temporary folder");
         let secret = folder.path().join("password");
         std::fs::write(&secret, password("alice")).expect("a file can be written");
         let (address, secret) = (address.to_string(), secret.display().to_string());
         let (prefix, ca) = (prefix(family), cluster.pki().ca.display().to_string());
-        let mut args = vec!["rounds", "--endpoints", &address, "--user", "alice", "--password-file", &secret];
-        args.extend(["--prefix", &prefix]);
-        if family.tls {
+        let shown = shown.map(|pair| (pair.cert.display().to_string(), pair.key.display().to_string()));
+        let mut args = vec!["rounds", "--endpoints", &address, "--prefix", &prefix];
+        match &shown {
+            None => args.extend(["--user", "alice", "--password-file", &secret]),
+            Some((cert, key)) => args.extend(["--cert", cert, "--key", key]),
+        }
+        if family.tls || shown.is_some() {
             args.extend(["--cacert", &ca]);
         }
         let process =

@@ -16,7 +16,7 @@ use crate::authority::{self, Authority, Shown, connect, valid_for, with_uri};
 use crate::client::{Client, Outcome};
 use crate::member::Member;
 use crate::rig::{Keyward, paused, settled};
-use crate::words::{INVALID_TOKEN, RANGE, WATCH, created, range, ranged, watch};
+use crate::words::{INVALID_TOKEN, RANGE, WATCH, created, event, range, ranged, watch};
 
 const LOCK: &str = "/v3lockpb.Lock/Lock";
 const DENIED: &str = "etcdserver: permission denied";
@@ -164,7 +164,23 @@ fn the_first_rule_about_certificates_counts_as_soon_as_it_is_published() {
         let door = Door::new(default, "");
         let alice = door.of("alice").await;
         assert_eq!(door.token_of(&alice).await.as_deref(), Some("bob.1"));
+        let (nobody, mut watches) = (door.client(None).await, Vec::new());
+        for client in [&alice, &nobody] {
+            let mut stream = client.open(WATCH).await.expect("a stream");
+            stream.say(&watch("k", 5)).await;
+            let mut upstream = door.member.called(WATCH).await;
+            upstream.messages.next().await.expect("a create");
+            upstream.say(&created(1, 4)).await.expect("said");
+            stream.next().await.expect("created");
+            watches.push((stream, upstream));
+        }
         door.publish(default, &format!("{deny}{WEB}"));
+        let (stream, upstream) = &mut watches[0];
+        assert_eq!(stream.next().await.expect_err("denied").told(), (Code::PermissionDenied, DENIED));
+        upstream.canceled().await;
+        let (stream, upstream) = &mut watches[1];
+        upstream.say(&event(1, 5, 1)).await.expect("said");
+        stream.next().await.expect("bob's goes on");
         door.refuses(&alice, Code::PermissionDenied, DENIED).await;
         assert_eq!(door.token_of(&door.of("web-1").await).await.as_deref(), Some("app.2"));
         door.publish(&format!("{default}identify = [\"token\", \"default\"]\n"), deny);

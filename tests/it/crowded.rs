@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use h2::Reason;
 use keyward::config;
 use keyward::config::users::{Credential, Maker, Mint, Users};
 use keyward::pb::v3electionpb::LeaderRequest;
@@ -20,7 +21,7 @@ use rcgen::{
 use crate::client::{Client, Stream};
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused};
-use crate::words::{KEEP_ALIVE, RANGE, WATCH, created, event, range, renew, watch};
+use crate::words::{KEEP_ALIVE, RANGE, WATCH, create_of, created, event, range, renew, watch};
 
 const TOO_MANY: (Code, &str) = (Code::ResourceExhausted, "etcdserver: too many requests");
 const OBSERVE: &str = "/v3electionpb.Election/Observe";
@@ -105,6 +106,30 @@ fn a_stream_that_finds_no_room_is_told_so() {
             assert_eq!(end.told(), TOO_MANY, "{path}");
         }
         assert!(member.was_called_again().is_none());
+    });
+}
+
+/// What lives longer than the configuration that let it in goes on with what proves its user now.
+#[test]
+fn a_watch_resumes_with_the_certificate_that_its_user_has_now() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (member, keyward) = crowded_in(folder.path());
+        let alice = of(&keyward, 0).await;
+        let (mut stream, upstream) = holding(&member, &alice).await;
+        write(folder.path(), "alice", IsCa::NoCa);
+        let read =
+            config::load(&folder.path().join("keyward.toml")).unwrap_or_else(|faults| panic!("{faults}")).0;
+        keyward.credentials.act_for(&read.users, &read.cluster, keyward.pages.clone()).expect("users");
+        assert_eq!(member.dials(), 1);
+        upstream.reset(Reason::INTERNAL_ERROR);
+        let mut upstream = member.called(WATCH).await;
+        assert_eq!(member.dials(), 2, "the first connection shows what was replaced");
+        let create = upstream.messages.next().await.expect("a create");
+        let id = create_of(&create).expect("a create").watch_id;
+        upstream.say(&created(id, 4)).await.expect("said");
+        upstream.say(&event(id, 5, 1)).await.expect("said");
+        stream.next().await.expect("it goes on");
     });
 }
 

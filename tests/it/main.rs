@@ -34,6 +34,8 @@ mod drain;
 #[cfg(test)]
 mod entries;
 #[cfg(test)]
+mod forged_sessions;
+#[cfg(test)]
 mod guesses;
 #[cfg(test)]
 mod honest_ends;
@@ -52,6 +54,10 @@ mod logins;
 #[cfg(test)]
 mod lone_frames;
 #[cfg(test)]
+mod many_peers;
+#[cfg(test)]
+mod moves;
+#[cfg(test)]
 mod observers;
 #[cfg(test)]
 mod pinned;
@@ -67,6 +73,8 @@ mod replays;
 mod revocations;
 #[cfg(test)]
 mod revocations_in_etcd;
+#[cfg(test)]
+mod secrets;
 #[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]

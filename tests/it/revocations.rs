@@ -10,6 +10,7 @@ use keyward::pb::v3electionpb::LeaderRequest;
 use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
+use keyward::upstream::membership::Auth;
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -42,7 +43,7 @@ pub(crate) fn decide(keyward: &Keyward, known: &Revocations, change: &Change) ->
 }
 
 /// The next call at the member but a look at who leads, which stays without an answer.
-async fn next(member: &Member, path: &str) -> Call {
+pub(crate) async fn next(member: &Member, path: &str) -> Call {
     loop {
         let mut call = member.call().await;
         if call.path() == RANGE && path != RANGE {
@@ -225,5 +226,31 @@ fn a_request_that_comes_whole_after_its_session_was_revoked_is_not_sent() {
         late.send.send_data(framed.slice(7..), true).expect("the stream takes it");
         assert_eq!(late.finish().await.end.told(), REVOKED);
         assert!(member.was_called_again().is_none(), "a write of a revoked session is not sent");
+    });
+}
+
+/// Its session's password is being looked at, since nobody upstream will: what is decided meanwhile holds for it too.
+#[test]
+fn a_call_that_waits_for_a_look_at_its_password_is_refused_when_its_user_is_revoked_meanwhile() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("app"), "right").expect("written");
+        let member = Member::new(1, &Tasks::default());
+        let lines = "[[user]]\nname = 'app'\npassword_file = 'app'\n\
+                     [[map]]\npeer = 'password:alice'\nas = 'app'\n";
+        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), "", lines);
+        let alice = keyward.logged_in("alice").await;
+        // Longer than what was seen of her password at the login counts.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let script = async {
+            let look = member.called(RANGE).await;
+            assert_eq!(look.token(), Some("alice.1"), "her password, not app's");
+            decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+            look.reply(&ranged(3)).await;
+        };
+        let (answer, ()) = tokio::join!(alice.call(RANGE, range("k")), script);
+        assert_eq!(answer.end.told(), REVOKED);
+        settled().await;
+        assert!(member.was_called_again().is_none(), "nothing was sent as app");
     });
 }

@@ -76,7 +76,10 @@ impl Resolver<'_> {
 
 /// One byte more than a users file has tells that it is too large.
 fn read(path: &Path) -> std::io::Result<zeroize::Zeroizing<Vec<u8>>> {
-    let mut bytes = zeroize::Zeroizing::new(Vec::new());
-    std::fs::File::open(path)?.take(LARGEST_FILE as u64 + 1).read_to_end(&mut bytes)?;
+    let file = std::fs::File::open(path)?;
+    let expected = usize::try_from(file.metadata()?.len()).unwrap_or(LARGEST_FILE).min(LARGEST_FILE);
+    // Of one size from the beginning: growing would leave hashes behind.
+    let mut bytes = zeroize::Zeroizing::new(Vec::with_capacity(expected + 1));
+    file.take(LARGEST_FILE as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -70,8 +70,9 @@ impl Revocations {
     /// Whether the session was revoked.
     #[must_use]
     pub fn refuse(&self, session: &Session) -> bool {
-        session.generation < self.standing(session.peer.user()).generation
-            || self.sessions.contains(&session.id)
+        let standing = self.standing(session.peer.user());
+        // A block holds whatever generation a token claims: who has the key may write any.
+        standing.blocked || session.generation < standing.generation || self.sessions.contains(&session.id)
     }
 
     /// What was decided of the user; of one that nobody spoke of, nothing.
@@ -234,6 +235,7 @@ mod tests {
     fn a_block_ends_sessions_and_outlives_a_revoke() {
         let blocked = after(&Revocations::default(), &Change::Block("alice".into()), 1);
         assert!(blocked.standing(&"alice".into()).blocked && blocked.refuse(&session("alice", 999_999)));
+        assert!(blocked.refuse(&session("alice", u64::MAX)), "a generation of the future is no way out");
         let revoked = after(&blocked, &Change::Revoke("alice".into()), 2);
         assert!(revoked.standing(&"alice".into()).blocked);
         let free = after(&revoked, &Change::Unblock("alice".into()), 3);

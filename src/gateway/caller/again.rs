@@ -5,19 +5,18 @@
 //! lives, when it is looked at. Invariants (rules 16, 29): whoever is another etcd user now, or nobody, does not go on; whoever
 //! is the same does; where it cannot be told who was revoked, what lives goes on, and nothing begins.
 
-use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::identities::{Brought, Rank, Standing};
-use super::{Caller, Callers, Evidence, Grounds, Identities};
+use super::{Caller, Callers, Evidence, Grounds, Identities, way};
 use crate::config::Identify;
 use crate::downstream::session::{Inadmissible, Namespace, Proof, Session, SessionPeer};
 use crate::gateway::live::Life;
 use crate::gateway::{Client, Gateway};
 use crate::identity::Peer;
 use crate::refusal::Refusal;
-use crate::upstream::credential::Identity;
 use crate::upstream::membership::Auth;
 use crate::upstream::send::As;
 use crate::users::LineMark;
@@ -31,7 +30,9 @@ impl Callers {
     /// # Errors
     /// What its client is told: what the next call would be told, or that its token is bad, where that would be somebody else's.
     pub fn stands(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
-        self.stands_on(gateway, life, life.caller.grounds.clone())
+        let now = self.stands_on(gateway, life, life.caller.grounds.clone())?;
+        life.is_looked_at(gateway, now.again);
+        Ok(())
     }
 
     /// The same of a session whose user has moved into the users file.
@@ -40,22 +41,25 @@ impl Callers {
     /// As there.
     pub fn stands_by_file(&self, gateway: &Gateway, life: &Life) -> Result<(), Refusal> {
         let Some(session) = life.caller.session() else { return Ok(()) };
-        self.stands_on(gateway, life, by_file(Rc::clone(session)))
+        self.stands_on(gateway, life, by_file(Rc::clone(session))).map(drop)
     }
 
-    fn stands_on(&self, gateway: &Gateway, life: &Life, grounds: Grounds) -> Result<(), Refusal> {
+    fn stands_on(&self, gateway: &Gateway, life: &Life, grounds: Grounds) -> Result<Rc<Caller>, Refusal> {
         let Life { client, caller, generation, .. } = life;
         if client.is_dismissed() {
             return Err(Refusal::SHUTTING_DOWN);
         }
         let identities = self.identities.load();
-        if !identities.ways(client).contains(&caller.grounds.way()) {
-            return Err(Refusal::INVALID_AUTH_TOKEN);
-        }
-        let standing = match &caller.grounds.shown {
+        let shown = grounds.shown.clone();
+        let (grounds, way) = grounds_now(&identities, client, grounds)?;
+        let standing = match &shown {
             Evidence::Session(session) => {
-                if !gateway.sealer.stands(session) || !line_is_same(gateway, session) {
+                if !gateway.sealer.stands(session) {
                     return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                // Its user may be etcd's again, and its client log in there: it comes again, and is told by what it shows.
+                if !line_is_same(gateway, session) || has_left_the_file(gateway, &grounds) {
+                    return Err(Refusal::SHUTTING_DOWN);
                 }
                 of_session(gateway, &identities, client, grounds, session)
             }
@@ -64,7 +68,10 @@ impl Callers {
                 let when = when.min(SystemTime::now());
                 let good = self.verified.verify(&identities.issuers, token.expose(), when);
                 let good = good.map_err(|_bad| Refusal::INVALID_AUTH_TOKEN)?;
-                let grounds = Grounds { peer: good.peer.clone(), ..grounds };
+                let grounds = match way {
+                    Identify::Certificate => grounds,
+                    _ => Grounds { peer: good.peer.clone(), ..grounds },
+                };
                 identities.standing(client, grounds, None, Brought::Nothing)
             }
             Evidence::Connection => identities.standing(client, grounds, None, Brought::Nothing),
@@ -74,11 +81,11 @@ impl Callers {
             let nobody = now.user.is_none() && gateway.door.members.auth.now() != Auth::Off;
             return Err(if nobody { Refusal::USER_EMPTY } else { Refusal::INVALID_AUTH_TOKEN });
         }
-        let Some(user) = &caller.user else { return Ok(()) };
+        let Some(user) = &caller.user else { return Ok(now) };
         match gateway.sealer.admit(user) {
             Err(Inadmissible::Blocked) => Err(Refusal::PERMISSION_DENIED),
-            Ok(now) if generation.is_some_and(|then| then < now) => Err(Refusal::INVALID_AUTH_TOKEN),
-            Ok(_) | Err(Inadmissible::NotKnown) => Ok(()),
+            Ok(is) if generation.is_some_and(|then| then < is) => Err(Refusal::INVALID_AUTH_TOKEN),
+            Ok(_) | Err(Inadmissible::NotKnown) => Ok(now),
         }
     }
 
@@ -101,16 +108,31 @@ pub(super) fn by_file(session: Rc<Session>) -> Grounds {
     Grounds { peer, shown: Evidence::Session(session) }
 }
 
-impl Grounds {
-    /// The way that led to them.
-    fn way(&self) -> Identify {
-        match (&self.shown, &self.peer) {
-            (Evidence::Session(_), _) => Identify::Token,
-            (Evidence::Jwt(..), _) => Identify::Jwt,
-            (Evidence::Connection, Peer::Certificate { .. }) => Identify::Certificate,
-            (Evidence::Connection, _) => Identify::Default,
-        }
-    }
+/// Who calls by what was shown, by the way that decides now: what listeners look at follows the rules.
+fn grounds_now(
+    identities: &Identities,
+    client: &Client,
+    then: Grounds,
+) -> Result<(Grounds, Identify), Refusal> {
+    let ways = identities.ways(client);
+    let shown = match &then.shown {
+        Evidence::Session(_) => Some(Identify::Token),
+        Evidence::Jwt(..) => Some(Identify::Jwt),
+        Evidence::Connection => None,
+    };
+    let way = match (way(ways, client, shown), &then.shown) {
+        (Ok(way), _) => way,
+        // It was lent, where no token is looked at.
+        (Err(_), Evidence::Session(_)) if client.listener.lend_login_identity => Identify::Token,
+        (Err(refusal), _) => return Err(refusal),
+    };
+    let peer = match (way, &client.certificate) {
+        (Identify::Certificate, Some(certificate)) => certificate.clone(),
+        (Identify::Default, _) if ways.contains(&way) => Peer::Listener(Arc::clone(&client.listener.name)),
+        (Identify::Default, _) => return Err(Refusal::USER_EMPTY),
+        _ => then.peer,
+    };
+    Ok((Grounds { peer, shown: then.shown }, way))
 }
 
 /// Whose line in the users file is gone, or another, has another password or none (rules 12).
@@ -119,6 +141,11 @@ pub(super) fn line_is_same(gateway: &Gateway, session: &Session) -> bool {
         Proof::File { line } => gateway.logins.line(session.peer.user()) == Some(LineMark(line)),
         Proof::None | Proof::Etcd { .. } => true,
     }
+}
+
+/// Whoever was taken for a user of the users file that has no line there any more.
+fn has_left_the_file(gateway: &Gateway, grounds: &Grounds) -> bool {
+    matches!(&grounds.peer, Peer::File(user) if gateway.logins.line(user).is_none())
 }
 
 /// Whom a session says its bearer is.
@@ -142,15 +169,10 @@ pub(super) fn of_session(
     let (SessionPeer::Password { user, password }, Peer::Password(_)) = (&session.peer, &grounds.peer) else {
         return identities.standing(client, grounds, None, Brought::Nothing);
     };
-    let looked_at = Cell::new(false);
-    let own = || {
-        looked_at.set(true);
-        As::User(Identity::Password(gateway.door.credentials.identity(user, password)))
-    };
+    let own = || gateway.door.credentials.identity(user, password);
     let proved = matches!(session.proof, Proof::Etcd { .. });
     let brought = if proved { Brought::Proved(&own) } else { Brought::Unproved(&own) };
-    let standing = identities.standing(client, grounds, None, brought);
-    if proved && !looked_at.get() { standing.proved_elsewhere() } else { standing }
+    identities.standing(client, grounds, None, brought)
 }
 
 /// As whom a peer goes upstream that the rules say this of.

@@ -11,17 +11,20 @@ use tokio::time::Instant;
 use super::{Caller, Grounds};
 use crate::config::{Config, Identify, Listener};
 use crate::gateway::Client;
-use crate::identity::{Peer, UserName};
+use crate::identity::UserName;
 use crate::jwt::Verifier;
 use crate::policy::mapping::{Mapped, Mapping};
-use crate::upstream::credential::Credentials;
+use crate::upstream::credential::{Credentials, Identity, PasswordIdentity};
 use crate::upstream::send::As;
+use crate::users::{LineMark, Users};
 
 /// Who is which etcd user, and as whom Keyward can act. Published whole; one of them holds for one call.
 #[derive(Debug)]
 pub struct Identities {
     pub(super) issuers: Arc<[Verifier]>,
     mapping: Mapping,
+    /// The users file that was read with them: a rule for its users counts together with their lines.
+    users: Arc<Users>,
     ways: Vec<Ways>,
     credentials: Arc<Credentials>,
 }
@@ -79,9 +82,9 @@ pub(super) enum Rank {
 pub(super) enum Brought<'a> {
     Nothing,
     /// One that etcd has accepted.
-    Proved(&'a dyn Fn() -> As),
+    Proved(&'a dyn Fn() -> Arc<PasswordIdentity>),
     /// One that etcd has not looked at.
-    Unproved(&'a dyn Fn() -> As),
+    Unproved(&'a dyn Fn() -> Arc<PasswordIdentity>),
 }
 
 impl Identities {
@@ -91,6 +94,7 @@ impl Identities {
         Self {
             issuers: Arc::clone(&config.issuers),
             mapping: Mapping::new(config.mapping.as_ref().clone()),
+            users: Arc::clone(&config.passwords.users),
             ways: config.listeners.iter().map(|listener| Ways::of(listener)).collect(),
             credentials: Arc::clone(credentials),
         }
@@ -103,6 +107,11 @@ impl Identities {
         let found = self.ways.iter().find(|ways| ways.listener == listener.name);
         let same = found.filter(|ways| ways.ca.as_deref() == listener.client_ca().map(|ca| &*ca.name));
         same.map_or(&listener.identify, |ways| &ways.identify)
+    }
+
+    /// Whether these rules were read with this line of the user's.
+    pub(super) fn know(&self, user: &UserName, line: LineMark) -> bool {
+        self.users.line(user) == Some(line)
     }
 
     /// As that user, without a password of the client's. None where Keyward has no credential for it.
@@ -121,24 +130,24 @@ impl Identities {
         let peer = &grounds.peer;
         let address = client.origin.remote.map(|remote| remote.ip());
         let known = |whom| Rank::Known(Rc::new(Caller::new(whom, until, grounds.clone())));
+        let mut again = matches!(brought, Brought::Proved(_));
         let rank = match (self.mapping.user_of(peer, address), brought) {
             (Mapped::Denied, _) => Rank::Denied,
             // Once its password was accepted, a user is proved by its entry, where it has one.
             (Mapped::Itself, Brought::Proved(own)) => {
-                let entry = match peer {
-                    Peer::Password(user) => self.acting(user),
-                    _ => None,
-                };
-                known(entry.unwrap_or_else(own))
+                let (whom, by_own) = self.credentials.acting_or(own());
+                again = !by_own;
+                known(whom)
             }
-            (Mapped::Itself, Brought::Unproved(own)) => known(own()),
+            (Mapped::Itself, Brought::Unproved(own)) => known(As::User(Identity::Password(own()))),
             // Its password, which upstream will be looked at, is all that it has: no rule lends it more (rules 11).
             (_, Brought::Unproved(_)) => Rank::Unproved,
             (Mapped::Anonymous, _) => known(As::Nobody),
             (Mapped::User(user), _) => self.acting(&user).map_or(Rank::Unknown, known),
             (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
         };
-        Standing { peer: peer.to_string().into(), rank, grounds }
+        let standing = Standing { peer: peer.to_string().into(), rank, grounds };
+        if again { standing.proved_elsewhere() } else { standing }
     }
 }
 

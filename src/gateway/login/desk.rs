@@ -196,7 +196,11 @@ impl Logins {
     /// See [`Denied`]; [`Denied::Untold`] and [`Denied::Limited`] are not the session's fault.
     pub async fn prove_again(&self, session: &Session) -> Result<Proved, Denied> {
         let Some((login, purpose)) = self.of_session(session) else { return Ok(Proved::Nothing) };
-        let known = self.proved.get(&login.fingerprint);
+        let known = self.proved.get(&login.fingerprint).filter(|(proved, _)| match proved {
+            // Of a line that is another by now, it says nothing.
+            Proved::File(line) => self.line(&login.user) == Some(*line),
+            Proved::Etcd | Proved::Nothing => true,
+        });
         let known = known.map(|(proved, at)| (proved, at.elapsed())).filter(|(_, age)| *age < PROVED * 2);
         match known {
             Some((proved, age)) if age < PROVED => Ok(proved),

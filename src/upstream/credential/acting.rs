@@ -3,8 +3,8 @@
 //! Owns: which identity proves which etcd user. Must not know: who the client is, or why it is that user.
 //! Invariants: `root` is proved only where the configuration names it; a user is one identity for as long as somebody
 //! uses it, and the same one for as long as its certificate, or what it is minted from, is the same; a configuration is
-//! published whole, and who goes on over that is proved by the new one from its next attempt on, by the old one where the
-//! new one has nothing.
+//! published whole, and who goes on over that is proved by the new one from its next attempt on; where the new one has
+//! nothing, by the password that it brought, or else by the old one.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use super::certificate::{CertificateIdentity, Showing};
 use super::mint::{Mint, MintError};
 use super::revision::{Pages, Revisions};
 use super::signed::{SignedIdentity, Signer};
-use super::{As, Credentials, Identity};
+use super::{As, Credentials, Identity, PasswordIdentity};
 use crate::config::users::{Credential, Maker, Users};
 use crate::config::{ClientTls, Cluster};
 use crate::identity::UserName;
@@ -45,6 +45,8 @@ pub struct ActingIdentity {
     user: UserName,
     acting: Arc<ArcSwap<Acting>>,
     last: ArcSwap<Proving>,
+    /// What the user's own password proves, where it brought one.
+    own: Option<Arc<PasswordIdentity>>,
 }
 
 /// What one configuration has for a user.
@@ -67,8 +69,9 @@ impl ActingIdentity {
         if last.published == acting.published {
             return last.identity.clone();
         }
+        let own = || self.own.as_ref().map(|own| Identity::Password(Arc::clone(own)));
         // Where there is nothing any more, whatever goes on keeps what it had.
-        let identity = acting.identity(&self.user).unwrap_or_else(|| last.identity.clone());
+        let identity = acting.identity(&self.user).or_else(own).unwrap_or_else(|| last.identity.clone());
         self.last.store(Arc::new(Proving { published: acting.published, identity: identity.clone() }));
         identity
     }
@@ -246,9 +249,31 @@ impl Credentials {
     #[must_use]
     pub fn acting(&self, user: &UserName) -> Option<As> {
         let acting = self.acting.load();
-        let last = Proving { published: acting.published, identity: acting.identity(user)? };
-        let (acting, last) = (Arc::clone(&self.acting), ArcSwap::from_pointee(last));
-        Some(As::User(Identity::Acting(Arc::new(ActingIdentity { user: user.clone(), acting, last }))))
+        let identity = acting.identity(user)?;
+        Some(self.going_on(user, acting.published, identity, None))
+    }
+
+    /// As the etcd user whose own password etcd accepted: by what the configuration has for it, for as long as it has
+    /// something, and else by that password. And whether it is by that password now.
+    #[must_use]
+    pub fn acting_or(&self, own: Arc<PasswordIdentity>) -> (As, bool) {
+        let acting = self.acting.load();
+        let (user, entry) = (own.user().clone(), acting.identity(own.user()));
+        let by_own = entry.is_none();
+        let identity = entry.unwrap_or_else(|| Identity::Password(Arc::clone(&own)));
+        (self.going_on(&user, acting.published, identity, Some(own)), by_own)
+    }
+
+    fn going_on(
+        &self,
+        user: &UserName,
+        published: u64,
+        identity: Identity,
+        own: Option<Arc<PasswordIdentity>>,
+    ) -> As {
+        let last = ArcSwap::from_pointee(Proving { published, identity });
+        let acting = Arc::clone(&self.acting);
+        As::User(Identity::Acting(Arc::new(ActingIdentity { user: user.clone(), acting, last, own })))
     }
 
     /// The authority that certificates are minted from, and what leads to one that members trust; none where none are.

@@ -179,6 +179,8 @@ mod tests {
         BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
         ExtendedKeyUsagePurpose, IsCa,
     };
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier as _;
     use rustls::pki_types::UnixTime;
     use rustls::server::WebPkiClientVerifier;
     use rustls::{RootCertStore, SignatureScheme};
@@ -278,6 +280,50 @@ mod tests {
                 assert_eq!(verified(&house, &chain, at), good, "{:?}", at.duration_since(now));
             }
         }
+    }
+
+    /// A thief of such an authority's key signs what it likes: beside certificates for clients none of it is worth anything.
+    #[test]
+    fn what_a_mint_signs_is_no_member_and_no_other_mint() {
+        let authority = |name: &str, constraints, usages: &[ExtendedKeyUsagePurpose]| {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = DistinguishedName::new();
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.is_ca = IsCa::Ca(constraints);
+            params.extended_key_usages = usages.to_vec();
+            params
+        };
+        let clients = [ExtendedKeyUsagePurpose::ClientAuth];
+        let both = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let new = || KeyPair::generate().unwrap();
+        let root =
+            CertifiedIssuer::self_signed(authority("root", BasicConstraints::Unconstrained, &[]), new());
+        let root = root.unwrap();
+        let mint = authority("mint", BasicConstraints::Constrained(0), &clients);
+        let mint = CertifiedIssuer::signed_by(mint, new(), &root).unwrap();
+        let other = authority("another mint", BasicConstraints::Unconstrained, &clients);
+        let other = CertifiedIssuer::signed_by(other, new(), &mint).unwrap();
+        let mut params = CertificateParams::new(vec!["member.example".to_owned()]).unwrap();
+        params.extended_key_usages = both.to_vec();
+        let leaf = params.signed_by(&new(), &mint).unwrap();
+        let below = params.signed_by(&new(), &other).unwrap();
+
+        let provider = || Arc::new(rustls::crypto::ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        roots.add(root.der().clone()).unwrap();
+        let roots = Arc::new(roots);
+        let at = UnixTime::now();
+        let as_clients =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider()).build().unwrap();
+        let as_members = WebPkiServerVerifier::builder_with_provider(roots, provider()).build().unwrap();
+        let chain = [mint.der().clone()];
+        assert!(as_clients.verify_client_cert(leaf.der(), &chain, at).is_ok());
+        let name = "member.example".try_into().unwrap();
+        let member = as_members.verify_server_cert(leaf.der(), &chain, &name, &[], at);
+        assert!(format!("{member:?}").contains("InvalidPurpose"), "{member:?}");
+        let chain = [other.der().clone(), mint.der().clone()];
+        let client = as_clients.verify_client_cert(below.der(), &chain, at);
+        assert!(format!("{client:?}").contains("PathLen"), "{client:?}");
     }
 
     #[tokio::test(start_paused = true)]

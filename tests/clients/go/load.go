@@ -84,6 +84,7 @@ func (l *load) run() error {
 	if err != nil {
 		return err
 	}
+	go l.tellSoFar(watchers, keepers)
 	emit("ready", fields{"revision": first.Header.Revision})
 	if l.writers > 0 {
 		l.callInTurnUntil(l.ended())
@@ -107,6 +108,28 @@ func (l *load) run() error {
 	}
 	l.summary(watchers, behind, history, lost)
 	return nil
+}
+
+// TellSoFar prints what was done until now, for each SIGUSR1.
+func (l *load) tellSoFar(watchers []*watcher, keepers []*keeper) {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGUSR1)
+	for range signals {
+		events, renewed := 0, 0
+		for _, w := range watchers {
+			w.mutex.Lock()
+			events += len(w.events)
+			w.mutex.Unlock()
+		}
+		for _, k := range keepers {
+			k.mutex.Lock()
+			renewed += k.responses
+			k.mutex.Unlock()
+		}
+		l.mutex.Lock()
+		emit("so_far", fields{"calls": l.counts, "events": events, "keepalives": renewed})
+		l.mutex.Unlock()
+	}
 }
 
 // Ended is closed when the calls are to stop.

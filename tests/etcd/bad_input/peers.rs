@@ -1,20 +1,14 @@
 //! Certificates and JWTs that prove nothing, or somebody who is no etcd user: refused as etcd would, and nothing arrives.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use rcgen::{ExtendedKeyUsagePurpose, date_time_ymd};
-use ring::{
-    rand::SystemRandom,
-    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
-};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{arrived, cluster, direct, password, put, started, told};
+use super::{arrived, cluster, direct, log_in, password, put, started, told};
 use crate::{
     bad_input::Scene,
     harness::{
         Tls,
+        issuer::{ISSUER, Issuer, claims},
         keyward::{Keyward, Site},
         pki::{Pair, Pki},
         versions,
@@ -22,38 +16,11 @@ use crate::{
     raw::{Answer, Endpoint},
 };
 
-const ISSUER: &str = "https://ci.test";
-
-/// Signs JWTs.
-struct Issuer(rcgen::KeyPair);
-
-impl Issuer {
-    fn new() -> Issuer {
-        Issuer(rcgen::KeyPair::generate().expect("a key can be made"))
-    }
-
-    fn sign(&self, alg: &str, claims: &Value) -> String {
-        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        let signed = format!("{}.{}", part(&json!({ "alg": alg })), part(claims));
-        let (random, pkcs8) = (SystemRandom::new(), self.0.serialize_der());
-        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &pkcs8, &random).expect("P-256");
-        let signature = key.sign(&random, signed.as_bytes()).expect("the key signs");
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
-    }
-}
-
-/// What a JWT says that ends so many seconds from now.
-fn claims(subject: &str, left: i64) -> Value {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
-    let end = i64::try_from(now).expect("this age") + left;
-    json!({ "iss": ISSUER, "aud": "etcd", "sub": subject, "exp": end })
-}
-
 /// A listener that asks for certificates, and takes JWTs, in front of one member.
 async fn scene(version: &crate::harness::binary::Version, issuer: &Issuer) -> Scene {
     let cluster = cluster(version, Tls::Off).await;
     let (site, pki) = (Site::new(), cluster.pki());
-    let (server, keys) = (pki.server(), site.write("ci.pem", &issuer.0.public_key_pem()));
+    let (server, keys) = (pki.server(), site.write("ci.pem", &issuer.public_key()));
     let fields = format!(
         ", tls.cert = {:?}, tls.key = {:?}, tls.client_ca = {:?}, tls.client_ca_name = \"staff\", \
          tls.client_crl = {:?}, tls.client_auth = \"optional\"",
@@ -107,6 +74,7 @@ async fn a_certificate_that_makes_no_user_is_refused_and_nothing_is_sent() {
             ("server", pki.changed("purpose", "alice", |cert| cert.extended_key_usages = usage)),
             ("revoked", pki.changed("revoked", "alice", |cert| cert.serial_number = Some(666.into()))),
             ("another authority", another.client("alice")),
+            ("its own authority", another.self_signed("alice")),
         ] {
             let answer = shown(&scene, &pair, "/a/refused").await;
             assert_eq!(answer.code(), None, "{version} {what}: {:?}", told(&answer));
@@ -115,6 +83,42 @@ async fn a_certificate_that_makes_no_user_is_refused_and_nothing_is_sent() {
         assert!(!arrived(&scene.cluster, "/a/refused"));
         scene.is_unharmed().await;
     }
+}
+
+/// Every way in which a token of alice's is none, beside `good`, which is one.
+fn forged(issuer: &Issuer, good: &str) -> Vec<(String, String)> {
+    let (unsigned, _) = good.rsplit_once('.').expect("three parts");
+    let alice = claims("alice", 600);
+    let with = |name: &str, value: Value| {
+        let mut claims = alice.clone();
+        claims[name] = value;
+        issuer.sign("ES256", &claims)
+    };
+    let soon = alice["exp"].as_i64().expect("a number") - 300;
+    let mut all: Vec<(String, String)> = [
+        ("no signature", format!("{unsigned}.")),
+        ("none", issuer.sign("none", &alice)),
+        ("HS256, signed as before", issuer.sign("HS256", &alice)),
+        ("ES384", issuer.sign("ES384", &alice)),
+        ("RS256", issuer.sign("RS256", &alice)),
+        ("a foreign key", Issuer::new().sign("ES256", &alice)),
+        ("expired", issuer.sign("ES256", &claims("alice", -60))),
+        ("not yet valid", with("nbf", soon.into())),
+        ("another audience", with("aud", "etcd-of-others".into())),
+        ("another issuer", with("iss", "https://ci.test/".into())),
+    ]
+    .map(|(what, token)| (what.to_owned(), token))
+    .into();
+    // What is public is no secret, in whatever form it is taken for one.
+    all.extend(
+        issuer.confused(&alice).into_iter().map(|token| ("HS256 with the public key".to_owned(), token)),
+    );
+    for name in ["iss", "aud", "exp", "sub"] {
+        let mut without = alice.clone();
+        without.as_object_mut().expect("claims").remove(name);
+        all.push((format!("no {name}"), issuer.sign("ES256", &without)));
+    }
+    all
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -129,18 +133,7 @@ async fn a_jwt_that_is_not_genuine_or_makes_no_user_is_refused_and_nothing_is_se
         assert!(arrived(&scene.cluster, "/a/jwt"), "what arrives is seen");
         let before = started(&scene.cluster, "Put").await;
 
-        let (unsigned, _) = good.rsplit_once('.').expect("three parts");
-        let mut nobody = claims("alice", 600);
-        nobody.as_object_mut().expect("claims").remove("sub");
-        for (what, token) in [
-            ("no signature", format!("{unsigned}.")),
-            ("none", issuer.sign("none", &claims("alice", 600))),
-            ("HS256", issuer.sign("HS256", &claims("alice", 600))),
-            ("ES384", issuer.sign("ES384", &claims("alice", 600))),
-            ("a foreign key", Issuer::new().sign("ES256", &claims("alice", 600))),
-            ("expired", issuer.sign("ES256", &claims("alice", -60))),
-            ("no subject", issuer.sign("ES256", &nobody)),
-        ] {
+        for (what, token) in forged(&issuer, &good) {
             let expected = (Some(16), "etcdserver: invalid auth token".to_owned());
             for name in ["token", "authorization"] {
                 let answer = scene.through.call(&put("/a/refused").with(name, &token)).await;
@@ -161,5 +154,50 @@ async fn a_jwt_that_is_not_genuine_or_makes_no_user_is_refused_and_nothing_is_se
         assert_eq!(started(&scene.cluster, "Put").await, before, "{version}: something arrived");
         assert!(!arrived(&scene.cluster, "/a/refused"));
         scene.is_unharmed().await;
+    }
+}
+
+/// alice of the password, who is somebody, and alice of partners' certificate, of whom no rule speaks, are two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_under_another_authority_is_not_the_user_who_logs_in_by_it() {
+    for version in versions() {
+        let cluster = cluster(&version, Tls::Off).await;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (site, staff, partners) = (Site::new(), cluster.pki(), Pki::new(folder.path()));
+        let (server, second) = (staff.server(), Site::new().listen);
+        let tls = |ca: &std::path::Path| {
+            format!(
+                "tls.cert = {:?}, tls.key = {:?}, tls.client_ca = {ca:?}, tls.client_auth = \"optional\"",
+                server.cert, server.key
+            )
+        };
+        let listeners = format!(
+            ", {} }}, {{ name = \"partners\", address = \"{second}\", {}",
+            tls(&staff.ca),
+            tls(&partners.ca)
+        );
+        let alice = site.write("alice-password", &password("alice"));
+        let config = site.listening(&cluster, &listeners)
+            + &format!("log.level = \"debug\"\n[[user]]\nname = \"alice\"\npassword_file = {alice:?}\n")
+            + "[[map]]\npeer = \"cert:main:CN=*\"\nas = \"same\"\n";
+        let keyward = Keyward::start(site, &config).await;
+        let to = |address, pair: Option<&Pair>| Endpoint::tls(address, staff, pair);
+        let main = keyward.site().listen;
+        // Who both are: alice of the staff's authority, and alice of the password, by either listener.
+        let own = to(main, Some(&staff.client("alice"))).call(&put("/a/own")).await;
+        assert_eq!(told(&own), (Some(0), String::new()), "{version}");
+        let token = log_in(&to(second, None), "alice", &password("alice")).await.expect("her password");
+        let before = started(&cluster, "Put").await;
+        let theirs = partners.client("alice");
+        let refused = to(second, Some(&theirs)).call(&put("/a/refused")).await;
+        assert_eq!(told(&refused), (Some(7), "etcdserver: permission denied".to_owned()), "{version}");
+        let elsewhere = to(main, Some(&theirs)).call(&put("/a/refused")).await;
+        assert_eq!(elsewhere.code(), None, "{version}: {:?}", told(&elsewhere));
+        assert_eq!(started(&cluster, "Put").await, before, "{version}: something arrived");
+        assert!(!arrived(&cluster, "/a/refused"), "{version}");
+        // Her token counts whoever's certificate is beside it.
+        let both = to(second, Some(&theirs)).call(&put("/a/token").with("token", &token)).await;
+        assert_eq!(told(&both), (Some(0), String::new()), "{version}");
+        assert!(!keyward.log().contains("panicked"));
     }
 }

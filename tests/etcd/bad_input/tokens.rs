@@ -1,6 +1,6 @@
 //! Credentials that prove nothing, and headers that a client may not set.
 
-use super::{Scene, arrived, log_in, password, put, put_request, started, told};
+use super::{Scene, arrived, log_in, log_of, password, put, put_request, started, told};
 use crate::{
     harness::{
         Cluster, Tls,
@@ -156,6 +156,25 @@ async fn what_a_client_says_of_its_version_is_not_passed_on() {
         async |version| scene.cluster.counter(0, "etcd_server_client_requests_total", &said(version)).await;
     assert_eq!((counted("8.8").await, counted("9.9").await), (0.0, 1.0));
     scene.is_unharmed().await;
+}
+
+/// etcd 3.4 and 3.5 make a metric's label of it, which must be text, and newer ones refuse the call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_that_is_no_text_reaches_no_member() {
+    for version in versions() {
+        let mut scene = Scene::start(&version, Tls::Off).await;
+        let token = scene.session("alice").await;
+        let before = started(&scene.cluster, "Put").await;
+        for bad in [&b"\xff\xfe"[..], b"3.5\xc3", b"\x80"] {
+            let call = put("/a/text").with("token", &token).with_bytes("client-api-version", bad);
+            let through = scene.through.call(&call).await;
+            assert_eq!(told(&through), (Some(0), String::new()), "etcd {version}: {bad:?}");
+        }
+        // Each was served, so what no member takes was not passed on; and none has died of it.
+        assert_eq!(started(&scene.cluster, "Put").await, before + 3.0, "etcd {version}");
+        assert!(!log_of(&scene.cluster).contains("panic"), "etcd {version}");
+        scene.is_unharmed().await;
+    }
 }
 
 /// With client certificates, etcd takes the header for a sign that its own gateway calls, and then ignores the certificate.

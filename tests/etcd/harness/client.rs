@@ -70,6 +70,20 @@ impl Client {
         self.process.wrote(LIMIT, &format!("{more} more of {kind}"), found).await;
     }
 
+    /// What a load has done until now.
+    pub(crate) async fn so_far(&self) -> Value {
+        let all = |text: &str| -> Vec<Value> {
+            lines(text).into_iter().filter(|line| line["kind"] == "so_far").collect()
+        };
+        let before = all(&self.process.output()).len();
+        self.process.signal(rustix::process::Signal::USR1);
+        let told = |text: &str| {
+            assert!(self.process.exit().is_none(), "kwclient ended: {}", self.process.tail());
+            all(text).into_iter().nth(before)
+        };
+        self.process.wrote(LIMIT, "so_far", told).await
+    }
+
     /// Asks a load to end its calls and to judge itself.
     pub(crate) fn finish(&self) {
         self.process.signal(rustix::process::Signal::TERM);

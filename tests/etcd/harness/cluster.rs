@@ -311,17 +311,15 @@ impl Cluster {
         self.members[i].change(State::Running);
     }
 
-    /// Restarts every member with other flags of TLS, one after the other, each asked to end (SIGTERM) and back before the next.
-    /// Clients reach them by the same scheme before and after.
-    pub(crate) async fn roll(&mut self, tls: Tls) {
+    /// Restarts a member with other flags of TLS: asked to end (SIGTERM), and back when this returns. Clients reach it by the same
+    /// scheme before and after. The harness itself speaks as to members that all have these flags.
+    pub(crate) async fn roll(&mut self, i: usize, tls: Tls) {
         assert!(self.options.tls != Tls::Off && tls != Tls::Off, "the URLs of members would change");
         self.options.tls = tls;
-        for i in 0..self.members.len() {
-            self.members[i].process().signal(Signal::TERM);
-            self.members[i].process().ended(LIMIT).await;
-            self.members[i].state = State::Dead;
-            self.restart(i).await;
-        }
+        self.members[i].process().signal(Signal::TERM);
+        self.members[i].process().ended(LIMIT).await;
+        self.members[i].state = State::Dead;
+        self.restart(i).await;
     }
 
     /// Starts a killed member again, and returns when it serves.

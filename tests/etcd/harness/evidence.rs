@@ -12,7 +12,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
 
-use serde_json::json;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use keyward::pb::etcdserverpb::AuthenticateRequest;
+use prost::Message as _;
+use serde_json::{Value, json};
+
+/// Of a shorter secret nobody could say that it was not found by chance.
+const SHORTEST: usize = 8;
 
 static FOLDER: LazyLock<Option<PathBuf>> =
     LazyLock::new(|| std::env::var_os("KEYWARD_TEST_EVIDENCE").map(PathBuf::from));
@@ -21,36 +27,75 @@ static LOGS: AtomicU32 = AtomicU32::new(0);
 
 /// Remembers a secret. Short ones would be found by chance, and are none.
 pub(crate) fn secret(name: &str, value: &str) {
-    if let Some(folder) = FOLDER.as_ref() {
-        remember(folder, name, value);
+    if value.len() >= SHORTEST {
+        remember(value, &json!({ "name": name, "value": value }));
     }
 }
 
-fn remember(folder: &Path, name: &str, value: &str) {
-    const SHORTEST: usize = 8;
+/// Remembers a secret that is no text, such as a key.
+fn bytes(name: &str, value: &[u8]) {
+    let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+    remember(&hex, &json!({ "name": name, "hex": hex }));
+}
+
+fn remember(value: &str, line: &Value) {
+    let Some(folder) = FOLDER.as_ref() else { return };
     let mut known = KNOWN.lock().expect("no holder panics");
-    if value.len() < SHORTEST || !known.insert(value.to_owned()) {
+    if !known.insert(value.to_owned()) {
         return;
     }
     let path = folder.join(format!("secrets-{}", process::id()));
     let mut file = File::options().create(true).append(true).open(path).expect("the folder is ours");
-    writeln!(file, "{}", json!({ "name": name, "value": value })).expect("the file can be written");
+    writeln!(file, "{line}").expect("the file can be written");
 }
 
-/// Remembers each line of a key in PEM.
+/// Remembers a private key in PEM: each line, and what a key of P-256 has to itself.
 pub(crate) fn key(name: &str, pem: &str) {
-    pem.lines().filter(|line| !line.starts_with("-----")).for_each(|line| secret(name, line));
+    let lines = || pem.lines().filter(|line| !line.starts_with("-----"));
+    lines().for_each(|line| secret(name, line));
+    let der = STANDARD.decode(lines().collect::<String>()).expect("a key in PEM");
+    // What stands before it is every such key's.
+    bytes(name, der.get(36..68).unwrap_or(&der));
 }
 
-/// Remembers what is secret in a file that a test writes for Keyward, by the file's name.
+/// Remembers what is secret in a file that a test writes for Keyward, by its content and its name.
 pub(crate) fn file(name: &str, text: &str) {
-    match name {
-        _ if name.contains("password") || name.contains("key") => secret(name, text.trim()),
-        // Lines of a name and a password.
-        "users" => {
-            text.lines().filter_map(|line| line.split_once(' ')).for_each(|(_, word)| secret(name, word))
+    if text.contains("-----BEGIN") {
+        // Certificates and public keys are for everybody.
+        if text.contains("PRIVATE KEY-----") {
+            key(name, text);
         }
-        _ => {}
+        return;
+    }
+    if name == "users" {
+        // Lines of a name and a hash, or for clients of a name and a password.
+        for line in text.lines() {
+            match (line.split_once(":$"), line.split_once(' ')) {
+                (Some((_, hash)), _) => secret("a hash of Keyward's users file", hash),
+                (None, Some((_, password))) => secret("a password of a client", password),
+                (None, None) => {}
+            }
+        }
+    }
+    if ["password", "key", "secret"].iter().any(|word| name.contains(word)) {
+        secret(name, text.trim());
+        // A session key in hexadecimal: what it stands for.
+        let digits: Option<Vec<u8>> = text
+            .trim()
+            .as_bytes()
+            .chunks(2)
+            .map(|two| u8::from_str_radix(str::from_utf8(two).ok()?, 16).ok())
+            .collect();
+        digits.iter().filter(|raw| raw.len() == 32).for_each(|raw| bytes(name, raw));
+    }
+}
+
+/// Remembers what a request shows: the password of a login.
+pub(crate) fn request(path: &str, message: &[u8]) {
+    if path == "/etcdserverpb.Auth/Authenticate"
+        && let Ok(login) = AuthenticateRequest::decode(message)
+    {
+        secret("a password shown", &login.password);
     }
 }
 

@@ -70,6 +70,17 @@ impl Pki {
         self.issue_changed(file, Some(user), &[], &[ExtendedKeyUsagePurpose::ClientAuth], change)
     }
 
+    /// For a client of this name, signed by itself.
+    pub(crate) fn self_signed(&self, user: &str) -> Pair {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = named(Some(user));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let key = key();
+        let cert = params.self_signed(&key).expect("it signs itself");
+        self.write(&format!("self-{user}"), &cert.pem(), &key)
+    }
+
     /// What it says it has revoked: the certificates of these serial numbers.
     pub(crate) fn revoke(&self, serials: &[u64]) -> PathBuf {
         let path = self.folder.join("revoked.crl");
@@ -150,19 +161,26 @@ impl Pki {
     }
 
     fn sign(&self, file: &str, params: &CertificateParams) -> Pair {
-        let pair = Pair {
-            cert: self.folder.join(file).with_extension("pem"),
-            key: self.folder.join(file).with_extension("key"),
-        };
+        let pair = self.pair(file);
         if pair.cert.exists() {
             return pair;
         }
         let key = key();
         let cert = params.signed_by(&key, &self.issuer).expect("the authority signs");
+        self.write(file, &cert.pem(), &key)
+    }
+
+    fn pair(&self, file: &str) -> Pair {
+        let path = self.folder.join(file);
+        Pair { cert: path.with_extension("pem"), key: path.with_extension("key") }
+    }
+
+    fn write(&self, file: &str, cert: &str, key: &KeyPair) -> Pair {
+        let pair = self.pair(file);
         fs::write(&pair.key, key.serialize_pem()).expect("the key can be written");
         evidence::key(&format!("the key of {file}"), &key.serialize_pem());
         fs::set_permissions(&pair.key, Permissions::from_mode(0o600)).expect("the key file is ours");
-        fs::write(&pair.cert, cert.pem()).expect("the certificate can be written");
+        fs::write(&pair.cert, cert).expect("the certificate can be written");
         pair
     }
 }

@@ -27,7 +27,9 @@ pub(crate) struct Relay {
 }
 
 struct State {
-    target: Cell<Option<SocketAddr>>,
+    targets: RefCell<Vec<SocketAddr>>,
+    /// Which of them is next.
+    next: Cell<usize>,
     /// What it says to the target before anything of the client's.
     introduction: RefCell<Vec<u8>>,
     /// Bytes of the member's that still pass before a cut, where one is wanted.
@@ -45,7 +47,8 @@ impl Relay {
         let address = ports::free();
         let listener = TcpListener::bind(address).await.expect("a free port");
         let state = Rc::new(State {
-            target: Cell::default(),
+            targets: RefCell::default(),
+            next: Cell::default(),
             introduction: RefCell::default(),
             left: Cell::default(),
             cuts: Cell::default(),
@@ -56,8 +59,11 @@ impl Relay {
         let (this, pumps) = (Rc::clone(&state), tasks.clone());
         let accept = async move {
             while let Ok((near, _)) = listener.accept().await {
-                let Some(target) = this.target.get() else { continue };
-                let (pump, live) = (pump(Rc::clone(&this), near, target), Rc::clone(&this.live));
+                let targets = this.in_turn();
+                if targets.is_empty() {
+                    continue;
+                }
+                let (pump, live) = (pump(Rc::clone(&this), near, targets), Rc::clone(&this.live));
                 let pump = async move {
                     pump.await;
                     drop(live);
@@ -71,7 +77,12 @@ impl Relay {
 
     /// Lets connections through from now on.
     pub(crate) fn open(&self, target: SocketAddr) {
-        self.state.target.set(Some(target));
+        self.open_all(&[target]);
+    }
+
+    /// The same to one of these, each in turn, as a balancer does; one that refuses is passed over.
+    pub(crate) fn open_all(&self, targets: &[SocketAddr]) {
+        self.state.targets.replace(targets.to_vec());
     }
 
     /// Says this to the target first, on each connection from now on, as a balancer does.
@@ -85,10 +96,12 @@ impl Relay {
         self.state.cut();
     }
 
-    /// The same, and returns when as many connections as were cut have come anew: what was in flight has ended by then.
-    pub(crate) async fn turn_all_to(&self, target: SocketAddr) {
+    /// The same, to one of these each, and returns when as many connections as were cut have come anew: what was in flight
+    /// has ended by then.
+    pub(crate) async fn turn_all_to(&self, targets: &[SocketAddr]) {
         let wanted = self.state.accepted.get() + Rc::strong_count(&self.state.live) - 1;
-        self.turn_to(target);
+        self.open_all(targets);
+        self.state.cut();
         let all = async || (self.state.accepted.get() >= wanted).then_some(());
         wait::until(LIMIT, "the connections come anew", all).await;
     }
@@ -105,6 +118,15 @@ impl Relay {
 }
 
 impl State {
+    /// The targets, beginning with the one whose turn it is.
+    fn in_turn(&self) -> Vec<SocketAddr> {
+        let mut targets = self.targets.borrow().clone();
+        let turn = self.next.replace(self.next.get().wrapping_add(1));
+        let first = turn.checked_rem(targets.len()).unwrap_or(0);
+        targets.rotate_left(first);
+        targets
+    }
+
     /// How many of these bytes still pass.
     fn pass(&self, bytes: usize) -> usize {
         let Some(left) = self.left.get() else { return bytes };
@@ -119,8 +141,8 @@ impl State {
     }
 }
 
-async fn pump(state: Rc<State>, near: TcpStream, target: SocketAddr) {
-    let Ok(mut far) = TcpStream::connect(target).await else { return };
+async fn pump(state: Rc<State>, near: TcpStream, targets: Vec<SocketAddr>) {
+    let Some(mut far) = reached(targets).await else { return };
     let introduction = state.introduction.borrow().clone();
     if far.write_all(&introduction).await.is_err() {
         return;
@@ -131,6 +153,15 @@ async fn pump(state: Rc<State>, near: TcpStream, target: SocketAddr) {
         _ = tokio::io::copy(&mut from_near, &mut to_far) => {}
         () = down(&state, from_far, to_near) => {}
     }
+}
+
+async fn reached(targets: Vec<SocketAddr>) -> Option<TcpStream> {
+    for target in targets {
+        if let Ok(far) = TcpStream::connect(target).await {
+            return Some(far);
+        }
+    }
+    None
 }
 
 async fn down(state: &State, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {

@@ -102,7 +102,13 @@ impl Side {
         let body = messages.iter().map(|message| frame(message)).collect();
         let token = self.tokens.get(&who).map(|token| ("token", token.clone()));
         self.endpoint
-            .call(&Call { path: path.into(), headers: token.into_iter().collect(), body, shape })
+            .call(&Call {
+                path: path.into(),
+                headers: token.into_iter().collect(),
+                body,
+                shape,
+                ..Call::default()
+            })
             .await
     }
 
