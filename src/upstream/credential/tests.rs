@@ -394,6 +394,20 @@ fn wrong_passwords_are_bounded_and_push_out_nobody() {
     });
 }
 
+/// Returns when no more identities than these are in memory. The cache frees what it has let go when no other thread, such as that of
+/// another test, may still read in a cache.
+fn let_go(world: &World, kept: usize) {
+    const TURNS: usize = 1_000_000;
+    let freed = (0..TURNS).any(|_| {
+        for cache in [&world.credentials.unproved, &world.credentials.proved] {
+            cache.run_pending_tasks();
+        }
+        std::thread::yield_now();
+        world.credentials.known().len() <= kept
+    });
+    assert!(freed, "{} identities", world.credentials.known().len());
+}
+
 #[test]
 fn a_flood_of_users_takes_no_more_memory_than_there_is_and_pushes_out_nobody() {
     const FLOOD: u32 = 100_000;
@@ -406,12 +420,10 @@ fn a_flood_of_users_takes_no_more_memory_than_there_is_and_pushes_out_nobody() {
             drop(world.identity(&format!("user{n}"), "guess"));
             most = most.max(lock(&world.credentials.known).identities.len());
         }
-        // Those that are kept, those that the cache has yet to let go, and as many again that are gone.
-        assert!((1_000..5_000).contains(&most), "{most} identities");
-        world.credentials.unproved.run_pending_tasks();
+        // Those that are kept, and as many again that are gone; more while others keep the cache from freeing what it let go.
+        assert!((1_000..FLOOD as usize / 2).contains(&most), "{most} identities");
+        let_go(&world, 1_001);
         assert!(world.credentials.unproved.entry_count() <= 1_000);
-        // The cache frees what it has let go a little later.
-        assert!(world.credentials.known().len() < 2_000, "{}", world.credentials.known().len());
         world.verify("alice", "a", &[A]).await.unwrap();
         assert_eq!(logins(&member), 1);
     });
