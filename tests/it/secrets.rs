@@ -228,7 +228,8 @@ fn nothing_that_is_logged_counted_or_told_shows_a_secret() {
         }
         for (name, value) in [
             ("token", forged),
-            ("token", format!("{}A", &alice[..alice.len() - 1])),
+            // A character too few: another last one may be the same.
+            ("token", alice[..alice.len() - 1].to_owned()),
             ("token", "kw1_".to_owned() + &"Ab0-".repeat(40)),
             ("token", STRANGE.to_owned()),
             ("authorization", format!("Basic {WRONG}")),
