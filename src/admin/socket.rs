@@ -138,6 +138,8 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<Desk>, tas
         };
         if !stream.peer_cred().is_ok_and(|peer| peer.uid() == owner || peer.uid() == 0) {
             tracing::warn!("another user's admin command was not listened to");
+            // Whoever waits for an answer is not left to think that it may have been done.
+            drop(refuse(stream));
             continue;
         }
         let desk = Arc::clone(&desk);
@@ -149,6 +151,14 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<Desk>, tas
         };
         tasks.spawn("admin command", peer).detach();
     }
+}
+
+/// Says so without having read anything, and without waiting: what is said fits into the socket.
+fn refuse(stream: UnixStream) -> io::Result<()> {
+    let answer = Answer::Failed("only Keyward's own user and root may".into());
+    let mut text = serde_json::to_vec(&answer)?;
+    text.push(b'\n');
+    stream.into_std()?.write_all(&text)
 }
 
 async fn converse(mut stream: UnixStream, desk: &Desk) -> io::Result<()> {
@@ -247,7 +257,10 @@ pub fn ask(path: &Path, command: &Command) -> io::Result<Answer> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_vec(command)?;
     line.push(b'\n');
-    stream.write_all(&line)?;
+    if let Err(error) = stream.write_all(&line) {
+        // It was hung up on: perhaps it was told why.
+        return read_answer(stream).map_err(|_| error);
+    }
     Ok(read_answer(stream)
         .unwrap_or_else(|error| Answer::Unknown(format!("asked, but not answered: {error}"))))
 }

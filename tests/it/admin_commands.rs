@@ -220,12 +220,15 @@ fn another_users_process_is_not_listened_to() {
             let mut command = tokio::process::Command::new("setpriv");
             command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
             command.arg(&program).args(["block", "alice", "--socket"]).arg(office.path());
-            let status = command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).status().await;
-            status.expect("setpriv runs").code()
+            let output =
+                command.stdin(Stdio::null()).kill_on_drop(true).output().await.expect("setpriv runs");
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
         };
-        assert_eq!(ask("65534").await, Some(1));
+        let (code, told) = ask("65534").await;
+        assert_eq!(code, Some(1), "{told}");
+        assert!(told.contains("only Keyward's own user and root may"), "{told}");
         assert!(office.blocked().is_empty());
-        assert_eq!(ask("0").await, Some(0));
+        assert_eq!(ask("0").await.0, Some(0));
         assert_eq!(office.blocked(), ["alice".into()]);
     });
 }
