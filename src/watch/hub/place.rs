@@ -375,15 +375,18 @@ impl Hub {
         }
     }
 
-    /// The cluster's history ends at `revision` now: what was shown above it is of another. So is what a watch begins
-    /// after, if that was shown when it was asked for: its client must read anew.
+    /// The cluster's history ends at `revision` now: what was shown above it is of another. So is what a watch has seen
+    /// above it, or begins after, if that was shown when it was asked for: its client must read anew.
     fn step_back(&mut self, revision: i64) {
         self.known.step_back(revision);
         let mut ended = Vec::new();
         for (key, watch) in &mut self.watches {
             let after = watch.create.start_revision.saturating_sub(1);
-            if after > revision && after <= watch.shown_before && watch.cursor.seen() == 0 {
+            let seen = watch.cursor.seen();
+            if after > revision && after <= watch.shown_before && seen == 0 {
                 watch.stale = Some(revision);
+                ended.extend(watch.id.map(|_| *key));
+            } else if seen > revision {
                 ended.extend(watch.id.map(|_| *key));
             }
             watch.shown_before = watch.shown_before.min(revision);

@@ -117,6 +117,30 @@ fn a_watch_that_begins_after_a_history_that_went_back_ends_as_compacted() {
     }
 }
 
+/// A read for a new watch tells that history went back: who lives and had seen more is of the old one, also where the
+/// new one has outgrown it by now.
+#[test]
+fn a_read_that_shows_less_ends_what_had_seen_more() {
+    let mut bench = Bench::watching(NEW);
+    bench.create(watch("b", 5));
+    bench.create_and_let_in(2);
+    bench.out.clear();
+    bench.up(1, events(1, 40, &[40]));
+    bench.out.clear();
+    bench.create(watch("c", 0));
+    bench.out.clear();
+    bench.anchored(3, 1, 31);
+    assert_eq!(bench.next_cancel(1), 1);
+    let told = bench.next_emitted();
+    assert_eq!((told.watch_id, told.canceled, told.compact_revision), (0, true, 31));
+    // Who had seen less goes on, and the new one begins.
+    assert_eq!(bench.next_create(1), (3, 31));
+    bench.up(1, created(3, 50));
+    assert_eq!(bench.emitted().watch_id, 2);
+    bench.up(1, events(2, 50, &[33]));
+    assert_eq!(revisions(&bench.emitted()), [33]);
+}
+
 /// Whoever had seen the higher revision is gone; those that are left lost nothing.
 #[test]
 fn a_question_is_answered_also_where_only_a_watch_that_ended_saw_more() {
@@ -319,6 +343,8 @@ fn from_now_is_now_where_history_went_back() {
     bench.create(watch("b", 0));
     assert!(matches!(bench.only(), Output::Anchor { .. }));
     bench.anchored(2, 1, 12);
+    assert_eq!(bench.next_cancel(1), 1);
+    assert_eq!(bench.next_emitted().compact_revision, 12);
     assert_eq!(bench.next_create(1), (2, 12));
     bench.up(1, created(2, 12));
     assert_eq!(header_revision(&bench.emitted()), 12, "what comes from 13 on is news");
@@ -364,6 +390,10 @@ fn from_now_on_an_exact_member_that_knows_less_is_asked_about() {
         assert_eq!(bench.next_cancel(1), 2);
         assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
         bench.anchored(2, 1, cluster);
+        if told < 20 {
+            assert_eq!(bench.next_cancel(1), 1);
+            assert_eq!(bench.next_emitted().compact_revision, 12);
+        }
         assert_eq!(bench.next_create(1), (3, 0));
         bench.nothing();
         bench.up(1, created(3, 12));
