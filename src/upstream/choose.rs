@@ -137,27 +137,13 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::config::{Endpoint, Scheme};
-    use crate::upstream::membership::{Reason, Role};
+    use crate::upstream::membership::Reason;
+    use crate::upstream::membership::tests::member;
 
     const NOBODY: [MemberId; 0] = [];
 
     fn members(readiness: &[Readiness]) -> Membership {
-        let member = |(at, readiness): (usize, &Readiness)| {
-            Arc::new(Member {
-                id: MemberId(at as u64 + 1),
-                name: "m".into(),
-                endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 1 },
-                role: Role::Voter,
-                version: None,
-                readiness: *readiness,
-                term: 1,
-                applied: 1,
-                client_urls: Arc::default(),
-                suspicion: Arc::default(),
-            })
-        };
-        let members = readiness.iter().enumerate().map(member).collect();
+        let members = (1..).zip(readiness).map(|(id, readiness)| member(id, *readiness)).collect();
         Membership { leader: Some(MemberId(1)), members, ..Membership::unknown(Instant::now()) }
     }
 

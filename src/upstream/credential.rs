@@ -110,18 +110,13 @@ impl Identity {
         }
     }
 
-    /// What proves the user now.
-    fn now(&self) -> Cow<'_, Self> {
+    /// What proves the user now, which is never an [`Identity::Acting`].
+    #[must_use]
+    pub fn now(&self) -> Cow<'_, Self> {
         match self {
             Self::Acting(identity) => Cow::Owned(identity.now()),
             _ => Cow::Borrowed(self),
         }
-    }
-
-    /// Whether it is a connection that proves the user, and no token.
-    #[must_use]
-    pub fn is_certificate(&self) -> bool {
-        matches!(&*self.now(), Self::Certificate(_))
     }
 
     /// Keeps what proves it alive until dropped, where that dies of not being used.

@@ -492,13 +492,14 @@ impl fmt::Display for Serving {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
     use crate::config::Scheme;
 
-    fn member(id: u64, readiness: Readiness) -> Arc<Member> {
+    /// A voter, as far as that matters.
+    pub(in crate::upstream) fn member(id: u64, readiness: Readiness) -> Arc<Member> {
         Arc::new(Member {
             id: MemberId(id),
             name: "m".into(),

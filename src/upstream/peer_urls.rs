@@ -262,9 +262,8 @@ mod tests {
     use super::*;
     use crate::config::ClusterPin;
     use crate::upstream::credential::CredentialSettings;
-    use crate::upstream::membership::{
-        AuthState, Changes, ChangesSender, ControlChannels, Hints, Member, Role,
-    };
+    use crate::upstream::membership::tests::member;
+    use crate::upstream::membership::{AuthState, Changes, ChangesSender, ControlChannels, Hints};
 
     fn peering(member: u64, port: u16) -> Peering {
         let urls = [format!("https://127.0.0.1:{port}")].into();
@@ -272,21 +271,7 @@ mod tests {
     }
 
     fn snapshot(members: &[(u64, Readiness)], peer_urls: PeerUrls) -> Membership {
-        let member = |(id, readiness): &(u64, Readiness)| {
-            Arc::new(Member {
-                id: MemberId(*id),
-                name: "".into(),
-                endpoint: Endpoint { scheme: Scheme::Https, host: "127.0.0.1".into(), port: 1 },
-                role: Role::Voter,
-                version: None,
-                readiness: *readiness,
-                term: 1,
-                applied: 1,
-                client_urls: Arc::default(),
-                suspicion: Arc::default(),
-            })
-        };
-        let members = members.iter().map(member).collect();
+        let members = members.iter().map(|(id, readiness)| member(*id, *readiness)).collect();
         Membership { members, peer_urls, ..Membership::unknown(Instant::now()) }
     }
 

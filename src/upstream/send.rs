@@ -19,7 +19,7 @@ use crate::rpc::method::Lane;
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
-use crate::upstream::credential::{CertificateIdentity, Credentials, LoginFailure, Shown};
+use crate::upstream::credential::{CertificateIdentity, Credentials, Identity, LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Member, MembersHandle};
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
@@ -85,8 +85,10 @@ impl Door {
     /// The login failed; see [`LoginFailure`].
     pub async fn shown(&self, whom: &As, member: &Member) -> Result<Shown, LoginFailure> {
         let As::User(identity) = whom else { return Ok(Shown::Nothing) };
+        // Once for both questions: what proves the user may be another a moment later.
+        let identity = identity.now();
         // A connection's certificate is there whether or not auth is on.
-        let takes_token = !identity.is_certificate();
+        let takes_token = !matches!(&*identity, Identity::Certificate(_));
         if takes_token && self.members.auth.now() == Auth::Off {
             return Ok(Shown::Nothing);
         }

@@ -14,6 +14,7 @@ use crate::caller::Caller;
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, Tls, versions, wait};
+use crate::revocations::end;
 
 const USERS: usize = 50;
 /// Whose password is changed, and somebody beside.
@@ -93,20 +94,6 @@ impl Session {
     }
 }
 
-/// How the stream ends.
-async fn end(mut stream: Streaming<WatchResponse>) -> Status {
-    let ending = async {
-        loop {
-            match stream.message().await {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("it ended well"),
-                Err(status) => return status,
-            }
-        }
-    };
-    tokio::time::timeout(LIMIT, ending).await.expect("it ends")
-}
-
 /// From some moment on logins are noted with the auth revision: then the other replica asks nobody about them. That of this one
 /// user, each of another, is what tells.
 async fn until_noted(cluster: &Cluster, replicas: [&Keyward; 2]) -> usize {
@@ -179,7 +166,7 @@ async fn a_changed_password_ends_its_sessions_on_every_replica_and_nobody_elses(
             );
         }
         for stream in ends {
-            let status = end(stream).await;
+            let status = end(stream, LIMIT).await;
             assert_eq!((status.code(), status.message()), (Code::Unauthenticated, INVALID), "{version}");
         }
         println!("{version}: her streams had ended {:?} after the change", changed.elapsed());

@@ -102,7 +102,7 @@ async fn watch(keyward: &Keyward, token: &str) -> Streaming<WatchResponse> {
 }
 
 /// How the stream ends, within the limit.
-async fn end(mut stream: Streaming<WatchResponse>) -> Status {
+pub(crate) async fn end(mut stream: Streaming<WatchResponse>, within: Duration) -> Status {
     let ending = async {
         loop {
             match stream.message().await {
@@ -112,7 +112,7 @@ async fn end(mut stream: Streaming<WatchResponse>) -> Status {
             }
         }
     };
-    tokio::time::timeout(LIMIT, ending).await.expect("it ends")
+    tokio::time::timeout(within, ending).await.expect("it ends")
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn every_replica_obeys_and_streams_end() {
         done(&a, &["revoke", "alice"]).await;
         assert_eq!(put(&a, &alice).await, refused(), "where it was said it is in force at once");
         for stream in [on_a, on_b] {
-            let status = end(stream).await;
+            let status = end(stream, LIMIT).await;
             assert_eq!((status.code(), status.message()), (Code::Unauthenticated, REFUSED.1));
         }
         println!("{version}: both replicas obeyed {:?} after the command began", began.elapsed());
@@ -208,7 +208,7 @@ async fn a_state_file_outlives_the_process() {
     let (alice, root) = (alice.expect("admitted"), root.expect("admitted"));
     let stream = watch(&keyward, &alice).await;
     done(&keyward, &["revoke", "alice"]).await;
-    assert_eq!(end(stream).await.code(), Code::Unauthenticated);
+    assert_eq!(end(stream, LIMIT).await.code(), Code::Unauthenticated);
     assert_eq!(put(&keyward, &alice).await, refused());
 
     let site = keyward.kill();
@@ -221,7 +221,7 @@ async fn a_state_file_outlives_the_process() {
     // The break-glass: a moment that has passed for every session so far.
     let soon = "2999-01-01T00:00:00Z";
     keyward.reload(&format!("{again}session.not_before = \"{soon}\"\n"));
-    assert_eq!(end(stream).await.code(), Code::Unauthenticated);
+    assert_eq!(end(stream, LIMIT).await.code(), Code::Unauthenticated);
     assert_eq!(put(&keyward, &root).await, refused());
     keyward.reload(&again);
     wait::until(LIMIT, "it is taken back", async || (put(&keyward, &new).await == ok()).then_some(())).await;

@@ -13,10 +13,11 @@ use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, date_time_ymd};
 use tokio::io::AsyncReadExt as _;
 
 use crate::authority::{self, Authority, Shown, connect, valid_for, with_uri};
-use crate::client::{Client, Outcome};
+use crate::client::{Client, Outcome, Stream};
 use crate::member::Member;
-use crate::rig::{Keyward, paused, settled};
-use crate::words::{INVALID_TOKEN, RANGE, WATCH, created, event, range, ranged, watch};
+use crate::revocations::watching;
+use crate::rig::{Keyward, paused, settled, token_of};
+use crate::words::{INVALID_TOKEN, RANGE, WATCH, created, event, range, watch};
 
 const LOCK: &str = "/v3lockpb.Lock/Lock";
 const DENIED: &str = "etcdserver: permission denied";
@@ -79,15 +80,7 @@ impl Door {
 
     /// The token with which a call of this client reaches the member.
     pub(crate) async fn token_of(&self, client: &Client) -> Option<String> {
-        let script = async {
-            let call = self.member.called(RANGE).await;
-            let token = call.token().map(str::to_owned);
-            call.reply(&ranged(1)).await;
-            token
-        };
-        let (outcome, token) = tokio::join!(client.call(RANGE, range("k")), script);
-        assert_eq!(outcome.end.code(), Some(Code::Ok), "{:?}", outcome.end);
-        token
+        token_of(&self.member, client).await
     }
 
     /// The call is refused so, and nothing of it reaches the member.
@@ -383,17 +376,8 @@ fn a_rule_may_say_from_where() {
     });
 }
 
-/// A watch of a client whose certificate ends in ten minutes, after an hour's half: what ended it, if anything.
-async fn outlived(listener: &str) -> Option<(Code, String)> {
-    let door = Door::new(listener, SAME);
-    let params = valid_for(authority::client("alice"), Duration::from_secs(600));
-    let client = door.client(Some(&door.authority.issue(&params))).await;
-    let mut stream = client.open(WATCH).await.expect("a stream");
-    stream.say(&watch("k", 5)).await;
-    let mut upstream = door.member.called(WATCH).await;
-    upstream.messages.next().await.expect("a create");
-    upstream.say(&created(1, 4)).await.expect("said");
-    stream.next().await.expect("created");
+/// What ends this stream in the half hour to come, if anything.
+pub(crate) async fn in_half_an_hour(stream: &mut Stream) -> Option<(Code, String)> {
     let ended = tokio::time::timeout(Duration::from_secs(1800), async {
         loop {
             if let Err(end) = stream.next().await {
@@ -402,7 +386,16 @@ async fn outlived(listener: &str) -> Option<(Code, String)> {
             }
         }
     });
-    let ended = ended.await.ok();
+    ended.await.ok()
+}
+
+/// A watch of a client whose certificate ends in ten minutes, after an hour's half: what ended it, if anything.
+async fn outlived(listener: &str) -> Option<(Code, String)> {
+    let door = Door::new(listener, SAME);
+    let params = valid_for(authority::client("alice"), Duration::from_secs(600));
+    let client = door.client(Some(&door.authority.issue(&params))).await;
+    let (mut stream, _upstream) = watching(&client, &door.member).await;
+    let ended = in_half_an_hour(&mut stream).await;
     settled().await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(client.is_closed(), ended.is_some());

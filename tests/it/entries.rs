@@ -8,8 +8,8 @@ use keyward::upstream::membership::Auth;
 use tokio::time::sleep;
 
 use crate::member::Member;
-use crate::rig::{Keyward, paused, settled};
-use crate::unproved_logins::{logged_in, token_of};
+use crate::rig::{Keyward, paused, settled, token_of};
+use crate::unproved_logins::logged_in;
 use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
 
 const ENTRY: &str = "[[user]]\nname = \"alice\"\npassword_file = \"entry\"\n";

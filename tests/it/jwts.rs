@@ -1,6 +1,6 @@
 //! Signed JWTs as peers: where they may stand, who they are upstream, when they are refused, and when they end.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -14,10 +14,12 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 use serde_json::{Value, json};
 
+use crate::certificates::in_half_an_hour;
 use crate::client::Client;
 use crate::member::Member;
-use crate::rig::{Keyward, paused, settled};
-use crate::words::{INVALID_TOKEN, RANGE, WATCH, created, range, ranged, watch};
+use crate::revocations::watching;
+use crate::rig::{Keyward, paused, settled, token_of};
+use crate::words::{INVALID_TOKEN, RANGE, range};
 
 pub(crate) const ISSUER: &str = "https://ci.test:8443";
 const RULES: &str = "\
@@ -84,16 +86,7 @@ impl Door {
 
     /// The token with which a call of this client reaches the member.
     async fn token_of(&self, client: &Client) -> Option<String> {
-        let script = async {
-            let call = self.member.called(RANGE).await;
-            assert!(!call.headers.contains_key("authorization"), "what a client shows is never passed on");
-            let token = call.token().map(str::to_owned);
-            call.reply(&ranged(1)).await;
-            token
-        };
-        let (outcome, token) = tokio::join!(client.call(RANGE, range("k")), script);
-        assert_eq!(outcome.end.code(), Some(Code::Ok), "{:?}", outcome.end);
-        token
+        token_of(&self.member, client).await
     }
 
     async fn shows(&self, token: &str) -> Client {
@@ -258,21 +251,8 @@ fn a_jwt_is_no_login_that_could_stand_for_others() {
 async fn outlived(listener: &str) -> Option<(Code, String)> {
     let door = Door::new(listener);
     let client = door.shows(&door.issuer.token(&claims("alice"))).await;
-    let mut stream = client.open(WATCH).await.expect("a stream");
-    stream.say(&watch("k", 5)).await;
-    let mut upstream = door.member.called(WATCH).await;
-    upstream.messages.next().await.expect("a create");
-    upstream.say(&created(1, 4)).await.expect("said");
-    stream.next().await.expect("created");
-    let ended = tokio::time::timeout(Duration::from_secs(1800), async {
-        loop {
-            if let Err(end) = stream.next().await {
-                let (code, text) = end.told();
-                return (code, text.to_owned());
-            }
-        }
-    });
-    let ended = ended.await.ok();
+    let (mut stream, _upstream) = watching(&client, &door.member).await;
+    let ended = in_half_an_hour(&mut stream).await;
     assert!(!client.is_closed(), "others may call over the connection");
     ended
 }

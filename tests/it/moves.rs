@@ -11,8 +11,8 @@ use tokio::time::{Duration, sleep};
 
 use crate::member::Member;
 use crate::revocations::{next, watching};
-use crate::rig::{Keyward, paused, settled};
-use crate::unproved_logins::{logged_in, token_of};
+use crate::rig::{Keyward, paused, settled, token_of};
+use crate::unproved_logins::logged_in;
 use crate::words::{INVALID_TOKEN, RANGE, WATCH, create_of, created, event, range, ranged, watched};
 
 #[test]

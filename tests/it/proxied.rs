@@ -15,8 +15,7 @@ use tokio::time::Instant;
 use crate::authority::{Authority, connect};
 use crate::client::Client;
 use crate::member::Member;
-use crate::rig::{Keyward, paused, settled};
-use crate::words::{RANGE, range, ranged};
+use crate::rig::{Keyward, paused, settled, token_of};
 
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 const TRUSTED: &str = "proxy_protocol_from = [\"10.0.0.10/32\", \"fd00::/8\"]\n";
@@ -55,15 +54,7 @@ impl Site {
 
     /// The token with which a call that shows nothing reaches the member: that of the user of the client's network.
     async fn token_of(&self, client: &Client) -> Option<String> {
-        let script = async {
-            let call = self.member.called(RANGE).await;
-            let token = call.token().map(str::to_owned);
-            call.reply(&ranged(1)).await;
-            token
-        };
-        let (outcome, token) = tokio::join!(client.call(RANGE, range("k")), script);
-        assert_eq!(outcome.end.code(), Some(Code::Ok), "{:?}", outcome.end);
-        token
+        token_of(&self.member, client).await
     }
 
     /// The connection is ended, and nothing of it was served.

@@ -20,6 +20,7 @@ use keyward::identity::{ClusterId, MemberId};
 use keyward::io::Stream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
+use keyward::refusal::Code;
 use keyward::revocation::Upstream;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
@@ -39,6 +40,7 @@ use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::member::{Address, Member};
+use crate::words::{RANGE, range, ranged};
 
 /// A test that hangs is a test that fails: in a test's own time, which is paused unless it says otherwise.
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -341,4 +343,18 @@ fn channels_to(addresses: &[Address]) -> ControlChannels {
     channels
         .store(Arc::new(addresses.iter().map(|address| (address.id, channel(address.clone()))).collect()));
     channels
+}
+
+/// The token with which a call of this client reaches the member.
+pub(crate) async fn token_of(member: &Member, client: &Client) -> Option<String> {
+    let script = async {
+        let call = member.called(RANGE).await;
+        assert!(!call.headers.contains_key("authorization"), "what a client shows is never passed on");
+        let token = call.token().map(str::to_owned);
+        call.reply(&ranged(1)).await;
+        token
+    };
+    let (outcome, token) = tokio::join!(client.call(RANGE, range("k")), script);
+    assert_eq!(outcome.end.code(), Some(Code::Ok), "{:?}", outcome.end);
+    token
 }

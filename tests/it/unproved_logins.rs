@@ -6,8 +6,8 @@ use keyward::upstream::membership::Auth;
 
 use crate::client::Client;
 use crate::member::Member;
-use crate::rig::{Keyward, log_in_with, paused, settled};
-use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
+use crate::rig::{Keyward, log_in_with, paused, settled, token_of};
+use crate::words::{INVALID_TOKEN, RANGE, range};
 
 const RULES: &str = "[[map]]\npeer = \"password:alice\"\nas = \"app\"\n\
                      [[map]]\npeer = \"password:mallory\"\ndeny = true\n\
@@ -19,19 +19,6 @@ fn door(auth: Auth) -> (Member, Keyward) {
     std::fs::write(folder.path().join("app"), "right").expect("written");
     let keyward = Keyward::at(&[&member], auth, folder.path(), "", RULES);
     (member, keyward)
-}
-
-/// With which token a call reaches the member.
-pub(crate) async fn token_of(member: &Member, client: &Client) -> Option<String> {
-    let script = async {
-        let call = member.called(RANGE).await;
-        let token = call.token().map(str::to_owned);
-        call.reply(&ranged(1)).await;
-        token
-    };
-    let (outcome, token) = tokio::join!(client.call(RANGE, range("k")), script);
-    assert_eq!(outcome.end.code(), Some(Code::Ok), "{:?}", outcome.end);
-    token
 }
 
 pub(crate) async fn logged_in(keyward: &Keyward, user: &str, password: &str) -> Client {
