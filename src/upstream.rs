@@ -17,5 +17,7 @@ pub mod read;
 pub mod resumes;
 pub mod send;
 mod slots;
+pub mod standing;
 pub mod tls;
 pub mod version;
+pub mod vitals;

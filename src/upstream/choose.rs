@@ -2,7 +2,7 @@
 //!
 //! Owns: the choice among members as published, by what the call wants and how busy each is. Pure: no clock, no
 //! sockets. Must not know: what the call is, who calls. Invariant: a learner, a member of another cluster or one that
-//! is not ready is never chosen, unless nothing that is ready is left and it merely was suspected.
+//! is not ready is never chosen, unless it was named, or nothing that is ready is left and it merely was suspected.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -67,6 +67,7 @@ impl Chooser {
                 .cloned()
                 .or_else(|| self.any(members, avoid, load)),
             Wanted::Any => self.any(members, avoid, load),
+            Wanted::This(id) => members.get(id).cloned(),
         }
     }
 
@@ -115,6 +116,8 @@ pub enum Wanted {
     LeaderFirst,
     /// One member, a follower where there is one: Snapshot, Defragment.
     Spared,
+    /// That member, ready or not: whoever names one wants to hear it from that one.
+    This(MemberId),
 }
 
 impl Wanted {

@@ -109,9 +109,10 @@ mod tests {
                 version: None,
                 readiness: *readiness,
                 term: 0,
-                applied: 0,
+                vitals: None,
                 client_urls: Arc::default(),
                 suspicion: Arc::default(),
+                rest: Arc::default(),
             })
         };
         let members = (1..).zip(readiness).map(member).collect();

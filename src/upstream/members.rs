@@ -30,9 +30,10 @@ use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
-    Auth, AuthState, Changes, ChangesSender, ControlChannels, Hint, Hints, Mark, MembersHandle, Membership,
+    Auth, AuthState, Changes, ChangesSender, ControlChannels, Hint, Hints, MembersHandle, Membership,
     Readiness, Reason,
 };
+use crate::upstream::standing::Mark;
 
 pub(super) use census::usable;
 use census::{Facts, Listed, Seen, Sighting, Source};

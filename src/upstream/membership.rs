@@ -1,6 +1,6 @@
 //! What is known about the cluster, as one immutable value that every shard reads.
 //!
-//! Owns: the published snapshot ([`Membership`]), the flags by which the data path tells at once what it saw
+//! Owns: the published snapshot ([`Membership`]), the ways by which the data path tells at once what it saw
 //! ([`Member::suspect`], [`Hints`]), and whether auth is on ([`AuthState`]). Must not know: how any of it was found.
 //! Invariants: only a ready voter of the pinned cluster takes traffic; a suspected member takes none until a probe that
 //! began after the suspicion has succeeded; a hint never blocks its sender.
@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -18,7 +18,9 @@ use tonic::transport::Channel;
 
 use crate::config::Endpoint;
 use crate::identity::{ClusterId, MemberId};
+use crate::upstream::standing::{Rest, Suspicion};
 use crate::upstream::version::{Traits, Version};
+use crate::upstream::vitals::Vitals;
 
 /// Hints that wait for the control task. Each asks for a probe; past this many, the probes that are asked for already
 /// tell the same, so that further ones are dropped.
@@ -62,12 +64,14 @@ pub struct Member {
     pub readiness: Readiness,
     /// Its raft term when it last answered; 0 where it does not tell.
     pub term: u64,
-    /// Its applied raft index when it last answered; 0 where it does not tell.
-    pub applied: u64,
+    /// What it last said of its store and log; `None` where it does not tell the probing user.
+    pub vitals: Option<Arc<Vitals>>,
     /// As in the member list.
     pub client_urls: Arc<[String]>,
     /// Shared by all snapshots.
     pub suspicion: Arc<Suspicion>,
+    /// Shared by all snapshots.
+    pub rest: Arc<Rest>,
 }
 
 /// Whether a member votes.
@@ -224,7 +228,7 @@ impl Member {
     /// Whether it may take traffic now. Looks at the shared suspicion too: ask at every choice.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.readiness == Readiness::Ready && !self.suspicion.is_raised()
+        self.readiness == Readiness::Ready && !self.suspicion.is_raised() && !self.rest.is_taken()
     }
 
     /// Takes the member out of every shard's choice at once, until a probe that begins later has succeeded. For a
@@ -237,41 +241,6 @@ impl Member {
     #[must_use]
     pub fn traits(&self) -> Traits {
         self.version.map_or(Traits::CAUTIOUS, Version::traits)
-    }
-}
-
-/// Whether the data path lost a member since the probe that last succeeded began. One per member, for its whole life.
-#[derive(Debug, Default)]
-pub struct Suspicion {
-    raised: AtomicU32,
-    cleared: AtomicU32,
-}
-
-/// How often a suspicion had been raised when a probe began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark(u32);
-
-impl Suspicion {
-    /// Says that a connection was lost.
-    pub fn raise(&self) {
-        self.raised.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether a connection was lost since the last probe that succeeded began.
-    #[must_use]
-    pub fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Relaxed) != self.cleared.load(Ordering::Relaxed)
-    }
-
-    /// To be taken when a probe begins.
-    #[must_use]
-    pub fn mark(&self) -> Mark {
-        Mark(self.raised.load(Ordering::Relaxed))
-    }
-
-    /// To be called when that probe succeeded: clears what was raised before it began, and nothing later.
-    pub fn clear(&self, mark: Mark) {
-        self.cleared.store(mark.0, Ordering::Relaxed);
     }
 }
 
@@ -508,9 +477,10 @@ pub(super) mod tests {
             version: None,
             readiness,
             term: 1,
-            applied: 1,
+            vitals: None,
             client_urls: Arc::default(),
             suspicion: Arc::default(),
+            rest: Arc::default(),
         })
     }
 

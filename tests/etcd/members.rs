@@ -14,7 +14,8 @@ use keyward::tasks::Tasks;
 use keyward::upstream::connect::Connector;
 use keyward::upstream::members::{Members, ProbeLogin};
 use keyward::upstream::membership::{
-    Auth as AuthNow, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason, Role, Serving,
+    Auth as AuthNow, ControlChannels, Hint, Member, MembersHandle, Membership, Readiness, Reason, Role,
+    Serving,
 };
 use keyward::upstream::tls;
 
@@ -111,6 +112,11 @@ fn ready(now: &Membership) -> usize {
     now.ready_voters().count()
 }
 
+/// How much of the raft log it has applied; 0 where it does not tell.
+fn applied(member: &Member) -> u64 {
+    member.vitals.as_ref().map_or(0, |vitals| vitals.applied)
+}
+
 fn readiness(now: &Membership, id: MemberId) -> Option<Readiness> {
     now.get(id).map(|member| member.readiness)
 }
@@ -150,7 +156,7 @@ async fn all_members_are_found_behind_one_endpoint() {
                     assert_eq!(*member.name, *format!("m{i}"));
                     assert_eq!(member.endpoint.port, cluster.address(i).port());
                     assert_eq!(member.version.unwrap().to_string(), version.to_string());
-                    assert!(member.applied > 0 && member.term == now.term && now.term > 0);
+                    assert!(applied(member) > 0 && member.term == now.term && now.term > 0);
                     assert!(followed.channels.load().contains_key(&member.id));
                 }
                 followed.until_auth(AuthNow::On).await;
@@ -174,11 +180,11 @@ async fn a_probing_user_logs_in_once_per_member_and_only_where_it_must() {
             for round in 0..4 {
                 cluster.ctl_as_root().to(vec![cluster.url(0)]).ok(&["put", "k", &round.to_string()]).await;
             }
-            let applied = |now: &Membership| now.members.iter().map(|member| member.applied).min();
-            let target = applied(&first).unwrap() + 4;
+            let lowest = |now: &Membership| now.members.iter().map(|member| applied(member)).min();
+            let target = lowest(&first).unwrap() + 4;
             let mut turns = tokio::time::interval(Duration::from_millis(20));
             let seen = async {
-                while applied(&followed.handle.snapshot.load()) < Some(target) {
+                while lowest(&followed.handle.snapshot.load()) < Some(target) {
                     turns.tick().await;
                 }
             };
@@ -464,11 +470,10 @@ async fn a_wrong_password_of_the_probing_user_is_no_storm() {
             }
             assert_eq!(logins(&cluster, 0).await - before, 1.0, "{version}");
             // Only Status tells what a member has applied, and this user's is refused.
-            let applied = || followed.handle.snapshot.load().members[0].applied;
-            assert_eq!(applied(), 0, "{version}");
+            let raft = || applied(&followed.handle.snapshot.load().members[0]);
+            assert_eq!(raft(), 0, "{version}");
             followed.login.store(Some(Arc::new(login("root", &password("root")))));
-            wait::until(LIMIT, "it probes as whom it is told to", async || (applied() > 0).then_some(()))
-                .await;
+            wait::until(LIMIT, "it probes as whom it is told to", async || (raft() > 0).then_some(())).await;
         }
     })
     .await;

@@ -303,9 +303,10 @@ fn published(member: &Member) -> membership::Member {
         version: Some(member.version),
         readiness: Readiness::Ready,
         term: 2,
-        applied: 1,
+        vitals: None,
         client_urls: Arc::default(),
         suspicion: Arc::default(),
+        rest: Arc::default(),
     }
 }
 

@@ -202,9 +202,10 @@ fn published(id: MemberId, version: Version) -> membership::Member {
         version: Some(version),
         readiness: Readiness::Ready,
         term: 2,
-        applied: 1,
+        vitals: None,
         client_urls: Arc::default(),
         suspicion: Arc::default(),
+        rest: Arc::default(),
     }
 }
 

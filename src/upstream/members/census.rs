@@ -17,6 +17,7 @@ use crate::upstream::membership::{
     Absence, Absent, Foreign, Member, Membership, PeerUrls, Peering, Readiness, Reason, Role,
 };
 use crate::upstream::version::Version;
+use crate::upstream::vitals::Vitals;
 
 /// What a member said of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +30,8 @@ pub(super) struct Answer {
     pub(super) leader: Sight,
     /// 0 where it tells none.
     pub(super) term: u64,
-    /// 0 where it tells none.
-    pub(super) applied: u64,
+    /// `None` where it tells none.
+    pub(super) vitals: Option<Arc<Vitals>>,
 }
 
 /// Which leader a member sees.
@@ -254,9 +255,10 @@ impl Facts<'_> {
             version: last.and_then(|answer| answer.version),
             readiness,
             term: last.map_or(0, |answer| answer.term),
-            applied: last.map_or(0, |answer| answer.applied),
+            vitals: last.and_then(|answer| answer.vitals.clone()),
             client_urls: listed.map_or_else(Arc::default, |listed| Arc::clone(&listed.client_urls)),
             suspicion: known.map_or_else(Arc::default, |member| Arc::clone(&member.suspicion)),
+            rest: known.map_or_else(Arc::default, |member| Arc::clone(&member.rest)),
         })
     }
 
@@ -315,7 +317,7 @@ mod tests {
             role: Role::Voter,
             leader,
             term,
-            applied: 10,
+            vitals: None,
         }
     }
 

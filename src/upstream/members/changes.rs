@@ -150,9 +150,10 @@ mod tests {
             version: None,
             readiness: Readiness::Ready,
             term: 2,
-            applied: 7,
+            vitals: None,
             client_urls: Arc::default(),
             suspicion: Arc::default(),
+            rest: Arc::default(),
         }
     }
 
@@ -168,7 +169,7 @@ mod tests {
     #[test]
     fn times_and_indexes_alone_are_no_change() {
         let before = snapshot(vec![member(1)]);
-        let later = Member { applied: 8, term: 3, ..member(1) };
+        let later = Member { vitals: Some(Arc::default()), term: 3, ..member(1) };
         let mut after = snapshot(vec![later]);
         after.as_of += std::time::Duration::from_secs(1);
         assert_eq!(between(&before, &after), []);

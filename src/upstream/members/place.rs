@@ -15,7 +15,7 @@ use super::probe::{Identity, ProbeLogin, Prober, Report, Silence, Want};
 use crate::config::{ClusterPin, Endpoint, Scheme};
 use crate::identity::MemberId;
 use crate::upstream::connect::{ConnectError, Connector};
-use crate::upstream::membership::Mark;
+use crate::upstream::standing::Mark;
 
 /// Between two probes of an address that hints ask for.
 pub(super) const FORCED: Duration = Duration::from_millis(100);
@@ -193,7 +193,7 @@ mod tests {
             role: Role::Voter,
             leader: Sight::Somebody,
             term: 1,
-            applied: 1,
+            vitals: None,
         };
         report(Ok(Told { answer, makeshift: false }))
     }

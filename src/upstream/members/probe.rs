@@ -30,6 +30,7 @@ use crate::upstream::members::census::{Answer, Listed, Sight};
 use crate::upstream::members::metrics_page::{self, Page};
 use crate::upstream::membership::{Auth, Role};
 use crate::upstream::version::Version;
+use crate::upstream::vitals::Vitals;
 
 /// How long one call of a probe may take.
 const CALL: Duration = Duration::from_secs(1);
@@ -160,10 +161,11 @@ impl Prober {
     pub(super) async fn ask(mut self, want: Want) -> (Self, Report) {
         self.follow_login();
         let mut login_refused = false;
+        let began = Instant::now();
         let told = match self.as_user(&mut login_refused, status).await {
-            Ok(status) => {
-                told_by_status(&status).map(|answer| Told { answer, makeshift: false }).ok_or(Silence::Gone)
-            }
+            Ok(status) => told_by_status(&status, began.elapsed())
+                .map(|answer| Told { answer, makeshift: false })
+                .ok_or(Silence::Gone),
             Err(Refusal::Silent(silence)) => Err(silence),
             Err(_) => self.makeshift(want.fresh).await.map(|answer| Told { answer, makeshift: true }),
         };
@@ -277,7 +279,7 @@ impl Prober {
             role: page.map_or(Role::Voter, |page| page.role),
             leader,
             term,
-            applied: 0,
+            vitals: None,
         })
     }
 
@@ -427,7 +429,7 @@ fn is_refused_login(status: &Status) -> bool {
     )
 }
 
-fn told_by_status(status: &StatusResponse) -> Option<Answer> {
+fn told_by_status(status: &StatusResponse, took: Duration) -> Option<Answer> {
     let header = status.header.as_ref()?;
     Some(Answer {
         member: MemberId(header.member_id),
@@ -436,7 +438,7 @@ fn told_by_status(status: &StatusResponse) -> Option<Answer> {
         role: role(status.is_learner),
         leader: if status.leader == 0 { Sight::Nobody } else { Sight::Member(MemberId(status.leader)) },
         term: status.raft_term,
-        applied: status.raft_applied_index,
+        vitals: Some(Arc::new(Vitals::read(status, took))),
     })
 }
 
