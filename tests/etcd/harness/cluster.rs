@@ -344,10 +344,10 @@ impl Cluster {
         self.members[i].state = State::Dead;
     }
 
-    /// Takes note that a member was taken out of the cluster, and kills it.
-    pub(crate) fn removed(&mut self, i: usize) {
+    /// Takes note that a member was taken out of the cluster, and waits until it has ended, which it does by itself.
+    pub(crate) async fn removed(&mut self, i: usize) {
         self.members[i].removed = true;
-        self.members[i].process().kill();
+        self.members[i].process().ended(LIMIT).await;
         self.members[i].state = State::Dead;
     }
 
