@@ -38,6 +38,7 @@ use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersE
 use crate::upstream::fleet::Fleet;
 use crate::upstream::members::{Members, ProbeLogin};
 use crate::upstream::membership::MembersHandle;
+use crate::upstream::names::Names;
 use crate::upstream::peer_urls::{PeerTrust, Trusted};
 use crate::upstream::tls as upstream_tls;
 
@@ -112,7 +113,8 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
-    let connector = Connector::tcp(tls, config.cluster.connect_timeout);
+    let names = Names::by(&config.cluster.discovery.dns)?;
+    let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
     let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &tasks)?;
     let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));

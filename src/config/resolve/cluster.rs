@@ -1,16 +1,21 @@
 //! The cluster behind us: endpoints, TLS towards them, as whom it is probed.
 //!
 //! Owns: `[cluster]`. Must not know: listeners.
-//! Invariants: endpoints are of one scheme and no two the same; TLS is there exactly where they are https.
+//! Invariants: endpoints are of one scheme and no two the same, or DNS says them; TLS is there exactly where they are https.
 
 use super::{DAY, MOMENT, Resolver, SECOND};
-use crate::config::{ClientTls, Cluster, ClusterPin, Endpoint, Scheme, file, values};
+use crate::config::{ClientTls, Cluster, ClusterPin, Discovery, Endpoint, Scheme, Srv, file, values};
 
 impl Resolver<'_> {
     pub(super) fn cluster(&mut self, cluster: file::Cluster) -> Cluster {
-        let endpoints = self.endpoints(cluster.endpoints);
+        let endpoints_told = cluster.endpoints.is_some();
+        let endpoints =
+            if cluster.srv.is_some() { Vec::new() } else { self.endpoints(cluster.endpoints) };
+        let srv = cluster.srv.and_then(|srv| self.srv(srv, endpoints_told));
         let schemes = |scheme| endpoints.iter().any(|endpoint| endpoint.scheme == scheme);
-        let (http, https) = (schemes(Scheme::Http), schemes(Scheme::Https));
+        let by_dns = |scheme| srv.as_ref().is_some_and(|srv| srv.scheme == scheme);
+        let both = |scheme| schemes(scheme) || by_dns(scheme);
+        let (http, https) = (both(Scheme::Http), both(Scheme::Https));
         if http && https {
             let reason =
                 "http and https cannot be mixed: a password meant for TLS would be sent in the clear";
@@ -36,7 +41,8 @@ impl Resolver<'_> {
         let probe = cluster.probe.and_then(|probe| {
             self.login("cluster.probe.user", probe.user, "cluster.probe.password_file", probe.password_file)
         });
-        let pin = cluster.id.and_then(|id| self.checked("cluster.id", values::cluster_id(&id)));
+        let pin = self.pin(cluster.id, cluster.identity);
+        let discovery = self.discovery(srv, cluster.dns, cluster.allowed_hosts);
         Cluster {
             tls,
             connect_timeout: self.duration(
@@ -52,10 +58,61 @@ impl Resolver<'_> {
                 SECOND..=DAY,
             ),
             token_ttl: self.duration("cluster.token_ttl", cluster.token_ttl, 300 * SECOND, SECOND..=DAY),
-            pin: pin.map_or(ClusterPin::FirstAnswer, ClusterPin::Id),
+            pin,
             probe,
             endpoints,
+            discovery,
         }
+    }
+
+    fn pin(&mut self, id: Option<String>, identity: Option<file::ClusterIdentity>) -> ClusterPin {
+        let follows = matches!(identity, Some(file::ClusterIdentity::Follow));
+        if follows && id.is_some() {
+            let reason = "names one cluster, and identity = \"follow\" goes wherever the endpoints lead; choose one";
+            self.findings.fault("cluster.id", reason);
+        }
+        match id.and_then(|id| self.checked("cluster.id", values::cluster_id(&id))) {
+            Some(id) => ClusterPin::Id(id),
+            None if follows => ClusterPin::Follow,
+            None => ClusterPin::FirstAnswer,
+        }
+    }
+
+    fn srv(&mut self, srv: file::ClusterSrv, beside_endpoints: bool) -> Option<Srv> {
+        if beside_endpoints {
+            let reason = "says what the endpoints are, and cluster.endpoints does so too; choose one";
+            self.findings.fault("cluster.srv", reason);
+        }
+        let path = "cluster.srv.domain";
+        let domain = self.required(path, srv.domain, "the domain that has the SRV records is needed");
+        let domain = domain.and_then(|domain| self.checked(path, values::domain(&domain)));
+        let name = srv.name.and_then(|name| self.checked("cluster.srv.name", values::service_name(&name)));
+        let scheme = match srv.scheme {
+            Some(file::ClusterScheme::Http) => Scheme::Http,
+            Some(file::ClusterScheme::Https) | None => Scheme::Https,
+        };
+        Some(Srv { domain: domain?, name, scheme })
+    }
+
+    fn discovery(
+        &mut self,
+        srv: Option<Srv>,
+        dns: Option<Vec<String>>,
+        allowed: Option<Vec<String>>,
+    ) -> Discovery {
+        let servers = dns.iter().flatten().enumerate();
+        let dns = servers
+            .filter_map(|(index, text)| {
+                self.checked(&format!("cluster.dns[{index}]"), values::name_server(text))
+            })
+            .collect();
+        let forms = allowed.iter().flatten().enumerate();
+        let allowed_hosts = forms
+            .filter_map(|(index, text)| {
+                self.checked(&format!("cluster.allowed_hosts[{index}]"), values::host_form(text))
+            })
+            .collect();
+        Discovery { srv, dns, allowed_hosts }
     }
 
     fn endpoints(&mut self, urls: Option<Vec<String>>) -> Vec<Endpoint> {

@@ -141,7 +141,7 @@ impl Pages {
         let members = self.members.load_full();
         let rest = members.ready_voters().filter(|member| Some(member.id) != members.leader);
         for member in members.leader().into_iter().chain(rest) {
-            let page = metrics_page::text(&self.connector, &member.endpoint);
+            let page = metrics_page::text(&self.connector, &member.endpoint, member.at);
             let page = tokio::time::timeout(LIMIT, page).await.ok().flatten();
             if let Some(revision) = page.as_deref().and_then(metrics_page::auth_revision) {
                 return Some(revision);
