@@ -147,7 +147,8 @@ fn its_examples_are_valid_together() {
     std::fs::write(root.join("users"), "# nobody yet\n").unwrap();
     let text = with_examples().replace("/etc/keyward", root.to_str().unwrap()).replace("\"http:", "\"https:");
     // It stands in place of the endpoints.
-    let text: String = text.lines().filter(|line| !line.starts_with("srv = ")).flat_map(|line| [line, "\n"]).collect();
+    let text: String =
+        text.lines().filter(|line| !line.starts_with("srv = ")).flat_map(|line| [line, "\n"]).collect();
     assert_ne!(text, REFERENCE);
 
     let config = parsed(&text);

@@ -116,7 +116,8 @@ pub(super) fn name_server(text: &str) -> Result<SocketAddr, Malformed> {
 pub(super) fn host_form(text: &str) -> Result<Glob, Malformed> {
     const FORM: Malformed =
         Malformed("a host is a DNS name or an IP address, where * stands for any run of characters");
-    let well_formed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':' | b'*');
+    let well_formed =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':' | b'*');
     let fits = (1..=253).contains(&text.len()) && text.bytes().all(well_formed);
     if fits { Ok(Glob::new(&text.to_ascii_lowercase())) } else { Err(FORM) }
 }

@@ -102,8 +102,7 @@ impl Connector {
     #[must_use]
     pub fn resolving(names: Names, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
         let asked = names.clone();
-        let dial: Dial =
-            Arc::new(move |endpoint| Box::pin(dial_tcp(endpoint.clone(), asked.clone(), limit)));
+        let dial: Dial = Arc::new(move |endpoint| Box::pin(dial_tcp(endpoint.clone(), asked.clone(), limit)));
         Self { names, ..Self::over(dial, tls, limit) }
     }
 

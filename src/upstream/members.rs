@@ -447,7 +447,8 @@ impl Task {
         self.seeds.ask(&listed, now);
         let configured = self.seeds.endpoints();
         let mut wanted: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
-        let of = |endpoints: Vec<Endpoint>, source| endpoints.into_iter().map(move |endpoint| (endpoint, source));
+        let of =
+            |endpoints: Vec<Endpoint>, source| endpoints.into_iter().map(move |endpoint| (endpoint, source));
         for (endpoint, source) in of(configured, Source::Configured).chain(of(listed, Source::Listed)) {
             if let Lead::To(addresses) = self.seeds.lead(&endpoint) {
                 for at in addresses {
@@ -541,8 +542,7 @@ impl Task {
                 Some((member.id, self.places.iter().find(here)?))
             })
             .collect();
-        let named: Vec<_> =
-            routes.iter().map(|(id, place)| (*id, place.serial, place.renewed)).collect();
+        let named: Vec<_> = routes.iter().map(|(id, place)| (*id, place.serial, place.renewed)).collect();
         if named != self.routes {
             let channels: HashMap<MemberId, Channel> =
                 routes.into_iter().map(|(id, place)| (id, place.channel.clone())).collect();

@@ -77,8 +77,7 @@ impl Names {
             NameServerConfig::new(server.ip(), true, ways)
         };
         let config = ResolverConfig::from_name_servers(servers.iter().map(reached).collect());
-        let mut builder =
-            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+        let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
         set(builder.options_mut());
         let built = builder.build().map_err(io::Error::other)?;
         Ok(Self::Servers(Box::new(built)))
@@ -145,7 +144,8 @@ impl Names {
                 })
                 .collect();
             named.sort_unstable();
-            let endpoints = named.into_iter().filter_map(|(_, _, target, port)| endpoint(scheme, &target, port));
+            let endpoints =
+                named.into_iter().filter_map(|(_, _, target, port)| endpoint(scheme, &target, port));
             let good_for = least(looked.answers().iter().map(|record| record.ttl));
             Ok(Found { all: endpoints.collect(), good_for })
         };

@@ -110,7 +110,8 @@ impl Pool {
     pub fn leave_strays(&self, members: &Membership) -> usize {
         let mut strays = self.own.borrow_mut().strays(members);
         strays.extend(self.fleet.slots().strays(members));
-        let (streams, others): (Vec<_>, Vec<_>) = strays.into_iter().partition(|(lane, _)| *lane == Lane::Stream);
+        let (streams, others): (Vec<_>, Vec<_>) =
+            strays.into_iter().partition(|(lane, _)| *lane == Lane::Stream);
         others.iter().for_each(|(_, connection)| connection.retire());
         streams.iter().for_each(|(_, connection)| connection.give_up());
         streams.len()

@@ -9,8 +9,7 @@ use crate::config::{ClientTls, Cluster, ClusterPin, Discovery, Endpoint, Scheme,
 impl Resolver<'_> {
     pub(super) fn cluster(&mut self, cluster: file::Cluster) -> Cluster {
         let endpoints_told = cluster.endpoints.is_some();
-        let endpoints =
-            if cluster.srv.is_some() { Vec::new() } else { self.endpoints(cluster.endpoints) };
+        let endpoints = if cluster.srv.is_some() { Vec::new() } else { self.endpoints(cluster.endpoints) };
         let srv = cluster.srv.and_then(|srv| self.srv(srv, endpoints_told));
         let schemes = |scheme| endpoints.iter().any(|endpoint| endpoint.scheme == scheme);
         let by_dns = |scheme| srv.as_ref().is_some_and(|srv| srv.scheme == scheme);
@@ -68,7 +67,8 @@ impl Resolver<'_> {
     fn pin(&mut self, id: Option<String>, identity: Option<file::ClusterIdentity>) -> ClusterPin {
         let follows = matches!(identity, Some(file::ClusterIdentity::Follow));
         if follows && id.is_some() {
-            let reason = "names one cluster, and identity = \"follow\" goes wherever the endpoints lead; choose one";
+            let reason =
+                "names one cluster, and identity = \"follow\" goes wherever the endpoints lead; choose one";
             self.findings.fault("cluster.id", reason);
         }
         match id.and_then(|id| self.checked("cluster.id", values::cluster_id(&id))) {

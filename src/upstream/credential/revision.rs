@@ -93,6 +93,12 @@ impl Revisions {
         }
     }
 
+    /// Members are those of another cluster: known → unknown.
+    pub(super) fn forget(&self) {
+        self.known.revision.store(0, Ordering::SeqCst);
+        self.known.refusals.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Asks, for all who wait: unknown → known. What a refusal overtook is asked again.
     pub(super) async fn answer(&self, signer: &Signer, channels: &ControlChannels) {
         if self.known.revision.load(Ordering::SeqCst) != 0 {

@@ -243,9 +243,7 @@ impl Facts<'_> {
         let known = self.before.get(id);
         let stands = self.stands_for(id);
         let (endpoint, at, readiness) = match (stands, listed) {
-            (Some(sighting), _) => {
-                (sighting.endpoint.clone(), sighting.at, self.readiness(sighting, listed))
-            }
+            (Some(sighting), _) => (sighting.endpoint.clone(), sighting.at, self.readiness(sighting, listed)),
             (None, Some(listed)) => {
                 let (endpoint, readiness) = self.by_list(listed)?;
                 (endpoint, None, readiness)

@@ -165,9 +165,10 @@ impl Place {
     fn trouble_of(&self, silence: Silence) -> (Trouble, Arc<str>) {
         let failure = self.dialled.failure.load_full();
         match (silence, failure) {
-            (Silence::Unidentified, _) => {
-                (Trouble::Unidentified, "it tells the probing user (cluster.probe) neither its id nor its leader".into())
-            }
+            (Silence::Unidentified, _) => (
+                Trouble::Unidentified,
+                "it tells the probing user (cluster.probe) neither its id nor its leader".into(),
+            ),
             (_, Some(failure)) => {
                 let trouble = match &*failure {
                     ConnectError::Handshake { .. } => Trouble::Tls,
@@ -176,7 +177,9 @@ impl Place {
                 (trouble, failure.to_string().into())
             }
             (Silence::Late, None) => (Trouble::NoAnswer, "it does not answer in time".into()),
-            (Silence::Gone, None) => (Trouble::NoAnswer, "the connection broke, or it is starting or stopping".into()),
+            (Silence::Gone, None) => {
+                (Trouble::NoAnswer, "the connection broke, or it is starting or stopping".into())
+            }
         }
     }
 
