@@ -45,11 +45,15 @@ impl Forgetting {
 
     /// Sessions are those of this cluster's realm from now on.
     pub(super) fn pin(&self, cluster: ClusterId) {
+        self.0.sealer.pin(&self.realm(cluster));
+    }
+
+    fn realm(&self, cluster: ClusterId) -> Realm {
         let name = match &self.0.config.session.realm {
             RealmName::Named(name) => Some(&**name),
             RealmName::ClusterId => None,
         };
-        self.0.sealer.pin(&Realm::new(name, cluster));
+        Realm::new(name, cluster)
     }
 
     /// Everything that was known of a cluster, for one that is followed from now on.
@@ -59,7 +63,7 @@ impl Forgetting {
         parts.register.get().inspect(|register| register.forget_cluster(&parts.sealer));
         parts.credentials.get().inspect(|credentials| credentials.forget_cluster());
         parts.logins.get().inspect(|logins| logins.forget_cluster());
-        self.pin(followed);
+        parts.sealer.follow(&self.realm(followed));
         parts.metrics.cluster_changes.inc();
     }
 }

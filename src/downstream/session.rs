@@ -294,12 +294,20 @@ impl Sealer {
         }
     }
 
-    /// From now on seals for `realm` only. What was sealed for another before, whose cluster this one has followed, still
-    /// opens: who it speaks for has to be proved to the new cluster by whoever goes on with it.
+    /// From now on seals and opens for `realm` only; where it does so already, for those too that it was followed from.
     pub fn pin(&self, realm: &Realm) {
-        if self.sealing.load().realm.as_ref() == Some(realm) {
-            return;
+        if self.sealing.load().realm.as_ref() != Some(realm) {
+            self.replace(|old| Sealing {
+                realm: Some(realm.clone()),
+                left: Vec::new(),
+                ..Sealing::clone(old)
+            });
         }
+    }
+
+    /// From now on seals for `realm`, whose cluster is followed. What was sealed for the ones before still opens: whom it speaks
+    /// for is to be proved to the new cluster by whoever goes on with it.
+    pub fn follow(&self, realm: &Realm) {
         self.replace(|old| {
             let before = old.realm.iter().chain(&old.left).filter(|left| *left != realm);
             let left = before.take(LEFT).cloned().collect();
@@ -551,6 +559,32 @@ mod tests {
             names.push(opened.peer.to_string());
         }
         assert_eq!(names, ["password:ålice", "password:ålice", "password:ålice", "file:ålice"]);
+    }
+
+    #[test]
+    fn sessions_of_clusters_that_were_followed_from_still_open_and_no_others() {
+        let realm = |cluster| Realm::new(None, ClusterId(cluster));
+        let sealer = Sealer::new(keys(&[1]));
+        sealer.pin(&realm(1));
+        let token = sealer.seal(&login("alice", "p")).unwrap();
+        let opens = |sealer: &Sealer| failure(sealer, token.expose().as_bytes());
+        sealer.follow(&realm(2));
+        assert_eq!(opens(&sealer), None);
+        sealer.pin(&realm(2));
+        assert_eq!(opens(&sealer), None, "it is pinned already");
+        let new = sealer.seal(&login("alice", "p")).unwrap();
+        let alone = Sealer::new(keys(&[1]));
+        alone.pin(&realm(2));
+        assert_eq!(failure(&alone, new.expose().as_bytes()), None, "it seals for the new one");
+        assert_eq!(opens(&alone), Some(OpenFailure::ForeignRealm), "who did not go along knows none");
+        for cluster in 3..3 + u64::try_from(LEFT).unwrap() - 1 {
+            sealer.follow(&realm(cluster));
+            assert_eq!(opens(&sealer), None);
+        }
+        sealer.follow(&realm(99));
+        assert_eq!(opens(&sealer), Some(OpenFailure::ForeignRealm), "not for ever");
+        sealer.pin(&realm(100));
+        assert_eq!(failure(&sealer, new.expose().as_bytes()), Some(OpenFailure::ForeignRealm));
     }
 
     #[test]
