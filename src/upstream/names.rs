@@ -192,3 +192,31 @@ async fn limited<T: PartialEq>(
     }
     if all.is_empty() { Err(NameError::Nowhere) } else { Ok(Found { all, ..found }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_needs_no_question_and_a_root_is_no_endpoint() {
+        for host in ["127.0.0.1", "::1"] {
+            assert!(!Names::System.asks_for(host), "{host}");
+        }
+        assert!(Names::System.asks_for("localhost") && !Names::Dialler.asks_for("localhost"));
+        let url = |scheme, target, port| endpoint(scheme, target, port).map(|endpoint| endpoint.to_string());
+        assert_eq!(
+            url(Scheme::Https, "M1.example.com.", 2379).as_deref(),
+            Some("https://m1.example.com:2379")
+        );
+        assert_eq!(url(Scheme::Http, ".", 2379), None);
+        assert_eq!(url(Scheme::Http, "m1.example.com.", 0), None);
+    }
+
+    #[tokio::test]
+    async fn what_is_found_is_bounded_and_nothing_stands_twice() {
+        let found = |all: Vec<usize>| limited(std::future::ready(Ok(Found { all, good_for: None })));
+        assert_eq!(found(vec![1, 2, 1]).await.unwrap().all, [1, 2]);
+        assert_eq!(found((0..99).collect()).await.unwrap().all.len(), MOST);
+        assert!(matches!(found(Vec::new()).await, Err(NameError::Nowhere)));
+    }
+}

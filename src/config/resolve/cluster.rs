@@ -151,3 +151,76 @@ impl Resolver<'_> {
         Some(ClientTls { roots: roots?, identity })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::resolve::parse;
+
+    const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:1'\n[cluster]\n";
+
+    fn cluster(lines: &str) -> Cluster {
+        let (config, _) =
+            parse(&format!("{LISTENER}{lines}"), Path::new("/")).unwrap_or_else(|faults| panic!("{faults}"));
+        Cluster::clone(&config.cluster)
+    }
+
+    fn faults(lines: &str) -> Vec<String> {
+        let faults = parse(&format!("{LISTENER}{lines}"), Path::new("/")).expect_err("a fault");
+        faults.iter().map(|fault| fault.path.clone()).collect()
+    }
+
+    #[test]
+    fn members_are_found_by_endpoints_or_by_srv_records() {
+        let by_srv = cluster("srv = { domain = 'Example.com.', name = 'blue', scheme = 'http' }\n");
+        assert_eq!((by_srv.endpoints.len(), by_srv.scheme()), (0, Scheme::Http));
+        let record = |cluster: &Cluster| cluster.discovery.srv.as_ref().map(Srv::record);
+        assert_eq!(record(&by_srv).as_deref(), Some("_etcd-client-blue._tcp.example.com."));
+        let secure = "srv = { domain = 'example.com' }\n";
+        assert_eq!(faults(secure), ["cluster.tls.ca"], "https, unless it says http");
+        assert_eq!(faults("srv = { domain = 'a b', scheme = 'http' }\n"), ["cluster.srv.domain"]);
+        assert_eq!(faults("srv = { scheme = 'http' }\n"), ["cluster.srv.domain"]);
+        assert_eq!(faults("srv = { domain = 'a', name = 'a.b', scheme = 'http' }\n"), ["cluster.srv.name"]);
+        let both = "endpoints = ['http://a:1']\nsrv = { domain = 'a', scheme = 'http' }\n";
+        assert_eq!(faults(both), ["cluster.srv"]);
+    }
+
+    #[test]
+    fn a_cluster_is_named_or_followed() {
+        const ENDPOINT: &str = "endpoints = ['http://a:1']\n";
+        let pin = |line: &str| cluster(&format!("{ENDPOINT}{line}")).pin;
+        assert_eq!(pin(""), ClusterPin::FirstAnswer);
+        assert_eq!(pin("identity = 'pinned'\n"), ClusterPin::FirstAnswer);
+        assert_eq!(pin("identity = 'follow'\n"), ClusterPin::Follow);
+        assert!(matches!(pin("identity = 'pinned'\nid = '1f'\n"), ClusterPin::Id(_)));
+        assert_eq!(faults(&format!("{ENDPOINT}identity = 'follow'\nid = '1f'\n")), ["cluster.id"]);
+        assert_eq!(faults(&format!("{ENDPOINT}identity = 'any'\n")), ["cluster.identity"]);
+    }
+
+    #[test]
+    fn name_servers_and_forms_of_hosts_are_checked() {
+        const ENDPOINT: &str = "endpoints = ['http://a:1']\n";
+        let of = |line: &str| cluster(&format!("{ENDPOINT}{line}")).discovery;
+        let servers = of("dns = ['10.0.0.53', '[::1]:5353', '::1']\n").dns;
+        let told: Vec<String> = servers.iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["10.0.0.53:53", "[::1]:5353", "[::1]:53"]);
+        assert_eq!(
+            faults(&format!("{ENDPOINT}dns = ['ns.example.com', '10.0.0.1:0']\n")),
+            ["cluster.dns[0]", "cluster.dns[1]"]
+        );
+        let allowed = of("allowed_hosts = ['*.etcd.Example.com', '10.0.*']\n");
+        for host in ["a.etcd.example.com", "A.ETCD.example.com", "10.0.3.4"] {
+            assert!(allowed.allows(host), "{host}");
+        }
+        for host in ["etcd.example.com", "a.etcd.example.com.evil", "110.0.3.4", ""] {
+            assert!(!allowed.allows(host), "{host}");
+        }
+        assert!(of("").allows("anything"));
+        assert_eq!(
+            faults(&format!("{ENDPOINT}allowed_hosts = ['a b', '']\n")),
+            ["cluster.allowed_hosts[0]", "cluster.allowed_hosts[1]"]
+        );
+    }
+}

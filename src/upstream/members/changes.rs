@@ -13,7 +13,7 @@ use crate::upstream::version::Version;
 pub(super) enum Change {
     Pinned(ClusterId),
     /// Another cluster than the one that is served answers somewhere, which was not seen before.
-    Rival(ClusterId),
+    Rival(Foreign),
     Leader(Option<MemberId>),
     Term,
     Added(MemberId),
@@ -36,10 +36,12 @@ pub(super) fn between(before: &Membership, after: &Membership) -> Vec<Change> {
     if before.cluster != after.cluster {
         changes.extend(after.cluster.map(Change::Pinned));
     }
-    let mut rivals: Vec<ClusterId> =
-        fresh(&before.foreign, &after.foreign).map(|foreign| foreign.cluster).collect();
-    rivals.dedup();
-    rivals.retain(|rival| before.foreign.iter().all(|known| known.cluster != *rival));
+    let mut rivals: Vec<Foreign> = Vec::new();
+    for foreign in fresh(&before.foreign, &after.foreign) {
+        if before.foreign.iter().chain(&rivals).all(|known| known.cluster != foreign.cluster) {
+            rivals.push(foreign);
+        }
+    }
     changes.extend(rivals.into_iter().map(Change::Rival));
     changes.extend(fresh(&before.foreign, &after.foreign).map(Change::Foreign));
     changes.extend(fresh(&after.foreign, &before.foreign).map(Change::ForeignGone));
@@ -123,10 +125,10 @@ pub(super) fn log(changes: &[Change], after: &Membership) {
             Change::Ready(member) => tracing::info!(%member, "member is ready"),
             Change::NotReady(member, Reason::Unprobed) => tracing::debug!(%member, "member will be asked"),
             Change::NotReady(member, reason) => tracing::warn!(%member, %reason, "member is not ready"),
-            Change::Rival(cluster) => tracing::error!(
-                %cluster, serving = after.cluster.map(tracing::field::display),
-                "endpoints lead to another cluster than the one that is served, and are not used: correct where they lead; where \
-                 the cluster was replaced, restart Keyward, or set cluster.identity = \"follow\""
+            Change::Rival(Foreign { endpoint, cluster }) => tracing::error!(
+                %endpoint, %cluster, serving = after.cluster.map(tracing::field::display),
+                "another cluster than the one that is served answers here, and is not used: correct where the endpoint leads; where \
+                 the cluster was replaced and cluster.identity is \"pinned\", restart Keyward, or set it to \"follow\""
             ),
             Change::Foreign(Foreign { endpoint, cluster }) => {
                 tracing::warn!(%endpoint, %cluster, "another cluster answers here: the address is not used");
@@ -207,7 +209,7 @@ mod tests {
         after.foreign = vec![foreign.clone()];
         let id = MemberId;
         let expected = [
-            Change::Rival(ClusterId(2)),
+            Change::Rival(foreign.clone()),
             Change::Foreign(foreign.clone()),
             Change::Moved(id(1), endpoint(2)),
             Change::Role(id(1), Role::Learner),

@@ -373,3 +373,57 @@ async fn look_at_hosts_file() -> Answered {
     let print = tokio::fs::metadata(HOSTS_FILE).await.ok().map(|found| (found.modified().ok(), found.len()));
     Answered::HostsFile(print)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn_at(now: Instant) -> Turn {
+        let mut turn = Turn::now(now);
+        assert!(turn.take(now) && !turn.take(now), "one question at a time");
+        turn
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_asked_again_when_the_answer_is_not_good_any_more_within_bounds() {
+        let now = Instant::now();
+        let after = |good_for: Option<u64>, failed| {
+            let mut turn = turn_at(now);
+            turn.ended(good_for.map(Duration::from_secs), LATEST, failed);
+            turn.next().map(|due| due - now)
+        };
+        assert_eq!(after(Some(7), false), Some(Duration::from_secs(7)));
+        assert_eq!(after(Some(0), false), Some(SOONEST));
+        assert_eq!(after(Some(3600), false), Some(LATEST));
+        assert_eq!(after(None, false), Some(NAME));
+        assert_eq!(after(None, true), Some(AFTER_FAILURE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_doubt_brings_it_forward_also_while_it_is_asked_and_never_more_often() {
+        let now = Instant::now();
+        let mut turn = turn_at(now);
+        assert_eq!(turn.next(), None, "it is under way");
+        turn.ended(None, LATEST, false);
+        turn.soon();
+        turn.soon();
+        assert_eq!(turn.next(), Some(now + AGAIN));
+        let mut turn = turn_at(now);
+        turn.soon();
+        turn.ended(None, LATEST, false);
+        assert_eq!(turn.next(), Some(now + AGAIN), "what was asked before the doubt may be of before");
+    }
+
+    #[test]
+    fn a_failure_leaves_the_last_answer_in_place() {
+        let found = |all: &[u8]| Ok(Found { all: all.to_vec(), good_for: None });
+        let mut known = Ok(None);
+        assert!(take_in(&mut known, Err(NameError::Nowhere), "m"), "that it leads nowhere is news");
+        assert!(known.is_err());
+        assert!(take_in(&mut known, found(&[1, 2]), "m"));
+        assert!(!take_in(&mut known, found(&[1, 2]), "m"), "the same is none");
+        assert!(!take_in(&mut known, Err(NameError::TimedOut), "m"));
+        assert_eq!(known, Ok(Some(vec![1, 2])));
+        assert!(take_in(&mut known, found(&[3]), "m"));
+    }
+}
