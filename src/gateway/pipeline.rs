@@ -163,11 +163,16 @@ async fn identified(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Rc<Caller>, Refusal> {
+    let served = gateway.door.members.snapshot.load().cluster;
     let caller = gateway.callers.identify(gateway, client, Some(method), headers, record);
     let caller = match deadline {
         Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?,
         None => caller.await?,
     };
+    // What was proved to one cluster is not proved to another.
+    if gateway.door.has_followed(served) {
+        return Err(Refusal::NOTHING_SENT);
+    }
     // A connection whose welcome is over has calls under way, and lets none begin.
     match client.ends(&caller) {
         _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),

@@ -17,11 +17,15 @@ mod client_families;
 #[cfg(test)]
 mod credentials;
 #[cfg(test)]
+mod discovery;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
 #[cfg(test)]
 mod fleet;
+#[cfg(test)]
+mod followed;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]

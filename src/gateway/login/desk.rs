@@ -271,6 +271,12 @@ impl Logins {
         self.refused.forget_all();
     }
 
+    /// Forgets what the cluster ever said of any password: another is followed from now on.
+    pub fn forget_cluster(&self) {
+        self.proved.invalidate_all();
+        self.refused.forget_all();
+    }
+
     /// Moves whenever there are other sources, or another users file.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
