@@ -78,6 +78,8 @@ mod revocations;
 #[cfg(test)]
 mod rewatch;
 #[cfg(test)]
+mod rolling;
+#[cfg(test)]
 mod rounds;
 #[cfg(test)]
 mod signed;
