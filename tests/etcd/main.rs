@@ -17,6 +17,8 @@ mod client_families;
 #[cfg(test)]
 mod credentials;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
@@ -57,6 +59,8 @@ mod model;
 mod model_replay;
 #[cfg(test)]
 mod muted;
+#[cfg(test)]
+mod operating;
 #[cfg(test)]
 mod outlived;
 #[cfg(test)]

@@ -74,7 +74,9 @@ fn judge(version: &Version, client: &str, record: &Record) {
     let failed = failed(record);
     println!("{version} clientv3 {client}: {} failed: {:?}", record.the("summary"), tally(&failed));
     assert!(record.the("verify")["history"].as_i64().is_some_and(|events| events > 0), "no history");
-    assert!(record.summed("acknowledged") > 0 && record.summed("watchers") > 0 && record.summed("leases") > 0);
+    assert!(
+        record.summed("acknowledged") > 0 && record.summed("watchers") > 0 && record.summed("leases") > 0
+    );
     for nothing in ["violations", "watches_closed", "watchers_behind", "leases_lost", "stale_reads"] {
         assert_eq!(record.summed(nothing), 0, "{nothing}");
     }
