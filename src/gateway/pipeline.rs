@@ -38,7 +38,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
-use crate::upstream::membership::Auth;
+use crate::upstream::membership::{Auth, Hint};
 use crate::upstream::send::{NoAnswer, upstream_headers};
 
 /// How long the message of a request may take to come whole.
@@ -288,6 +288,9 @@ fn finish(
 ) -> Result<(), Refusal> {
     let whole = answer.message();
     if let Some(fields) = member_answers::member_fields(method.path) {
+        if method.body != MessageId::MemberListRequest {
+            gateway.door.members.hints.send(Hint::ListChanged);
+        }
         // One that is too large to be read whole would name the members' own addresses.
         let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
         let rewritten = member_answers::rewrite(

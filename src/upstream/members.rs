@@ -243,6 +243,9 @@ impl Task {
             Hint::NotLeader(_) => self.look_for_leader(),
             Hint::LeaderMoved { term } if term > snapshot.term => self.look_for_leader(),
             Hint::LeaderMoved { .. } => {}
+            Hint::ListChanged => {
+                self.list_due = self.list_asked.map_or_else(Instant::now, |asked| asked + FORCED)
+            }
             Hint::AuthOn | Hint::AuthOff => {
                 self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
                 self.published.changed.tell();

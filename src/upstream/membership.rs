@@ -256,6 +256,8 @@ pub enum Hint {
         /// The term.
         term: u64,
     },
+    /// A member was added, removed, moved or promoted through us.
+    ListChanged,
     /// A call without a token was refused for want of a user.
     AuthOn,
     /// A login was answered "authentication is not enabled".

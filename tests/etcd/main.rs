@@ -82,6 +82,8 @@ mod revocations;
 #[cfg(test)]
 mod rewatch;
 #[cfg(test)]
+mod rolled;
+#[cfg(test)]
 mod rolling;
 #[cfg(test)]
 mod rounds;
