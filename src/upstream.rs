@@ -8,6 +8,7 @@ pub mod connect;
 pub mod connection;
 pub mod credential;
 pub mod departures;
+pub mod examine;
 pub mod fleet;
 pub mod members;
 pub mod membership;

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::config::{self, Config};
 use crate::downstream::certificate::ClientCertificate;
-use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Introduced};
+use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Ended, Introduced};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::downstream::tls::Current;
@@ -219,9 +219,13 @@ impl Serving {
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
-            if let Err(error) = connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
-                metrics.handshakes_failed.inc();
-                tracing::debug!(%error, ?remote, "no connection");
+            match connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
+                Ok(Ended::Well) => {}
+                Ok(Ended::Cut) => _ = metrics.connections_cut.inc(),
+                Err(error) => {
+                    metrics.handshakes_failed.inc();
+                    tracing::debug!(%error, ?remote, "no connection");
+                }
             }
         };
         self.connections.spawn("client connection", serve).detach();

@@ -68,6 +68,12 @@ pub struct Metrics {
     pub connections: Gauge,
     /// Connections that were refused since a limit was reached.
     pub connections_refused: Counter,
+    /// Connections that a drain ended with something open.
+    pub connections_cut: Counter,
+    /// Unary calls of clients under way.
+    pub calls_open: Gauge,
+    /// Streams of clients that are open.
+    pub streams_open: Gauge,
     /// TLS handshakes of clients that failed or took too long.
     pub handshakes_failed: Counter,
     /// Password logins, by result.
@@ -123,6 +129,8 @@ impl Metrics {
         let lock_keys_removed =
             counter("lock_keys_removed", "Keys of failed Lock and Campaign calls removed");
         let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
+        let connections_cut =
+            counter("downstream_connections_cut", "Connections that a drain ended with something open");
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
@@ -144,6 +152,8 @@ impl Metrics {
         let help = "Open connections with a user's certificate";
         let certificate_connections = registered(&mut registry, "upstream_certificate_connections", help);
         let connections = registered(&mut registry, "downstream_connections", "Open connections of clients");
+        let calls_open = registered(&mut registry, "calls_open", "Unary calls of clients under way");
+        let streams_open = registered(&mut registry, "streams_open", "Open streams of clients");
         let logins = registered(&mut registry, "logins", "Password logins, by result");
         let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
         let member_leader = registered(&mut registry, "member_leader", "1 for the leader");
@@ -162,6 +172,9 @@ impl Metrics {
             lock_keys_removed,
             connections,
             connections_refused,
+            connections_cut,
+            calls_open,
+            streams_open,
             handshakes_failed,
             logins,
             sessions_issued,

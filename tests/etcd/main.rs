@@ -19,6 +19,8 @@ mod credentials;
 #[cfg(test)]
 mod discovery;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
@@ -62,6 +64,8 @@ mod model_replay;
 #[cfg(test)]
 mod muted;
 #[cfg(test)]
+mod operating;
+#[cfg(test)]
 mod outlived;
 #[cfg(test)]
 mod peer_trust;
@@ -83,6 +87,8 @@ mod revocations;
 mod rewatch;
 #[cfg(test)]
 mod rolled;
+#[cfg(test)]
+mod rolling;
 #[cfg(test)]
 mod rounds;
 #[cfg(test)]
