@@ -3,6 +3,7 @@
 //! Owns: `/livez`, `/readyz` and `/metrics` over HTTP/1.1. Must not know the data path's sockets. Invariants: nothing
 //! here changes state (`socket` does); a slow or silent peer costs a bounded time; answers hold no key, user or secret.
 
+mod figures;
 pub mod socket;
 
 use std::convert::Infallible;
@@ -120,6 +121,7 @@ impl State {
         self.metrics
             .revocation_entries
             .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
+        self.metrics.member_figures.put(&figures::of(&self.members.snapshot.load()));
         let mut text = self.metrics.text()?;
         text.truncate(text.trim_end_matches("# EOF\n").len());
         let counters = self.credentials.counters();

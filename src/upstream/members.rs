@@ -12,6 +12,7 @@ pub(super) mod metrics_page;
 mod notices;
 mod place;
 mod probe;
+mod standing;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -69,6 +70,7 @@ impl Members {
             connector,
             identity: if certificate { Identity::Certificate } else { Identity::None },
             login: Arc::new(ArcSwapOption::from_pointee(config.probe.clone())),
+            near: config.near.clone(),
         };
         Self { setup, channels: ControlChannels::default() }
     }
@@ -291,6 +293,7 @@ impl Task {
         let here = self.places.get(index).is_some_and(|place| place.sighting.endpoint == known.endpoint);
         if here && told.answer.member == member && known.suspicion.is_raised() {
             known.suspicion.clear(mark);
+            known.conduct.cleared(Instant::now());
             if !known.suspicion.is_raised() {
                 tracing::debug!(%member, "member answers again");
                 self.published.changed.tell();
@@ -365,6 +368,7 @@ impl Task {
         if before.serving() != after.serving() || before.cluster != after.cluster {
             self.auth_due = Instant::now();
         }
+        standing::place(&after, &self.setup.near);
         let changes = changes::between(&before, &after);
         changes::log(&changes, &after);
         self.route(&after);
