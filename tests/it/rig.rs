@@ -338,6 +338,7 @@ fn published(member: &Member) -> membership::Member {
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         rest: Arc::default(),
+        conduct: Arc::default(),
     }
 }
 
