@@ -134,6 +134,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         metrics: Arc::clone(&metrics),
         drain: draining,
         claims: Arc::default(),
+        defragmentations: Arc::default(),
         fleet: Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics))),
     };
     let (shards, intakes) = start_shards(&parts)?;

@@ -4,10 +4,13 @@
 //! Invariant: everything here belongs to one shard; what shards share is immutable, atomic or published whole.
 
 pub mod access_log;
+pub mod addressed;
 pub mod blocked;
 pub mod caller;
+pub mod defragment;
 pub mod exchange;
 pub mod health;
+pub mod leadership;
 pub mod live;
 pub mod login;
 pub mod member_answers;
@@ -29,6 +32,7 @@ use crate::downstream::session::Sealer;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
+use crate::identity::named::NamedMember;
 use crate::identity::{MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
 use crate::published::Published;
@@ -48,6 +52,10 @@ const WAITING: usize = 8 * 1024 * 1024;
 pub struct Settings {
     /// The client URLs that member answers name.
     pub client_urls: Arc<[String]>,
+    /// Those of single members instead.
+    pub member_urls: Arc<[(NamedMember, Vec<String>)]>,
+    /// Below it replicas tell each other what is done to members, if they do.
+    pub maintenance_prefix: Option<Arc<str>>,
     /// The largest request message, in bytes.
     pub request_size: usize,
     /// Bytes of requests that a shard may hold at once.
@@ -80,6 +88,8 @@ pub struct Gateway {
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for, on all shards.
     pub claims: Arc<Claims>,
+    /// Defragmentations, on all shards.
+    pub defragmentations: Arc<defragment::Register>,
     held: Rc<Budget>,
     waiting: Rc<Budget>,
     /// What lives longer than the decision that let it begin, on this shard.
@@ -98,6 +108,8 @@ pub struct Client {
     pub listener: Arc<Listener>,
     /// Who its certificate says it is.
     pub certificate: Option<Peer>,
+    /// The member that it is about, where it is about one.
+    pub member: Option<NamedMember>,
     /// When its welcome is over.
     pub until: Option<Instant>,
     /// The highest revision that it was shown: nothing older may follow (rules 21).
@@ -126,11 +138,12 @@ impl Client {
         origin: Rc<access_log::Origin>,
         listener: Arc<Listener>,
         certificate: Option<Peer>,
+        member: Option<NamedMember>,
         until: Option<Instant>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
         let (floor, home, dismissed) = (Rc::default(), Cell::default(), Cell::default());
-        Self { origin, listener, certificate, until, floor, home, dismissed, remembered }
+        Self { origin, listener, certificate, member, until, floor, home, dismissed, remembered }
     }
 
     /// What let the connection in lets it in no more: what is open on it ends, and nothing begins.
@@ -173,6 +186,7 @@ impl Gateway {
         tasks: Tasks,
         drain: watch::Receiver<Option<Instant>>,
         claims: Arc<Claims>,
+        defragmentations: Arc<defragment::Register>,
         identities: Arc<Published<Identities>>,
     ) -> Self {
         let largest = settings.request_size + PREFIX;
@@ -182,6 +196,7 @@ impl Gateway {
             held: Budget::of(settings.request_budget),
             waiting: Budget::of(WAITING.max(largest)),
             claims,
+            defragmentations,
             door,
             live: Rc::default(),
             dismissed: Notify::new(),

@@ -26,7 +26,9 @@ use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
-use crate::gateway::{Client, Gateway, Held, blocked, health, login, member_answers, streams};
+use crate::gateway::{
+    Client, Gateway, Held, addressed, blocked, defragment, health, leadership, login, member_answers, streams,
+};
 use crate::identity::{Revision, UserName};
 use crate::lease::observe;
 use crate::refusal::Refusal;
@@ -212,12 +214,17 @@ async fn through(
     if method.path == observe::PATH {
         return Ok(Served::Stream(streams::observe(gateway, client, caller, headers, deadline, &message)?));
     }
+    let wanted = wanted(gateway, client, method, headers, &message)?;
+    if method.path == defragment::PATH && defragment::is_ours(gateway, wanted) {
+        let work = defragment::serve(gateway, client, caller, wanted, deadline);
+        return Box::pin(work).await.map(Served::Ours);
+    }
     let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
         method,
         path: method.path_and_query(),
-        wanted: wanted(gateway, client, method, &message),
+        wanted,
         lane,
         effect: shape::effect(method, &message),
         may_reissue: shape::may_reissue(method, &message),
@@ -245,6 +252,9 @@ async fn through(
     if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
         note_auth_change(gateway, method, &message);
+        if method.path == leadership::PATH {
+            leadership::seen(gateway, &message).await;
+        }
     }
     Ok(Served::Member(Box::new(answer), in_use, stay))
 }
@@ -271,12 +281,20 @@ async fn waited_for<T>(future: impl Future<Output = T>, came: &mut Came) -> T {
     .await
 }
 
-/// Which member a call wants, by its row and its body.
-fn wanted(gateway: &Gateway, client: &Client, method: &'static Method, message: &[u8]) -> Wanted {
+/// Which member a call wants: by its row, its body, and what the client says.
+fn wanted(
+    gateway: &Gateway,
+    client: &Client,
+    method: &'static Method,
+    headers: &HeaderMap,
+    message: &[u8],
+) -> Result<Wanted, Refusal> {
     if method.body == MessageId::RangeRequest && shape::range(message).serializable {
-        return Wanted::Home(gateway.home(client));
+        return Ok(Wanted::Home(gateway.home(client)));
     }
-    Wanted::by(method)
+    let members = gateway.door.members.snapshot.load();
+    let addressed = addressed::addressed(client, method, headers, &members)?;
+    Ok(addressed.map_or_else(|| Wanted::by(method), Wanted::This))
 }
 
 /// What is read from, or changed in, a successful answer on its way down.
@@ -293,6 +311,7 @@ fn finish(
         let rewritten = member_answers::rewrite(
             message.ok_or(Refusal::UNREADABLE_ANSWER)?,
             fields,
+            &gateway.settings.member_urls,
             &gateway.settings.client_urls,
         );
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();

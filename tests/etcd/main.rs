@@ -17,6 +17,8 @@ mod client_families;
 #[cfg(test)]
 mod credentials;
 #[cfg(test)]
+mod defragmentation;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
@@ -62,6 +64,8 @@ mod outlived;
 #[cfg(test)]
 mod peer_trust;
 #[cfg(test)]
+mod promotions;
+#[cfg(test)]
 mod proofs;
 #[cfg(test)]
 mod proxied;
@@ -91,6 +95,8 @@ mod stories;
 mod storm;
 #[cfg(test)]
 mod streams;
+#[cfg(test)]
+mod topology;
 #[cfg(test)]
 mod twin;
 #[cfg(test)]
