@@ -123,7 +123,7 @@ async fn every_member_is_defragmented_under_load_and_no_call_fails() {
             (0..megabytes << 20).step_by(VALUE).map(|at| {
                 let caller = &callers[at / VALUE % 3];
                 async move {
-                    caller.put(&format!("/a/fill/{at}"), vec![at as u8; VALUE], 0).await.expect("written")
+                    caller.put(&format!("/a/fill/{at}"), vec![7; VALUE], 0).await.expect("written")
                 }
             });
         stream::iter(fill).buffer_unordered(8).for_each(|_| async {}).await;
