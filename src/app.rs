@@ -134,7 +134,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         tls: downstream_configs(&config)?,
         config: Arc::clone(&config),
         connector,
-        members: members.clone(),
+        members,
         identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
@@ -142,6 +142,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         metrics: Arc::clone(&metrics),
         drain: draining,
         claims: Arc::default(),
+        defragmentations: Arc::default(),
         fleet: Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics))),
     };
     let (shards, intakes) = start_shards(&parts)?;
@@ -150,23 +151,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     tasks
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
-    let state = Arc::new(State::new(
-        members,
-        credentials,
-        Arc::clone(&sealer),
-        register.clone(),
-        Arc::clone(&metrics),
-        healthy,
-        Arc::clone(&exit),
-    ));
-    let doctor = Doctor {
-        config: Arc::clone(&in_force),
-        members: parts.members.clone(),
-        pages: pages(&parts.connector, &parts.members),
-        register: register.clone(),
-    };
-    let desk =
-        Desk { register: register.clone(), sealer: Arc::clone(&sealer), state: Arc::clone(&state), doctor };
+    let (state, desk) = administration(&parts, &in_force, &register, healthy, &exit);
     open_admin(&config, &state, desk, &tasks).await?;
     let accepting = accept_all(&config, &intakes, &metrics)?;
     drop(intakes);
@@ -216,6 +201,34 @@ impl Signals {
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// What answers operators.
+fn administration(
+    parts: &Parts,
+    in_force: &Arc<Published<Config>>,
+    register: &Register,
+    healthy: Arc<AtomicBool>,
+    exit: &Arc<Exit>,
+) -> (Arc<State>, Desk) {
+    let state = Arc::new(State::new(
+        parts.members.clone(),
+        Arc::clone(&parts.credentials),
+        Arc::clone(&parts.sealer),
+        register.clone(),
+        Arc::clone(&parts.metrics),
+        healthy,
+        Arc::clone(exit),
+    ));
+    let doctor = Doctor {
+        config: Arc::clone(in_force),
+        members: parts.members.clone(),
+        pages: pages(&parts.connector, &parts.members),
+        register: register.clone(),
+    };
+    let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
+    let desk = Desk { register, sealer, state: Arc::clone(&state), doctor };
+    (state, desk)
 }
 
 /// Who looks at members' peer URLs.

@@ -17,6 +17,7 @@ mod shape;
 pub mod users;
 mod values;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -24,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::identity::named::NamedMember;
 use crate::identity::pattern::{Glob, Network};
 use crate::identity::{ClusterId, UserName};
 use crate::jwt::Verifier;
@@ -59,6 +61,8 @@ pub struct Config {
     pub mapping: Arc<Mapping>,
     /// Where revocations are kept.
     pub revocation: Arc<Revocation>,
+    /// How members are worked on.
+    pub maintenance: Maintenance,
     /// How watches are kept alive.
     pub watch: Watch,
     /// Bounds on what clients may use.
@@ -93,6 +97,10 @@ pub struct Listener {
     /// Balancers that say who their clients are, by a PROXY protocol header: from there nobody else connects. Empty on a unix
     /// socket.
     pub proxy_protocol_from: Vec<Network>,
+    /// The member that its connections are about, where it is one member's.
+    pub member: Option<NamedMember>,
+    /// The members that its connections are about which name one of these hosts in TLS, in lower case.
+    pub server_names: BTreeMap<String, NamedMember>,
 }
 
 impl Listener {
@@ -100,6 +108,13 @@ impl Listener {
     #[must_use]
     pub fn client_ca(&self) -> Option<&ClientCa> {
         self.tls.as_ref()?.clients.ca()
+    }
+
+    /// The member that a connection is about which names this host in TLS, if any.
+    #[must_use]
+    pub fn member_of(&self, server_name: Option<&str>) -> Option<&NamedMember> {
+        let named = || self.server_names.get(&server_name?.to_ascii_lowercase());
+        self.member.as_ref().or_else(named)
     }
 }
 
@@ -313,6 +328,8 @@ pub struct Endpoint {
 pub struct Advertise {
     /// The client URLs of every member, as clients are told them.
     pub client_urls: Vec<String>,
+    /// Those of single members instead.
+    pub members: Vec<(NamedMember, Vec<String>)>,
 }
 
 /// How sessions are sealed.
@@ -420,6 +437,13 @@ pub enum Realm {
     Named(Arc<str>),
     /// The id of the cluster behind us.
     ClusterId,
+}
+
+/// How members are worked on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Maintenance {
+    /// Below it replicas tell each other what is done to members; none where they do not. Ends with a slash.
+    pub etcd_prefix: Option<Arc<str>>,
 }
 
 /// How watches are kept alive.

@@ -4,11 +4,14 @@
 //! Invariant: everything here belongs to one shard; what shards share is immutable, atomic or published whole.
 
 pub mod access_log;
+pub mod addressed;
 pub mod blocked;
 pub mod caller;
 pub mod current;
+pub mod defragment;
 pub mod exchange;
 pub mod health;
+pub mod leadership;
 pub mod live;
 pub mod login;
 pub mod member_answers;
@@ -32,6 +35,7 @@ use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
 use crate::gateway::retries::Retries;
+use crate::identity::named::NamedMember;
 use crate::identity::{ClusterId, MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
 use crate::published::Published;
@@ -55,6 +59,10 @@ const SPREADING: Duration = Duration::from_secs(2);
 pub struct Settings {
     /// The client URLs that member answers name.
     pub client_urls: Arc<[String]>,
+    /// Those of single members instead.
+    pub member_urls: Arc<[(NamedMember, Vec<String>)]>,
+    /// Below it replicas tell each other what is done to members, if they do.
+    pub maintenance_prefix: Option<Arc<str>>,
     /// The largest request message, in bytes.
     pub request_size: usize,
     /// Bytes of requests that a shard may hold at once.
@@ -95,6 +103,8 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     /// What may be sent again.
     pub retries: Retries,
+    /// Defragmentations, on all shards.
+    pub defragmentations: Arc<defragment::Register>,
     held: Rc<Budget>,
     waiting: Rc<Budget>,
     /// What lives longer than the decision that let it begin, on this shard.
@@ -113,6 +123,8 @@ pub struct Client {
     pub listener: Arc<Listener>,
     /// Who its certificate says it is.
     pub certificate: Option<Peer>,
+    /// The member that it is about, where it is about one.
+    pub member: Option<NamedMember>,
     /// When its welcome is over.
     pub until: Option<Instant>,
     /// The highest revision that it was shown: nothing older may follow (rules 21).
@@ -146,6 +158,7 @@ impl Client {
         origin: Rc<access_log::Origin>,
         listener: Arc<Listener>,
         certificate: Option<Peer>,
+        member: Option<NamedMember>,
         until: Option<Instant>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
@@ -154,6 +167,7 @@ impl Client {
             origin,
             listener,
             certificate,
+            member,
             until,
             floor: Rc::default(),
             term: Cell::default(),
@@ -244,6 +258,7 @@ impl Gateway {
         tasks: Tasks,
         drain: watch::Receiver<Option<Instant>>,
         claims: Arc<Claims>,
+        defragmentations: Arc<defragment::Register>,
         identities: Arc<Published<Identities>>,
     ) -> Self {
         let largest = settings.request_size + PREFIX;
@@ -253,6 +268,7 @@ impl Gateway {
             held: Budget::of(settings.request_budget),
             waiting: Budget::of(WAITING.max(largest)),
             claims,
+            defragmentations,
             door,
             retries: Retries::default(),
             live: Rc::default(),

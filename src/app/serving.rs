@@ -24,7 +24,7 @@ use crate::downstream::tls::Current;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline, proofs};
+use crate::gateway::{Client, Gateway, Settings, cut_at, defragment, live, pipeline, proofs};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::published::Published;
@@ -70,6 +70,8 @@ pub struct Parts {
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for.
     pub claims: Arc<Claims>,
+    /// Defragmentations.
+    pub defragmentations: Arc<defragment::Register>,
     /// Connections with users' certificates.
     pub fleet: Arc<Fleet>,
 }
@@ -134,19 +136,7 @@ impl Serving {
             tasks.spawn("departures", leave_unfit_members(Rc::clone(&door))),
             tasks.spawn("what hangs", look_after(Rc::clone(&door))),
         ];
-        let settings = Settings {
-            client_urls: config.advertise.client_urls.clone().into(),
-            request_size: config.limits.request_size,
-            // At least one request of the largest size, or none of that size would ever pass.
-            request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
-                .max(config.limits.request_size + PREFIX),
-            watch_buffer: config.watch.buffer / config.runtime.shards.get(),
-            idle_progress: config.watch.idle_progress,
-            access_log: config.log.access,
-            reads: config.cluster.reads,
-            writes: config.cluster.writes,
-            near: !config.cluster.near.is_empty(),
-        };
+        let settings = settings(config);
         let bounds = Bounds {
             streams: config.limits.streams_per_connection,
             header_size: config.limits.header_size,
@@ -162,6 +152,7 @@ impl Serving {
             tasks.clone(),
             parts.drain.clone(),
             parts.claims,
+            parts.defragmentations,
             parts.identities,
         ));
         let fallen = [
@@ -219,7 +210,8 @@ impl Serving {
             let age = age.filter(|_| !config.lend_login_identity);
             let old_at = age.map(|age| Instant::now() + about(age, &gateway.door.chooser));
             let peer = shown.map(|shown| shown.peer);
-            let client = Rc::new(Client::new(&gateway, origin, config, peer, until));
+            let member = config.member_of(introduced.server_name.as_deref()).cloned();
+            let client = Rc::new(Client::new(&gateway, origin, config, peer, member, until));
             let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
             let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
@@ -251,6 +243,25 @@ impl Serving {
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();
         }
+    }
+}
+
+/// What the gateway takes from the configuration.
+fn settings(config: &Config) -> Settings {
+    Settings {
+        client_urls: config.advertise.client_urls.clone().into(),
+        member_urls: config.advertise.members.clone().into(),
+        maintenance_prefix: config.maintenance.etcd_prefix.clone(),
+        request_size: config.limits.request_size,
+        // At least one request of the largest size, or none of that size would ever pass.
+        request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
+            .max(config.limits.request_size + PREFIX),
+        watch_buffer: config.watch.buffer / config.runtime.shards.get(),
+        idle_progress: config.watch.idle_progress,
+        access_log: config.log.access,
+        reads: config.cluster.reads,
+        writes: config.cluster.writes,
+        near: !config.cluster.near.is_empty(),
     }
 }
 

@@ -42,6 +42,8 @@ pub(super) struct File {
     #[serde(deserialize_with = "some_table")]
     pub(super) sign_jwt: Option<SignJwt>,
     #[serde(deserialize_with = "table")]
+    pub(super) maintenance: Maintenance,
+    #[serde(deserialize_with = "table")]
     pub(super) watch: Watch,
     #[serde(deserialize_with = "table")]
     pub(super) limits: Limits,
@@ -68,6 +70,8 @@ pub(super) struct Listener {
     pub(super) lend_login_identity: Option<bool>,
     pub(super) on_expiry: Option<OnExpiry>,
     pub(super) proxy_protocol_from: Option<Vec<String>>,
+    pub(super) member: Option<String>,
+    pub(super) server_names: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -187,6 +191,7 @@ pub(super) struct Probe {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Advertise {
     pub(super) client_urls: Option<Vec<String>>,
+    pub(super) members: Option<BTreeMap<String, Vec<String>>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -290,6 +295,13 @@ pub(super) struct Map {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Mapping {
     pub(super) default: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Maintenance {
+    pub(super) etcd_prefix: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -55,7 +55,15 @@ fn parsed(text: &str) -> Config {
 fn every_key_of_the_code_stands_in_it_and_no_other() {
     // A table that is added to the mirror and not here shows up as a key without its inner ones, and fails.
     let all = File {
-        listener: vec![file::Listener { tls: Some(file::ListenerTls::default()), ..Default::default() }],
+        listener: vec![file::Listener {
+            tls: Some(file::ListenerTls::default()),
+            server_names: Some([("m1.etcd.example.com".to_owned(), String::new())].into()),
+            ..Default::default()
+        }],
+        advertise: file::Advertise {
+            members: Some([("m1".to_owned(), Vec::new())].into()),
+            ..Default::default()
+        },
         cluster: file::Cluster {
             tls: Some(file::ClusterTls::default()),
             srv: Some(file::ClusterSrv::default()),

@@ -74,6 +74,8 @@ pub struct Introduced<'a> {
     pub source: Option<SocketAddr>,
     /// The certificate that the client has shown, which was verified.
     pub certificate: Option<&'a CertificateDer<'static>>,
+    /// The host that it named in TLS.
+    pub server_name: Option<String>,
 }
 
 /// A client that was let in.
@@ -141,9 +143,10 @@ where
         // Whoever has not introduced itself has nothing to finish.
         _ = drain.wait_for(Option::is_some) => return Ok(Ended::Well),
     };
-    let (stream, source, mut shown) = introduced.map_err(|_| HandshakeError::TimedOut)??;
+    let (stream, source, server_name, mut shown) = introduced.map_err(|_| HandshakeError::TimedOut)??;
     let certificate = shown.as_ref().and_then(Shown::leaf);
-    let Admitted { answer, until, old_at, expires, dismiss } = admit(Introduced { source, certificate })?;
+    let Admitted { answer, until, old_at, expires, dismiss } =
+        admit(Introduced { source, certificate, server_name })?;
     if let Some(shown) = &mut shown {
         shown.expires(expires);
     }
@@ -181,7 +184,7 @@ where
 async fn introduce(
     mut stream: Stream,
     beginning: Beginning,
-) -> Result<(Stream, Option<SocketAddr>, Option<Shown>), HandshakeError> {
+) -> Result<(Stream, Option<SocketAddr>, Option<String>, Option<Shown>), HandshakeError> {
     let mut source = None;
     if beginning.proxied {
         source = match proxied::source(&mut stream).await? {
@@ -189,21 +192,22 @@ async fn introduce(
             Source::Balancer => None,
         };
     }
-    let Some(tls) = beginning.tls else { return Ok((stream, source, None)) };
-    let (stream, shown) = handshake(stream, tls).await?;
-    Ok((stream, source, shown))
+    let Some(tls) = beginning.tls else { return Ok((stream, source, None, None)) };
+    let (stream, server_name, shown) = handshake(stream, tls).await?;
+    Ok((stream, source, server_name, shown))
 }
 
-/// TLS, and what the client has shown, where it was asked.
-async fn handshake(stream: Stream, tls: Current) -> io::Result<(Stream, Option<Shown>)> {
+/// TLS: the host that the client named, and what it has shown, where it was asked.
+async fn handshake(stream: Stream, tls: Current) -> io::Result<(Stream, Option<String>, Option<Shown>)> {
     // Before it is read what the handshake is made by: what changes meanwhile counts.
     let changes = tls.changes();
     let now = tls.load_full();
     let accepting = tokio_rustls::TlsAcceptor::from(Arc::clone(&now.handshakes)).accept(stream);
     let stream = Box::new(accepting.await?);
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let server_name = stream.get_ref().1.server_name().map(str::to_owned);
     let shown = now.asks().then(|| Shown::new(tls, changes, chain));
-    Ok((stream, shown))
+    Ok((stream, server_name, shown))
 }
 
 fn log_end(ended: hyper::Result<()>) {

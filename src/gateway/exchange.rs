@@ -346,7 +346,8 @@ impl Exchange<'_> {
         }
         match verdict(&asked, &status) {
             Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, shown, healed),
-            Verdict::Elsewhere if self.may_reissue => {
+            // Whoever named a member hears what that one says.
+            Verdict::Elsewhere if self.may_reissue && !matches!(self.wanted, Wanted::This(_)) => {
                 self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
@@ -385,13 +386,14 @@ impl Exchange<'_> {
     ) -> Attempt {
         let asked = self.asked(shown);
         let times = healed.iter().filter(|id| **id == member.id).count();
+        let prover = self.gateway.door.prover(member);
         let outdated = is_outdated(&asked, status) && times < OUTDATED;
         match &self.whom {
-            As::User(identity) if times == 0 && identity.renew(member.id, shown) => {}
+            As::User(identity) if times == 0 && identity.renew(prover, shown) => {}
             // The next one may pass with the same token or certificate, unless that says of which revision it is.
             As::User(identity) if outdated => {
                 if identity.follows_revisions() {
-                    identity.renew(member.id, shown);
+                    identity.renew(prover, shown);
                 }
             }
             _ => return Attempt::Answered(translated(answer, &asked, status)),

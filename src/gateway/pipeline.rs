@@ -26,7 +26,10 @@ use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
-use crate::gateway::{Client, Gateway, Held, blocked, current, health, login, member_answers, streams};
+use crate::gateway::{
+    Client, Gateway, Held, addressed, blocked, current, defragment, health, leadership, login,
+    member_answers, streams,
+};
 use crate::identity::UserName;
 use crate::lease::observe;
 use crate::refusal::Refusal;
@@ -217,14 +220,20 @@ async fn through(
     if method.path == observe::PATH {
         return Ok(Served::Stream(streams::observe(gateway, client, caller, headers, deadline, &message)?));
     }
-    let lane = shape::lane(method, &message);
     let effect = shape::effect(method, &message);
     let local = shape::is_local(method, &message);
+    let wanted =
+        if local { current(gateway, client) } else { wanted(gateway, client, method, headers, effect)? };
+    if method.path == defragment::PATH && defragment::is_ours(gateway, wanted) {
+        let work = defragment::serve(gateway, client, caller, wanted, deadline);
+        return Box::pin(work).await.map(Served::Ours);
+    }
+    let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
         method,
         path: method.path_and_query(),
-        wanted: if local { current(gateway, client) } else { wanted(gateway, client, method, effect) },
+        wanted,
         lane,
         effect,
         may_reissue: shape::may_reissue(method, &message),
@@ -253,14 +262,21 @@ async fn through(
     // Without a status it is larger than what is held back, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
-        if let (Class::Auth, Effect::Mutates | Effect::Idempotent, Some(member)) =
-            (method.class, effect, record.member)
-        {
-            client.stay_at(member);
-        }
-        note_auth_change(gateway, method, &message);
+        note(gateway, client, method, &message, record).await;
     }
     Ok(Served::Member(Box::new(answer), in_use, stay))
+}
+
+/// What follows for later calls from one that succeeded.
+async fn note(gateway: &Gateway, client: &Client, method: &Method, message: &Bytes, record: &Record) {
+    let changes = shape::effect(method, message) != Effect::ReadOnly;
+    if let (Class::Auth, true, Some(member)) = (method.class, changes, record.member) {
+        client.stay_at(member);
+    }
+    note_auth_change(gateway, method, message);
+    if method.path == leadership::PATH {
+        leadership::seen(gateway, message).await;
+    }
 }
 
 /// When a request's message was whole.
@@ -285,10 +301,17 @@ async fn waited_for<T>(future: impl Future<Output = T>, came: &mut Came) -> T {
     .await
 }
 
-/// Which member a call wants, by its row, what it does, and what the configuration prefers.
-fn wanted(gateway: &Gateway, client: &Client, method: &'static Method, effect: Effect) -> Wanted {
+/// Which member a call wants: what the client says of it, its row, what it does, and what the configuration prefers.
+fn wanted(
+    gateway: &Gateway,
+    client: &Client,
+    method: &'static Method,
+    headers: &HeaderMap,
+    effect: Effect,
+) -> Result<Wanted, Refusal> {
     let settings = &gateway.settings;
-    match (Wanted::by(method), effect) {
+    let addressed = addressed::addressed(client, method, headers, &gateway.door.members.snapshot.load())?;
+    Ok(match (addressed.map_or_else(|| Wanted::by(method), Wanted::This), effect) {
         (Wanted::Any, _) if client.is_at_home() => Wanted::Home(gateway.home(client)),
         (Wanted::Any, Effect::ReadOnly) if settings.reads == Serves::Leader => Wanted::LeaderFirst,
         (Wanted::Any, Effect::ReadOnly) if settings.near => Wanted::Near,
@@ -296,7 +319,7 @@ fn wanted(gateway: &Gateway, client: &Client, method: &'static Method, effect: E
             Wanted::LeaderFirst
         }
         (wanted, _) => wanted,
-    }
+    })
 }
 
 /// A member that is no further back than what the client was shown.
@@ -321,6 +344,7 @@ fn finish(
         let rewritten = member_answers::rewrite(
             message.ok_or(Refusal::UNREADABLE_ANSWER)?,
             fields,
+            &gateway.settings.member_urls,
             &gateway.settings.client_urls,
         );
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();

@@ -306,6 +306,7 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
                 listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
                 (listener.lend_login_identity, listener.on_expiry),
                 listener.proxy_protocol_from.clone(),
+                (listener.member.clone(), listener.server_names.clone()),
             )
         };
         config.listeners.iter().map(of_one).collect::<Vec<_>>()
@@ -325,6 +326,7 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
     differ("session.realm", &started.session.realm, &read.session.realm);
     differ("login", &started.passwords.failed, &read.passwords.failed);
     differ("revocation", &kept(started), &kept(read));
+    differ("maintenance", &started.maintenance, &read.maintenance);
     differ("watch", &started.watch, &read.watch);
     differ("limits", &started.limits, &read.limits);
     differ("admin", &started.admin, &read.admin);

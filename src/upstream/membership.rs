@@ -425,6 +425,12 @@ impl Changes {
         self.seen = self.news.generation.load(Ordering::Acquire);
     }
 
+    /// Something changed that is no part of what is published.
+    fn tell(&self) {
+        self.news.generation.fetch_add(1, Ordering::Release);
+        self.news.waiting.notify_waiters();
+    }
+
     /// Waits for a change that was not seen; it is then. Cancel-safe.
     ///
     /// # Errors
@@ -486,6 +492,11 @@ impl MembersHandle {
         }
         self.auth.set(auth);
         self.hints.send(if auth == Auth::Off { Hint::AuthOff } else { Hint::AuthOn });
+    }
+
+    /// A member is to have rest, or has had it: whoever has streams there looks.
+    pub fn rest_changed(&self) {
+        self.changes.tell();
     }
 
     /// Waits for `pause`, or less if what is published changes meanwhile. Cancel-safe.

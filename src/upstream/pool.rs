@@ -117,6 +117,15 @@ impl Pool {
         streams.len()
     }
 
+    /// Has the streams on connections of `lane` to `member` go on elsewhere, where they can. Returns how many connections
+    /// there were.
+    pub fn leave(&self, member: MemberId, lane: Lane) -> usize {
+        let mut left = self.own.borrow_mut().take(member, lane);
+        left.extend(self.fleet.slots().take(member, lane));
+        left.iter().for_each(|connection| connection.leave());
+        left.len()
+    }
+
     /// Calls in flight to `member` from this shard, on all lanes.
     #[must_use]
     pub fn in_flight(&self, member: MemberId) -> usize {

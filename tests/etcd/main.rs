@@ -17,6 +17,8 @@ mod client_families;
 #[cfg(test)]
 mod credentials;
 #[cfg(test)]
+mod defragmentation;
+#[cfg(test)]
 mod discovery;
 #[cfg(test)]
 mod doctor;
@@ -70,6 +72,8 @@ mod outlived;
 #[cfg(test)]
 mod peer_trust;
 #[cfg(test)]
+mod promotions;
+#[cfg(test)]
 mod proofs;
 #[cfg(test)]
 mod proxied;
@@ -103,6 +107,8 @@ mod stories;
 mod storm;
 #[cfg(test)]
 mod streams;
+#[cfg(test)]
+mod topology;
 #[cfg(test)]
 mod twin;
 #[cfg(test)]

@@ -22,6 +22,8 @@ mod wire;
 mod words;
 
 #[cfg(test)]
+mod addressed;
+#[cfg(test)]
 mod budgets;
 #[cfg(test)]
 mod cancel_bursts;
@@ -29,6 +31,8 @@ mod cancel_bursts;
 mod certificates;
 #[cfg(test)]
 mod crowded;
+#[cfg(test)]
+mod defragmentations;
 #[cfg(test)]
 mod drain;
 #[cfg(test)]

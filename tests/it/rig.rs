@@ -167,6 +167,7 @@ impl Keyward {
             metrics: Arc::clone(&metrics),
             drain: draining,
             claims: Arc::default(),
+            defragmentations: Arc::default(),
             fleet,
         });
         Self {

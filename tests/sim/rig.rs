@@ -133,6 +133,7 @@ impl Keyward {
             metrics,
             drain: draining,
             claims: Arc::default(),
+            defragmentations: Arc::default(),
             fleet,
         };
         let serving = Serving::choosing(parts, Chooser::seeded(seed));
