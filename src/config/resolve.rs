@@ -952,7 +952,7 @@ mod tests {
         for bad in [
             "[maintenance]\netcd_prefix = '/m'",
             "[maintenance]\netcd_prefix = '//'",
-            "[revocation]\netcd_prefix = '/keyward/'",
+            "[revocation]\netcd_prefix = '/keyward-maintenance/r/'",
             "[revocation]\netcd_prefix = '/m/r/'\n[maintenance]\netcd_prefix = '/m/'",
         ] {
             assert_eq!(fault_paths(&with(bad)), ["maintenance.etcd_prefix"], "{bad}");
