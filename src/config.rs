@@ -189,6 +189,12 @@ pub struct Cluster {
     pub token_ttl: Duration,
     /// Which cluster it must be.
     pub pin: ClusterPin,
+    /// Who reads, of the calls that any member can serve.
+    pub reads: Serves,
+    /// Who takes writes.
+    pub writes: Serves,
+    /// Names of members, or hosts of their addresses, that serve reads before others.
+    pub near: Vec<String>,
     /// As whom members are probed; nobody where auth is off.
     pub probe: Option<Login>,
     /// How members are found beside the endpoints.
@@ -251,6 +257,15 @@ impl Srv {
             None => format!("_{service}._tcp.{}.", self.domain),
         }
     }
+}
+
+/// Who serves a kind of call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    /// Any ready voter.
+    Any,
+    /// The leader, where it is ready; else any.
+    Leader,
 }
 
 /// Which cluster the endpoints must belong to.

@@ -5,6 +5,7 @@
 //! a thread of its own; beside the control plane on one runtime it does as well.
 //! Invariant: a connection takes nothing that is shared and mutable but its shard's own.
 
+use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::config::{self, Config};
 use crate::downstream::certificate::ClientCertificate;
-use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Introduced};
+use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Ended, Introduced};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::downstream::tls::Current;
@@ -30,6 +31,7 @@ use crate::published::Published;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
+use crate::upstream::balance::{Lingering, look_after};
 use crate::upstream::choose::Chooser;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::Credentials;
@@ -85,8 +87,8 @@ pub struct Serving {
     connections: Tasks,
     /// Everything else: streams, upstream connections, flushers.
     tasks: Tasks,
-    /// Takes streams off members that do not serve.
-    departures: Owned,
+    /// Take streams and calls off members that do not serve.
+    departures: [Owned; 2],
     /// Ends what stands no more.
     fallen: [Owned; 2],
 }
@@ -125,8 +127,13 @@ impl Serving {
             credentials: parts.credentials,
             chooser,
             resumes: Resumes::default(),
+            lingering: Lingering::default(),
+            term: Cell::default(),
         });
-        let departures = tasks.spawn("departures", leave_unfit_members(Rc::clone(&door)));
+        let departures = [
+            tasks.spawn("departures", leave_unfit_members(Rc::clone(&door))),
+            tasks.spawn("what hangs", look_after(Rc::clone(&door))),
+        ];
         let settings = Settings {
             client_urls: config.advertise.client_urls.clone().into(),
             request_size: config.limits.request_size,
@@ -136,6 +143,9 @@ impl Serving {
             watch_buffer: config.watch.buffer / config.runtime.shards.get(),
             idle_progress: config.watch.idle_progress,
             access_log: config.log.access,
+            reads: config.cluster.reads,
+            writes: config.cluster.writes,
+            near: !config.cluster.near.is_empty(),
         };
         let bounds = Bounds {
             streams: config.limits.streams_per_connection,
@@ -219,9 +229,13 @@ impl Serving {
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
-            if let Err(error) = connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
-                metrics.handshakes_failed.inc();
-                tracing::debug!(%error, ?remote, "no connection");
+            match connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
+                Ok(Ended::Well) => {}
+                Ok(Ended::Cut) => _ = metrics.connections_cut.inc(),
+                Err(error) => {
+                    metrics.handshakes_failed.inc();
+                    tracing::debug!(%error, ?remote, "no connection");
+                }
             }
         };
         self.connections.spawn("client connection", serve).detach();

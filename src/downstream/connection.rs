@@ -90,6 +90,15 @@ pub struct Admitted<A> {
     pub dismiss: Box<dyn FnOnce()>,
 }
 
+/// How a connection ended that was served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// With nothing open, or by its client.
+    Well,
+    /// What was open on it was cut.
+    Cut,
+}
+
 /// How a connection ended before it was served.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
@@ -119,7 +128,7 @@ pub async fn serve<A, F, B>(
     tasks: &Tasks,
     mut drain: watch::Receiver<Option<Instant>>,
     admit: impl FnOnce(Introduced) -> Result<Admitted<A>, Unreadable>,
-) -> Result<(), HandshakeError>
+) -> Result<Ended, HandshakeError>
 where
     A: Fn(Request<Incoming>) -> F + 'static,
     F: Future<Output = Response<B>> + 'static,
@@ -130,7 +139,7 @@ where
         biased; // a client that need not introduce itself is let in, and then drained; what is lost otherwise is nobody's
         introduced = timeout(bounds.handshake, introduce(stream, beginning)) => introduced,
         // Whoever has not introduced itself has nothing to finish.
-        _ = drain.wait_for(Option::is_some) => return Ok(()),
+        _ = drain.wait_for(Option::is_some) => return Ok(Ended::Well),
     };
     let (stream, source, mut shown) = introduced.map_err(|_| HandshakeError::TimedOut)??;
     let certificate = shown.as_ref().and_then(Shown::leaf);
@@ -155,14 +164,14 @@ where
     let mut leaving = false;
     loop {
         tokio::select! {
-            ended = poll_fn(|cx| connection.as_mut().poll(cx)) => { log_end(ended); return Ok(()) }
+            ended = poll_fn(|cx| connection.as_mut().poll(cx)) => { log_end(ended); return Ok(Ended::Well) }
             () = preface.as_mut(), if !leaving => return Err(HandshakeError::TimedOut),
             turn = ends.next() => match turn {
                 Turn::Leave => {
                     leaving = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                Turn::Cut => return Ok(()),
+                Turn::Cut => return Ok(Ended::Cut),
             },
         }
     }

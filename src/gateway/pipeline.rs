@@ -19,26 +19,26 @@ use http_body::Body;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::config::Identify;
+use crate::config::{Identify, Serves};
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
-use crate::gateway::{Client, Gateway, Held, blocked, health, login, member_answers, streams};
-use crate::identity::{Revision, UserName};
+use crate::gateway::{Client, Gateway, Held, blocked, current, health, login, member_answers, streams};
+use crate::identity::UserName;
 use crate::lease::observe;
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
-use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
+use crate::rpc::method::{Class, Effect, Lane, METHODS, Method, PathKind, Stream, path_kind};
 use crate::rpc::schema::MessageId;
-use crate::rpc::{canonical, frame, header, shape};
+use crate::rpc::{canonical, frame, shape};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
-use crate::upstream::membership::Auth;
+use crate::upstream::membership::{Auth, Hint};
 use crate::upstream::send::{NoAnswer, upstream_headers};
 
 /// How long the message of a request may take to come whole.
@@ -218,13 +218,15 @@ async fn through(
         return Ok(Served::Stream(streams::observe(gateway, client, caller, headers, deadline, &message)?));
     }
     let lane = shape::lane(method, &message);
+    let effect = shape::effect(method, &message);
+    let local = shape::is_local(method, &message);
     let exchange = Exchange {
         gateway,
         method,
         path: method.path_and_query(),
-        wanted: wanted(gateway, client, method, &message),
+        wanted: if local { current(gateway, client) } else { wanted(gateway, client, method, effect) },
         lane,
-        effect: shape::effect(method, &message),
+        effect,
         may_reissue: shape::may_reissue(method, &message),
         whom: caller.whom.clone(),
         headers,
@@ -243,12 +245,19 @@ async fn through(
             None => waiting.await?,
             Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
         }
+    } else if local {
+        current::run(exchange, client, &message, record).await?
     } else {
         exchange.run(None, record).await?
     };
     // Without a status it is larger than what is held back, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
+        if let (Class::Auth, Effect::Mutates | Effect::Idempotent, Some(member)) =
+            (method.class, effect, record.member)
+        {
+            client.stay_at(member);
+        }
         note_auth_change(gateway, method, &message);
     }
     Ok(Served::Member(Box::new(answer), in_use, stay))
@@ -276,12 +285,23 @@ async fn waited_for<T>(future: impl Future<Output = T>, came: &mut Came) -> T {
     .await
 }
 
-/// Which member a call wants, by its row and its body.
-fn wanted(gateway: &Gateway, client: &Client, method: &'static Method, message: &[u8]) -> Wanted {
-    if method.body == MessageId::RangeRequest && shape::range(message).serializable {
-        return Wanted::Home(gateway.home(client));
+/// Which member a call wants, by its row, what it does, and what the configuration prefers.
+fn wanted(gateway: &Gateway, client: &Client, method: &'static Method, effect: Effect) -> Wanted {
+    let settings = &gateway.settings;
+    match (Wanted::by(method), effect) {
+        (Wanted::Any, _) if client.is_at_home() => Wanted::Home(gateway.home(client)),
+        (Wanted::Any, Effect::ReadOnly) if settings.reads == Serves::Leader => Wanted::LeaderFirst,
+        (Wanted::Any, Effect::ReadOnly) if settings.near => Wanted::Near,
+        (Wanted::Any, Effect::Mutates | Effect::Idempotent) if settings.writes == Serves::Leader => {
+            Wanted::LeaderFirst
+        }
+        (wanted, _) => wanted,
     }
-    Wanted::by(method)
+}
+
+/// A member that is no further back than what the client was shown.
+fn current(gateway: &Gateway, client: &Client) -> Wanted {
+    Wanted::Current { home: gateway.home(client), floor: client.floor.get() }
 }
 
 /// What is read from, or changed in, a successful answer on its way down.
@@ -291,8 +311,11 @@ fn finish(
     method: &'static Method,
     answer: &mut Answer,
 ) -> Result<(), Refusal> {
-    let whole = answer.message();
     if let Some(fields) = member_answers::member_fields(method.path) {
+        if method.body != MessageId::MemberListRequest {
+            gateway.door.members.hints.send(Hint::ListChanged);
+        }
+        let whole = answer.message();
         // One that is too large to be read whole would name the members' own addresses.
         let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
         let rewritten = member_answers::rewrite(
@@ -301,12 +324,8 @@ fn finish(
             &gateway.settings.client_urls,
         );
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
-    } else if method.stream == Stream::Unary {
-        // The header comes first, also of an answer that is still coming.
-        let begun = whole.as_ref().or(answer.data.front()).and_then(|framed| framed.get(frame::PREFIX..));
-        if let Some(revision) = begun.and_then(header::revision_of) {
-            client.shown(Revision(revision));
-        }
+    } else if let Some(seen) = answer.seen {
+        client.shown(seen);
     }
     Ok(())
 }

@@ -18,7 +18,8 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::config::Endpoint;
-use crate::identity::{ClusterId, MemberId};
+use crate::identity::{ClusterId, MemberId, Revision};
+use crate::upstream::conduct::Conduct;
 use crate::upstream::standing::{Rest, Suspicion};
 use crate::upstream::version::{Traits, Version};
 use crate::upstream::vitals::Vitals;
@@ -77,6 +78,8 @@ pub struct Member {
     pub suspicion: Arc<Suspicion>,
     /// Shared by all snapshots.
     pub rest: Arc<Rest>,
+    /// Shared by all snapshots.
+    pub conduct: Arc<Conduct>,
 }
 
 /// Where a connection leads.
@@ -281,6 +284,14 @@ impl Member {
     /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`].
     pub fn suspect(&self) {
         self.suspicion.raise();
+        self.conduct.begin_anew();
+    }
+
+    /// The highest revision that it is known to have applied, by its answers to anybody.
+    #[must_use]
+    pub fn known_revision(&self) -> Revision {
+        let told = self.vitals.as_ref().map_or(0, |vitals| vitals.revision);
+        self.conduct.revision().max(Revision(told))
     }
 
     /// Where its connections lead: those to elsewhere are not its any more.
@@ -308,6 +319,8 @@ pub enum Hint {
         /// The term.
         term: u64,
     },
+    /// A member was added, removed, moved or promoted through us.
+    ListChanged,
     /// A call without a token was refused for want of a user.
     AuthOn,
     /// A login was answered "authentication is not enabled".
@@ -534,6 +547,7 @@ pub(super) mod tests {
             client_urls: Arc::default(),
             suspicion: Arc::default(),
             rest: Arc::default(),
+            conduct: Arc::default(),
         })
     }
 

@@ -8,7 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Srv};
+use keyward::config::{
+    ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Serves, Srv,
+};
 use keyward::identity::pattern::Glob;
 use keyward::pem::Roots;
 use keyward::secret::Secret;
@@ -49,6 +51,9 @@ fn config(cluster: &Cluster, dns: &Dns) -> Config {
         idle_timeout: Duration::from_secs(60),
         token_ttl: Duration::from_secs(300),
         pin: ClusterPin::FirstAnswer,
+        reads: Serves::Any,
+        writes: Serves::Any,
+        near: Vec::new(),
         probe: (cluster.options().auth != Auth::Off).then(|| login("root")),
         discovery: Discovery { dns: vec![dns.address], ..Discovery::default() },
     }

@@ -19,6 +19,8 @@ mod credentials;
 #[cfg(test)]
 mod discovery;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
@@ -62,6 +64,8 @@ mod model_replay;
 #[cfg(test)]
 mod muted;
 #[cfg(test)]
+mod operating;
+#[cfg(test)]
 mod outlived;
 #[cfg(test)]
 mod peer_trust;
@@ -81,6 +85,10 @@ mod replicas;
 mod revocations;
 #[cfg(test)]
 mod rewatch;
+#[cfg(test)]
+mod rolled;
+#[cfg(test)]
+mod rolling;
 #[cfg(test)]
 mod rounds;
 #[cfg(test)]
