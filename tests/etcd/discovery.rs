@@ -123,7 +123,9 @@ async fn srv_records_say_which_members_there_are_and_are_followed() {
         found.until("nobody says who the members are", no_record).await;
         dns.fails(false);
         says(&[0]);
-        let now = found.until("one is told", |now| ready(now) == 1).await;
+        let now = found
+            .until("one is told, and two are listed", |now| ready(now) == 1 && now.absent.len() == 2)
+            .await;
         assert_eq!(hosts(&now), ["m0.keyward.test"]);
         assert_eq!(now.members[0].at, Some(IpAddr::V4(LOOPBACK)));
         let absent: Vec<Absence> = now.absent.iter().map(|absent| absent.why).collect();
