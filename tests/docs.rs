@@ -183,6 +183,7 @@ fn metrics() -> BTreeSet<String> {
     registry.member_ready.get_or_create(&one("member", "1")).set(1);
     registry.member_leader.get_or_create(&one("member", "1")).set(1);
     registry.logins.get_or_create(&one("result", "accepted")).inc();
+    registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types

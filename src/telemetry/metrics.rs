@@ -70,6 +70,8 @@ pub struct Metrics {
     pub connections_refused: Counter,
     /// TLS handshakes of clients that failed or took too long.
     pub handshakes_failed: Counter,
+    /// Connections whose requests have an `:authority` that is none.
+    pub odd_authority: OddAuthority,
     /// Password logins, by result.
     pub logins: Family<One, Counter>,
     /// Session tokens issued.
@@ -118,8 +120,7 @@ impl Metrics {
         let watch_resumes = counter("watch_resumes", "Upstream watch streams opened to go on");
         let keepalive_resumes = counter("keepalive_resumes", "Upstream keepalive streams opened to go on");
         let observe_resumes = counter("observe_resumes", "Upstream Observe streams opened to go on");
-        let lock_keys_removed =
-            counter("lock_keys_removed", "Keys of failed Lock and Campaign calls removed");
+        let lock_keys_removed = counter("lock_keys_removed", "Keys of failed Locks and Campaigns removed");
         let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
@@ -145,6 +146,7 @@ impl Metrics {
         let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
         let member_leader = registered(&mut registry, "member_leader", "1 for the leader");
         Self {
+            odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
             methods,
@@ -209,6 +211,23 @@ impl Metrics {
         let mut text = String::with_capacity(16 * 1024);
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+/// Connections whose requests have an `:authority` that is none.
+pub struct OddAuthority {
+    /// Those that are served.
+    pub connections: Counter,
+    /// Those of them that were ended, by reason.
+    pub refused: Family<One, Counter>,
+}
+
+impl OddAuthority {
+    fn registered(registry: &mut Registry) -> Self {
+        let help = "Connections with an authority that is none";
+        let connections = registered(registry, "odd_authority_connections", help);
+        let help = "Connections with an authority that is none that were ended, by reason";
+        Self { connections, refused: registered(registry, "odd_authority_refused", help) }
     }
 }
 

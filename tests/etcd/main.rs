@@ -58,6 +58,8 @@ mod model_replay;
 #[cfg(test)]
 mod muted;
 #[cfg(test)]
+mod odd_authorities;
+#[cfg(test)]
 mod outlived;
 #[cfg(test)]
 mod peer_trust;

@@ -111,6 +111,11 @@ impl Relay {
         self.state.left.set(Some(bytes));
     }
 
+    /// How many connections it has let through.
+    pub(crate) fn accepted(&self) -> usize {
+        self.state.accepted.get()
+    }
+
     /// How many cuts there were.
     pub(crate) fn cuts(&self) -> usize {
         self.state.cuts.get()
