@@ -92,6 +92,8 @@ pub struct Listener {
     pub identify: Vec<Identify>,
     /// Whether a login serves calls about leases and members that show nothing, on its connection.
     pub lend_login_identity: bool,
+    /// Whether clients are served whose `:authority` is none.
+    pub accept_odd_authority: bool,
     /// What happens to whom when its certificate or JWT expires.
     pub on_expiry: OnExpiry,
     /// Balancers that say who their clients are, by a PROXY protocol header: from there nobody else connects. Empty on a unix

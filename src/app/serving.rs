@@ -217,7 +217,8 @@ impl Serving {
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
             Ok(Admitted { answer, until, old_at, expires, dismiss })
         };
-        let (beginning, drain) = (Beginning { proxied, tls }, self.drain.clone());
+        let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
+        let (beginning, drain) = (Beginning { proxied, tls, odd_authority }, self.drain.clone());
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;

@@ -68,6 +68,7 @@ pub(super) struct Listener {
     pub(super) default_user: Option<String>,
     pub(super) identify: Option<Vec<Identify>>,
     pub(super) lend_login_identity: Option<bool>,
+    pub(super) accept_odd_authority: Option<bool>,
     pub(super) on_expiry: Option<OnExpiry>,
     pub(super) proxy_protocol_from: Option<Vec<String>>,
     pub(super) member: Option<String>,

@@ -656,6 +656,7 @@ mod tests {
         let listener = &config.listeners[0];
         assert_eq!(listener.identify, [Identify::Certificate, Identify::Token]);
         assert!(!listener.lend_login_identity);
+        assert!(listener.accept_odd_authority);
         assert_eq!(listener.on_expiry, OnExpiry::Cut);
         for (bad, path) in [
             ("[]", "listener[0].identify"),
@@ -676,10 +677,13 @@ mod tests {
         let other = "[[map]]\npeer = 'password:x'\ndeny = true\n[[map]]\npeer = 'listener:a'\ndeny = true\n";
         let (config, _) = valid(&format!("{CLUSTER}{LISTENER}{tls}{other}"));
         assert_eq!(config.listeners[0].identify, [Identify::Token, Identify::Default], "none about any");
-        let kept = format!("{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\n");
+        let kept = format!(
+            "{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\naccept_odd_authority = false\n"
+        );
         let (config, _) = valid(&kept);
         assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
         assert!(config.listeners[0].lend_login_identity);
+        assert!(!config.listeners[0].accept_odd_authority);
     }
 
     #[test]

@@ -304,7 +304,7 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
                 listener.name.clone(),
                 listener.address.clone(),
                 listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
-                (listener.lend_login_identity, listener.on_expiry),
+                (listener.lend_login_identity, listener.accept_odd_authority, listener.on_expiry),
                 listener.proxy_protocol_from.clone(),
                 (listener.member.clone(), listener.server_names.clone()),
             )

@@ -97,6 +97,8 @@ pub struct Metrics {
     pub streams_open: Gauge,
     /// TLS handshakes of clients that failed or took too long.
     pub handshakes_failed: Counter,
+    /// Connections whose requests have an `:authority` that is none.
+    pub odd_authority: OddAuthority,
     /// Password logins, by result.
     pub logins: Family<One, Counter>,
     /// Session tokens issued.
@@ -150,8 +152,7 @@ impl Metrics {
         let watch_resumes = counter("watch_resumes", "Upstream watch streams opened to go on");
         let keepalive_resumes = counter("keepalive_resumes", "Upstream keepalive streams opened to go on");
         let observe_resumes = counter("observe_resumes", "Upstream Observe streams opened to go on");
-        let lock_keys_removed =
-            counter("lock_keys_removed", "Keys of failed Lock and Campaign calls removed");
+        let lock_keys_removed = counter("lock_keys_removed", "Keys of failed Locks and Campaigns removed");
         let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
         let connections_cut =
             counter("downstream_connections_cut", "Connections that a drain ended with something open");
@@ -186,6 +187,7 @@ impl Metrics {
         let member_figures =
             MemberFigures::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
+            odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
             methods,
@@ -256,6 +258,23 @@ impl Metrics {
         let mut text = String::with_capacity(16 * 1024);
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+/// Connections whose requests have an `:authority` that is none.
+pub struct OddAuthority {
+    /// Those that are served.
+    pub connections: Counter,
+    /// Those of them that were ended, by reason.
+    pub refused: Family<One, Counter>,
+}
+
+impl OddAuthority {
+    fn registered(registry: &mut Registry) -> Self {
+        let help = "Connections with an authority that is none";
+        let connections = registered(registry, "odd_authority_connections", help);
+        let help = "Connections with an authority that is none that were ended, by reason";
+        Self { connections, refused: registered(registry, "odd_authority_refused", help) }
     }
 }
 

@@ -66,6 +66,8 @@ mod model_replay;
 #[cfg(test)]
 mod muted;
 #[cfg(test)]
+mod odd_authorities;
+#[cfg(test)]
 mod operating;
 #[cfg(test)]
 mod outlived;

@@ -44,6 +44,8 @@ mod guesses;
 #[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
+mod http1;
+#[cfg(test)]
 mod jwts;
 #[cfg(test)]
 mod keepalives;
@@ -63,6 +65,8 @@ mod many_peers;
 mod moves;
 #[cfg(test)]
 mod observers;
+#[cfg(test)]
+mod odd_authorities;
 #[cfg(test)]
 mod pinned;
 #[cfg(test)]
