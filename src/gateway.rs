@@ -201,7 +201,7 @@ impl Client {
     }
 
     /// This cluster is served from now on: what was shown of another one binds nobody.
-    fn follow(&self, cluster: Option<ClusterId>) {
+    pub fn follow(&self, cluster: Option<ClusterId>) {
         if cluster.is_none() || cluster == self.cluster.replace(cluster.or(self.cluster.get())) {
             return;
         }

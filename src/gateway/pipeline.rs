@@ -172,6 +172,7 @@ async fn identified(
         Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?,
         None => caller.await?,
     };
+    client.follow(served);
     // What was proved to one cluster is not proved to another.
     if gateway.door.has_followed(served) {
         return Err(Refusal::NOTHING_SENT);
