@@ -1,7 +1,7 @@
 //! From names to addresses, and from a domain to the endpoints that its SRV records name.
 //!
 //! Owns: who is asked, and for how long an answer is good. Must not know: members, when something is asked again.
-//! Invariants: an address needs no question; an answer that names nothing is none; every question ends within [`LIMIT`].
+//! Invariants: an address needs no question; an answer that names nothing is none; every question ends within seconds.
 
 use std::cmp::Reverse;
 use std::io;
