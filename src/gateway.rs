@@ -17,6 +17,7 @@ pub mod login;
 pub mod member_answers;
 pub mod pipeline;
 pub mod proofs;
+pub mod removal;
 pub mod reply;
 pub mod retries;
 pub mod streams;

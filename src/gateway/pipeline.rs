@@ -28,7 +28,7 @@ use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::{
     Client, Gateway, Held, addressed, blocked, current, defragment, health, leadership, login,
-    member_answers, streams,
+    member_answers, removal, streams,
 };
 use crate::identity::UserName;
 use crate::lease::observe;
@@ -258,7 +258,7 @@ async fn through(
     } else if local {
         current::run(exchange, client, &message, record).await?
     } else {
-        exchange.run(None, record).await?
+        removal::or_run(exchange, &message, record).await?
     };
     // Without a status it is larger than what is held back, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {

@@ -300,6 +300,12 @@ impl Member {
         Spot { ip: self.at, port: self.endpoint.port }
     }
 
+    /// Whether the member list has it, as far as that is known.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.readiness != Readiness::NotReady(Reason::Unlisted)
+    }
+
     /// How its version behaves.
     #[must_use]
     pub fn traits(&self) -> Traits {

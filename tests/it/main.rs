@@ -76,6 +76,8 @@ mod proxied;
 #[cfg(test)]
 mod re_decisions;
 #[cfg(test)]
+mod removals;
+#[cfg(test)]
 mod replays;
 #[cfg(test)]
 mod revocations;
