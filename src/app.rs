@@ -4,6 +4,7 @@
 //! Invariants: nothing is accepted before everything is in place; a drain first says "not ready", then stops
 //! accepting, then lets what is open finish, within its limits; a second signal ends at once.
 
+mod forgetting;
 pub mod hash_password;
 pub mod serving;
 
@@ -17,12 +18,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::forgetting::Forgetting;
 use self::serving::{Parts, Serving};
 use crate::admin::socket::{self, Desk};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
-use crate::downstream::session::{NoSessionKey, Realm, Sealer};
+use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::downstream::tls::{Current, ListenerTls, TlsError};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
@@ -38,6 +40,7 @@ use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersE
 use crate::upstream::fleet::Fleet;
 use crate::upstream::members::{Members, ProbeLogin};
 use crate::upstream::membership::MembersHandle;
+use crate::upstream::names::Names;
 use crate::upstream::peer_urls::{PeerTrust, Trusted};
 use crate::upstream::tls as upstream_tls;
 
@@ -112,14 +115,17 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
-    let connector = Connector::tcp(tls, config.cluster.connect_timeout);
-    let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &tasks)?;
-    let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
+    let names = Names::by(&config.cluster.discovery.dns)?;
+    let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     sealer.refuse_before(config.session.not_before);
+    let forgetting = Forgetting::new(Arc::clone(&config), Arc::clone(&sealer), Arc::clone(&metrics));
+    let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &forgetting, &tasks)?;
+    let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
     let (register, keeper) = Register::open(&config.revocation, upstream, Arc::clone(&sealer))?;
+    forgetting.tells(&credentials, &logins, &register);
     tasks.spawn("revocations", keeper.run()).detach();
-    let following = follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics));
+    let following = follow(members.clone(), forgetting, Arc::clone(&metrics));
     tasks.spawn("follow members", following).detach();
     let (drain, draining) = watch::channel(None);
     let parts = Parts {
@@ -239,6 +245,7 @@ fn start_control(
     config: &Config,
     connector: &Connector,
     metrics: &Arc<Metrics>,
+    forgetting: &Forgetting,
     tasks: &Tasks,
 ) -> Result<(Upstream, ProbeLogin, Arc<Logins>), Error> {
     let settings = CredentialSettings {
@@ -246,7 +253,9 @@ fn start_control(
         logins_per_member: config.limits.logins_in_flight_per_member,
         ..CredentialSettings::default()
     };
-    let members = Members::new(&config.cluster, connector.clone());
+    let mut members = Members::new(&config.cluster, connector.clone());
+    let forgetting = forgetting.clone();
+    members.before_following(move |_left, followed| forgetting.forget(followed));
     let (channels, probe) = (members.channels(), members.login());
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();
@@ -304,19 +313,13 @@ fn start_shards(parts: &Parts) -> Result<(Vec<Shard>, Vec<Intake>), Error> {
 }
 
 /// Carries what the members' task publishes to where it is needed: the sealer's realm, the metrics.
-async fn follow(config: Arc<Config>, members: MembersHandle, sealer: Arc<Sealer>, metrics: Arc<Metrics>) {
+async fn follow(members: MembersHandle, forgetting: Forgetting, metrics: Arc<Metrics>) {
     let mut changes = members.changes.clone();
-    let mut pinned = None;
     loop {
         {
             let snapshot = members.snapshot.load();
-            if let Some(cluster) = snapshot.cluster.filter(|cluster| pinned != Some(*cluster)) {
-                pinned = Some(cluster);
-                let name = match &config.session.realm {
-                    config::Realm::Named(name) => Some(&**name),
-                    config::Realm::ClusterId => None,
-                };
-                sealer.pin(&Realm::new(name, cluster));
+            if let Some(cluster) = snapshot.cluster {
+                forgetting.pin(cluster);
             }
             metrics.member_ready.clear();
             metrics.member_leader.clear();

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::identity::named::NamedMember;
-use crate::identity::pattern::Network;
+use crate::identity::pattern::{Glob, Network};
 use crate::identity::{ClusterId, UserName};
 use crate::jwt::Verifier;
 use crate::pem::{Crls, KeyPair, Roots};
@@ -192,7 +192,7 @@ pub struct Login {
 /// The etcd cluster behind us.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// Where members are found first. At least one, no two the same, all of one scheme.
+    /// Where members are found first. No two the same, all of one scheme; none where `discovery.srv` says it.
     pub endpoints: Vec<Endpoint>,
     /// TLS towards members: there exactly where the endpoints are https.
     pub tls: Option<ClientTls>,
@@ -206,6 +206,66 @@ pub struct Cluster {
     pub pin: ClusterPin,
     /// As whom members are probed; nobody where auth is off.
     pub probe: Option<Login>,
+    /// How members are found beside the endpoints.
+    pub discovery: Discovery,
+}
+
+impl Cluster {
+    /// How members are spoken to: never otherwise, wherever one was found.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        match (&self.discovery.srv, self.endpoints.first()) {
+            (Some(srv), _) => srv.scheme,
+            (None, Some(endpoint)) => endpoint.scheme,
+            (None, None) => Scheme::Http,
+        }
+    }
+}
+
+/// How members are found beside the endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Discovery {
+    /// DNS says what the endpoints are.
+    pub srv: Option<Srv>,
+    /// Name servers in place of those of the machine, and of its hosts file; none: the machine's.
+    pub dns: Vec<SocketAddr>,
+    /// Of which form the host of an address must be that DNS or the member list told; any where this is empty.
+    pub allowed_hosts: Vec<Glob>,
+}
+
+impl Discovery {
+    /// Whether an address may be used that was not configured but found.
+    #[must_use]
+    pub fn allows(&self, host: &str) -> bool {
+        let host = host.to_ascii_lowercase();
+        self.allowed_hosts.is_empty() || self.allowed_hosts.iter().any(|form| form.matches(&host))
+    }
+}
+
+/// Where DNS says what the endpoints are, as etcd's own clients look it up (`--discovery-srv`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Srv {
+    /// Of which domain.
+    pub domain: String,
+    /// Of several clusters in it, which (`--discovery-srv-name`).
+    pub name: Option<String>,
+    /// How the endpoints are spoken to; each has records of its own.
+    pub scheme: Scheme,
+}
+
+impl Srv {
+    /// The name whose SRV records say it.
+    #[must_use]
+    pub fn record(&self) -> String {
+        let service = match self.scheme {
+            Scheme::Http => "etcd-client",
+            Scheme::Https => "etcd-client-ssl",
+        };
+        match &self.name {
+            Some(name) => format!("_{service}-{name}._tcp.{}.", self.domain),
+            None => format!("_{service}._tcp.{}.", self.domain),
+        }
+    }
 }
 
 /// Which cluster the endpoints must belong to.
@@ -215,6 +275,8 @@ pub enum ClusterPin {
     Id(ClusterId),
     /// That of the member which answers first.
     FirstAnswer,
+    /// That of the member which answers first, until all of them have become another.
+    Follow,
 }
 
 /// TLS towards members.

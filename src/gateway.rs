@@ -33,7 +33,7 @@ use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
 use crate::identity::named::NamedMember;
-use crate::identity::{MemberId, Peer, Revision};
+use crate::identity::{ClusterId, MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
 use crate::published::Published;
 use crate::refusal::Refusal;
@@ -115,6 +115,8 @@ pub struct Client {
     /// The highest revision that it was shown: nothing older may follow (rules 21).
     pub floor: Rc<Cell<Revision>>,
     home: Cell<Option<MemberId>>,
+    /// Of which cluster both are: another's revisions are not to be compared with them.
+    cluster: Cell<Option<ClusterId>>,
     dismissed: Cell<bool>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
@@ -143,7 +145,8 @@ impl Client {
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
         let (floor, home, dismissed) = (Rc::default(), Cell::default(), Cell::default());
-        Self { origin, listener, certificate, member, until, floor, home, dismissed, remembered }
+        let cluster = Cell::new(gateway.door.members.snapshot.load().cluster);
+        Self { origin, listener, certificate, member, until, floor, home, cluster, dismissed, remembered }
     }
 
     /// What let the connection in lets it in no more: what is open on it ends, and nothing begins.
@@ -165,6 +168,15 @@ impl Client {
         let proof = caller.until.map(|at| (at, Refusal::INVALID_AUTH_TOKEN));
         let welcome = self.until.map(|at| (at, Refusal::SHUTTING_DOWN));
         proof.into_iter().chain(welcome).min_by_key(|(at, _)| *at)
+    }
+
+    /// This cluster is served from now on: what was shown of another one binds nobody.
+    fn follow(&self, cluster: Option<ClusterId>) {
+        if cluster.is_none() || cluster == self.cluster.replace(cluster.or(self.cluster.get())) {
+            return;
+        }
+        self.floor.take();
+        self.home.take();
     }
 
     /// Notes a revision that goes downstream.
@@ -214,6 +226,7 @@ impl Gateway {
     /// The connection's own member, chosen when first asked for and again when it is not ready.
     #[must_use]
     pub fn home(&self, client: &Client) -> Option<MemberId> {
+        client.follow(self.door.members.snapshot.load().cluster);
         let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen

@@ -11,6 +11,7 @@ pub mod departures;
 pub mod fleet;
 pub mod members;
 pub mod membership;
+pub mod names;
 pub mod peer_urls;
 pub mod pool;
 pub mod read;

@@ -119,6 +119,11 @@ pub(super) enum ClientAuth {
 pub(super) struct Cluster {
     pub(super) endpoints: Option<Vec<String>>,
     #[serde(deserialize_with = "some_table")]
+    pub(super) srv: Option<ClusterSrv>,
+    pub(super) dns: Option<Vec<String>>,
+    pub(super) allowed_hosts: Option<Vec<String>>,
+    pub(super) identity: Option<ClusterIdentity>,
+    #[serde(deserialize_with = "some_table")]
     pub(super) tls: Option<ClusterTls>,
     pub(super) connect_timeout: Option<String>,
     pub(super) idle_timeout: Option<String>,
@@ -126,6 +131,31 @@ pub(super) struct Cluster {
     pub(super) id: Option<String>,
     #[serde(deserialize_with = "some_table")]
     pub(super) probe: Option<Probe>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct ClusterSrv {
+    pub(super) domain: Option<String>,
+    pub(super) name: Option<String>,
+    pub(super) scheme: Option<ClusterScheme>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ClusterScheme {
+    Http,
+    Https,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ClusterIdentity {
+    Pinned,
+    Follow,
 }
 
 #[derive(Debug, Default, Deserialize)]

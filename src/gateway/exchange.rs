@@ -102,8 +102,13 @@ impl Exchange<'_> {
         let mut healed: Vec<MemberId> = Vec::new();
         let mut pause = FIRST_PAUSE;
         let mut last = (None, Refusal::NO_LEADER);
+        let served = self.gateway.door.members.snapshot.load().cluster;
         loop {
             let chosen = self.gateway.door.choose(self.wanted, &tried);
+            // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
+            if claim.is_none() && self.gateway.door.has_followed(served) {
+                return Err(Refusal::NOTHING_SENT);
+            }
             if let Some(member) = chosen {
                 record.member = Some(member.id);
                 record.attempts += 1;

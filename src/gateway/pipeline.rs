@@ -40,7 +40,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
-use crate::upstream::membership::Auth;
+use crate::upstream::membership::{Auth, Hint};
 use crate::upstream::send::{NoAnswer, upstream_headers};
 
 /// How long the message of a request may take to come whole.
@@ -165,11 +165,16 @@ async fn identified(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Rc<Caller>, Refusal> {
+    let served = gateway.door.members.snapshot.load().cluster;
     let caller = gateway.callers.identify(gateway, client, Some(method), headers, record);
     let caller = match deadline {
         Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?,
         None => caller.await?,
     };
+    // What was proved to one cluster is not proved to another.
+    if gateway.door.has_followed(served) {
+        return Err(Refusal::NOTHING_SENT);
+    }
     // A connection whose welcome is over has calls under way, and lets none begin.
     match client.ends(&caller) {
         _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
@@ -306,6 +311,9 @@ fn finish(
 ) -> Result<(), Refusal> {
     let whole = answer.message();
     if let Some(fields) = member_answers::member_fields(method.path) {
+        if method.body != MessageId::MemberListRequest {
+            gateway.door.members.hints.send(Hint::ListChanged);
+        }
         // One that is too large to be read whole would name the members' own addresses.
         let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
         let rewritten = member_answers::rewrite(

@@ -96,6 +96,8 @@ pub struct Metrics {
     pub not_canonical: Counter,
     /// Handlers that panicked.
     pub panics: Counter,
+    /// Times that another cluster was followed.
+    pub cluster_changes: Counter,
     /// 1 for members that get calls, 0 for the others.
     pub member_ready: Family<One, Gauge>,
     /// 1 for the leader.
@@ -129,6 +131,7 @@ impl Metrics {
         let reloads = counter("config_reloads", "Times that the configuration was read again");
         let reloads_refused = counter("config_reloads_refused", "Times that it was read and had a fault");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
+        let cluster_changes = counter("cluster_changes", "Times that another cluster was followed");
         let panics = counter("panics", "Handlers that panicked");
         let help = "Connections with a user's certificate over the limit";
         let certificate_connections_refused = counter("upstream_certificate_connections_refused", help);
@@ -173,6 +176,7 @@ impl Metrics {
             certificate_connections_refused,
             not_canonical,
             panics,
+            cluster_changes,
             member_ready,
             member_leader,
         }

@@ -3,10 +3,10 @@
 //! A stopped or partitioned member keeps its connections: a watch on it hears nothing, and nobody says so before HTTP/2's
 //! own pings fail, many seconds later. The members' task knows sooner. A member that is to have rest is left at once.
 //!
-//! Owns: for how long a member must have been unfit before its stream connections are given up. Must not know: what the
-//! streams carry; each begins anew elsewhere by its own rules. Invariants: nothing leaves while no other member could
-//! take it; short calls are left alone, since the outcome of a write would be lost with its connection; of a member that
-//! rests nothing is cut that could not go on elsewhere.
+//! Owns: for how long a member must have been unfit before its stream connections are given up; that connections are left at
+//! once which lead to where no member is any more. Must not know: what the streams carry; each begins anew elsewhere by its own
+//! rules. Invariants: nothing leaves while no other member could take it; short calls are left to their end, since the outcome
+//! of a write would be lost with its connection; of a member that rests nothing is cut that could not go on elsewhere.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -93,7 +93,14 @@ pub async fn leave_unfit_members(door: Rc<Door>) {
     loop {
         changes.mark_unchanged();
         let now = Instant::now();
-        for (member, why) in unfit.look(&door.members.snapshot.load(), now) {
+        let members = door.members.snapshot.load_full();
+        if members.ready_voters().next().is_some() {
+            let streams = door.pool.leave_strays(&members);
+            if streams > 0 {
+                tracing::info!(connections = streams, "streams leave addresses where no member is any more");
+            }
+        }
+        for (member, why) in unfit.look(&members, now) {
             let connections = match why {
                 Why::Rests => door.pool.leave(member, Lane::Stream),
                 Why::Unfit => door.pool.give_up(member, Lane::Stream),
@@ -132,6 +139,7 @@ mod tests {
                 id: MemberId(at),
                 name: "".into(),
                 endpoint: Endpoint { scheme: Scheme::Http, host: "m".into(), port: 1 },
+                at: None,
                 role: Role::Voter,
                 version: None,
                 readiness: *readiness,

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,6 +42,8 @@ pub struct Membership {
     pub absent: Vec<Absent>,
     /// Addresses behind which another cluster answers. Never used.
     pub foreign: Vec<Foreign>,
+    /// Addresses where nobody is known to be, and why.
+    pub unanswered: Vec<Unanswered>,
     /// Where members speak to each other.
     pub peer_urls: PeerUrls,
     /// When this was put together.
@@ -56,6 +59,8 @@ pub struct Member {
     pub name: Arc<str>,
     /// Where it is spoken to: a configured endpoint where one leads to it, else one of its client URLs.
     pub endpoint: Endpoint,
+    /// Where its endpoint's name led when it last answered there; `None` where the host is an address itself.
+    pub at: Option<IpAddr>,
     /// Whether it votes.
     pub role: Role,
     /// As it says itself; `None` before it answered.
@@ -72,6 +77,15 @@ pub struct Member {
     pub suspicion: Arc<Suspicion>,
     /// Shared by all snapshots.
     pub rest: Arc<Rest>,
+}
+
+/// Where a connection leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spot {
+    /// `None` where the host is an address itself.
+    pub ip: Option<IpAddr>,
+    /// The port.
+    pub port: u16,
 }
 
 /// Whether a member votes.
@@ -129,6 +143,37 @@ pub enum Absence {
     Unstarted,
     /// None of its client URLs may be used: another scheme than the configured endpoints', or no URL at all.
     NoUsableUrl,
+    /// The hosts of its client URLs are not among `cluster.allowed_hosts`.
+    NotAllowed,
+}
+
+/// An address where nobody is known to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    /// What was asked; for a record that should name endpoints, that one, with port 0.
+    pub endpoint: Endpoint,
+    /// At which address of its name; `None` where the host is one itself, or has none.
+    pub at: Option<IpAddr>,
+    /// What is wrong.
+    pub trouble: Trouble,
+    /// The same in the words of whoever said so. For operators; no secret.
+    pub why: Arc<str>,
+}
+
+/// What is wrong with an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Its name leads nowhere.
+    Name,
+    /// No connection.
+    Connection,
+    /// A connection, and no TLS on it: the certificate is for another name, by another authority or too old, or ours is not
+    /// taken.
+    Tls,
+    /// A connection, and no answer in time, or one that broke.
+    NoAnswer,
+    /// An answer that tells the probing user neither the member nor its leader.
+    Unidentified,
 }
 
 /// An address behind which another cluster answers.
@@ -187,6 +232,7 @@ impl Membership {
             members: Vec::new(),
             absent: Vec::new(),
             foreign: Vec::new(),
+            unanswered: Vec::new(),
             peer_urls: PeerUrls::Unknown,
             as_of: now,
         }
@@ -237,6 +283,12 @@ impl Member {
         self.suspicion.raise();
     }
 
+    /// Where its connections lead: those to elsewhere are not its any more.
+    #[must_use]
+    pub fn spot(&self) -> Spot {
+        Spot { ip: self.at, port: self.endpoint.port }
+    }
+
     /// How its version behaves.
     #[must_use]
     pub fn traits(&self) -> Traits {
@@ -256,6 +308,8 @@ pub enum Hint {
         /// The term.
         term: u64,
     },
+    /// A member was added, removed, moved or promoted through us.
+    ListChanged,
     /// A call without a token was refused for want of a user.
     AuthOn,
     /// A login was answered "authentication is not enabled".
@@ -484,6 +538,7 @@ pub(super) mod tests {
             id: MemberId(id),
             name: "m".into(),
             endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 1 },
+            at: None,
             role: Role::Voter,
             version: None,
             readiness,

@@ -322,6 +322,7 @@ mod tests {
             token_ttl: Duration::from_secs(1),
             pin: ClusterPin::FirstAnswer,
             probe: None,
+            discovery: crate::config::Discovery::default(),
         };
         (PeerTrust::new(&cluster, connector, members, credentials), changed)
     }

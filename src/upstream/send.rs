@@ -14,7 +14,7 @@ use http::uri::PathAndQuery;
 use http::{Method as Verb, Request, Response};
 use hyper::body::Incoming;
 
-use crate::identity::MemberId;
+use crate::identity::{ClusterId, MemberId};
 use crate::rpc::method::Lane;
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
@@ -127,6 +127,13 @@ impl Door {
     #[must_use]
     pub fn another(&self, wanted: Wanted, tried: &[MemberId]) -> bool {
         self.choose(wanted, tried).is_some_and(|member| member.is_ready() && !tried.contains(&member.id))
+    }
+
+    /// Whether another cluster is followed by now than `before`: what was decided for that one is to be decided anew.
+    #[must_use]
+    pub fn has_followed(&self, before: Option<ClusterId>) -> bool {
+        let now = self.members.snapshot.load().cluster;
+        before.is_some() && now.is_some() && now != before
     }
 
     /// See [`MembersHandle::pause_or_change`].

@@ -19,11 +19,15 @@ mod credentials;
 #[cfg(test)]
 mod defragmentation;
 #[cfg(test)]
+mod discovery;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
 #[cfg(test)]
 mod fleet;
+#[cfg(test)]
+mod followed;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
@@ -81,6 +85,8 @@ mod replicas;
 mod revocations;
 #[cfg(test)]
 mod rewatch;
+#[cfg(test)]
+mod rolled;
 #[cfg(test)]
 mod rounds;
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Endpoint, Login, Scheme};
+use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme};
 use keyward::identity::{ClusterId, MemberId};
 use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
 use keyward::secret::Secret;
@@ -56,6 +56,7 @@ fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
         token_ttl: Duration::from_secs(300),
         pin: ClusterPin::FirstAnswer,
         probe: probe.map(|user| login(user, &password(user))),
+        discovery: Discovery::default(),
     }
 }
 

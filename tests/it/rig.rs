@@ -300,6 +300,7 @@ fn published(member: &Member) -> membership::Member {
         id,
         name: format!("m{id}").into(),
         endpoint: Endpoint { scheme: Scheme::Http, host: host(id), port: 2379 },
+        at: None,
         role: Role::Voter,
         version: Some(member.version),
         readiness: Readiness::Ready,

@@ -3,6 +3,8 @@
 //! Owns: fetching `/metrics` from the client port by HTTP/1.1, and reading the five lines that matter. Must not know:
 //! why it is asked. Invariant: a page that lacks one of them, or is larger than any real one, is no page.
 
+use std::net::IpAddr;
+
 use http::header::{CONNECTION, HOST};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -29,13 +31,17 @@ pub(super) struct Page {
 
 /// Fetches and reads the page over a connection of its own. `connector` must offer HTTP/1.1. `None` where there is no
 /// such page, as on a port that serves gRPC only.
-pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint) -> Option<Page> {
-    read(&text(connector, endpoint).await?)
+pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint, at: Option<IpAddr>) -> Option<Page> {
+    read(&text(connector, endpoint, at).await?)
 }
 
 /// The page as it is; see [`fetch`].
-pub(in crate::upstream) async fn text(connector: &Connector, endpoint: &Endpoint) -> Option<String> {
-    let stream = connector.connect(endpoint).await.ok()?;
+pub(in crate::upstream) async fn text(
+    connector: &Connector,
+    endpoint: &Endpoint,
+    at: Option<IpAddr>,
+) -> Option<String> {
+    let stream = connector.connect_at(endpoint, at).await.ok()?;
     let (mut send, connection) =
         hyper::client::conn::http1::handshake::<_, Empty<bytes::Bytes>>(TokioIo::new(stream)).await.ok()?;
     let request = Request::get("/metrics")

@@ -29,11 +29,12 @@ var scenarios = map[string]func(*flag.FlagSet, *options) func() error{
 	"load":           loadScenario,
 	"watchers":       watchersScenario,
 	"rounds":         roundsScenario,
+	"tenant":         tenantScenario,
 }
 
 func main() {
 	if len(os.Args) < 2 || scenarios[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: kwclient queue|priority-queue|barrier|mutex|election|watch-storm|login-storm|load|watchers|rounds [flags] (-h lists them)")
+		fmt.Fprintln(os.Stderr, "usage: kwclient queue|priority-queue|barrier|mutex|election|watch-storm|login-storm|load|watchers|rounds|tenant [flags] (-h lists them)")
 		os.Exit(exitUsage)
 	}
 	name := os.Args[1]
