@@ -20,6 +20,8 @@ use tokio::time::Instant;
 
 use self::forgetting::Forgetting;
 use self::serving::{Parts, Serving};
+use crate::admin::doctor::Doctor;
+use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, Desk};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
@@ -132,7 +134,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         tls: downstream_configs(&config)?,
         config: Arc::clone(&config),
         connector,
-        members: members.clone(),
+        members,
         identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
@@ -145,18 +147,11 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));
+    let (exit, in_force) = (Arc::new(Exit::default()), Arc::new(Published::new(Arc::clone(&config))));
     tasks
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
-    let state = Arc::new(State::new(
-        members,
-        credentials,
-        Arc::clone(&sealer),
-        register.clone(),
-        Arc::clone(&metrics),
-        healthy,
-    ));
-    let desk = Desk { register: register.clone(), sealer: Arc::clone(&sealer) };
+    let (state, desk) = administration(&parts, &in_force, &register, healthy, &exit);
     open_admin(&config, &state, desk, &tasks).await?;
     let accepting = accept_all(&config, &intakes, &metrics)?;
     drop(intakes);
@@ -164,20 +159,26 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let trials = vec![Trial::mint(Arc::clone(&trust))];
     let mut changing = changing(&config, sealer, &parts);
     changing.push(Part::own_logins(probe, register, Arc::clone(&parts.credentials)));
+    changing.push(Part::in_force(Arc::clone(&in_force)));
     let reload = Reload::new(path, Arc::clone(&config), trials, changing, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
     let refused = tokio::select! {
         () = signals.next() => None,
+        () = exit.asked() => None,
         trusted = trust.follow() => Some(Error::Mint(trusted)),
     };
     tracing::info!("draining");
-    state.drain();
-    let orderly = end(&config, accepting, &drain, shards);
+    let settings = in_force.load().drain;
+    let orderly = end(settings, &exit, accepting, &drain, shards);
     let outcome = tokio::select! {
         outcome = orderly => outcome,
         () = signals.next() => { tracing::warn!("ended at once by a second signal"); Ok(()) }
     };
+    exit.enter(Stage::Ended);
+    if tokio::time::timeout(LAST, exit.heard()).await.is_err() {
+        tracing::debug!("somebody who waits for the end does not hear of it");
+    }
     tracing::info!("ended");
     refused.map_or(outcome, Err)
 }
@@ -200,6 +201,34 @@ impl Signals {
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// What answers operators.
+fn administration(
+    parts: &Parts,
+    in_force: &Arc<Published<Config>>,
+    register: &Register,
+    healthy: Arc<AtomicBool>,
+    exit: &Arc<Exit>,
+) -> (Arc<State>, Desk) {
+    let state = Arc::new(State::new(
+        parts.members.clone(),
+        Arc::clone(&parts.credentials),
+        Arc::clone(&parts.sealer),
+        register.clone(),
+        Arc::clone(&parts.metrics),
+        healthy,
+        Arc::clone(exit),
+    ));
+    let doctor = Doctor {
+        config: Arc::clone(in_force),
+        members: parts.members.clone(),
+        pages: pages(&parts.connector, &parts.members),
+        register: register.clone(),
+    };
+    let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
+    let desk = Desk { register, sealer, state: Arc::clone(&state), doctor };
+    (state, desk)
 }
 
 /// Who looks at members' peer URLs.
@@ -360,17 +389,22 @@ async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
 }
 
 async fn end(
-    config: &Config,
+    settings: config::Drain,
+    exit: &Exit,
     accepting: Tasks,
     drain: &watch::Sender<Option<Instant>>,
     shards: Vec<Shard>,
 ) -> Result<(), Error> {
-    tokio::time::sleep(config.drain.wait).await;
+    let until = Instant::now() + settings.wait;
+    exit.enter(Stage::Waiting { until });
+    tokio::time::sleep_until(until).await;
     accepting.abort_all();
     accepting.joined().await;
-    drain.send_replace(Some(Instant::now() + config.drain.timeout));
+    let until = Instant::now() + settings.timeout;
+    exit.enter(Stage::Leaving { until });
+    drain.send_replace(Some(until));
     let joined = tokio::task::spawn_blocking(|| shards.into_iter().all(Shard::join));
-    let limit = config.drain.timeout + Duration::from_secs(2);
+    let limit = settings.timeout + Duration::from_secs(2);
     match tokio::time::timeout(limit, joined).await {
         Ok(Ok(true)) => Ok(()),
         Ok(_) => Err(Error::ShardDied),

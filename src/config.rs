@@ -92,6 +92,8 @@ pub struct Listener {
     pub identify: Vec<Identify>,
     /// Whether a login serves calls about leases and members that show nothing, on its connection.
     pub lend_login_identity: bool,
+    /// Whether clients are served whose `:authority` is none.
+    pub accept_odd_authority: bool,
     /// What happens to whom when its certificate or JWT expires.
     pub on_expiry: OnExpiry,
     /// Balancers that say who their clients are, by a PROXY protocol header: from there nobody else connects. Empty on a unix
@@ -204,6 +206,12 @@ pub struct Cluster {
     pub token_ttl: Duration,
     /// Which cluster it must be.
     pub pin: ClusterPin,
+    /// Who reads, of the calls that any member can serve.
+    pub reads: Serves,
+    /// Who takes writes.
+    pub writes: Serves,
+    /// Names of members, or hosts of their addresses, that serve reads before others.
+    pub near: Vec<String>,
     /// As whom members are probed; nobody where auth is off.
     pub probe: Option<Login>,
     /// How members are found beside the endpoints.
@@ -266,6 +274,15 @@ impl Srv {
             None => format!("_{service}._tcp.{}.", self.domain),
         }
     }
+}
+
+/// Who serves a kind of call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    /// Any ready voter.
+    Any,
+    /// The leader, where it is ready; else any.
+    Leader,
 }
 
 /// Which cluster the endpoints must belong to.

@@ -7,6 +7,7 @@ pub mod access_log;
 pub mod addressed;
 pub mod blocked;
 pub mod caller;
+pub mod current;
 pub mod defragment;
 pub mod exchange;
 pub mod health;
@@ -16,7 +17,9 @@ pub mod login;
 pub mod member_answers;
 pub mod pipeline;
 pub mod proofs;
+pub mod removal;
 pub mod reply;
+pub mod retries;
 pub mod streams;
 
 use std::cell::{Cell, RefCell};
@@ -27,17 +30,19 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::config::{Listener, OnExpiry};
+use crate::config::{Listener, OnExpiry, Serves};
 use crate::downstream::session::Sealer;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
+use crate::gateway::retries::Retries;
 use crate::identity::named::NamedMember;
 use crate::identity::{ClusterId, MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
 use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
+use crate::rpc::header::Seen;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
@@ -46,6 +51,9 @@ use crate::watch::budget;
 
 /// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
 const WAITING: usize = 8 * 1024 * 1024;
+
+/// For how long what one member knows of users may be unknown to others (rules 21).
+const SPREADING: Duration = Duration::from_secs(2);
 
 /// What the gateway takes from the configuration.
 #[derive(Clone, Debug)]
@@ -66,6 +74,12 @@ pub struct Settings {
     pub idle_progress: Option<Duration>,
     /// Whether every call leaves a record in the log.
     pub access_log: bool,
+    /// Who serves reads that any member can serve.
+    pub reads: Serves,
+    /// The same for writes.
+    pub writes: Serves,
+    /// Whether some members are near.
+    pub near: bool,
 }
 
 /// Everything that a shard's calls share.
@@ -88,6 +102,8 @@ pub struct Gateway {
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for, on all shards.
     pub claims: Arc<Claims>,
+    /// What may be sent again.
+    pub retries: Retries,
     /// Defragmentations, on all shards.
     pub defragmentations: Arc<defragment::Register>,
     held: Rc<Budget>,
@@ -114,9 +130,12 @@ pub struct Client {
     pub until: Option<Instant>,
     /// The highest revision that it was shown: nothing older may follow (rules 21).
     pub floor: Rc<Cell<Revision>>,
+    term: Cell<u64>,
     home: Cell<Option<MemberId>>,
     /// Of which cluster both are: another's revisions are not to be compared with them.
     cluster: Cell<Option<ClusterId>>,
+    /// Until when all its calls go home.
+    at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
@@ -144,9 +163,21 @@ impl Client {
         until: Option<Instant>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
-        let (floor, home, dismissed) = (Rc::default(), Cell::default(), Cell::default());
         let cluster = Cell::new(gateway.door.members.snapshot.load().cluster);
-        Self { origin, listener, certificate, member, until, floor, home, cluster, dismissed, remembered }
+        Self {
+            origin,
+            listener,
+            certificate,
+            member,
+            until,
+            floor: Rc::default(),
+            term: Cell::default(),
+            home: Cell::default(),
+            cluster,
+            at_home_until: Cell::default(),
+            dismissed: Cell::default(),
+            remembered,
+        }
     }
 
     /// What let the connection in lets it in no more: what is open on it ends, and nothing begins.
@@ -175,13 +206,43 @@ impl Client {
         if cluster.is_none() || cluster == self.cluster.replace(cluster.or(self.cluster.get())) {
             return;
         }
-        self.floor.take();
+        self.forget_seen();
         self.home.take();
+        self.at_home_until.take();
     }
 
-    /// Notes a revision that goes downstream.
-    pub fn shown(&self, revision: Revision) {
-        self.floor.set(self.floor.get().max(revision));
+    /// Notes how far the member was whose answer goes downstream.
+    pub fn shown(&self, seen: Seen) {
+        self.floor.set(self.floor.get().max(Revision(seen.revision)));
+        self.term.set(self.term.get().max(seen.term));
+    }
+
+    /// How far what it was shown goes.
+    #[must_use]
+    pub fn seen(&self) -> Seen {
+        Seen { revision: self.floor.get().0, term: self.term.get() }
+    }
+
+    /// What it was shown is of a history that is gone.
+    pub fn forget_seen(&self) {
+        self.floor.set(Revision(0));
+        self.term.set(0);
+    }
+
+    /// A change of users or roles is known at `member`; at others a little later.
+    pub fn stay_at(&self, member: MemberId) {
+        self.home.set(Some(member));
+        self.at_home_until.set(Some(Instant::now() + SPREADING));
+    }
+
+    /// Whether its calls go home now, whatever they are.
+    #[must_use]
+    pub fn is_at_home(&self) -> bool {
+        let stays = self.at_home_until.get().is_some_and(|until| Instant::now() < until);
+        if !stays {
+            self.at_home_until.set(None);
+        }
+        stays
     }
 }
 
@@ -210,6 +271,7 @@ impl Gateway {
             claims,
             defragmentations,
             door,
+            retries: Retries::default(),
             live: Rc::default(),
             dismissed: Notify::new(),
             watch_budget,

@@ -2,12 +2,15 @@
 //! calls go out. Knows nothing of downstream or of policy.
 
 pub mod answer;
+pub mod balance;
 pub mod bidi;
 pub mod choose;
+pub mod conduct;
 pub mod connect;
 pub mod connection;
 pub mod credential;
 pub mod departures;
+pub mod examine;
 pub mod fleet;
 pub mod members;
 pub mod membership;

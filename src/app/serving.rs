@@ -5,6 +5,7 @@
 //! a thread of its own; beside the control plane on one runtime it does as well.
 //! Invariant: a connection takes nothing that is shared and mutable but its shard's own.
 
+use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::config::{self, Config};
 use crate::downstream::certificate::ClientCertificate;
-use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Introduced};
+use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Ended, Introduced};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::downstream::tls::Current;
@@ -30,6 +31,7 @@ use crate::published::Published;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
+use crate::upstream::balance::{Lingering, look_after};
 use crate::upstream::choose::Chooser;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::Credentials;
@@ -87,8 +89,8 @@ pub struct Serving {
     connections: Tasks,
     /// Everything else: streams, upstream connections, flushers.
     tasks: Tasks,
-    /// Takes streams off members that do not serve.
-    departures: Owned,
+    /// Take streams and calls off members that do not serve.
+    departures: [Owned; 2],
     /// Ends what stands no more.
     fallen: [Owned; 2],
 }
@@ -127,20 +129,14 @@ impl Serving {
             credentials: parts.credentials,
             chooser,
             resumes: Resumes::default(),
+            lingering: Lingering::default(),
+            term: Cell::default(),
         });
-        let departures = tasks.spawn("departures", leave_unfit_members(Rc::clone(&door)));
-        let settings = Settings {
-            client_urls: config.advertise.client_urls.clone().into(),
-            member_urls: config.advertise.members.clone().into(),
-            maintenance_prefix: config.maintenance.etcd_prefix.clone(),
-            request_size: config.limits.request_size,
-            // At least one request of the largest size, or none of that size would ever pass.
-            request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
-                .max(config.limits.request_size + PREFIX),
-            watch_buffer: config.watch.buffer / config.runtime.shards.get(),
-            idle_progress: config.watch.idle_progress,
-            access_log: config.log.access,
-        };
+        let departures = [
+            tasks.spawn("departures", leave_unfit_members(Rc::clone(&door))),
+            tasks.spawn("what hangs", look_after(Rc::clone(&door))),
+        ];
+        let settings = settings(config);
         let bounds = Bounds {
             streams: config.limits.streams_per_connection,
             header_size: config.limits.header_size,
@@ -221,13 +217,18 @@ impl Serving {
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
             Ok(Admitted { answer, until, old_at, expires, dismiss })
         };
-        let (beginning, drain) = (Beginning { proxied, tls }, self.drain.clone());
+        let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
+        let (beginning, drain) = (Beginning { proxied, tls, odd_authority }, self.drain.clone());
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
-            if let Err(error) = connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
-                metrics.handshakes_failed.inc();
-                tracing::debug!(%error, ?remote, "no connection");
+            match connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
+                Ok(Ended::Well) => {}
+                Ok(Ended::Cut) => _ = metrics.connections_cut.inc(),
+                Err(error) => {
+                    metrics.handshakes_failed.inc();
+                    tracing::debug!(%error, ?remote, "no connection");
+                }
             }
         };
         self.connections.spawn("client connection", serve).detach();
@@ -243,6 +244,25 @@ impl Serving {
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();
         }
+    }
+}
+
+/// What the gateway takes from the configuration.
+fn settings(config: &Config) -> Settings {
+    Settings {
+        client_urls: config.advertise.client_urls.clone().into(),
+        member_urls: config.advertise.members.clone().into(),
+        maintenance_prefix: config.maintenance.etcd_prefix.clone(),
+        request_size: config.limits.request_size,
+        // At least one request of the largest size, or none of that size would ever pass.
+        request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
+            .max(config.limits.request_size + PREFIX),
+        watch_buffer: config.watch.buffer / config.runtime.shards.get(),
+        idle_progress: config.watch.idle_progress,
+        access_log: config.log.access,
+        reads: config.cluster.reads,
+        writes: config.cluster.writes,
+        near: !config.cluster.near.is_empty(),
     }
 }
 

@@ -68,6 +68,7 @@ pub(super) struct Listener {
     pub(super) default_user: Option<String>,
     pub(super) identify: Option<Vec<Identify>>,
     pub(super) lend_login_identity: Option<bool>,
+    pub(super) accept_odd_authority: Option<bool>,
     pub(super) on_expiry: Option<OnExpiry>,
     pub(super) proxy_protocol_from: Option<Vec<String>>,
     pub(super) member: Option<String>,
@@ -129,8 +130,19 @@ pub(super) struct Cluster {
     pub(super) idle_timeout: Option<String>,
     pub(super) token_ttl: Option<String>,
     pub(super) id: Option<String>,
+    pub(super) reads: Option<Target>,
+    pub(super) writes: Option<Target>,
+    pub(super) near: Option<Vec<String>>,
     #[serde(deserialize_with = "some_table")]
     pub(super) probe: Option<Probe>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Target {
+    Any,
+    Leader,
 }
 
 #[derive(Debug, Default, Deserialize)]

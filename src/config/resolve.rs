@@ -46,7 +46,7 @@ struct Ways {
 /// A configuration larger than this is some other file.
 const MAX_FILE: u64 = 1 << 20;
 /// Where replicas tell each other what is done to members.
-const MAINTENANCE: &str = "/keyward/maintenance/";
+const MAINTENANCE: &str = "/keyward-maintenance/";
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -656,6 +656,7 @@ mod tests {
         let listener = &config.listeners[0];
         assert_eq!(listener.identify, [Identify::Certificate, Identify::Token]);
         assert!(!listener.lend_login_identity);
+        assert!(listener.accept_odd_authority);
         assert_eq!(listener.on_expiry, OnExpiry::Cut);
         for (bad, path) in [
             ("[]", "listener[0].identify"),
@@ -676,10 +677,13 @@ mod tests {
         let other = "[[map]]\npeer = 'password:x'\ndeny = true\n[[map]]\npeer = 'listener:a'\ndeny = true\n";
         let (config, _) = valid(&format!("{CLUSTER}{LISTENER}{tls}{other}"));
         assert_eq!(config.listeners[0].identify, [Identify::Token, Identify::Default], "none about any");
-        let kept = format!("{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\n");
+        let kept = format!(
+            "{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\naccept_odd_authority = false\n"
+        );
         let (config, _) = valid(&kept);
         assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
         assert!(config.listeners[0].lend_login_identity);
+        assert!(!config.listeners[0].accept_odd_authority);
     }
 
     #[test]
@@ -946,13 +950,13 @@ mod tests {
     fn what_replicas_tell_each_other_has_a_place_of_its_own() {
         let with = |lines: &str| format!("{CLUSTER}{LISTENER}{lines}\n");
         let prefix = |lines: &str| valid(&with(lines)).0.maintenance.etcd_prefix;
-        assert_eq!(prefix("").as_deref(), Some("/keyward/maintenance/"));
+        assert_eq!(prefix("").as_deref(), Some("/keyward-maintenance/"));
         assert_eq!(prefix("[maintenance]\netcd_prefix = '/m/'").as_deref(), Some("/m/"));
         assert_eq!(prefix("[maintenance]\netcd_prefix = ''"), None);
         for bad in [
             "[maintenance]\netcd_prefix = '/m'",
             "[maintenance]\netcd_prefix = '//'",
-            "[revocation]\netcd_prefix = '/keyward/'",
+            "[revocation]\netcd_prefix = '/keyward-maintenance/r/'",
             "[revocation]\netcd_prefix = '/m/r/'\n[maintenance]\netcd_prefix = '/m/'",
         ] {
             assert_eq!(fault_paths(&with(bad)), ["maintenance.etcd_prefix"], "{bad}");

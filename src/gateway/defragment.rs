@@ -27,9 +27,11 @@ use crate::rpc::frame;
 use crate::upstream::choose::Wanted;
 use crate::upstream::membership::{Member, Membership, Role};
 use crate::upstream::read::{self, ReadError};
-use crate::upstream::send::As;
+use crate::upstream::send::{As, Door};
 
 use lock::{Lock, Taken};
+
+pub use rest::{Freed, idle};
 
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Maintenance/Defragment";
@@ -169,7 +171,9 @@ struct Work {
 impl Work {
     /// The one that the client named.
     async fn one(&self, id: MemberId) -> Result<Bytes, Refusal> {
-        self.permitted().await.map_err(|trouble| refusal(&trouble, None, &[]))?;
+        permitted(&self.gateway.door, &self.whom)
+            .await
+            .map_err(|trouble| refusal(&trouble.into(), None, &[]))?;
         let member = self.gateway.door.members.snapshot.load().get(id).cloned();
         let member = member.ok_or(Refusal::NOTHING_SENT)?;
         let done = rest::defragment(&self.gateway.door, &self.whom, &member).await;
@@ -179,7 +183,9 @@ impl Work {
 
     /// All voters.
     async fn all(&self, client: &mut oneshot::Sender<Result<Bytes, Refusal>>) -> Result<Bytes, Refusal> {
-        self.permitted().await.map_err(|trouble| refusal(&trouble, None, &[]))?;
+        permitted(&self.gateway.door, &self.whom)
+            .await
+            .map_err(|trouble| refusal(&trouble.into(), None, &[]))?;
         let register = &self.gateway.defragmentations;
         let _running = register.begin().ok_or(Refusal::DEFRAGMENTING)?;
         let prefix = self.gateway.settings.maintenance_prefix.clone();
@@ -242,11 +248,6 @@ impl Work {
         }
     }
 
-    /// Whether the caller may defragment at all: nobody else has members freed of their calls.
-    async fn permitted(&self) -> Result<(), Trouble> {
-        ask_anywhere(&self.gateway.door, &self.whom, USERS, &[]).await.map(drop).map_err(Trouble::from)
-    }
-
     /// Waits until every voter is ready.
     async fn all_ready(&self) -> Result<(), Trouble> {
         let members = &self.gateway.door.members;
@@ -299,9 +300,17 @@ fn refusal(trouble: &Trouble, member: Option<&Member>, done: &[Arc<str>]) -> Ref
     Refusal::not_defragmented(code, member.as_deref().unwrap_or("any"), &why, &done.join(", "))
 }
 
+/// Whether the caller may work on members at all: nobody else has them freed of their calls.
+///
+/// # Errors
+/// It may not, or no member can say.
+pub async fn permitted(door: &Rc<Door>, whom: &As) -> Result<(), ReadError> {
+    ask_anywhere(door, whom, USERS, &[]).await.map(drop)
+}
+
 /// Asks members that take calls, one after the other, until one answers.
 async fn ask_anywhere(
-    door: &Rc<crate::upstream::send::Door>,
+    door: &Rc<Door>,
     whom: &As,
     path: &'static str,
     message: &[u8],

@@ -184,6 +184,15 @@ impl Part {
         })
     }
 
+    /// What was read last and could be taken, for who wants to know all of it.
+    #[must_use]
+    pub fn in_force(current: Arc<Published<Config>>) -> Self {
+        Self::new(move |_, now| {
+            let (current, now) = (Arc::clone(&current), now.clone());
+            Ok(Some(Ready::new(Vec::new(), move || current.publish(now))))
+        })
+    }
+
     /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Where no credential is another,
     /// those that there are go on: of certificates, their connections too.
     #[must_use]
@@ -295,7 +304,7 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
                 listener.name.clone(),
                 listener.address.clone(),
                 listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
-                (listener.lend_login_identity, listener.on_expiry),
+                (listener.lend_login_identity, listener.accept_odd_authority, listener.on_expiry),
                 listener.proxy_protocol_from.clone(),
                 (listener.member.clone(), listener.server_names.clone()),
             )
@@ -322,7 +331,6 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
     differ("limits", &started.limits, &read.limits);
     differ("admin", &started.admin, &read.admin);
     differ("log", &started.log, &read.log);
-    differ("drain", &started.drain, &read.drain);
     differ("runtime", &started.runtime, &read.runtime);
 }
 

@@ -148,6 +148,7 @@ mod tests {
                 client_urls: Arc::default(),
                 suspicion: Arc::default(),
                 rest: Arc::default(),
+                conduct: Arc::default(),
             })
         };
         let members = (1..).zip(readiness).map(member).collect();

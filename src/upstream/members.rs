@@ -15,6 +15,7 @@ mod notices;
 mod place;
 mod probe;
 mod seeds;
+mod standing;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -80,6 +81,7 @@ impl Members {
             connector,
             identity: if certificate { Identity::Certificate } else { Identity::None },
             login: Arc::new(ArcSwapOption::from_pointee(config.probe.clone())),
+            near: config.near.clone(),
         };
         let (seeds, channels) = (SeedList::new(config), ControlChannels::default());
         Self { setup, seeds, channels, forget: Box::new(|_, _| {}) }
@@ -335,6 +337,7 @@ impl Task {
         let here = self.places.get(index).is_some_and(|place| place.is_at(&known.endpoint, known.at));
         if here && told.answer.member == member && known.suspicion.is_raised() {
             known.suspicion.clear(mark);
+            known.conduct.cleared(Instant::now());
             if !known.suspicion.is_raised() {
                 tracing::debug!(%member, "member answers again");
                 self.published.changed.tell();
@@ -414,6 +417,7 @@ impl Task {
         if before.serving() != after.serving() || before.cluster != after.cluster {
             self.auth_due = Instant::now();
         }
+        standing::place(&after, &self.setup.near);
         let changes = changes::between(&before, &after);
         changes::log(&changes, &after);
         self.route(&after);

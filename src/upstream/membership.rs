@@ -18,7 +18,8 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::config::Endpoint;
-use crate::identity::{ClusterId, MemberId};
+use crate::identity::{ClusterId, MemberId, Revision};
+use crate::upstream::conduct::Conduct;
 use crate::upstream::standing::{Rest, Suspicion};
 use crate::upstream::version::{Traits, Version};
 use crate::upstream::vitals::Vitals;
@@ -77,6 +78,8 @@ pub struct Member {
     pub suspicion: Arc<Suspicion>,
     /// Shared by all snapshots.
     pub rest: Arc<Rest>,
+    /// Shared by all snapshots.
+    pub conduct: Arc<Conduct>,
 }
 
 /// Where a connection leads.
@@ -281,12 +284,26 @@ impl Member {
     /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`].
     pub fn suspect(&self) {
         self.suspicion.raise();
+        self.conduct.begin_anew();
+    }
+
+    /// The highest revision that it is known to have applied, by its answers to anybody.
+    #[must_use]
+    pub fn known_revision(&self) -> Revision {
+        let told = self.vitals.as_ref().map_or(0, |vitals| vitals.revision);
+        self.conduct.revision().max(Revision(told))
     }
 
     /// Where its connections lead: those to elsewhere are not its any more.
     #[must_use]
     pub fn spot(&self) -> Spot {
         Spot { ip: self.at, port: self.endpoint.port }
+    }
+
+    /// Whether the member list has it, as far as that is known.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.readiness != Readiness::NotReady(Reason::Unlisted)
     }
 
     /// How its version behaves.
@@ -547,6 +564,7 @@ pub(super) mod tests {
             client_urls: Arc::default(),
             suspicion: Arc::default(),
             rest: Arc::default(),
+            conduct: Arc::default(),
         })
     }
 

@@ -105,15 +105,6 @@ impl Pool {
         given_up.len()
     }
 
-    /// Has the streams on connections of `lane` to `member` go on elsewhere, where they can. Returns how many connections
-    /// there were.
-    pub fn leave(&self, member: MemberId, lane: Lane) -> usize {
-        let mut left = self.own.borrow_mut().take(member, lane);
-        left.extend(self.fleet.slots().take(member, lane));
-        left.iter().for_each(|connection| connection.leave());
-        left.len()
-    }
-
     /// Leaves what leads to where no member is any more: its name leads elsewhere, it was removed, the cluster is another. Short
     /// calls end by themselves; streams end as lost. Returns how many connections had streams.
     pub fn leave_strays(&self, members: &Membership) -> usize {
@@ -124,6 +115,15 @@ impl Pool {
         others.iter().for_each(|(_, connection)| connection.retire());
         streams.iter().for_each(|(_, connection)| connection.give_up());
         streams.len()
+    }
+
+    /// Has the streams on connections of `lane` to `member` go on elsewhere, where they can. Returns how many connections
+    /// there were.
+    pub fn leave(&self, member: MemberId, lane: Lane) -> usize {
+        let mut left = self.own.borrow_mut().take(member, lane);
+        left.extend(self.fleet.slots().take(member, lane));
+        left.iter().for_each(|connection| connection.leave());
+        left.len()
     }
 
     /// Calls in flight to `member` from this shard, on all lanes.

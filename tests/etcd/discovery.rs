@@ -8,7 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Srv};
+use keyward::config::{
+    ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Serves, Srv,
+};
 use keyward::identity::pattern::Glob;
 use keyward::pem::Roots;
 use keyward::secret::Secret;
@@ -49,6 +51,9 @@ fn config(cluster: &Cluster, dns: &Dns) -> Config {
         idle_timeout: Duration::from_secs(60),
         token_ttl: Duration::from_secs(300),
         pin: ClusterPin::FirstAnswer,
+        reads: Serves::Any,
+        writes: Serves::Any,
+        near: Vec::new(),
         probe: (cluster.options().auth != Auth::Off).then(|| login("root")),
         discovery: Discovery { dns: vec![dns.address], ..Discovery::default() },
     }
@@ -118,7 +123,9 @@ async fn srv_records_say_which_members_there_are_and_are_followed() {
         found.until("nobody says who the members are", no_record).await;
         dns.fails(false);
         says(&[0]);
-        let now = found.until("one is told", |now| ready(now) == 1).await;
+        let now = found
+            .until("one is told, and two are listed", |now| ready(now) == 1 && now.absent.len() == 2)
+            .await;
         assert_eq!(hosts(&now), ["m0.keyward.test"]);
         assert_eq!(now.members[0].at, Some(IpAddr::V4(LOOPBACK)));
         let absent: Vec<Absence> = now.absent.iter().map(|absent| absent.why).collect();

@@ -21,6 +21,8 @@ mod defragmentation;
 #[cfg(test)]
 mod discovery;
 #[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
@@ -64,6 +66,10 @@ mod model_replay;
 #[cfg(test)]
 mod muted;
 #[cfg(test)]
+mod odd_authorities;
+#[cfg(test)]
+mod operating;
+#[cfg(test)]
 mod outlived;
 #[cfg(test)]
 mod peer_trust;
@@ -87,6 +93,8 @@ mod revocations;
 mod rewatch;
 #[cfg(test)]
 mod rolled;
+#[cfg(test)]
+mod rolling;
 #[cfg(test)]
 mod rounds;
 #[cfg(test)]

@@ -27,7 +27,7 @@ const USERS: &str = "/etcdserverpb.Auth/UserList";
 const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
 const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 const LOCK: &str = "/v3lockpb.Lock/Lock";
-const PREFIX: &str = "/keyward/maintenance/defragment/";
+const PREFIX: &str = "/keyward-maintenance/defragment/";
 
 /// Three members that do what is asked of them, the first of which leads, and what was done to them.
 struct Scene {

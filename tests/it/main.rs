@@ -44,6 +44,8 @@ mod guesses;
 #[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
+mod http1;
+#[cfg(test)]
 mod jwts;
 #[cfg(test)]
 mod keepalives;
@@ -64,6 +66,8 @@ mod moves;
 #[cfg(test)]
 mod observers;
 #[cfg(test)]
+mod odd_authorities;
+#[cfg(test)]
 mod pinned;
 #[cfg(test)]
 mod proofs;
@@ -71,6 +75,8 @@ mod proofs;
 mod proxied;
 #[cfg(test)]
 mod re_decisions;
+#[cfg(test)]
+mod removals;
 #[cfg(test)]
 mod replays;
 #[cfg(test)]

@@ -208,6 +208,7 @@ fn published(id: MemberId, version: Version) -> membership::Member {
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         rest: Arc::default(),
+        conduct: Arc::default(),
     }
 }
 

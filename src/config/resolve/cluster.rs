@@ -4,7 +4,14 @@
 //! Invariants: endpoints are of one scheme and no two the same, or DNS says them; TLS is there exactly where they are https.
 
 use super::{DAY, MOMENT, Resolver, SECOND};
-use crate::config::{ClientTls, Cluster, ClusterPin, Discovery, Endpoint, Scheme, Srv, file, values};
+use crate::config::{ClientTls, Cluster, ClusterPin, Discovery, Endpoint, Scheme, Serves, Srv, file, values};
+
+fn serves(target: Option<file::Target>) -> Serves {
+    match target {
+        None | Some(file::Target::Any) => Serves::Any,
+        Some(file::Target::Leader) => Serves::Leader,
+    }
+}
 
 impl Resolver<'_> {
     pub(super) fn cluster(&mut self, cluster: file::Cluster) -> Cluster {
@@ -58,6 +65,9 @@ impl Resolver<'_> {
             ),
             token_ttl: self.duration("cluster.token_ttl", cluster.token_ttl, 300 * SECOND, SECOND..=DAY),
             pin,
+            reads: serves(cluster.reads),
+            writes: serves(cluster.writes),
+            near: cluster.near.unwrap_or_default(),
             probe,
             endpoints,
             discovery,

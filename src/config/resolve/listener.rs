@@ -63,6 +63,8 @@ impl Resolver<'_> {
                 tls,
                 identify,
                 lend_login_identity: row.lend_login_identity.unwrap_or(false),
+                // As etcd, which looks at no authority.
+                accept_odd_authority: row.accept_odd_authority.unwrap_or(true),
                 on_expiry: match row.on_expiry {
                     None | Some(file::OnExpiry::Cut) => OnExpiry::Cut,
                     Some(file::OnExpiry::Keep) => OnExpiry::Keep,

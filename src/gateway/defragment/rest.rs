@@ -29,13 +29,15 @@ const BACK: Duration = Duration::from_secs(60);
 const KEY: &[u8] = b"health";
 
 /// The member out of every shard's choice.
-struct Freed {
+pub struct Freed {
     members: MembersHandle,
     resting: Option<Resting>,
 }
 
 impl Freed {
-    fn new(door: &Door, member: &Arc<Member>) -> Self {
+    /// Takes it out, unless nobody else would be left.
+    #[must_use]
+    pub fn new(door: &Door, member: &Arc<Member>) -> Self {
         let resting = member.rest.take();
         let members = door.members.clone();
         members.rest_changed();
@@ -43,6 +45,12 @@ impl Freed {
         let freed = Self { members, resting: Some(resting) };
         // Slow is better than nobody.
         if others { freed } else { Self { members: freed.members.clone(), resting: None } }
+    }
+
+    /// Whether it is out.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.resting.is_some()
     }
 }
 
@@ -57,8 +65,8 @@ impl Drop for Freed {
 /// Frees the member, defragments it, and lets calls back once it serves. The member's answer, not framed.
 pub(super) async fn defragment(door: &Rc<Door>, whom: &As, member: &Arc<Member>) -> Result<Bytes, Trouble> {
     let freed = Freed::new(door, member);
-    if freed.resting.is_some() {
-        idle(member).await;
+    if freed.is_free() && timeout(CALLS, idle(member)).await.is_err() {
+        tracing::info!(member = %member.id, "calls go on at a member that is about to be defragmented");
     }
     let began = Instant::now();
     // However long it takes: only the member knows, and the connection's pings tell when it is gone.
@@ -73,16 +81,12 @@ pub(super) async fn defragment(door: &Rc<Door>, whom: &As, member: &Arc<Member>)
     Ok(answer?)
 }
 
-async fn idle(member: &Arc<Member>) {
+/// Waits until no call is under way at the member.
+pub async fn idle(member: &Member) {
     let mut quiet = 0;
-    let looks = async {
-        while quiet < 2 {
-            quiet = if member.rest.busy() == 0 { quiet + 1 } else { 0 };
-            sleep(LOOK).await;
-        }
-    };
-    if timeout(CALLS, looks).await.is_err() {
-        tracing::info!(member = %member.id, "calls go on at a member that is about to be defragmented");
+    while quiet < 2 {
+        quiet = if member.rest.busy() == 0 { quiet + 1 } else { 0 };
+        sleep(LOOK).await;
     }
 }
 

@@ -325,7 +325,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::config::ClusterPin;
+    use crate::config::{ClusterPin, Serves};
     use crate::secret::Secret;
     use crate::upstream::connect::Connector;
     use crate::upstream::credential::CredentialSettings;
@@ -343,6 +343,9 @@ mod tests {
             idle_timeout: second,
             token_ttl: second,
             pin: ClusterPin::FirstAnswer,
+            reads: Serves::Any,
+            writes: Serves::Any,
+            near: Vec::new(),
             probe: None,
             discovery: crate::config::Discovery::default(),
         };

@@ -268,6 +268,7 @@ impl Facts<'_> {
             client_urls: listed.map_or_else(Arc::default, |listed| Arc::clone(&listed.client_urls)),
             suspicion: known.map_or_else(Arc::default, |member| Arc::clone(&member.suspicion)),
             rest: known.map_or_else(Arc::default, |member| Arc::clone(&member.rest)),
+            conduct: known.map_or_else(Arc::default, |member| Arc::clone(&member.conduct)),
         })
     }
 

@@ -169,6 +169,7 @@ mod tests {
             client_urls: Arc::default(),
             suspicion: Arc::default(),
             rest: Arc::default(),
+            conduct: Arc::default(),
         }
     }
 

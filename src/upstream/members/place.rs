@@ -37,6 +37,7 @@ pub(super) struct Setup {
     pub(super) http1: Connector,
     pub(super) identity: Identity,
     pub(super) login: ProbeLogin,
+    pub(super) near: Vec<String>,
 }
 
 /// One address, and when it is asked next.
@@ -238,6 +239,7 @@ mod tests {
             connector: nowhere,
             identity: Identity::None,
             login: ProbeLogin::default(),
+            near: Vec::new(),
         }
     }
 

@@ -120,6 +120,11 @@ impl Relay {
         Rc::strong_count(&self.state.live) - 1
     }
 
+    /// How many connections it has let through.
+    pub(crate) fn accepted(&self) -> usize {
+        self.state.accepted.get()
+    }
+
     /// How many cuts there were.
     pub(crate) fn cuts(&self) -> usize {
         self.state.cuts.get()
