@@ -126,11 +126,11 @@ async fn every_member_is_defragmented_under_load_and_no_call_fails() {
         stream::iter(fill).buffer_unordered(8).for_each(|_| async {}).await;
         callers[0].put("/a/seed", b"seed".to_vec(), 0).await.expect("written");
 
-        let direct = cluster.ctl_as_root();
+        // As `etcdctl defrag --endpoints=` of all members does it.
         let in_turn = async {
             let began = Instant::now();
-            for i in 0..cluster.len() {
-                direct.to(vec![cluster.url(i)]).ok(&["--command-timeout=300s", "defrag"]).await;
+            for member in &callers {
+                defragment(member).await.expect("defragmented");
             }
             began.elapsed()
         };
@@ -147,9 +147,8 @@ async fn every_member_is_defragmented_under_load_and_no_call_fails() {
         let before = calls(&cluster).await;
         let all = async {
             let began = Instant::now();
-            let mut maintenance = MaintenanceClient::new(root.channel.clone());
-            let answer = maintenance.defragment(root.request(DefragmentRequest {})).await;
-            (answer.map(drop), began.elapsed())
+            let answer = defragment(&root).await;
+            (answer, began.elapsed())
         };
         let ((answer, took), seen) = under_load(&through, "through", all).await;
         println!("{version}, {megabytes} MB, through Keyward, {took:?}: {}", seen.told());
@@ -158,12 +157,16 @@ async fn every_member_is_defragmented_under_load_and_no_call_fails() {
         let each: Vec<_> =
             calls(&cluster).await.iter().zip(before).map(|(after, before)| after - before).collect();
         assert_eq!(each, [1.0, 1.0, 1.0], "{version}: each member once");
-        let again =
-            MaintenanceClient::new(root.channel.clone()).defragment(root.request(DefragmentRequest {})).await;
+        let again = defragment(&root).await;
         assert!(again.is_ok(), "{version}: {again:?}");
         let now = calls(&cluster).await;
         assert_eq!(now.iter().sum::<f64>(), 6.0, "{version}: they were done a moment ago: {now:?}");
     }
+}
+
+async fn defragment(caller: &Caller) -> Result<(), tonic::Status> {
+    let mut client = MaintenanceClient::new(caller.channel.clone());
+    client.defragment(caller.request(DefragmentRequest {})).await.map(drop)
 }
 
 async fn calls(cluster: &Cluster) -> Vec<f64> {
