@@ -15,7 +15,10 @@ use keyward::pb::health::HealthCheckRequest;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, password, versions};
 use crate::raw::{Call, Endpoint};
+use crate::rounds::{Application, Did, FAMILIES};
 
+/// Client libraries that know unix sockets.
+const OVER_UNIX: [&str; 4] = ["clientv3 3.5.1", "clientv3 3.5.11", "clientv3 3.6.16", "python etcd3 0.12.0"];
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const PUT: &str = "/etcdserverpb.KV/Put";
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
@@ -232,5 +235,41 @@ async fn who_comes_over_a_unix_socket_is_whom_the_listener_or_a_rule_says() {
             logins.authenticate(login(password("bob"))).await.expect("known to be right");
             drop(keyward);
         }
+    }
+}
+
+/// What these send as their `:authority` is the socket's path, in one way of writing or another; it says so, where it is none.
+#[tokio::test]
+async fn each_client_family_does_its_things_over_a_unix_socket() {
+    let odd_ones = ["clientv3 3.5.1", "python etcd3 0.12.0"];
+    for version in versions() {
+        let cluster = Cluster::start(&version, with_auth()).await;
+        let site = Site::new();
+        let secret = site.write("alice-password", &password("alice"));
+        let path = site.file("keyward.sock");
+        let local = format!(
+            " }}, {{ name = \"local\", address = \"unix:{}\", default_user = \"alice\"",
+            path.display()
+        );
+        let user = format!("[[user]]\nname = \"alice\"\npassword_file = {secret:?}\n");
+        let config = site.listening(&cluster, &local) + &user;
+        let keyward = Keyward::start(site, &config).await;
+        let mut seen = Vec::new();
+        let unix = FAMILIES.iter().filter(|family| OVER_UNIX.contains(&family.name));
+        for family in unix {
+            let before = keyward.metric("keyward_odd_authority_connections_total", &[]).await;
+            let application = Application::start_over_unix(family, &path).await;
+            let round = application.round(&cluster).await;
+            assert!(round.len() == 6 && round.iter().all(Did::ok), "{version} {}: {round:?}", family.name);
+            let odd = keyward.metric("keyward_odd_authority_connections_total", &[]).await - before;
+            println!("{version} {} over a unix socket: {odd} odd connections", family.name);
+            if odd_ones.contains(&family.name) {
+                assert!(odd >= 1.0, "{}", family.name);
+            }
+            seen.push(family.name);
+        }
+        assert_eq!(seen, OVER_UNIX);
+        assert_eq!(keyward.metric("keyward_odd_authority_refused_total", &[]).await, 0.0);
+        drop(keyward);
     }
 }

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -117,8 +117,27 @@ impl Application {
         if family.tls || shown.is_some() {
             args.extend(["--cacert", &ca]);
         }
+        Application::run(family, &args, folder).await
+    }
+
+    /// The same over a unix socket; as nobody where the library shows no password in plaintext.
+    pub(crate) async fn start_over_unix(family: &'static Family, socket: &Path) -> Application {
+        let folder = tempfile::Builder::new().prefix("rounds-").tempdir().expect("a temporary folder");
+        let secret = folder.path().join("password");
+        std::fs::write(&secret, password("alice")).expect("a file can be written");
+        let slashes = if family.folder == "go" { "//" } else { "" };
+        let (address, secret) = (format!("unix:{slashes}{}", socket.display()), secret.display().to_string());
+        let prefix = prefix(family);
+        let mut args = vec!["rounds", "--endpoints", &address, "--prefix", &prefix];
+        if !family.tls {
+            args.extend(["--user", "alice", "--password-file", &secret]);
+        }
+        Application::run(family, &args, folder).await
+    }
+
+    async fn run(family: &'static Family, args: &[&str], folder: TempDir) -> Application {
         let process =
-            Process::start(family.name, &family.program(), args, &[], &folder.path().join("record"));
+            Process::start(family.name, &family.program(), args.iter(), &[], &folder.path().join("record"));
         let application = Application { family, process, rounds: Cell::new(0), _folder: folder };
         let ready = async || {
             assert!(

@@ -152,7 +152,8 @@ impl Encoder {
         let place = |found: usize| 62 + found;
         let whole = self.table.iter().position(|entry| entry.0 == name.as_bytes() && entry.1 == value);
         let named = self.table.iter().position(|entry| entry.0 == name.as_bytes());
-        let way = choices.below(4);
+        // Both always, or the rest would mean something else where the table is another.
+        let (way, by_index) = (choices.below(4), choices.flag());
         if let (0, Some(found)) = (way, whole) {
             return Self::integer(0x80, 7, place(found), out);
         }
@@ -162,7 +163,7 @@ impl Encoder {
             ":path" => Some(4),
             _ => None,
         };
-        let index = named.map(place).filter(|_| choices.flag()).or(known);
+        let index = named.map(place).filter(|_| by_index).or(known);
         Self::integer(first, prefix, index.unwrap_or(0), out);
         if index.is_none() {
             Self::string(name.as_bytes(), out);

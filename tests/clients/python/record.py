@@ -32,10 +32,11 @@ def described(error):
 
 
 def connect(options):
-    """The library takes one endpoint."""
+    """The library takes one endpoint: HOST:PORT, or unix:/PATH, which is gRPC's name of it."""
     host, port = options.endpoints.split(",")[0].rsplit(":", 1)
+    port = int(port) if port.isdigit() else port
     credentials = {}
     if options.user:
         with open(options.password_file, encoding="utf-8") as file:
             credentials = {"user": options.user, "password": file.read().rstrip("\r\n")}
-    return etcd3.client(host=host, port=int(port), ca_cert=options.cacert or None, **credentials)
+    return etcd3.client(host=host, port=port, ca_cert=options.cacert or None, **credentials)
