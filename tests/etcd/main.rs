@@ -17,6 +17,8 @@ mod client_families;
 #[cfg(test)]
 mod credentials;
 #[cfg(test)]
+mod crowd;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
@@ -77,6 +79,8 @@ mod replicas;
 mod revocations;
 #[cfg(test)]
 mod rewatch;
+#[cfg(test)]
+mod right_member;
 #[cfg(test)]
 mod rounds;
 #[cfg(test)]
