@@ -3,8 +3,12 @@
 //! Owns: `/livez`, `/readyz` and `/metrics` over HTTP/1.1. Must not know the data path's sockets. Invariants: nothing
 //! here changes state (`socket` does); a slow or silent peer costs a bounded time; answers hold no key, user or secret.
 
+pub mod doctor;
+pub mod drain;
 mod figures;
 pub mod socket;
+pub mod status;
+mod table;
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -27,7 +31,9 @@ use crate::revocation::Register;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::credential::Credentials;
-use crate::upstream::membership::{MembersHandle, Serving};
+use crate::upstream::membership::{Foreign, MembersHandle, Serving};
+use drain::{Exit, Stage};
+use status::{AbsentRow, Cluster, ForeignRow, Replica, Row, Status};
 
 /// How long a peer may take to send a request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,11 +52,11 @@ pub struct State {
     register: Register,
     metrics: Arc<Metrics>,
     shards_turn: Arc<AtomicBool>,
-    draining: AtomicBool,
+    exit: Arc<Exit>,
 }
 
 impl State {
-    /// A state that is not draining.
+    /// The state of a process that ends by `exit`.
     #[must_use]
     pub fn new(
         members: MembersHandle,
@@ -59,26 +65,14 @@ impl State {
         register: Register,
         metrics: Arc<Metrics>,
         shards_turn: Arc<AtomicBool>,
+        exit: Arc<Exit>,
     ) -> Self {
-        Self {
-            members,
-            credentials,
-            sealer,
-            register,
-            metrics,
-            shards_turn,
-            draining: AtomicBool::new(false),
-        }
-    }
-
-    /// From now on not ready.
-    pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        Self { members, credentials, sealer, register, metrics, shards_turn, exit }
     }
 
     /// Why no calls should be sent here; none where they should.
     fn unready(&self) -> Option<String> {
-        if self.draining.load(Ordering::Relaxed) {
+        if self.exit.stage() != Stage::Serving {
             return Some("draining".into());
         }
         if !self.shards_turn.load(Ordering::Relaxed) {
@@ -93,6 +87,37 @@ impl State {
             }
             Serving::Ready => None,
             not_yet => Some(not_yet.to_string()),
+        }
+    }
+
+    /// What `keyward status` tells.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let why = self.unready();
+        let state = match &why {
+            None => status::State::Serving,
+            Some(_) if self.exit.stage() != Stage::Serving => status::State::Draining,
+            Some(_) => status::State::NotReady,
+        };
+        let members = self.members.snapshot.load();
+        let foreign = |foreign: &Foreign| ForeignRow {
+            endpoint: foreign.endpoint.to_string(),
+            cluster: foreign.cluster.to_string(),
+        };
+        Status {
+            replica: Replica {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                state,
+                why,
+                connections: self.metrics.connections.get(),
+                calls: self.metrics.calls_open.get(),
+                streams: self.metrics.streams_open.get(),
+                sessions: self.sealer.seen().len(),
+            },
+            cluster: Cluster::of(&members, self.members.auth.now()),
+            members: members.members.iter().map(|member| Row::of(member, &members)).collect(),
+            absent: members.absent.iter().map(AbsentRow::of).collect(),
+            foreign: members.foreign.iter().map(foreign).collect(),
         }
     }
 

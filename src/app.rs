@@ -4,6 +4,7 @@
 //! Invariants: nothing is accepted before everything is in place; a drain first says "not ready", then stops
 //! accepting, then lets what is open finish, within its limits; a second signal ends at once.
 
+mod forgetting;
 pub mod hash_password;
 pub mod serving;
 
@@ -17,12 +18,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::forgetting::Forgetting;
 use self::serving::{Parts, Serving};
+use crate::admin::doctor::Doctor;
+use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, Desk};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::listener::{Intake, Listening, accept};
-use crate::downstream::session::{NoSessionKey, Realm, Sealer};
+use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::downstream::tls::{Current, ListenerTls, TlsError};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
@@ -38,6 +42,7 @@ use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersE
 use crate::upstream::fleet::Fleet;
 use crate::upstream::members::{Members, ProbeLogin};
 use crate::upstream::membership::MembersHandle;
+use crate::upstream::names::Names;
 use crate::upstream::peer_urls::{PeerTrust, Trusted};
 use crate::upstream::tls as upstream_tls;
 
@@ -112,21 +117,24 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
-    let connector = Connector::tcp(tls, config.cluster.connect_timeout);
-    let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &tasks)?;
-    let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
+    let names = Names::by(&config.cluster.discovery.dns)?;
+    let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     sealer.refuse_before(config.session.not_before);
+    let forgetting = Forgetting::new(Arc::clone(&config), Arc::clone(&sealer), Arc::clone(&metrics));
+    let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &forgetting, &tasks)?;
+    let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
     let (register, keeper) = Register::open(&config.revocation, upstream, Arc::clone(&sealer))?;
+    forgetting.tells(&credentials, &logins, &register);
     tasks.spawn("revocations", keeper.run()).detach();
-    let following = follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics));
+    let following = follow(members.clone(), forgetting, Arc::clone(&metrics));
     tasks.spawn("follow members", following).detach();
     let (drain, draining) = watch::channel(None);
     let parts = Parts {
         tls: downstream_configs(&config)?,
         config: Arc::clone(&config),
         connector,
-        members: members.clone(),
+        members,
         identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
@@ -134,22 +142,16 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         metrics: Arc::clone(&metrics),
         drain: draining,
         claims: Arc::default(),
+        defragmentations: Arc::default(),
         fleet: Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics))),
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));
+    let (exit, in_force) = (Arc::new(Exit::default()), Arc::new(Published::new(Arc::clone(&config))));
     tasks
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
-    let state = Arc::new(State::new(
-        members,
-        credentials,
-        Arc::clone(&sealer),
-        register.clone(),
-        Arc::clone(&metrics),
-        healthy,
-    ));
-    let desk = Desk { register: register.clone(), sealer: Arc::clone(&sealer) };
+    let (state, desk) = administration(&parts, &in_force, &register, healthy, &exit);
     open_admin(&config, &state, desk, &tasks).await?;
     let accepting = accept_all(&config, &intakes, &metrics)?;
     drop(intakes);
@@ -157,20 +159,26 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let trials = vec![Trial::mint(Arc::clone(&trust))];
     let mut changing = changing(&config, sealer, &parts);
     changing.push(Part::own_logins(probe, register, Arc::clone(&parts.credentials)));
+    changing.push(Part::in_force(Arc::clone(&in_force)));
     let reload = Reload::new(path, Arc::clone(&config), trials, changing, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
     let refused = tokio::select! {
         () = signals.next() => None,
+        () = exit.asked() => None,
         trusted = trust.follow() => Some(Error::Mint(trusted)),
     };
     tracing::info!("draining");
-    state.drain();
-    let orderly = end(&config, accepting, &drain, shards);
+    let settings = in_force.load().drain;
+    let orderly = end(settings, &exit, accepting, &drain, shards);
     let outcome = tokio::select! {
         outcome = orderly => outcome,
         () = signals.next() => { tracing::warn!("ended at once by a second signal"); Ok(()) }
     };
+    exit.enter(Stage::Ended);
+    if tokio::time::timeout(LAST, exit.heard()).await.is_err() {
+        tracing::debug!("somebody who waits for the end does not hear of it");
+    }
     tracing::info!("ended");
     refused.map_or(outcome, Err)
 }
@@ -193,6 +201,34 @@ impl Signals {
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// What answers operators.
+fn administration(
+    parts: &Parts,
+    in_force: &Arc<Published<Config>>,
+    register: &Register,
+    healthy: Arc<AtomicBool>,
+    exit: &Arc<Exit>,
+) -> (Arc<State>, Desk) {
+    let state = Arc::new(State::new(
+        parts.members.clone(),
+        Arc::clone(&parts.credentials),
+        Arc::clone(&parts.sealer),
+        register.clone(),
+        Arc::clone(&parts.metrics),
+        healthy,
+        Arc::clone(exit),
+    ));
+    let doctor = Doctor {
+        config: Arc::clone(in_force),
+        members: parts.members.clone(),
+        pages: pages(&parts.connector, &parts.members),
+        register: register.clone(),
+    };
+    let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
+    let desk = Desk { register, sealer, state: Arc::clone(&state), doctor };
+    (state, desk)
 }
 
 /// Who looks at members' peer URLs.
@@ -238,6 +274,7 @@ fn start_control(
     config: &Config,
     connector: &Connector,
     metrics: &Arc<Metrics>,
+    forgetting: &Forgetting,
     tasks: &Tasks,
 ) -> Result<(Upstream, ProbeLogin, Arc<Logins>), Error> {
     let settings = CredentialSettings {
@@ -245,7 +282,9 @@ fn start_control(
         logins_per_member: config.limits.logins_in_flight_per_member,
         ..CredentialSettings::default()
     };
-    let members = Members::new(&config.cluster, connector.clone());
+    let mut members = Members::new(&config.cluster, connector.clone());
+    let forgetting = forgetting.clone();
+    members.before_following(move |_left, followed| forgetting.forget(followed));
     let (channels, probe) = (members.channels(), members.login());
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();
@@ -303,19 +342,13 @@ fn start_shards(parts: &Parts) -> Result<(Vec<Shard>, Vec<Intake>), Error> {
 }
 
 /// Carries what the members' task publishes to where it is needed: the sealer's realm, the metrics.
-async fn follow(config: Arc<Config>, members: MembersHandle, sealer: Arc<Sealer>, metrics: Arc<Metrics>) {
+async fn follow(members: MembersHandle, forgetting: Forgetting, metrics: Arc<Metrics>) {
     let mut changes = members.changes.clone();
-    let mut pinned = None;
     loop {
         {
             let snapshot = members.snapshot.load();
-            if let Some(cluster) = snapshot.cluster.filter(|cluster| pinned != Some(*cluster)) {
-                pinned = Some(cluster);
-                let name = match &config.session.realm {
-                    config::Realm::Named(name) => Some(&**name),
-                    config::Realm::ClusterId => None,
-                };
-                sealer.pin(&Realm::new(name, cluster));
+            if let Some(cluster) = snapshot.cluster {
+                forgetting.pin(cluster);
             }
             metrics.member_ready.clear();
             metrics.member_leader.clear();
@@ -356,17 +389,22 @@ async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
 }
 
 async fn end(
-    config: &Config,
+    settings: config::Drain,
+    exit: &Exit,
     accepting: Tasks,
     drain: &watch::Sender<Option<Instant>>,
     shards: Vec<Shard>,
 ) -> Result<(), Error> {
-    tokio::time::sleep(config.drain.wait).await;
+    let until = Instant::now() + settings.wait;
+    exit.enter(Stage::Waiting { until });
+    tokio::time::sleep_until(until).await;
     accepting.abort_all();
     accepting.joined().await;
-    drain.send_replace(Some(Instant::now() + config.drain.timeout));
+    let until = Instant::now() + settings.timeout;
+    exit.enter(Stage::Leaving { until });
+    drain.send_replace(Some(until));
     let joined = tokio::task::spawn_blocking(|| shards.into_iter().all(Shard::join));
-    let limit = config.drain.timeout + Duration::from_secs(2);
+    let limit = settings.timeout + Duration::from_secs(2);
     match tokio::time::timeout(limit, joined).await {
         Ok(Ok(true)) => Ok(()),
         Ok(_) => Err(Error::ShardDied),

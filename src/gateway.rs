@@ -4,16 +4,20 @@
 //! Invariant: everything here belongs to one shard; what shards share is immutable, atomic or published whole.
 
 pub mod access_log;
+pub mod addressed;
 pub mod blocked;
 pub mod caller;
 pub mod current;
+pub mod defragment;
 pub mod exchange;
 pub mod health;
+pub mod leadership;
 pub mod live;
 pub mod login;
 pub mod member_answers;
 pub mod pipeline;
 pub mod proofs;
+pub mod removal;
 pub mod reply;
 pub mod retries;
 pub mod streams;
@@ -32,7 +36,8 @@ use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
 use crate::gateway::retries::Retries;
-use crate::identity::{MemberId, Peer, Revision};
+use crate::identity::named::NamedMember;
+use crate::identity::{ClusterId, MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
 use crate::published::Published;
 use crate::refusal::Refusal;
@@ -55,6 +60,10 @@ const SPREADING: Duration = Duration::from_secs(2);
 pub struct Settings {
     /// The client URLs that member answers name.
     pub client_urls: Arc<[String]>,
+    /// Those of single members instead.
+    pub member_urls: Arc<[(NamedMember, Vec<String>)]>,
+    /// Below it replicas tell each other what is done to members, if they do.
+    pub maintenance_prefix: Option<Arc<str>>,
     /// The largest request message, in bytes.
     pub request_size: usize,
     /// Bytes of requests that a shard may hold at once.
@@ -95,6 +104,8 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     /// What may be sent again.
     pub retries: Retries,
+    /// Defragmentations, on all shards.
+    pub defragmentations: Arc<defragment::Register>,
     held: Rc<Budget>,
     waiting: Rc<Budget>,
     /// What lives longer than the decision that let it begin, on this shard.
@@ -113,12 +124,16 @@ pub struct Client {
     pub listener: Arc<Listener>,
     /// Who its certificate says it is.
     pub certificate: Option<Peer>,
+    /// The member that it is about, where it is about one.
+    pub member: Option<NamedMember>,
     /// When its welcome is over.
     pub until: Option<Instant>,
     /// The highest revision that it was shown: nothing older may follow (rules 21).
     pub floor: Rc<Cell<Revision>>,
     term: Cell<u64>,
     home: Cell<Option<MemberId>>,
+    /// Of which cluster both are: another's revisions are not to be compared with them.
+    cluster: Cell<Option<ClusterId>>,
     /// Until when all its calls go home.
     at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
@@ -144,17 +159,21 @@ impl Client {
         origin: Rc<access_log::Origin>,
         listener: Arc<Listener>,
         certificate: Option<Peer>,
+        member: Option<NamedMember>,
         until: Option<Instant>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
+        let cluster = Cell::new(gateway.door.members.snapshot.load().cluster);
         Self {
             origin,
             listener,
             certificate,
+            member,
             until,
             floor: Rc::default(),
             term: Cell::default(),
             home: Cell::default(),
+            cluster,
             at_home_until: Cell::default(),
             dismissed: Cell::default(),
             remembered,
@@ -180,6 +199,16 @@ impl Client {
         let proof = caller.until.map(|at| (at, Refusal::INVALID_AUTH_TOKEN));
         let welcome = self.until.map(|at| (at, Refusal::SHUTTING_DOWN));
         proof.into_iter().chain(welcome).min_by_key(|(at, _)| *at)
+    }
+
+    /// This cluster is served from now on: what was shown of another one binds nobody.
+    fn follow(&self, cluster: Option<ClusterId>) {
+        if cluster.is_none() || cluster == self.cluster.replace(cluster.or(self.cluster.get())) {
+            return;
+        }
+        self.forget_seen();
+        self.home.take();
+        self.at_home_until.take();
     }
 
     /// Notes how far the member was whose answer goes downstream.
@@ -230,6 +259,7 @@ impl Gateway {
         tasks: Tasks,
         drain: watch::Receiver<Option<Instant>>,
         claims: Arc<Claims>,
+        defragmentations: Arc<defragment::Register>,
         identities: Arc<Published<Identities>>,
     ) -> Self {
         let largest = settings.request_size + PREFIX;
@@ -239,6 +269,7 @@ impl Gateway {
             held: Budget::of(settings.request_budget),
             waiting: Budget::of(WAITING.max(largest)),
             claims,
+            defragmentations,
             door,
             retries: Retries::default(),
             live: Rc::default(),
@@ -257,6 +288,7 @@ impl Gateway {
     /// The connection's own member, chosen when first asked for and again when it is not ready.
     #[must_use]
     pub fn home(&self, client: &Client) -> Option<MemberId> {
+        client.follow(self.door.members.snapshot.load().cluster);
         let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen

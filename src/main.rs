@@ -1,21 +1,31 @@
 //! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, what is asked of a running Keyward, `--version`.
 //!
-//! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running, and nothing has changed), 64 (the command line
-//! or the configuration cannot be used), 74 (in force on this replica, but not kept), 75 (not known whether it is done: to be
+//! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running, and nothing has changed; `status`: it does not
+//! serve; `doctor`: warnings; `drain`: something was cut), 2 (`doctor`: errors), 64 (the command line or the configuration cannot
+//! be used), 69 (`doctor`, `drain`: nobody listens at the socket), 74 (in force on this replica, but not kept), 75 (not known whether it is done: to be
 //! asked for again). Must not know: how anything is done.
 //! Invariant: an answer goes to stdout, what is wrong to stderr.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use keyward::admin::doctor::Severity;
+use keyward::admin::drain::{Phase, Progress};
 use keyward::admin::socket::{self, Answer, Command as Ask};
+use keyward::admin::status::State;
 use keyward::config::{self, Config, Faults, Warning};
 use keyward::{app, telemetry};
+use serde::Serialize;
 
 /// `EX_USAGE` of sysexits.h.
 const UNUSABLE: u8 = 64;
+/// What `doctor` ends with where something does not work.
+const ERRORS: u8 = 2;
+/// `EX_UNAVAILABLE`.
+const UNREACHABLE: u8 = 69;
 /// `EX_IOERR`.
 const NOT_KEPT: u8 = 74;
 /// `EX_TEMPFAIL`.
@@ -73,6 +83,25 @@ enum Command {
         #[command(flatten)]
         at: Place,
     },
+    /// Tells how one replica and the members are doing. Exit code 0 where it serves, else 1.
+    Status {
+        #[command(flatten)]
+        as_what: Output,
+        #[command(flatten)]
+        at: Place,
+    },
+    /// Looks for what is wrong, and says how to mend it. Exit code 0 where nothing was found, 1 for warnings, 2 for errors.
+    Doctor {
+        #[command(flatten)]
+        as_what: Output,
+        #[command(flatten)]
+        at: Place,
+    },
+    /// Has one replica end as by SIGTERM, and waits for that. Exit code 0 where nothing open was cut, else 1.
+    Drain {
+        #[command(flatten)]
+        at: Place,
+    },
 }
 
 /// Where a running Keyward listens to commands.
@@ -84,6 +113,22 @@ struct Place {
     /// Its configuration, which names the socket (admin.socket).
     #[arg(long, env = "KEYWARD_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+/// How an answer is written.
+#[derive(Args)]
+struct Output {
+    /// How it is written.
+    #[arg(short = 'o', long = "output", value_enum, default_value_t = Form::Table)]
+    output: Form,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// For people.
+    Table,
+    /// One line, for programs.
+    Json,
 }
 
 #[derive(Args)]
@@ -112,6 +157,9 @@ fn main() -> ExitCode {
         Command::Block { user, at } => ask(at, &Ask::Block { user }),
         Command::Unblock { user, at } => ask(at, &Ask::Unblock { user }),
         Command::Sessions { at } => ask(at, &Ask::Sessions {}),
+        Command::Status { as_what, at } => status(at, as_what.output),
+        Command::Doctor { as_what, at } => doctor(at, as_what.output),
+        Command::Drain { at } => drain(at),
     }
 }
 
@@ -122,27 +170,115 @@ fn keygen(file: &Path) -> ExitCode {
     }
 }
 
-/// Asks a running Keyward.
-fn ask(at: Place, question: &Ask) -> ExitCode {
-    let socket = match (at.socket, at.config) {
-        (Some(socket), _) => socket,
-        (None, Some(file)) => match config::load(&file) {
-            Ok((config, _)) => match config.admin.socket {
-                Some(socket) => socket,
-                None => return fail("admin.socket is not set", ExitCode::from(UNUSABLE)),
+impl Place {
+    /// The socket, or how it ends where there is none.
+    fn socket(self) -> Result<PathBuf, ExitCode> {
+        match (self.socket, self.config) {
+            (Some(socket), _) => Ok(socket),
+            (None, Some(file)) => match config::load(&file) {
+                Ok((config, _)) => config
+                    .admin
+                    .socket
+                    .ok_or_else(|| fail("admin.socket is not set", ExitCode::from(UNUSABLE))),
+                Err(faults) => Err(refuse(&faults)),
             },
-            Err(faults) => return refuse(&faults),
-        },
-        (None, None) => return fail("--socket or --config is needed", ExitCode::from(UNUSABLE)),
-    };
+            (None, None) => Err(fail("--socket or --config is needed", ExitCode::from(UNUSABLE))),
+        }
+    }
+}
+
+/// Asks a running Keyward, and says how it ends where that is no answer to the question; `unreachable` where there is none.
+fn asked(at: Place, question: &Ask, unreachable: u8) -> Result<Answer, ExitCode> {
+    let socket = at.socket()?;
     match socket::ask(&socket, question) {
+        Ok(answer) => not_refused(answer),
+        Err(error) => Err(fail(&format!("{}: {error}", socket.display()), ExitCode::from(unreachable))),
+    }
+}
+
+fn not_refused(answer: Answer) -> Result<Answer, ExitCode> {
+    match answer {
+        Answer::Failed(reason) => Err(fail(&reason, ExitCode::FAILURE)),
+        Answer::NotKept(reason) => Err(fail(&reason, ExitCode::from(NOT_KEPT))),
+        Answer::Unknown(reason) => Err(fail(&reason, ExitCode::from(UNKNOWN))),
+        answer => Ok(answer),
+    }
+}
+
+fn ask(at: Place, question: &Ask) -> ExitCode {
+    match asked(at, question, 1) {
         Ok(Answer::Done(said)) => finish(writeln!(io::stdout(), "{said}"), ExitCode::SUCCESS),
         Ok(Answer::Sessions(listing)) => finish(write!(io::stdout(), "{listing}"), ExitCode::SUCCESS),
-        Ok(Answer::Failed(reason)) => fail(&reason, ExitCode::FAILURE),
-        Ok(Answer::NotKept(reason)) => fail(&reason, ExitCode::from(NOT_KEPT)),
-        Ok(Answer::Unknown(reason)) => fail(&reason, ExitCode::from(UNKNOWN)),
-        Err(error) => fail(&format!("{}: {error}", socket.display()), ExitCode::FAILURE),
+        Ok(_) => another_answer(),
+        Err(code) => code,
     }
+}
+
+fn status(at: Place, form: Form) -> ExitCode {
+    match asked(at, &Ask::Status {}, 1) {
+        Ok(Answer::Status(status)) => {
+            let code =
+                if status.replica.state == State::Serving { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            finish(print(&*status, form), code)
+        }
+        Ok(_) => another_answer(),
+        Err(code) => code,
+    }
+}
+
+fn doctor(at: Place, form: Form) -> ExitCode {
+    match asked(at, &Ask::Doctor {}, UNREACHABLE) {
+        Ok(Answer::Doctor(report)) => {
+            let code = match report.worst() {
+                None => ExitCode::SUCCESS,
+                Some(Severity::Warning) => ExitCode::FAILURE,
+                Some(Severity::Error) => ExitCode::from(ERRORS),
+            };
+            finish(print(&report, form), code)
+        }
+        Ok(_) => another_answer(),
+        Err(code) => code,
+    }
+}
+
+fn drain(at: Place) -> ExitCode {
+    let socket = match at.socket() {
+        Ok(socket) => socket,
+        Err(code) => return code,
+    };
+    let mut told = None;
+    let mut printed = Ok(());
+    let tell = |progress: Progress| {
+        // The time that is left is news with other news only.
+        let news = Progress { left_ms: 0, ..progress };
+        if progress.phase != Phase::Serving && told.replace(news) != Some(news) {
+            printed = writeln!(io::stdout(), "{progress}");
+        }
+    };
+    let ended = match socket::drain(&socket, tell) {
+        Ok(Ok(last)) => last,
+        Ok(Err(answer)) => return not_refused(answer).map_or_else(|code| code, |_| another_answer()),
+        Err(error) => return fail(&format!("{}: {error}", socket.display()), ExitCode::from(UNREACHABLE)),
+    };
+    match ended {
+        Progress { phase: Phase::Ended, cut: 0, .. } => finish(printed, ExitCode::SUCCESS),
+        Progress { phase: Phase::Ended, cut, .. } => {
+            fail(&format!("{cut} connections were cut with something open"), ExitCode::FAILURE)
+        }
+        _ => fail("it is gone, and has not said that it ended well", ExitCode::from(UNKNOWN)),
+    }
+}
+
+fn print<T: Display + Serialize>(what: &T, form: Form) -> io::Result<()> {
+    match form {
+        Form::Table => write!(io::stdout(), "{what}"),
+        Form::Json => writeln!(io::stdout(), "{}", serde_json::to_string(what)?),
+    }
+}
+
+/// Of a Keyward of another version.
+fn another_answer() -> ExitCode {
+    fail("it answered something else: is it of this version?", ExitCode::FAILURE)
 }
 
 fn fail(reason: &str, code: ExitCode) -> ExitCode {

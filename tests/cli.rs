@@ -204,6 +204,10 @@ fn commands_need_a_socket_and_somebody_behind_it() {
         (&["block", "alice", "--config", &config], 64),
         (&["block", "alice", "--socket", absent], 1),
         (&["sessions", "--socket", absent], 1),
+        (&["status", "--socket", absent], 1),
+        (&["status", "-o", "xml", "--socket", absent], 64),
+        (&["doctor", "--socket", absent], 69),
+        (&["drain", "--socket", absent], 69),
     ] {
         let (ended, stdout, stderr) = run(&mut keyward(arguments));
         assert_eq!((ended, stdout.as_str()), (code, ""), "{arguments:?}: {stderr}");
@@ -239,6 +243,34 @@ fn a_script_can_tell_from_the_code_what_has_become_of_a_command() {
         let (ended, stdout, stderr) = run(&mut keyward(&["block", "alice", "--socket", &socket]));
         assert_eq!((ended, stdout.is_empty()), (code, code != 0), "{name}: {stdout}{stderr}");
         assert_eq!(stderr.is_empty(), code == 0, "{name}: {stderr}");
+    }
+}
+
+const FINDING: &str = r#"{"doctor":{"findings":[{"severity":"SEVERITY","check":"c","about":"a","what":"w","fix":"f"}],"unseen":[]}}"#;
+
+#[test]
+fn a_script_can_tell_from_the_code_what_doctor_and_drain_have_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let finding = |severity| FINDING.replace("SEVERITY", severity) + "\n";
+    let progress = |phase, cut| {
+        format!(
+            "{{\"draining\":{{\"phase\":\"{phase}\",\"left_ms\":0,\"connections\":0,\"calls\":0,\"streams\":0,\"cut\":{cut}}}}}\n"
+        )
+    };
+    for (name, command, line, code) in [
+        ("well", "doctor", "{\"doctor\":{\"findings\":[],\"unseen\":[]}}\n".to_owned(), 0),
+        ("warned", "doctor", finding("warning"), 1),
+        ("ill", "doctor", finding("error"), 2),
+        ("refused", "doctor", "{\"failed\":\"another user\"}\n".to_owned(), 1),
+        ("hung-up", "doctor", String::new(), 75),
+        ("drained", "drain", progress("ended", 0), 0),
+        ("cut", "drain", progress("ended", 2), 1),
+        ("gone", "drain", progress("leaving", 0), 75),
+        ("silent", "drain", String::new(), 69),
+    ] {
+        let socket = answering(folder.path(), name, line.leak());
+        let (ended, stdout, stderr) = run(&mut keyward(&[command, "--socket", &socket]));
+        assert_eq!(ended, code, "{name}: {stdout}{stderr}");
     }
 }
 

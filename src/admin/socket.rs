@@ -1,4 +1,4 @@
-//! The admin socket: commands that change something, from the same machine and the same user.
+//! The admin socket: commands, from the same machine and the same user.
 //!
 //! Owns: its protocol, both ends of it, and who may speak. Must not know: how a change is kept. Invariants: only the
 //! socket's owner and root are listened to, also in the moment before its mode is set; a peer costs bounded time and
@@ -16,9 +16,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
+use super::State;
+use super::doctor::{Doctor, Report};
+use super::drain::{Phase, Progress, Stage};
+use super::status::Status;
 use crate::downstream::listener::remove_stale;
 use crate::downstream::session::{Change, Entry, NoSessionId, Sealer};
 use crate::identity::UserName;
@@ -31,6 +35,8 @@ const LONGEST_LINE: u64 = 64 * 1024;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long we wait for an answer: a change may wait for etcd.
 const ANSWER: Duration = Duration::from_secs(30);
+/// How often whoever waits for the end is told how far it has come.
+const NEWS: Duration = Duration::from_millis(500);
 /// Peers served at once.
 const PEERS: usize = 8;
 
@@ -60,6 +66,12 @@ pub enum Command {
     },
     /// Tell the sessions that this replica has seen, and who was revoked.
     Sessions {},
+    /// Tell how the replica and the members are doing.
+    Status {},
+    /// Look for what is wrong.
+    Doctor {},
+    /// End, as by SIGTERM, and tell how far that has come. Asked again it tells what is new, within half a second.
+    Drain {},
 }
 
 /// What comes back.
@@ -76,6 +88,12 @@ pub enum Answer {
     Unknown(String),
     /// What was asked for.
     Sessions(Listing),
+    /// What was asked for.
+    Status(Box<Status>),
+    /// What was asked for.
+    Doctor(Report),
+    /// It has begun.
+    Draining(Progress),
 }
 
 /// The sessions that a replica has seen, and who was revoked.
@@ -106,6 +124,10 @@ pub struct Desk {
     pub register: Register,
     /// Has seen sessions.
     pub sealer: Arc<Sealer>,
+    /// Knows how everything is doing.
+    pub state: Arc<State>,
+    /// Knows what should not be so.
+    pub doctor: Doctor,
 }
 
 /// Binds the socket. One that was left behind is replaced, one that is served is not.
@@ -162,6 +184,8 @@ fn refuse(stream: UnixStream) -> io::Result<()> {
 }
 
 async fn converse(mut stream: UnixStream, desk: &Desk) -> io::Result<()> {
+    // Whoever waits for the end is told of it before the process goes.
+    let mut waits: Option<watch::Receiver<Stage>> = None;
     let (read, mut write) = stream.split();
     let mut read = BufReader::new(read);
     loop {
@@ -174,6 +198,7 @@ async fn converse(mut stream: UnixStream, desk: &Desk) -> io::Result<()> {
         let whole = line.ends_with(b"\n");
         let answer = match serde_json::from_slice(&line) {
             _ if !whole => Answer::Failed("not a command: the line is too long, or was cut".into()),
+            Ok(Command::Drain {}) => desk.drain(&mut waits).await,
             Ok(command) => desk.answer(command).await,
             Err(error) => Answer::Failed(format!("not a command: {error}")),
         };
@@ -191,7 +216,7 @@ impl Desk {
     async fn answer(&self, command: Command) -> Answer {
         let change = match change(&command) {
             Ok(Some(change)) => change,
-            Ok(None) => return Answer::Sessions(self.listing()),
+            Ok(None) => return self.tell(&command).await,
             Err(error) => return Answer::Failed(error.to_string()),
         };
         match self.register.change(change).await {
@@ -210,6 +235,31 @@ impl Desk {
                 }
             }
         }
+    }
+
+    /// What changes nothing.
+    async fn tell(&self, command: &Command) -> Answer {
+        match command {
+            Command::Status {} => Answer::Status(Box::new(self.state.status())),
+            Command::Doctor {} => Answer::Doctor(self.doctor.examine().await),
+            _ => Answer::Sessions(self.listing()),
+        }
+    }
+
+    /// Begins the end where it has not begun; whoever has heard of it waits for what is new.
+    async fn drain(&self, waits: &mut Option<watch::Receiver<Stage>>) -> Answer {
+        match waits {
+            Some(stages) => {
+                let ended = stages.wait_for(|stage| *stage == Stage::Ended);
+                // Late is as good: then it is told how far it has come.
+                drop(timeout(NEWS, ended).await);
+            }
+            None => {
+                *waits = Some(self.state.exit.listen());
+                self.state.exit.ask();
+            }
+        }
+        Answer::Draining(self.state.exit.progress(&self.state.metrics))
     }
 
     fn listing(&self) -> Listing {
@@ -243,7 +293,9 @@ fn change(command: &Command) -> Result<Option<Change>, NoSessionId> {
         Command::Block { user: name } => Change::Block(user(name)),
         Command::Unblock { user: name } => Change::Unblock(user(name)),
         Command::RevokeSession { session } => Change::RevokeSession(session.parse()?),
-        Command::Sessions {} => return Ok(None),
+        Command::Sessions {} | Command::Status {} | Command::Doctor {} | Command::Drain {} => {
+            return Ok(None);
+        }
     }))
 }
 
@@ -263,6 +315,41 @@ pub fn ask(path: &Path, command: &Command) -> io::Result<Answer> {
     }
     Ok(read_answer(stream)
         .unwrap_or_else(|error| Answer::Unknown(format!("asked, but not answered: {error}"))))
+}
+
+/// Asks the Keyward that serves the socket to end, and hands on how far that has come, until it has. Blocks. The last is told again:
+/// where nothing says that it has ended, Keyward was gone before it could.
+///
+/// # Errors
+/// The system's, or what it said instead: nothing was asked.
+pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<Progress, Answer>> {
+    let mut stream = std::os::unix::net::UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut answers = io::BufReader::new(stream.try_clone()?);
+    let mut line = serde_json::to_vec(&Command::Drain {})?;
+    line.push(b'\n');
+    let mut last: Option<Progress> = None;
+    loop {
+        let mut answer = Vec::new();
+        let asked = stream.write_all(&line).and_then(|()| answers.read_until(b'\n', &mut answer));
+        match (asked, last) {
+            (Ok(1..), _) => {}
+            (Ok(_) | Err(_), Some(last)) => return Ok(Ok(last)),
+            (Ok(_), None) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            (Err(error), None) => return Err(error),
+        }
+        match serde_json::from_slice(&answer)? {
+            Answer::Draining(progress) => {
+                tell(progress);
+                last = Some(progress);
+                if progress.phase == Phase::Ended {
+                    return Ok(Ok(progress));
+                }
+            }
+            other => return Ok(Err(other)),
+        }
+    }
 }
 
 fn read_answer(stream: std::os::unix::net::UnixStream) -> io::Result<Answer> {
@@ -321,6 +408,9 @@ mod tests {
             (Command::Block { user: "a".into() }, r#"{"block":{"user":"a"}}"#),
             (Command::Unblock { user: "a".into() }, r#"{"unblock":{"user":"a"}}"#),
             (Command::Sessions {}, r#"{"sessions":{}}"#),
+            (Command::Status {}, r#"{"status":{}}"#),
+            (Command::Doctor {}, r#"{"doctor":{}}"#),
+            (Command::Drain {}, r#"{"drain":{}}"#),
         ] {
             assert_eq!(serde_json::to_string(&command).unwrap(), text);
             assert_eq!(serde_json::from_str::<Command>(text).unwrap(), command);

@@ -17,14 +17,14 @@ use tokio::time::Instant;
 
 use crate::config::{self, Config};
 use crate::downstream::certificate::ClientCertificate;
-use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Introduced};
+use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Ended, Introduced};
 use crate::downstream::listener::{Accepted, Socket};
 use crate::downstream::session::Sealer;
 use crate::downstream::tls::Current;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, Settings, cut_at, live, pipeline, proofs};
+use crate::gateway::{Client, Gateway, Settings, cut_at, defragment, live, pipeline, proofs};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::published::Published;
@@ -70,6 +70,8 @@ pub struct Parts {
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for.
     pub claims: Arc<Claims>,
+    /// Defragmentations.
+    pub defragmentations: Arc<defragment::Register>,
     /// Connections with users' certificates.
     pub fleet: Arc<Fleet>,
 }
@@ -134,19 +136,7 @@ impl Serving {
             tasks.spawn("departures", leave_unfit_members(Rc::clone(&door))),
             tasks.spawn("what hangs", look_after(Rc::clone(&door))),
         ];
-        let settings = Settings {
-            client_urls: config.advertise.client_urls.clone().into(),
-            request_size: config.limits.request_size,
-            // At least one request of the largest size, or none of that size would ever pass.
-            request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
-                .max(config.limits.request_size + PREFIX),
-            watch_buffer: config.watch.buffer / config.runtime.shards.get(),
-            idle_progress: config.watch.idle_progress,
-            access_log: config.log.access,
-            reads: config.cluster.reads,
-            writes: config.cluster.writes,
-            near: !config.cluster.near.is_empty(),
-        };
+        let settings = settings(config);
         let bounds = Bounds {
             streams: config.limits.streams_per_connection,
             header_size: config.limits.header_size,
@@ -162,6 +152,7 @@ impl Serving {
             tasks.clone(),
             parts.drain.clone(),
             parts.claims,
+            parts.defragmentations,
             parts.identities,
         ));
         let fallen = [
@@ -219,19 +210,25 @@ impl Serving {
             let age = age.filter(|_| !config.lend_login_identity);
             let old_at = age.map(|age| Instant::now() + about(age, &gateway.door.chooser));
             let peer = shown.map(|shown| shown.peer);
-            let client = Rc::new(Client::new(&gateway, origin, config, peer, until));
+            let member = config.member_of(introduced.server_name.as_deref()).cloned();
+            let client = Rc::new(Client::new(&gateway, origin, config, peer, member, until));
             let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
             let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
             Ok(Admitted { answer, until, old_at, expires, dismiss })
         };
-        let (beginning, drain) = (Beginning { proxied, tls }, self.drain.clone());
+        let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
+        let (beginning, drain) = (Beginning { proxied, tls, odd_authority }, self.drain.clone());
         let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
-            if let Err(error) = connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
-                metrics.handshakes_failed.inc();
-                tracing::debug!(%error, ?remote, "no connection");
+            match connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
+                Ok(Ended::Well) => {}
+                Ok(Ended::Cut) => _ = metrics.connections_cut.inc(),
+                Err(error) => {
+                    metrics.handshakes_failed.inc();
+                    tracing::debug!(%error, ?remote, "no connection");
+                }
             }
         };
         self.connections.spawn("client connection", serve).detach();
@@ -247,6 +244,25 @@ impl Serving {
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();
         }
+    }
+}
+
+/// What the gateway takes from the configuration.
+fn settings(config: &Config) -> Settings {
+    Settings {
+        client_urls: config.advertise.client_urls.clone().into(),
+        member_urls: config.advertise.members.clone().into(),
+        maintenance_prefix: config.maintenance.etcd_prefix.clone(),
+        request_size: config.limits.request_size,
+        // At least one request of the largest size, or none of that size would ever pass.
+        request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
+            .max(config.limits.request_size + PREFIX),
+        watch_buffer: config.watch.buffer / config.runtime.shards.get(),
+        idle_progress: config.watch.idle_progress,
+        access_log: config.log.access,
+        reads: config.cluster.reads,
+        writes: config.cluster.writes,
+        near: !config.cluster.near.is_empty(),
     }
 }
 

@@ -9,6 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use prometheus_client::metrics::gauge::Gauge;
+
 use crate::identity::{MemberId, UserName};
 use crate::refusal::Code;
 use crate::telemetry::{self, metrics::Metrics};
@@ -54,6 +56,7 @@ impl Record {
         unary: bool,
         origin: Rc<Origin>,
     ) -> Self {
+        open(&metrics, unary).inc();
         Self {
             metrics,
             log,
@@ -77,10 +80,16 @@ impl Record {
     }
 }
 
+/// How many are under way of its kind.
+fn open(metrics: &Metrics, unary: bool) -> &Gauge {
+    if unary { &metrics.calls_open } else { &metrics.streams_open }
+}
+
 impl Drop for Record {
     fn drop(&mut self) {
         let took = self.started.elapsed();
         let code = self.code.unwrap_or(Code::Canceled);
+        open(&self.metrics, self.unary).dec();
         self.metrics.call_ended(self.row, code as u8, self.unary.then_some(took));
         if !self.log {
             return;

@@ -107,8 +107,14 @@ impl Exchange<'_> {
         let mut healed: Vec<MemberId> = Vec::new();
         let mut pause = FIRST_PAUSE;
         let mut last = (None, Refusal::NO_LEADER);
+        let served = self.gateway.door.members.snapshot.load().cluster;
         loop {
-            if let Some(member) = self.choose(&tried) {
+            let chosen = self.choose(&tried);
+            // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
+            if claim.is_none() && self.gateway.door.has_followed(served) {
+                return Err(Refusal::NOTHING_SENT);
+            }
+            if let Some(member) = chosen {
                 record.member = Some(member.id);
                 record.attempts += 1;
                 let attempt = self.attempt(claim, &member, &tried, &mut healed, record.attempts).await;
@@ -340,7 +346,8 @@ impl Exchange<'_> {
         }
         match verdict(&asked, &status) {
             Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, shown, healed),
-            Verdict::Elsewhere if self.may_reissue => {
+            // Whoever named a member hears what that one says.
+            Verdict::Elsewhere if self.may_reissue && !matches!(self.wanted, Wanted::This(_)) => {
                 self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
@@ -379,13 +386,14 @@ impl Exchange<'_> {
     ) -> Attempt {
         let asked = self.asked(shown);
         let times = healed.iter().filter(|id| **id == member.id).count();
+        let prover = self.gateway.door.prover(member);
         let outdated = is_outdated(&asked, status) && times < OUTDATED;
         match &self.whom {
-            As::User(identity) if times == 0 && identity.renew(member.id, shown) => {}
+            As::User(identity) if times == 0 && identity.renew(prover, shown) => {}
             // The next one may pass with the same token or certificate, unless that says of which revision it is.
             As::User(identity) if outdated => {
                 if identity.follows_revisions() {
-                    identity.renew(member.id, shown);
+                    identity.renew(prover, shown);
                 }
             }
             _ => return Attempt::Answered(translated(answer, &asked, status)),

@@ -184,6 +184,15 @@ impl Part {
         })
     }
 
+    /// What was read last and could be taken, for who wants to know all of it.
+    #[must_use]
+    pub fn in_force(current: Arc<Published<Config>>) -> Self {
+        Self::new(move |_, now| {
+            let (current, now) = (Arc::clone(&current), now.clone());
+            Ok(Some(Ready::new(Vec::new(), move || current.publish(now))))
+        })
+    }
+
     /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Where no credential is another,
     /// those that there are go on: of certificates, their connections too.
     #[must_use]
@@ -295,8 +304,9 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
                 listener.name.clone(),
                 listener.address.clone(),
                 listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
-                (listener.lend_login_identity, listener.on_expiry),
+                (listener.lend_login_identity, listener.accept_odd_authority, listener.on_expiry),
                 listener.proxy_protocol_from.clone(),
+                (listener.member.clone(), listener.server_names.clone()),
             )
         };
         config.listeners.iter().map(of_one).collect::<Vec<_>>()
@@ -316,11 +326,11 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
     differ("session.realm", &started.session.realm, &read.session.realm);
     differ("login", &started.passwords.failed, &read.passwords.failed);
     differ("revocation", &kept(started), &kept(read));
+    differ("maintenance", &started.maintenance, &read.maintenance);
     differ("watch", &started.watch, &read.watch);
     differ("limits", &started.limits, &read.limits);
     differ("admin", &started.admin, &read.admin);
     differ("log", &started.log, &read.log);
-    differ("drain", &started.drain, &read.drain);
     differ("runtime", &started.runtime, &read.runtime);
 }
 

@@ -7,6 +7,7 @@
 use super::method::{Effect, Lane, Method};
 use super::scan::{Fields, Value};
 use super::schema::MessageId;
+use crate::identity::MemberId;
 
 /// A Range of more keys than this is bulk.
 const BULK_LIMIT: i64 = 1000;
@@ -158,6 +159,12 @@ pub fn keep_alive_id(body: &[u8]) -> Option<i64> {
 pub fn user_name(body: &[u8]) -> Option<&str> {
     let named = Fields::new(body).map_while(Result::ok).filter(|field| field.number == 1).last()?;
     std::str::from_utf8(named.value.bytes()?).ok()
+}
+
+/// The member that a MemberRemove names.
+#[must_use]
+pub fn member_id(body: &[u8]) -> MemberId {
+    MemberId(last_number(body, 1).unwrap_or(0).cast_unsigned())
 }
 
 /// The number in a singular field: its last mention, or 0.

@@ -89,8 +89,16 @@ pub struct Metrics {
     pub connections: Gauge,
     /// Connections that were refused since a limit was reached.
     pub connections_refused: Counter,
+    /// Connections that a drain ended with something open.
+    pub connections_cut: Counter,
+    /// Unary calls of clients under way.
+    pub calls_open: Gauge,
+    /// Streams of clients that are open.
+    pub streams_open: Gauge,
     /// TLS handshakes of clients that failed or took too long.
     pub handshakes_failed: Counter,
+    /// Connections whose requests have an `:authority` that is none.
+    pub odd_authority: OddAuthority,
     /// Password logins, by result.
     pub logins: Family<One, Counter>,
     /// Session tokens issued.
@@ -117,6 +125,8 @@ pub struct Metrics {
     pub not_canonical: Counter,
     /// Handlers that panicked.
     pub panics: Counter,
+    /// Times that another cluster was followed.
+    pub cluster_changes: Counter,
     /// 1 for members that get calls, 0 for the others.
     pub member_ready: Family<One, Gauge>,
     /// 1 for the leader.
@@ -142,9 +152,10 @@ impl Metrics {
         let watch_resumes = counter("watch_resumes", "Upstream watch streams opened to go on");
         let keepalive_resumes = counter("keepalive_resumes", "Upstream keepalive streams opened to go on");
         let observe_resumes = counter("observe_resumes", "Upstream Observe streams opened to go on");
-        let lock_keys_removed =
-            counter("lock_keys_removed", "Keys of failed Lock and Campaign calls removed");
+        let lock_keys_removed = counter("lock_keys_removed", "Keys of failed Locks and Campaigns removed");
         let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
+        let connections_cut =
+            counter("downstream_connections_cut", "Connections that a drain ended with something open");
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
@@ -153,6 +164,7 @@ impl Metrics {
         let reloads = counter("config_reloads", "Times that the configuration was read again");
         let reloads_refused = counter("config_reloads_refused", "Times that it was read and had a fault");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
+        let cluster_changes = counter("cluster_changes", "Times that another cluster was followed");
         let panics = counter("panics", "Handlers that panicked");
         let help = "Connections with a user's certificate over the limit";
         let certificate_connections_refused = counter("upstream_certificate_connections_refused", help);
@@ -166,6 +178,8 @@ impl Metrics {
         let help = "Open connections with a user's certificate";
         let certificate_connections = registered(&mut registry, "upstream_certificate_connections", help);
         let connections = registered(&mut registry, "downstream_connections", "Open connections of clients");
+        let calls_open = registered(&mut registry, "calls_open", "Unary calls of clients under way");
+        let streams_open = registered(&mut registry, "streams_open", "Open streams of clients");
         let logins = registered(&mut registry, "logins", "Password logins, by result");
         let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
         let member_leader: Family<One, Gauge> =
@@ -173,6 +187,7 @@ impl Metrics {
         let member_figures =
             MemberFigures::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
+            odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
             methods,
@@ -188,6 +203,9 @@ impl Metrics {
             lock_keys_removed,
             connections,
             connections_refused,
+            connections_cut,
+            calls_open,
+            streams_open,
             handshakes_failed,
             logins,
             sessions_issued,
@@ -202,6 +220,7 @@ impl Metrics {
             certificate_connections_refused,
             not_canonical,
             panics,
+            cluster_changes,
             member_ready,
             member_leader,
             member_figures,
@@ -239,6 +258,23 @@ impl Metrics {
         let mut text = String::with_capacity(16 * 1024);
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+/// Connections whose requests have an `:authority` that is none.
+pub struct OddAuthority {
+    /// Those that are served.
+    pub connections: Counter,
+    /// Those of them that were ended, by reason.
+    pub refused: Family<One, Counter>,
+}
+
+impl OddAuthority {
+    fn registered(registry: &mut Registry) -> Self {
+        let help = "Connections with an authority that is none";
+        let connections = registered(registry, "odd_authority_connections", help);
+        let help = "Connections with an authority that is none that were ended, by reason";
+        Self { connections, refused: registered(registry, "odd_authority_refused", help) }
     }
 }
 

@@ -26,6 +26,8 @@ const BUSIER: u32 = 8;
 /// Raft entries that a member may be behind. etcd itself refuses writes at a member that has 5,000 left to apply; probes are
 /// up to half a second apart, in which a fast cluster writes some thousand more.
 const LAG: u64 = 10_000;
+/// Entries of the log that seconds of a heavy load leave. etcd itself refuses proposals from 5,000 on.
+const BEHIND: u64 = 1000;
 
 /// Chooses members; one per shard.
 #[derive(Debug)]
@@ -217,13 +219,20 @@ impl<'m> Field<'m> {
         faster.saturating_mul(calls(second)) < slower.saturating_mul(calls(first))
     }
 
-    /// A ready follower, always the same while it is there: maintenance spares the leader.
+    /// A ready follower, always the same while it is there: maintenance spares the leader. One that is behind says less
+    /// than was acknowledged.
     fn spared(&self) -> Option<Arc<Member>> {
         let followers = self.members.iter().filter(|member| {
             member.is_ready() && Some(member.id) != self.leader && !self.avoid.contains(&member.id)
         });
-        followers.min_by_key(|member| (!self.is_fit(member), member.id)).cloned()
+        let rank = |member: &&Arc<Member>| (!self.is_fit(member), is_behind(member), member.id);
+        followers.min_by_key(rank).cloned()
     }
+}
+
+/// Whether the member has much left to apply of what it has in its log. At rest it is nothing, under load some tens.
+fn is_behind(member: &Member) -> bool {
+    member.vitals.as_ref().is_some_and(|vitals| vitals.unapplied() > BEHIND)
 }
 
 /// What kind of member a call wants.

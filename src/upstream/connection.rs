@@ -32,6 +32,7 @@ use crate::io::coalesce::coalesce;
 use crate::io::cut::{Scissors, cuttable};
 use crate::rpc::method::Lane;
 use crate::tasks::{LocalExecutor, Tasks};
+use crate::upstream::standing::Busy;
 
 /// etcd refuses pings closer than 5 s; we stay well clear.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -90,7 +91,8 @@ impl http_body::Body for Outgoing {
 pub enum SendError {
     /// Nothing reached the member: the request comes back and may go elsewhere, whatever it is.
     NeverSent(Box<Request<Outgoing>>),
-    /// The member reset the stream with REFUSED_STREAM: it did nothing (RFC 9113, section 8.7). The request is gone.
+    /// The member reset the stream with REFUSED_STREAM, or said goodbye and that it looks at no stream so new: it did nothing
+    /// (RFC 9113, section 8.7). The request is gone.
     Refused,
     /// It was, or may have been, sent; the outcome is unknown.
     Lost(hyper::Error),
@@ -161,9 +163,11 @@ struct Load {
     quiet_since: AtomicU64,
     /// To be closed as soon as there is no call.
     retired: AtomicBool,
+    /// Streams that can go on elsewhere are to do so.
+    left: AtomicBool,
     /// Wakes the task that closes it.
     look: Notify,
-    /// Wakes who waits for its end.
+    /// Wakes who waits for its end, or to be told to leave.
     ended: Notify,
 }
 
@@ -175,6 +179,7 @@ impl Load {
             opened_at: Instant::now(),
             quiet_since: AtomicU64::new(0),
             retired: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             look: Notify::new(),
             ended: Notify::new(),
         }
@@ -203,6 +208,17 @@ impl Load {
                 return;
             }
             ended.await;
+        }
+    }
+
+    /// Waits until streams are to leave. Cancel-safe.
+    async fn is_left(&self) {
+        loop {
+            let told = self.ended.notified();
+            if self.left.load(Ordering::SeqCst) {
+                return;
+            }
+            told.await;
         }
     }
 
@@ -257,6 +273,22 @@ impl Load {
 pub struct InFlight {
     load: Arc<Load>,
     member: Rc<Cell<usize>>,
+    busy: Option<Busy>,
+}
+
+impl InFlight {
+    /// The same, counted as a call that ends by itself.
+    #[must_use]
+    pub fn of_busy(self, busy: Busy) -> Self {
+        let mut counted = self;
+        counted.busy = Some(busy);
+        counted
+    }
+
+    /// Waits until what can go on elsewhere is to do so. Cancel-safe.
+    pub async fn told_to_leave(&self) {
+        self.load.is_left().await;
+    }
 }
 
 impl Drop for InFlight {
@@ -349,6 +381,13 @@ impl Connection {
         closed
     }
 
+    /// Has every stream that can go on elsewhere do so; closes it once no call is on it.
+    pub fn leave(&self) {
+        self.load.left.store(true, Ordering::SeqCst);
+        self.load.ended.notify_waiters();
+        self.retire();
+    }
+
     /// Ends the connection at once, and every call on it as lost.
     pub fn give_up(&self) {
         self.scissors.cut();
@@ -382,7 +421,7 @@ impl Connection {
             return None;
         }
         member.set(member.get() + 1);
-        Some(InFlight { load: Arc::clone(&self.load), member: Rc::clone(member) })
+        Some(InFlight { load: Arc::clone(&self.load), member: Rc::clone(member), busy: None })
     }
 
     /// Sends a request and waits for the reply's headers. Dropping the future, or the reply's body, resets the stream.
@@ -400,17 +439,19 @@ impl Connection {
                 Some(request) => Err(SendError::NeverSent(Box::new(request))),
                 None => {
                     let error = error.into_error();
-                    Err(if is_refused_stream(&error) { SendError::Refused } else { SendError::Lost(error) })
+                    Err(if is_refused(&error) { SendError::Refused } else { SendError::Lost(error) })
                 }
             },
         }
     }
 }
 
-fn is_refused_stream(error: &hyper::Error) -> bool {
-    let reset = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
-    reset.is_some_and(|reset| {
-        reset.is_remote() && reset.is_reset() && reset.reason() == Some(h2::Reason::REFUSED_STREAM)
+fn is_refused(error: &hyper::Error) -> bool {
+    let why = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
+    why.is_some_and(|why| {
+        let reset = why.is_reset() && why.reason() == Some(h2::Reason::REFUSED_STREAM);
+        // h2 tells a stream of the other's GOAWAY only where that names a lower one as the last.
+        why.is_remote() && (reset || why.is_go_away())
     })
 }
 
@@ -430,4 +471,62 @@ fn settings(lane: Lane) -> Builder<LocalExecutor> {
         .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(false);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tokio::runtime::{Builder, LocalOptions};
+
+    use super::*;
+    use crate::config::{Endpoint, Scheme};
+
+    const PREFACE: usize = 24;
+    const HEADERS: u8 = 1;
+
+    /// A member that takes in one request, and says goodbye: the stream `last` was the last that it looks at.
+    async fn says_goodbye(mut socket: DuplexStream, last: u32) {
+        let mut preface = [0; PREFACE];
+        socket.read_exact(&mut preface).await.expect("a client");
+        socket.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.expect("settings are sent");
+        loop {
+            let mut head = [0; 9];
+            socket.read_exact(&mut head).await.expect("a frame");
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut rest = vec![0; usize::try_from(length).expect("small")];
+            socket.read_exact(&mut rest).await.expect("a frame");
+            if head[3] == HEADERS {
+                break;
+            }
+        }
+        let mut goodbye = vec![0, 0, 8, 7, 0, 0, 0, 0, 0];
+        goodbye.extend(last.to_be_bytes());
+        goodbye.extend([0; 4]);
+        socket.write_all(&goodbye).await.expect("sent");
+    }
+
+    async fn told(last: u32) -> Result<(), SendError> {
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        let tasks = Tasks::default();
+        tasks.spawn("member", says_goodbye(theirs, last)).detach();
+        let endpoint = Endpoint { scheme: Scheme::Http, host: "m".into(), port: 1 };
+        let origin = Origin::of(&endpoint).expect("an origin");
+        let keeping = Keeping { idle: Duration::from_secs(60), fresh_until: None };
+        let opened = Connection::open(Box::new(ours), origin, Lane::Unary, &tasks, keeping, (), |_| ());
+        let connection = opened.await.expect("open");
+        let in_flight = connection.enter(&Rc::default()).expect("room");
+        let mut request = Request::new(Outgoing::Once(Some(Bytes::from_static(b"\0\0\0\0\0"))));
+        *request.method_mut() = http::Method::POST;
+        *request.uri_mut() = connection.uri(PathAndQuery::from_static("/etcdserverpb.KV/Put"));
+        connection.send(request, in_flight).await.map(drop)
+    }
+
+    #[test]
+    fn a_goodbye_proves_that_streams_past_the_last_one_were_not_looked_at() {
+        let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+        runtime.expect("a runtime").block_on(async {
+            assert!(matches!(told(0).await, Err(SendError::Refused)), "it looked at none");
+            assert!(matches!(told(1).await, Err(SendError::Lost(_))), "it may have done it");
+        });
+    }
 }

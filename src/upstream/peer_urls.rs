@@ -325,6 +325,7 @@ mod tests {
             writes: Serves::Any,
             near: Vec::new(),
             probe: None,
+            discovery: crate::config::Discovery::default(),
         };
         (PeerTrust::new(&cluster, connector, members, credentials), changed)
     }

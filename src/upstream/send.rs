@@ -16,14 +16,14 @@ use http::{Method as Verb, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::identity::MemberId;
+use crate::identity::{ClusterId, MemberId};
 use crate::rpc::method::Lane;
 use crate::upstream::balance::Lingering;
 use crate::upstream::choose::{By, Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
 use crate::upstream::credential::{CertificateIdentity, Credentials, Identity, LoginFailure, Shown};
-use crate::upstream::membership::{Auth, Hint, Member, MembersHandle};
+use crate::upstream::membership::{Auth, Hint, Member, MembersHandle, Role};
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
 
@@ -99,13 +99,25 @@ impl Door {
         if takes_token && self.members.auth.now() == Auth::Off {
             return Ok(Shown::Nothing);
         }
-        let shown = tokio::time::timeout(PROOF, identity.shown(member.id)).await;
+        let shown = tokio::time::timeout(PROOF, identity.shown(self.prover(member))).await;
         match shown.unwrap_or(Err(LoginFailure::NoAnswer)) {
             Err(LoginFailure::AuthDisabled) => {
                 self.auth_is(Auth::Off);
                 Ok(Shown::Nothing)
             }
             shown => shown,
+        }
+    }
+
+    /// The member at which whoever is to be proved to `member` logs in: a learner answers no login, and knows the tokens
+    /// that voters have given.
+    #[must_use]
+    pub fn prover(&self, member: &Member) -> MemberId {
+        let members = self.members.snapshot.load();
+        let voter = || members.leader().or_else(|| members.ready_voters().next());
+        match member.role {
+            Role::Voter => member.id,
+            Role::Learner => voter().map_or(member.id, |voter| voter.id),
         }
     }
 
@@ -138,6 +150,13 @@ impl Door {
         }
     }
 
+    /// Whether another cluster is followed by now than `before`: what was decided for that one is to be decided anew.
+    #[must_use]
+    pub fn has_followed(&self, before: Option<ClusterId>) -> bool {
+        let now = self.members.snapshot.load().cluster;
+        before.is_some() && now.is_some() && now != before
+    }
+
     /// See [`MembersHandle::pause_or_change`].
     pub async fn pause_or_change(&self, pause: Duration) {
         self.members.pause_or_change(pause).await;
@@ -168,7 +187,11 @@ impl Door {
             let seat = self.pool.seat(member, lane, certificate.as_ref()).await.map_err(never_sent)?;
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
             let request = request(&seat.connection, path.clone(), fields, taken);
-            match seat.connection.send(request, seat.in_flight).await {
+            let in_flight = match lane {
+                Lane::Stream => seat.in_flight,
+                Lane::Unary | Lane::Bulk => seat.in_flight.of_busy(member.rest.begin()),
+            };
+            match seat.connection.send(request, in_flight).await {
                 Ok(answered) => return Ok(answered),
                 Err(SendError::Refused) => {
                     return Err(NoAnswer::NeverSent("the member refused the stream".into()));

@@ -114,11 +114,17 @@ impl Version {
         if numbers.next().is_none() { Ok(version) } else { Err(NotAVersion) }
     }
 
+    /// Major and minor: of lines that are more than one minor apart etcd promises nothing in one cluster.
+    #[must_use]
+    pub fn line(self) -> (u16, u16) {
+        (self.major, self.minor)
+    }
+
     /// Whether this file knows the version's release line.
     #[must_use]
     pub fn knowledge(self) -> Knowledge {
         let [oldest, .., newest] = LINES;
-        let line = (self.major, self.minor);
+        let line = self.line();
         if line < (MAJOR, oldest) {
             Knowledge::Older
         } else if line > (MAJOR, newest) {

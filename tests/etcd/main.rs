@@ -19,11 +19,19 @@ mod credentials;
 #[cfg(test)]
 mod crowd;
 #[cfg(test)]
+mod defragmentation;
+#[cfg(test)]
+mod discovery;
+#[cfg(test)]
+mod doctor;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
 #[cfg(test)]
 mod fleet;
+#[cfg(test)]
+mod followed;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
@@ -60,9 +68,15 @@ mod model_replay;
 #[cfg(test)]
 mod muted;
 #[cfg(test)]
+mod odd_authorities;
+#[cfg(test)]
+mod operating;
+#[cfg(test)]
 mod outlived;
 #[cfg(test)]
 mod peer_trust;
+#[cfg(test)]
+mod promotions;
 #[cfg(test)]
 mod proofs;
 #[cfg(test)]
@@ -82,6 +96,10 @@ mod rewatch;
 #[cfg(test)]
 mod right_member;
 #[cfg(test)]
+mod rolled;
+#[cfg(test)]
+mod rolling;
+#[cfg(test)]
 mod rounds;
 #[cfg(test)]
 mod signed;
@@ -95,6 +113,8 @@ mod stories;
 mod storm;
 #[cfg(test)]
 mod streams;
+#[cfg(test)]
+mod topology;
 #[cfg(test)]
 mod twin;
 #[cfg(test)]

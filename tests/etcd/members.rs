@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Endpoint, Login, Scheme, Serves};
+use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Serves};
 use keyward::identity::{ClusterId, MemberId};
 use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
 use keyward::secret::Secret;
@@ -59,6 +59,7 @@ fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
         writes: Serves::Any,
         near: Vec::new(),
         probe: probe.map(|user| login(user, &password(user))),
+        discovery: Discovery::default(),
     }
 }
 

@@ -65,7 +65,7 @@ fn refused() -> (u32, String) {
 }
 
 /// Runs `keyward` with these arguments and the replica's socket; its code and all that it said.
-async fn command(keyward: &Keyward, arguments: &[&str]) -> (Option<i32>, String) {
+pub(crate) async fn command(keyward: &Keyward, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = tokio::process::Command::new(program());
     command.args(arguments).arg("--config").arg(keyward.site().file("keyward.toml")).stdin(Stdio::null());
     let output = command.kill_on_drop(true).output().await.expect("keyward runs");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use keyward::admin::socket::{self, Answer, Command, Desk};
+use keyward::admin::socket::{self, Answer, Command};
 use keyward::config::{Keep, Revocation};
 use keyward::downstream::session::Entry;
 use keyward::identity::UserName;
@@ -40,7 +40,7 @@ impl Office {
         keyward.tasks.spawn("revocations", keeper.run()).detach();
         let path = folder.path().join("admin.sock");
         let bound = socket::bind(&path).expect("bound");
-        let desk = Desk { register: register.clone(), sealer: Arc::clone(&keyward.sealer) };
+        let desk = keyward.desk(register.clone());
         let serve = socket::serve(bound, path.as_path().into(), Arc::new(desk), keyward.tasks.clone());
         keyward.tasks.spawn("admin socket", serve).detach();
         Self { folder, register, _keyward: keyward }

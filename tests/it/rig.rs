@@ -5,11 +5,16 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
+use keyward::admin::State;
+use keyward::admin::doctor::Doctor;
+use keyward::admin::drain::Exit;
+use keyward::admin::socket::Desk;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
 use keyward::downstream::session::{Realm, Sealer};
@@ -21,7 +26,7 @@ use keyward::io::Stream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
 use keyward::refusal::Code;
-use keyward::revocation::Upstream;
+use keyward::revocation::{Register, Upstream};
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
@@ -88,6 +93,7 @@ pub(crate) struct Keyward {
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     drain: watch::Sender<Option<Instant>>,
+    pub(crate) exit: Arc<Exit>,
     changes: ChangesSender,
     pub(crate) hints: mpsc::Receiver<membership::Hint>,
 }
@@ -161,6 +167,7 @@ impl Keyward {
             metrics: Arc::clone(&metrics),
             drain: draining,
             claims: Arc::default(),
+            defragmentations: Arc::default(),
             fleet,
         });
         Self {
@@ -177,6 +184,7 @@ impl Keyward {
             members: handle,
             tasks,
             drain,
+            exit: Arc::default(),
             changes,
             hints: hinted,
         }
@@ -242,6 +250,29 @@ impl Keyward {
         }
     }
 
+    /// What answers commands, for what `register` keeps.
+    pub(crate) fn desk(&self, register: Register) -> Desk {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = Arc::new(configuration(folder.path(), "", ""));
+        let (sealer, metrics) = (Arc::clone(&self.sealer), Arc::clone(&self.metrics));
+        let state = State::new(
+            self.members.clone(),
+            Arc::clone(&self.credentials),
+            Arc::clone(&sealer),
+            register.clone(),
+            metrics,
+            Arc::new(AtomicBool::new(true)),
+            Arc::clone(&self.exit),
+        );
+        let doctor = Doctor {
+            config: Arc::new(Published::new(config)),
+            members: self.members.clone(),
+            pages: self.pages.clone(),
+            register: register.clone(),
+        };
+        Desk { register, sealer, state: Arc::new(state), doctor }
+    }
+
     /// Begins the drain; it may take `limit`.
     pub(crate) fn drain(&self, limit: Duration) {
         self.drain.send_replace(Some(Instant::now() + limit));
@@ -299,6 +330,7 @@ fn published(member: &Member) -> membership::Member {
         id,
         name: format!("m{id}").into(),
         endpoint: Endpoint { scheme: Scheme::Http, host: host(id), port: 2379 },
+        at: None,
         role: Role::Voter,
         version: Some(member.version),
         readiness: Readiness::Ready,

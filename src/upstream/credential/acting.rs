@@ -299,6 +299,14 @@ impl Credentials {
         self.held.add(authority);
     }
 
+    /// Members are those of another cluster: what was found out about the first holds no more.
+    pub(super) fn forget_members(&self) {
+        self.held.clear();
+        if let Some(signer) = &self.acting.load().signer {
+            signer.revisions().forget();
+        }
+    }
+
     /// How many certificates were minted and tokens signed, for the configuration that is in force.
     #[must_use]
     pub fn made(&self) -> (u64, u64) {
@@ -339,6 +347,7 @@ mod tests {
             writes: Serves::Any,
             near: Vec::new(),
             probe: None,
+            discovery: crate::config::Discovery::default(),
         };
         let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
         let pages = Pages { connector: Connector::tcp(None, second), members };

@@ -1,21 +1,18 @@
 //! A member's metrics page, for what it tells nobody else: its id, whether it leads, whether it learns.
 //!
-//! Owns: fetching `/metrics` from the client port by HTTP/1.1, and reading the five lines that matter. Must not know:
-//! why it is asked. Invariant: a page that lacks one of them, or is larger than any real one, is no page.
+//! Owns: reading the five lines of `/metrics` that matter. Must not know: how it is asked for, or why. Invariant: a page
+//! that lacks one of them is no page.
 
-use http::header::{CONNECTION, HOST};
-use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper_util::rt::TokioIo;
+use std::net::IpAddr;
+
+use http::StatusCode;
 
 use crate::config::Endpoint;
 use crate::identity::MemberId;
 use crate::upstream::connect::Connector;
+use crate::upstream::examine;
 use crate::upstream::membership::Role;
 use crate::upstream::version::Version;
-
-/// Real ones have some 100 KiB.
-const MAX_PAGE: usize = 4 << 20;
 
 /// What the page tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,30 +26,19 @@ pub(super) struct Page {
 
 /// Fetches and reads the page over a connection of its own. `connector` must offer HTTP/1.1. `None` where there is no
 /// such page, as on a port that serves gRPC only.
-pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint) -> Option<Page> {
-    read(&text(connector, endpoint).await?)
+pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint, at: Option<IpAddr>) -> Option<Page> {
+    read(&text(connector, endpoint, at).await?)
 }
 
 /// The page as it is; see [`fetch`].
-pub(in crate::upstream) async fn text(connector: &Connector, endpoint: &Endpoint) -> Option<String> {
-    let stream = connector.connect(endpoint).await.ok()?;
-    let (mut send, connection) =
-        hyper::client::conn::http1::handshake::<_, Empty<bytes::Bytes>>(TokioIo::new(stream)).await.ok()?;
-    let request = Request::get("/metrics")
-        .header(HOST, endpoint.authority())
-        .header(CONNECTION, "close")
-        .body(Empty::new())
-        .ok()?;
-    let exchange = async move {
-        let response = send.send_request(request).await.ok()?;
-        if response.status() != StatusCode::OK {
-            return None;
-        }
-        let page = Limited::new(response.into_body(), MAX_PAGE).collect().await.ok()?.to_bytes();
-        Some(std::str::from_utf8(&page).ok()?.to_owned())
-    };
-    // The connection moves the bytes and ends with the exchange, which owns its other half.
-    tokio::join!(exchange, connection).0
+pub(in crate::upstream) async fn text(
+    connector: &Connector,
+    endpoint: &Endpoint,
+    at: Option<IpAddr>,
+) -> Option<String> {
+    let page = examine::get(connector, endpoint, at, "/metrics").await;
+    let page = page.filter(|page| page.status == StatusCode::OK)?;
+    Some(std::str::from_utf8(&page.body).ok()?.to_owned())
 }
 
 /// The revision of users and roles as this member knows it; etcd shows it from 3.4.8 on.

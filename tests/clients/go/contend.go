@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"os/signal"
+	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -80,7 +82,7 @@ func inSession(client *clientv3.Client, act func(context.Context, *concurrency.S
 func newContendRun(flags *flag.FlagSet, o *options, open func(_, _ *clientv3.Client, _ string) contest) func() error {
 	c := &contendRun{options: o, open: open}
 	flags.DurationVar(&c.age, "age", 7*time.Second, "how long the waiter's client has a watch open before; longer than the token TTL")
-	flags.DurationVar(&c.hold, "hold", 3*time.Second, "time from the start of the wait to the release")
+	flags.DurationVar(&c.hold, "hold", 3*time.Second, "time from the start of the wait to the release; 0: until SIGTERM")
 	flags.DurationVar(&c.limit, "limit", 15*time.Second, "how long after the release the waiter may take")
 	return c.run
 }
@@ -102,7 +104,10 @@ func (c *contendRun) run() error {
 	}
 	time.Sleep(c.age)
 
-	ctx, cancel := context.WithTimeout(context.Background(), c.hold+c.limit)
+	ctx, cancel := context.WithCancel(context.Background())
+	if c.hold > 0 {
+		ctx, cancel = context.WithTimeout(context.Background(), c.hold+c.limit)
+	}
 	defer cancel()
 	returned := make(chan int64, 1)
 	var outcome error
@@ -114,7 +119,7 @@ func (c *contendRun) run() error {
 		emit("wait_returned", fields{"ok": outcome == nil})
 		returned <- elapsed()
 	}()
-	time.Sleep(c.hold)
+	c.held()
 	releasing := elapsed()
 	emit("release_called", fields{})
 	if err := contest.release(context.Background()); err != nil {
@@ -133,6 +138,17 @@ func (c *contendRun) run() error {
 	result["aged_watch_alive"] = aged.delivers(holder)
 	emit("summary", result)
 	return nil
+}
+
+// Held returns when it is time for the release.
+func (c *contendRun) held() {
+	if c.hold > 0 {
+		time.Sleep(c.hold)
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	<-ctx.Done()
 }
 
 // AgedWatch keeps the client's default watch stream, and so that stream's token, in use.

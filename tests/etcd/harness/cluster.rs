@@ -111,6 +111,10 @@ struct Member {
     client: SocketAddr,
     peer: SocketAddr,
     metrics: SocketAddr,
+    /// The etcd that it was started with last.
+    version: Version,
+    /// Taken out of the cluster: it has no part in the list any more.
+    removed: bool,
     state: State,
 }
 
@@ -143,14 +147,13 @@ impl Cluster {
         let folder = tempfile::Builder::new().prefix("keyward-etcd-").tempdir().expect("a temporary folder");
         let authority = |name| Box::new(Pki::new(&folder.path().join(name)));
         let (pki, peer_pki) = (authority("pki"), authority("peers"));
-        let members = (0..options.members).map(Member::new).collect();
+        let members = (0..options.members).map(|i| Member::new(i, &version)).collect();
         Cluster { version, options, pki, peer_pki, members, folder }
     }
 
     fn launch(&mut self, i: usize, cluster_state: &str) {
         let member = &self.members[i];
-        let peers: Vec<String> =
-            self.members.iter().map(|m| format!("{}={}", m.name, self.peer_url(m))).collect();
+        let peers: Vec<String> = self.present().map(|m| format!("{}={}", m.name, self.peer_url(m))).collect();
         let data = self.folder.path().join(&member.name);
         let mut args = vec![
             format!("--name={}", member.name),
@@ -173,7 +176,7 @@ impl Cluster {
                 format!("--election-timeout={election}"),
             ]);
         }
-        if !self.options.fsync && self.version.at_least("3.5") {
+        if !self.options.fsync && member.version.at_least("3.5") {
             args.push("--unsafe-no-fsync".into());
         }
         if self.options.tls != Tls::Off {
@@ -200,8 +203,8 @@ impl Cluster {
         }
         args.extend(self.options.flags.iter().cloned());
         let strangers = if self.options.strangers { " strangers" } else { "" };
-        let name = format!("etcd {} {}{strangers}", self.version, member.name);
-        let process = Process::start(&name, &self.version.etcd(), args, &[], &data.with_extension("log"));
+        let name = format!("etcd {} {}{strangers}", member.version, member.name);
+        let process = Process::start(&name, &member.version.etcd(), args, &[], &data.with_extension("log"));
         self.members[i].state = State::Running(process);
     }
 
@@ -217,7 +220,12 @@ impl Cluster {
         wait::within_limit(LIMIT, look).await.unwrap_or(Err(Fault::NotHealthy))
     }
 
-    /// Which etcd its members are.
+    /// Members that were not taken out.
+    fn present(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| !member.removed)
+    }
+
+    /// Which etcd its members were at the start.
     pub(crate) fn version(&self) -> &Version {
         &self.version
     }
@@ -273,9 +281,9 @@ impl Cluster {
         self.options.advertise.get(i).map_or_else(|| self.url(i), |relay| format!("http://{relay}"))
     }
 
-    /// The client URLs of all members.
+    /// The client URLs of all members that were not taken out.
     pub(crate) fn urls(&self) -> Vec<String> {
-        (0..self.members.len()).map(|i| self.url(i)).collect()
+        (0..self.members.len()).filter(|i| !self.members[*i].removed).map(|i| self.url(i)).collect()
     }
 
     /// etcdctl of this version for all members, naming no user.
@@ -316,9 +324,40 @@ impl Cluster {
     pub(crate) async fn roll(&mut self, i: usize, tls: Tls) {
         assert!(self.options.tls != Tls::Off && tls != Tls::Off, "the URLs of members would change");
         self.options.tls = tls;
+        self.end(i).await;
+        self.restart(i).await;
+    }
+
+    /// Restarts a member as an operator does, as another etcd where that is given, and returns when it serves.
+    pub(crate) async fn bounce(&mut self, i: usize, version: Option<&Version>) {
+        self.end(i).await;
+        if let Some(version) = version {
+            self.members[i].version = version.clone();
+        }
+        self.restart(i).await;
+    }
+
+    /// Asks a member to end (SIGTERM) and waits until it has. Its data and addresses stay for `restart`.
+    async fn end(&mut self, i: usize) {
         self.members[i].process().signal(Signal::TERM);
         self.members[i].process().ended(LIMIT).await;
         self.members[i].state = State::Dead;
+    }
+
+    /// Takes note that a member was taken out of the cluster, and waits until it has ended, which it does by itself.
+    pub(crate) async fn removed(&mut self, i: usize) {
+        self.members[i].removed = true;
+        self.members[i].process().ended(LIMIT).await;
+        self.members[i].state = State::Dead;
+    }
+
+    /// Restarts a member as another version: asked to end (SIGTERM), and back when this returns. What is restarted from then on is
+    /// of that version too.
+    pub(crate) async fn upgrade(&mut self, i: usize, version: &Version) {
+        self.members[i].process().signal(Signal::TERM);
+        self.members[i].process().ended(LIMIT).await;
+        self.members[i].state = State::Dead;
+        self.version = version.clone();
         self.restart(i).await;
     }
 
@@ -343,10 +382,16 @@ impl Cluster {
     /// Adds a learner, starts it and waits until it has caught up; returns its index. For the first five seconds of its life a
     /// cluster refuses that.
     pub(crate) async fn add_learner(&mut self) -> usize {
+        let ctl = self.ctl_as_root();
+        self.add_learner_by(&ctl).await
+    }
+
+    /// The same, asked for by this etcdctl.
+    pub(crate) async fn add_learner_by(&mut self, ctl: &Ctl) -> usize {
         let i = self.members.len();
-        let member = Member::new(i);
+        let member = Member::new(i, &self.version);
         let peer_urls = format!("--peer-urls={}", self.peer_url(&member));
-        let (ctl, name) = (self.ctl_as_root(), member.name.clone());
+        let name = member.name.clone();
         let added = async || {
             let ended = ctl.run(&["member", "add", &name, &peer_urls, "--learner"]).await;
             let refused = ended.stderr.contains("unhealthy cluster");
@@ -363,6 +408,16 @@ impl Cluster {
         };
         wait::until(LIMIT, "the learner catches up", caught_up).await;
         i
+    }
+
+    /// Forgets the newest member, which was removed from the cluster: its process and its data.
+    pub(crate) fn forget_newest(&mut self) {
+        let Some(member) = self.members.pop() else { return };
+        let data = self.folder.path().join(&member.name);
+        if let Some(process) = member.running() {
+            process.kill();
+        }
+        std::fs::remove_dir_all(data).expect("its data can be removed");
     }
 
     /// Waits until exactly one running member leads and every running member knows a leader, and returns the one.
@@ -422,9 +477,10 @@ enum Fault {
 }
 
 impl Member {
-    fn new(i: usize) -> Member {
+    fn new(i: usize, version: &Version) -> Member {
         let (client, peer, metrics) = (ports::free(), ports::free(), ports::free());
-        Member { name: format!("m{i}"), client, peer, metrics, state: State::Dead }
+        let name = format!("m{i}");
+        Member { name, client, peer, metrics, version: version.clone(), removed: false, state: State::Dead }
     }
 
     fn running(&self) -> Option<&Process> {

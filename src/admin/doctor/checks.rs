@@ -1,0 +1,455 @@
+//! What is wrong, from what was gathered.
+//!
+//! Owns: every check, its threshold and its fix. Must not know: how anything was gathered; the time is an argument. Invariants: a check
+//! that lacks what it needs says so in `unseen` and finds nothing; a command in a fix is one that etcdctl has.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use super::certificates;
+use super::{Finding, Report, Severity};
+use crate::config::{Config, Keep, KeySource, Scheme};
+use crate::identity::MemberId;
+use crate::upstream::examine::Examined;
+use crate::upstream::membership::{
+    Absence, Auth, Member, Membership, PeerUrls, Readiness, Reason, Role, Serving,
+};
+
+/// A certificate that ends within this is to be renewed, and within that is nearly too late.
+const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 3600);
+const ENDS_NOW: Duration = Duration::from_secs(7 * 24 * 3600);
+/// In percent of the quota.
+const QUOTA_NEAR: u64 = 80;
+const QUOTA_REACHED: u64 = 95;
+/// Revisions that are kept though nothing was ever compacted.
+const NEVER_COMPACTED: u64 = 10_000;
+/// The same where the last compaction was long ago.
+const LONG_KEPT: u64 = 100_000;
+const LONG_AGO: Duration = Duration::from_secs(24 * 3600);
+/// etcd refuses proposals past this (server/etcdserver/v3_server.go, maxGapBetweenApplyAndCommitIndex).
+const UNAPPLIED: u64 = 5_000;
+/// Members tell their indexes up to half a second apart, in which a busy cluster writes some thousand entries.
+const BEHIND: u64 = 10_000;
+/// What is minted and signed begins this long ago (rules 19); half of it is for the way.
+const CLOCK: Duration = Duration::from_secs(150);
+/// A clock that runs apart by as much harms leases' ends and logs, no tokens.
+const CLOCK_NOTED: Duration = Duration::from_secs(5);
+
+/// What the checks look at.
+pub(super) struct Facts<'a> {
+    pub(super) now: SystemTime,
+    pub(super) config: &'a Config,
+    pub(super) members: &'a Membership,
+    pub(super) auth: Auth,
+    /// What each member told anybody who asks; none where it told nothing.
+    pub(super) examined: &'a [(MemberId, Option<Examined>)],
+    pub(super) revocations_known: bool,
+}
+
+impl Facts<'_> {
+    /// All checks, the worst finding first.
+    pub(super) fn report(&self) -> Report {
+        let mut findings = Findings::default();
+        self.cluster(&mut findings);
+        for member in &self.members.members {
+            self.member(member, &mut findings);
+            self.store(member, &mut findings);
+        }
+        self.absent(&mut findings);
+        self.versions(&mut findings);
+        self.identities(&mut findings);
+        self.certificates(&mut findings);
+        let Findings { mut found, unseen } = findings;
+        found.sort();
+        Report { findings: found, unseen }
+    }
+
+    fn cluster(&self, findings: &mut Findings) {
+        let serving = self.members.serving();
+        if serving != Serving::Ready {
+            let fix = "start members, or look at what stands between: etcdctl endpoint health --cluster";
+            findings.error("serving", "cluster", format!("no calls can be served: {serving}"), fix);
+        }
+        for foreign in &self.members.foreign {
+            let what =
+                format!("cluster {} answers there, which is not the one that is served", foreign.cluster);
+            let fix = "take it out of cluster.endpoints, or name the cluster that is meant: cluster.id";
+            findings.error("foreign_cluster", foreign.endpoint.to_string(), what, fix);
+        }
+    }
+
+    fn member(&self, member: &Member, findings: &mut Findings) {
+        let about = name_of(member);
+        if let Readiness::NotReady(reason) = member.readiness {
+            let at = format!("at {}: {reason}", member.endpoint);
+            match reason {
+                Reason::Unprobed | Reason::ForeignCluster => {}
+                Reason::Learner => self.learner(member, findings),
+                // With auth on it tells nobody of which cluster it is.
+                Reason::UnverifiedCluster if member.role == Role::Learner => self.learner(member, findings),
+                Reason::Unreachable => {
+                    let fix = "start it; if it is gone for good: etcdctl member remove, then member add";
+                    findings.error("member_unreachable", about.clone(), at, fix);
+                }
+                Reason::NoLeader => {
+                    let fix = "look at the network between the members' peer URLs, and at their disks";
+                    findings.error("member_without_leader", about.clone(), at, fix);
+                }
+                Reason::UnverifiedCluster => {
+                    let fix = "set cluster.probe to a user that may ask for Status";
+                    findings.error("cluster_unverified", about.clone(), at, fix);
+                }
+                Reason::Unlisted => {
+                    let fix = "stop it: it was removed from the cluster, or take it out of cluster.endpoints";
+                    findings.warning("member_unlisted", about.clone(), at, fix);
+                }
+            }
+        }
+        self.alarms(member, findings);
+        let Some(vitals) = &member.vitals else {
+            if member.readiness == Readiness::Ready {
+                findings.unseen(format!(
+                    "{about}: its raft log, since Status is refused to cluster.probe (before 3.5.32 and 3.6.12 it may need the role root)"
+                ));
+            }
+            return;
+        };
+        if vitals.unapplied() > UNAPPLIED {
+            let what =
+                format!("{} entries of its log are not applied, so it refuses writes", vitals.unapplied());
+            let fix = "look at its disk: etcd_disk_backend_commit_duration_seconds in its /metrics";
+            findings.error("apply_lag", about.clone(), what, fix);
+        }
+        let lag = super::super::status::furthest(self.members).saturating_sub(vitals.raft_index);
+        if lag > BEHIND && member.role == Role::Voter {
+            let what = format!("its log ends {lag} entries before that of the furthest member");
+            findings.warning("raft_lag", about, what, "look at its disk and at its network to the leader");
+        }
+    }
+
+    /// What it complains about itself, by Status or else by `/health`.
+    fn alarms(&self, member: &Member, findings: &mut Findings) {
+        let about = name_of(member);
+        let unhealthy = self.told(member.id).and_then(|examined| examined.unhealthy.as_deref());
+        let errors = member.vitals.as_ref().map(|vitals| vitals.errors.join(", ")).unwrap_or_default();
+        let said = format!("{errors} {}", unhealthy.unwrap_or_default());
+        if said.contains("NOSPACE") {
+            let fix = "etcdctl compact REVISION && etcdctl defrag --cluster && etcdctl alarm disarm; then auto-compaction";
+            findings.error(
+                "alarm_nospace",
+                about.clone(),
+                "its quota is used up: the cluster refuses writes",
+                fix,
+            );
+        }
+        if said.contains("CORRUPT") {
+            let fix = "etcdctl member remove ID, delete its data, member add; then etcdctl alarm disarm";
+            findings.error("alarm_corrupt", about.clone(), "its data differ from those of the others", fix);
+        }
+        let explained = ["NOSPACE", "CORRUPT"].iter().any(|alarm| said.contains(alarm))
+            || member.readiness == Readiness::NotReady(Reason::NoLeader)
+            || member.role == Role::Learner;
+        if let Some(reason) = unhealthy.filter(|_| !explained) {
+            let what = if reason.is_empty() {
+                "its /health says no".into()
+            } else {
+                format!("its /health says {reason}")
+            };
+            findings.error("unhealthy", about, what, "etcdctl alarm list, and look at its log");
+        }
+    }
+
+    /// How its database is doing.
+    fn store(&self, member: &Member, findings: &mut Findings) {
+        let about = name_of(member);
+        let vitals = member.vitals.as_deref();
+        let Some(told) = self.told(member.id) else {
+            if member.readiness == Readiness::Ready {
+                findings.unseen(format!(
+                    "{about}: its /metrics at {}, for quota, compactions and clock",
+                    member.endpoint
+                ));
+            }
+            return;
+        };
+        let quota = vitals.and_then(|vitals| vitals.db_quota).or(told.quota).unwrap_or(0);
+        let size = vitals.map(|vitals| vitals.db_size).or(told.db_size).unwrap_or(0);
+        let used = vitals.map(|vitals| vitals.db_in_use).or(told.db_in_use).unwrap_or(0);
+        let percent = size.saturating_mul(100).checked_div(quota).unwrap_or(0);
+        if percent >= QUOTA_NEAR {
+            let of = super::super::table::size;
+            let what = format!(
+                "its database has {} of {} ({percent} %), {} of it in use",
+                of(size),
+                of(quota),
+                of(used)
+            );
+            let fix = if used < size / 2 {
+                "etcdctl defrag: more than half of the file is free"
+            } else {
+                "compact and defragment, or raise --quota-backend-bytes (at most 8 GiB)"
+            };
+            let severity = if percent >= QUOTA_REACHED { Severity::Error } else { Severity::Warning };
+            findings.add(severity, "db_quota", about.clone(), what, fix);
+        }
+        self.compaction(member, told, findings);
+        if let Some((theirs, ours)) = told.clock {
+            self.clock(about, theirs, ours, findings);
+        }
+    }
+
+    fn compaction(&self, member: &Member, told: &Examined, findings: &mut Findings) {
+        let (Some(revision), Some(compacted)) = (told.revision, told.compacted) else { return };
+        // All members compact alike: one of them is enough to tell.
+        let first = self.examined.iter().find(|(_, told)| told.is_some()).map(|(id, _)| *id);
+        if first != Some(member.id) {
+            return;
+        }
+        let kept = revision.saturating_sub(compacted);
+        let ago = told.compacted_at.and_then(|at| self.now.duration_since(at).ok());
+        let what = match (compacted, ago) {
+            (0, _) if kept > NEVER_COMPACTED => {
+                format!("nothing was ever compacted: all {kept} revisions are kept")
+            }
+            (1.., Some(ago)) if kept > LONG_KEPT && ago > LONG_AGO => {
+                format!(
+                    "the last compaction was {} hours ago: {kept} revisions are kept",
+                    ago.as_secs() / 3600
+                )
+            }
+            _ => return,
+        };
+        let fix = "set both auto-compaction-mode and auto-compaction-retention (a file without the mode compacts nothing); now: etcdctl compact REVISION";
+        findings.warning("no_compaction", "cluster", what, fix);
+    }
+
+    fn clock(&self, about: String, theirs: SystemTime, ours: SystemTime, findings: &mut Findings) {
+        let apart = theirs.duration_since(ours).unwrap_or_else(|ahead| ahead.duration());
+        if apart < CLOCK_NOTED {
+            return;
+        }
+        let makes = self.config.users.mint.is_some() || self.config.users.sign_jwt.is_some();
+        let what = format!("its clock and ours are {} s apart", apart.as_secs());
+        if makes && apart > CLOCK {
+            let what = what + ": it will refuse what we mint or sign";
+            findings.error("clock", about, what, "set both clocks by NTP");
+        } else {
+            findings.warning("clock", about, what, "set both clocks by NTP");
+        }
+    }
+
+    fn learner(&self, member: &Member, findings: &mut Findings) {
+        let about = name_of(member);
+        let leader =
+            self.members.leader.and_then(|id| self.members.get(id)).and_then(|leader| leader.vitals.as_ref());
+        let (what, fix) = match (member.vitals.as_ref(), leader) {
+            // etcd's own condition (server/etcdserver/server.go, readyPercent).
+            (Some(learner), Some(leader))
+                if learner.applied.saturating_mul(10) > leader.raft_index.saturating_mul(9) =>
+            {
+                (
+                    "it is a learner that has caught up, and does not vote".to_owned(),
+                    format!("etcdctl member promote {}", member.id),
+                )
+            }
+            (Some(learner), Some(leader)) => {
+                let behind = leader.raft_index.saturating_sub(learner.applied);
+                let what = format!("it is a learner, {behind} entries behind the leader");
+                (what, "look again in a minute; if it is no nearer, look at its disk and network".to_owned())
+            }
+            _ => (
+                "it is a learner: it does not vote and gets no calls".to_owned(),
+                format!("etcdctl member promote {} once it has caught up", member.id),
+            ),
+        };
+        findings.warning("learner", about, what, fix);
+    }
+
+    fn absent(&self, findings: &mut Findings) {
+        for absent in &self.members.absent {
+            let id = absent.id;
+            match absent.why {
+                Absence::Unstarted => {
+                    let fix = format!("start it, or etcdctl member remove {id}");
+                    let what = "it was added and never started; it counts for the quorum";
+                    findings.warning("member_unstarted", format!("member {id}"), what, fix);
+                }
+                Absence::NoUsableUrl => {
+                    let https = self.config.cluster.scheme() == Scheme::Https;
+                    let scheme = if https { "https" } else { "http" };
+                    let what = "none of its client URLs can be used: Keyward does not reach it";
+                    let fix = format!("restart it with --advertise-client-urls that begin with {scheme}://");
+                    findings.error("member_without_address", format!("{} ({id})", absent.name), what, fix);
+                }
+                Absence::NotAllowed => {
+                    let what = "no host of its client URLs is among cluster.allowed_hosts: Keyward does not reach it";
+                    let fix = "add its host to cluster.allowed_hosts, or restart it with other --advertise-client-urls";
+                    findings.error("member_without_address", format!("{} ({id})", absent.name), what, fix);
+                }
+            }
+        }
+        if self.members.peer_urls == PeerUrls::Refused {
+            let fix =
+                "set cluster.probe to a user (any, from 3.5.29 and 3.6.10 on; root in the patch before)";
+            findings.warning(
+                "member_list_refused",
+                "cluster",
+                "MemberList is refused: members that are added are not found",
+                fix,
+            );
+        }
+    }
+
+    fn versions(&self, findings: &mut Findings) {
+        let known = || self.members.members.iter().filter_map(|member| member.version);
+        let lines: BTreeSet<_> = known().map(|version| version.line()).collect();
+        let all: BTreeSet<_> = known().map(|version| version.to_string()).collect();
+        let what = || format!("members run {}", all.iter().cloned().collect::<Vec<_>>().join(", "));
+        match (lines.first(), lines.last()) {
+            (Some(oldest), Some(newest)) if oldest.0 != newest.0 || newest.1 - oldest.1 > 1 => {
+                let fix = "etcd supports one minor version apart: bring the oldest to the next minor first";
+                findings.error("version_skew", "cluster", what(), fix);
+            }
+            _ if all.len() > 1 => {
+                let fix = "finish the upgrade: until then the cluster does what its oldest member can";
+                findings.warning("version_skew", "cluster", what(), fix);
+            }
+            _ => {}
+        }
+    }
+
+    /// Who may do what, and what would be lost.
+    fn identities(&self, findings: &mut Findings) {
+        let config = self.config;
+        let shows = config.cluster.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
+        match self.auth {
+            Auth::Off => {
+                let fix = "etcdctl user add root && etcdctl user grant-role root root && etcdctl auth enable";
+                findings.warning(
+                    "auth_off",
+                    "cluster",
+                    "auth is off: whoever reaches etcd or Keyward may do all",
+                    fix,
+                );
+            }
+            Auth::On if config.cluster.probe.is_none() && !shows => {
+                let what = "auth is on, and Keyward has no user to ask for Status and MemberList";
+                let fix = "etcdctl user add keyward, then cluster.probe";
+                findings.warning("no_probe_user", "cluster.probe", what, fix);
+            }
+            Auth::On => {}
+            Auth::Unknown => findings.unseen("whether auth is on: no member has told".to_owned()),
+        }
+        if config.session.key_source == KeySource::Random {
+            let what =
+                "no key file: a restart logs all clients out, and replicas do not take each other's sessions";
+            findings.warning(
+                "session_keys",
+                "session.key_files",
+                what,
+                "keyward keygen FILE, the same on every replica",
+            );
+        }
+        match config.revocation.keep {
+            Keep::Memory => {
+                let what = "a restart forgets who was revoked, and no other replica knows";
+                let fix = "set revocation.etcd_prefix, or revocation.state_file where there is one replica";
+                findings.warning("revocation_forgotten", "revocation", what, fix);
+            }
+            Keep::Etcd { .. } if self.auth == Auth::Off => {
+                let what = "auth is off: whoever reaches etcd can undo a revocation";
+                findings.warning("revocation_open", "revocation.etcd_prefix", what, "turn auth on");
+            }
+            Keep::Etcd { .. } | Keep::File(_) => {}
+        }
+        if !self.revocations_known {
+            let what = "it is not known who was revoked: logins and calls are refused";
+            let fix = "see that cluster.probe or revocation.user may read and write revocation.etcd_prefix";
+            findings.error("revocation_unknown", "revocation", what, fix);
+        }
+    }
+
+    fn certificates(&self, findings: &mut Findings) {
+        for certificate in certificates::all(self.config) {
+            let left = certificate.ends.duration_since(self.now).unwrap_or_default();
+            if left > ENDS_SOON {
+                continue;
+            }
+            let (severity, when) = match left {
+                Duration::ZERO => (Severity::Error, "it has ended".to_owned()),
+                left if left < ENDS_NOW => {
+                    (Severity::Error, format!("it ends in {} hours", left.as_secs() / 3600))
+                }
+                left => (Severity::Warning, format!("it ends in {} days", left.as_secs() / 86_400)),
+            };
+            let what = format!("{when}: then {}", certificate.loss);
+            findings.add(
+                severity,
+                "certificate",
+                certificate.key,
+                what,
+                "renew it in place: files are followed",
+            );
+        }
+    }
+
+    fn told(&self, member: MemberId) -> Option<&Examined> {
+        self.examined.iter().find(|(id, _)| *id == member)?.1.as_ref()
+    }
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Findings {
+    found: Vec<Finding>,
+    unseen: Vec<String>,
+}
+
+impl Findings {
+    fn add(
+        &mut self,
+        severity: Severity,
+        check: &str,
+        about: impl Into<String>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        let (about, what, fix) = (about.into(), what.into(), fix.into());
+        self.found.push(Finding { severity, check: check.to_owned(), about, what, fix });
+    }
+
+    fn error(
+        &mut self,
+        check: &str,
+        about: impl Into<String>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.add(Severity::Error, check, about, what, fix);
+    }
+
+    fn warning(
+        &mut self,
+        check: &str,
+        about: impl Into<String>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.add(Severity::Warning, check, about, what, fix);
+    }
+
+    fn unseen(&mut self, what: String) {
+        self.unseen.push(what);
+    }
+}
+
+fn name_of(member: &Member) -> String {
+    if member.name.is_empty() {
+        format!("member {}", member.id)
+    } else {
+        format!("{} ({})", member.name, member.id)
+    }
+}
+
+#[cfg(test)]
+mod tests;

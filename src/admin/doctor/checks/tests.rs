@@ -1,0 +1,348 @@
+//! Each check, on facts that are well but for what it looks for.
+
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use rcgen::{CertificateParams, KeyPair};
+use tokio::time::Instant;
+
+use super::*;
+use crate::config::Endpoint;
+use crate::identity::ClusterId;
+use crate::upstream::membership::{Absent, Foreign, Peering};
+use crate::upstream::version::Version;
+use crate::upstream::vitals::Vitals;
+
+/// 2030-01-01.
+static NOW: LazyLock<SystemTime> =
+    LazyLock::new(|| SystemTime::UNIX_EPOCH + Duration::from_secs(1_893_456_000));
+const MIB: u64 = 1 << 20;
+
+/// A cluster of three, and a Keyward that is set up as it should be.
+struct Scene {
+    folder: tempfile::TempDir,
+    lines: String,
+    members: Membership,
+    auth: Auth,
+    examined: Vec<(MemberId, Option<Examined>)>,
+    revocations_known: bool,
+}
+
+fn member(id: u64) -> Member {
+    let vitals = Vitals {
+        db_size: 10 * MIB,
+        db_in_use: 9 * MIB,
+        raft_index: 1000,
+        applied: 1000,
+        ..Vitals::default()
+    };
+    Member {
+        id: MemberId(id),
+        name: format!("m{id}").into(),
+        endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 2379 },
+        at: None,
+        role: Role::Voter,
+        version: Version::parse("3.5.1").ok(),
+        readiness: Readiness::Ready,
+        term: 2,
+        vitals: Some(Arc::new(vitals)),
+        client_urls: Arc::default(),
+        suspicion: Arc::default(),
+        rest: Arc::default(),
+        conduct: Arc::default(),
+    }
+}
+
+impl Scene {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("session.key"), "0123456789abcdef".repeat(4)).unwrap();
+        std::fs::write(folder.path().join("password"), "secret").unwrap();
+        let known = Examined {
+            quota: Some(100 * MIB),
+            revision: Some(5000),
+            compacted: Some(4000),
+            clock: Some((*NOW, *NOW)),
+            ..Examined::default()
+        };
+        let peering = |id| Peering { member: MemberId(id), name: "m".into(), urls: Arc::default() };
+        let members = Membership {
+            cluster: Some(ClusterId(0xc1)),
+            leader: Some(MemberId(1)),
+            members: (1..4).map(|id| Arc::new(member(id))).collect(),
+            peer_urls: PeerUrls::Listed((1..4).map(peering).collect()),
+            ..Membership::unknown(Instant::now())
+        };
+        Self {
+            folder,
+            lines: "session.key_files = ['session.key']\nrevocation.etcd_prefix = '/keyward/'\n\
+                    cluster.probe = { user = 'keyward', password_file = 'password' }\n"
+                .to_owned(),
+            members,
+            auth: Auth::On,
+            examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
+            revocations_known: true,
+        }
+    }
+
+    /// Another third member.
+    fn third(mut self, change: impl FnOnce(&mut Member)) -> Self {
+        let mut third = member(3);
+        change(&mut third);
+        self.members.members[2] = Arc::new(third);
+        self
+    }
+
+    /// The same of what it last said.
+    fn third_says(self, change: impl FnOnce(&mut Vitals)) -> Self {
+        let mut vitals = Vitals::clone(member(3).vitals.as_ref().unwrap());
+        change(&mut vitals);
+        self.third(|member| member.vitals = Some(Arc::new(vitals)))
+    }
+
+    /// What all told who were asked.
+    fn told(mut self, change: impl Fn(&mut Examined)) -> Self {
+        self.examined.iter_mut().filter_map(|(_, told)| told.as_mut()).for_each(change);
+        self
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    fn report(&self) -> Report {
+        let path = self.folder.path().join("keyward.toml");
+        let text = format!(
+            "{}listener = [{{ name = 'a', address = '127.0.0.1:1'{} }}]\ncluster.endpoints = ['http://127.0.0.1:2379']\n",
+            self.lines,
+            tls(self.folder.path())
+        );
+        std::fs::write(&path, text).unwrap();
+        let (config, _) = crate::config::load(&path).unwrap();
+        Facts {
+            now: *NOW,
+            config: &config,
+            members: &self.members,
+            auth: self.auth,
+            examined: &self.examined,
+            revocations_known: self.revocations_known,
+        }
+        .report()
+    }
+
+    /// Exactly these are found, and all could be looked at; hands on what is said.
+    fn finds(&self, wanted: &[(Severity, &str)]) -> String {
+        let report = self.report();
+        let found: Vec<_> = report.findings.iter().map(|one| (one.severity, &*one.check)).collect();
+        assert_eq!(found, wanted, "{report}");
+        assert_eq!(report.unseen, Vec::<String>::new());
+        assert_eq!(report.worst(), wanted.iter().map(|(severity, _)| *severity).min());
+        assert!(report.findings.iter().all(|one| !one.fix.is_empty() && !one.fix.contains('\n')));
+        report.to_string()
+    }
+}
+
+/// The listener's TLS, where the folder has a certificate.
+fn tls(folder: &Path) -> &'static str {
+    if folder.join("a.crt").exists() { ", tls = { cert = 'a.crt', key = 'a.key' }" } else { "" }
+}
+
+use Severity::{Error, Warning};
+
+#[test]
+fn nothing_is_found_where_all_is_well() {
+    assert_eq!(Scene::new().finds(&[]), "nothing found\n");
+}
+
+#[test]
+fn a_cluster_that_does_not_serve() {
+    let scene = Scene::new().with(|scene| scene.members.leader = None);
+    scene.finds(&[(Error, "serving")]);
+    let foreign = Foreign { endpoint: member(9).endpoint, cluster: ClusterId(0xbad) };
+    let scene = Scene::new().with(|scene| scene.members.foreign.push(foreign));
+    assert!(scene.finds(&[(Error, "foreign_cluster")]).contains("cluster.endpoints"));
+}
+
+#[test]
+fn a_member_that_does_not_serve() {
+    for (reason, severity, check) in [
+        (Reason::Unreachable, Error, "member_unreachable"),
+        (Reason::NoLeader, Error, "member_without_leader"),
+        (Reason::UnverifiedCluster, Error, "cluster_unverified"),
+        (Reason::Unlisted, Warning, "member_unlisted"),
+    ] {
+        let scene = Scene::new().third(|member| member.readiness = Readiness::NotReady(reason));
+        assert!(scene.finds(&[(severity, check)]).contains("m3 (3)"));
+    }
+}
+
+#[test]
+fn members_without_an_address() {
+    for (why, severity, check) in [
+        (Absence::Unstarted, Warning, "member_unstarted"),
+        (Absence::NoUsableUrl, Error, "member_without_address"),
+    ] {
+        let absent = Absent { id: MemberId(0xab), name: "".into(), why };
+        let scene = Scene::new().with(|scene| scene.members.absent.push(absent));
+        assert!(scene.finds(&[(severity, check)]).contains("ab"));
+    }
+}
+
+#[test]
+fn a_learner_that_could_be_promoted_and_one_that_is_behind() {
+    let learner = |applied| {
+        let scene = Scene::new().third_says(|vitals| vitals.applied = applied);
+        let vitals = scene.members.members[2].vitals.clone();
+        scene.third(|member| {
+            (member.role, member.readiness) = (Role::Learner, Readiness::NotReady(Reason::Learner));
+            member.vitals = vitals;
+        })
+    };
+    assert!(learner(901).finds(&[(Warning, "learner")]).contains("etcdctl member promote 3"));
+    assert!(learner(900).finds(&[(Warning, "learner")]).contains("100 entries behind"));
+    // With auth on it says nothing of itself, nor of which cluster it is.
+    let silent = Scene::new().third(|member| {
+        (member.role, member.vitals) = (Role::Learner, None);
+        member.readiness = Readiness::NotReady(Reason::UnverifiedCluster);
+    });
+    silent.finds(&[(Warning, "learner")]);
+}
+
+#[test]
+fn alarms_told_by_status_or_by_health() {
+    for (alarm, check) in [("NOSPACE", "alarm_nospace"), ("CORRUPT", "alarm_corrupt")] {
+        let scene =
+            Scene::new().third_says(|vitals| vitals.errors = [format!("memberID:3 alarm:{alarm} ")].into());
+        scene.finds(&[(Error, check)]);
+        let scene = Scene::new().with(|scene| {
+            scene.examined[2].1.as_mut().unwrap().unhealthy = Some(format!("ALARM {alarm}"));
+        });
+        scene.finds(&[(Error, check)]);
+    }
+    // 3.4 gives no reason.
+    let scene =
+        Scene::new().with(|scene| scene.examined[2].1.as_mut().unwrap().unhealthy = Some(String::new()));
+    scene.finds(&[(Error, "unhealthy")]);
+}
+
+#[test]
+fn a_database_near_its_quota() {
+    let filled =
+        |size, used| Scene::new().third_says(|vitals| (vitals.db_size, vitals.db_in_use) = (size, used));
+    filled(80 * MIB - 1, 70 * MIB).finds(&[]);
+    assert!(filled(80 * MIB, 70 * MIB).finds(&[(Warning, "db_quota")]).contains("quota-backend-bytes"));
+    assert!(filled(95 * MIB, 10 * MIB).finds(&[(Error, "db_quota")]).contains("defrag"));
+    // 3.6 tells the quota itself, which counts.
+    let scene = Scene::new().third_says(|vitals| vitals.db_quota = Some(11 * MIB));
+    scene.finds(&[(Warning, "db_quota")]);
+}
+
+#[test]
+fn revisions_that_nobody_compacts() {
+    let never = |kept| Scene::new().told(|told| (told.revision, told.compacted) = (Some(kept), Some(0)));
+    never(NEVER_COMPACTED).finds(&[]);
+    assert!(never(NEVER_COMPACTED + 1).finds(&[(Warning, "no_compaction")]).contains("auto-compaction-mode"));
+    let once = |ago: Duration| {
+        Scene::new().told(|told| {
+            (told.revision, told.compacted) = (Some(LONG_KEPT + 5001), Some(5000));
+            told.compacted_at = NOW.checked_sub(ago);
+        })
+    };
+    once(LONG_AGO).finds(&[]);
+    once(LONG_AGO + Duration::from_secs(1)).finds(&[(Warning, "no_compaction")]);
+}
+
+#[test]
+fn a_log_that_is_behind() {
+    let scene = |index, applied| {
+        Scene::new().third_says(|vitals| (vitals.raft_index, vitals.applied) = (index, applied))
+    };
+    scene(1000 + BEHIND, 1000 + BEHIND - UNAPPLIED).finds(&[]);
+    // The two others are behind it, and it has not applied what it has.
+    scene(1001 + BEHIND, 1000 + BEHIND - UNAPPLIED).finds(&[
+        (Error, "apply_lag"),
+        (Warning, "raft_lag"),
+        (Warning, "raft_lag"),
+    ]);
+}
+
+#[test]
+fn members_of_different_versions() {
+    let scene = |version: &str| Scene::new().third(|member| member.version = Version::parse(version).ok());
+    assert!(scene("3.5.2").finds(&[(Warning, "version_skew")]).contains("3.5.1, 3.5.2"));
+    scene("3.6.0").finds(&[(Warning, "version_skew")]);
+    scene("3.7.0").finds(&[(Error, "version_skew")]);
+}
+
+#[test]
+fn clocks_that_are_apart() {
+    let apart = |seconds| {
+        Scene::new().with(|scene| {
+            scene.examined[2].1.as_mut().unwrap().clock = Some((*NOW + Duration::from_secs(seconds), *NOW));
+        })
+    };
+    apart(4).finds(&[]);
+    apart(5).finds(&[(Warning, "clock")]);
+    let signing = |seconds| {
+        apart(seconds).with(|scene| {
+            std::fs::write(scene.folder.path().join("hs"), "0123456789abcdef0123456789abcdef").unwrap();
+            scene.lines = format!(
+                "{}user = [{{ name = '*', jwt = true }}]\nsign_jwt = {{ method = 'HS256', key = 'hs' }}\n",
+                scene.lines
+            );
+        })
+    };
+    signing(150).finds(&[(Warning, "clock")]);
+    signing(151).finds(&[(Error, "clock")]);
+}
+
+#[test]
+fn what_is_open_or_would_be_lost() {
+    let off = Scene::new().with(|scene| scene.auth = Auth::Off);
+    off.finds(&[(Warning, "auth_off"), (Warning, "revocation_open")]);
+    let keys = "session.key_files = ['session.key']\n";
+    let probe =
+        Scene::new().with(|scene| scene.lines = format!("{keys}revocation.etcd_prefix = '/keyward/'\n"));
+    probe.finds(&[(Warning, "no_probe_user")]);
+    let refused = Scene::new().with(|scene| scene.members.peer_urls = PeerUrls::Refused);
+    refused.finds(&[(Warning, "member_list_refused")]);
+    let bare = Scene::new().with(|scene| {
+        scene.lines = "cluster.probe = { user = 'keyward', password_file = 'password' }\n".to_owned();
+    });
+    bare.finds(&[(Warning, "revocation_forgotten"), (Warning, "session_keys")]);
+    let unknown = Scene::new().with(|scene| scene.revocations_known = false);
+    unknown.finds(&[(Error, "revocation_unknown")]);
+}
+
+#[test]
+fn certificates_that_end() {
+    let ending = |seconds: i64| {
+        Scene::new().with(|scene| {
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(["a".to_owned()]).unwrap();
+            let now = rcgen::date_time_ymd(2030, 1, 1);
+            let apart = Duration::from_secs(seconds.unsigned_abs());
+            params.not_after = if seconds < 0 { now - apart } else { now + apart };
+            let pem = params.self_signed(&key).unwrap().pem();
+            std::fs::write(scene.folder.path().join("a.crt"), pem).unwrap();
+            std::fs::write(scene.folder.path().join("a.key"), key.serialize_pem()).unwrap();
+        })
+    };
+    let day = 24 * 3600;
+    ending(30 * day + 1).finds(&[]);
+    assert!(ending(30 * day).finds(&[(Warning, "certificate")]).contains("30 days"));
+    assert!(ending(7 * day - 1).finds(&[(Error, "certificate")]).contains("167 hours"));
+    assert!(ending(-1).finds(&[(Error, "certificate")]).contains("listener a: tls.cert: it has ended"));
+}
+
+#[test]
+fn what_could_not_be_looked_at_is_said() {
+    let scene = Scene::new().third(|member| member.vitals = None).with(|scene| {
+        scene.examined[2].1 = None;
+        scene.auth = Auth::Unknown;
+    });
+    let report = scene.report();
+    assert_eq!((report.findings.len(), report.unseen.len()), (0, 3), "{report}");
+    assert!(report.to_string().ends_with("nothing found in what could be looked at\n"));
+}

@@ -1,0 +1,170 @@
+//! `keyward doctor` (story 7 of the design, and its sisters): what is wrong with a real cluster is named with its fix, and nothing is
+//! said of one that is well.
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use keyward::pb::etcdserverpb::PutRequest;
+use keyward::pb::etcdserverpb::kv_client::KvClient;
+use serde_json::Value;
+use tonic::transport::Endpoint;
+
+use crate::harness::keyward::{Keyward, Site};
+use crate::harness::{Auth, Cluster, Options, newest, versions, wait};
+use crate::revocations::command;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// More than are kept without a word where nothing was ever compacted.
+const MANY: usize = 10_100;
+
+/// A replica as it should be: with a key file, and revocations in etcd.
+async fn start(cluster: &Cluster, lines: &str) -> Keyward {
+    let site = Site::new();
+    let key = site.write("session.key", &"0123456789abcdef".repeat(4));
+    let config = format!(
+        "{}admin.socket = \"admin.sock\"\nsession.key_files = [{key:?}]\nrevocation.etcd_prefix = \"/keyward/\"\n{lines}",
+        site.in_front_of(cluster)
+    );
+    Keyward::start(site, &config).await
+}
+
+/// The exit code, and what was found: severity, check, and all that is said.
+async fn doctor(keyward: &Keyward) -> (i32, Vec<(String, String, String)>) {
+    let (code, said) = command(keyward, &["doctor", "-o", "json"]).await;
+    let report: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"));
+    assert_eq!(report["unseen"], Value::Array(Vec::new()), "all could be looked at");
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let found = report["findings"].as_array().expect("findings").iter();
+    let found = found.map(|one| (text(&one["severity"]), text(&one["check"]), one.to_string()));
+    (code.expect("it ends by itself"), found.collect())
+}
+
+/// Waits until exactly these are found, and returns what is said of them.
+async fn finds(keyward: &Keyward, code: i32, wanted: &[(&str, &str)]) -> Vec<String> {
+    let last = std::cell::RefCell::new(None);
+    let look = async || {
+        let (ended, found) = doctor(keyward).await;
+        let mut seen: Vec<(&str, &str)> =
+            found.iter().map(|(how, what, _)| (how.as_str(), what.as_str())).collect();
+        seen.sort_unstable();
+        let mut wanted = wanted.to_vec();
+        wanted.sort_unstable();
+        let same = (ended, seen) == (code, wanted);
+        let said = found.iter().map(|(_, _, said)| said.clone()).collect::<Vec<_>>();
+        last.replace(Some((ended, said.clone())));
+        same.then_some(said)
+    };
+    let found = wait::within_limit(LIMIT, look).await;
+    found.unwrap_or_else(|| panic!("{code} {wanted:?}, but {:?}", last.into_inner()))
+}
+
+/// So many revisions of one key.
+async fn write(cluster: &Cluster, count: usize, size: usize) -> usize {
+    let endpoint = Endpoint::from_shared(cluster.url(0)).expect("a URL").connect().await.expect("it listens");
+    let puts = futures_util::stream::iter(0..count).map(|_| {
+        let mut kv = KvClient::new(endpoint.clone());
+        let request =
+            PutRequest { key: "/k".into(), value: vec![b'v'; size].into(), ..PutRequest::default() };
+        async move { kv.put(request).await.is_ok() }
+    });
+    puts.buffer_unordered(64).filter(|done| std::future::ready(*done)).count().await
+}
+
+#[tokio::test]
+async fn nothing_is_found_where_nothing_is_wrong() {
+    for version in versions() {
+        let auth = Auth::On { extra_users: 0 };
+        let cluster = Cluster::start(&version, Options { members: 3, auth, ..Options::default() }).await;
+        let keyward = start(&cluster, "").await;
+        finds(&keyward, 0, &[]).await;
+        let (code, said) = command(&keyward, &["doctor"]).await;
+        assert_eq!((code, said.as_str()), (Some(0), "nothing found\n"), "{version}");
+    }
+}
+
+/// Story 7: auto-compaction is silently off, the database grows to its quota, and writes stop.
+#[tokio::test]
+async fn a_database_that_nobody_compacts_is_found_before_and_after_it_is_full() {
+    for version in versions() {
+        let cluster = Cluster::start(&version, Options::default()).await;
+        let keyward = start(&cluster, "").await;
+        let open = [("warning", "auth_off"), ("warning", "revocation_open")];
+        finds(&keyward, 1, &open).await;
+        assert_eq!(write(&cluster, MANY, 10).await, MANY);
+        let kept = finds(&keyward, 1, &[&open[..], &[("warning", "no_compaction")]].concat()).await;
+        let told = kept.iter().find(|said| said.contains("no_compaction")).expect("found");
+        println!("{version}: {told}");
+        assert!(told.contains("auto-compaction-mode"), "{told}");
+        cluster.ctl().ok(&["compact", "10000"]).await;
+        finds(&keyward, 1, &open).await;
+
+        let quota = Options { flags: vec!["--quota-backend-bytes=8388608".into()], ..Options::default() };
+        let full = Cluster::start(&version, quota).await;
+        let keyward = start(&full, "").await;
+        let written = write(&full, 256, 256 * 1024).await;
+        assert!(written < 256, "its quota is used up");
+        let wanted = [&open[..], &[("error", "alarm_nospace"), ("error", "db_quota")]].concat();
+        let said = finds(&keyward, 2, &wanted).await;
+        println!("{version}: {}", command(&keyward, &["doctor"]).await.1);
+        assert!(said.iter().any(|said| said.contains("etcdctl alarm disarm")), "{said:?}");
+    }
+}
+
+#[tokio::test]
+async fn members_that_do_not_serve_are_found_each_with_its_reason() {
+    for version in versions() {
+        let auth = Auth::On { extra_users: 0 };
+        let mut cluster = Cluster::start(&version, Options { members: 3, auth, ..Options::default() }).await;
+        cluster.add_learner().await;
+        let keyward = start(&cluster, "").await;
+        let learner = ("warning", "learner");
+        let said = finds(&keyward, 1, &[learner]).await;
+        assert!(said[0].contains("etcdctl member promote"), "{said:?}");
+        let follower = (cluster.leader().await + 1) % 3;
+        cluster.kill(follower);
+        let unreachable = async || {
+            let (code, said) = command(&keyward, &["doctor"]).await;
+            (code == Some(2) && said.contains("member_unreachable")).then_some(said)
+        };
+        let unreachable = wait::until(LIMIT, "the killed member is missed", unreachable);
+        println!("{version}: {}", unreachable.await);
+        cluster.restart(follower).await;
+        finds(&keyward, 1, &[learner]).await;
+        let ctl = cluster.ctl_as_root();
+        let promote = format!("{:x}", cluster.member_id(3).await);
+        let promoted =
+            async || (ctl.run(&["member", "promote", &promote]).await.code == Some(0)).then_some(());
+        wait::until(LIMIT, "the learner is promoted", promoted).await;
+        finds(&keyward, 0, &[]).await;
+        // Never started.
+        let ghost = ["member", "add", "ghost", "--peer-urls=http://127.0.0.1:1", "--learner"];
+        // For some seconds after a member came back the cluster refuses that.
+        let added = async || (ctl.run(&ghost).await.code == Some(0)).then_some(());
+        wait::until(LIMIT, "a member is added", added).await;
+        let said = finds(&keyward, 1, &[("warning", "member_unstarted")]).await;
+        assert!(said[0].contains("etcdctl member remove"), "{said:?}");
+    }
+}
+
+#[tokio::test]
+async fn members_of_different_versions_are_found() {
+    let (old, new) = (newest("3.5"), newest("3.6"));
+    let auth = Auth::On { extra_users: 0 };
+    let mut cluster = Cluster::start(&old, Options { members: 3, auth, ..Options::default() }).await;
+    let keyward = start(&cluster, "").await;
+    cluster.upgrade(1, &new).await;
+    let said = finds(&keyward, 1, &[("warning", "version_skew")]).await;
+    assert!(said[0].contains(&old.to_string()) && said[0].contains(&new.to_string()), "{said:?}");
+}
+
+/// What the configuration leaves open.
+#[tokio::test]
+async fn what_a_restart_would_lose_is_found() {
+    let version = newest("3.5");
+    let auth = Auth::On { extra_users: 0 };
+    let cluster = Cluster::start(&version, Options { auth, ..Options::default() }).await;
+    let site = Site::new();
+    let config = format!("{}admin.socket = \"admin.sock\"\n", site.in_front_of(&cluster));
+    let keyward = Keyward::start(site, &config).await;
+    finds(&keyward, 1, &[("warning", "session_keys"), ("warning", "revocation_forgotten")]).await;
+}
