@@ -33,8 +33,10 @@ pub struct Figures {
     pub ejections: u64,
     /// How long it takes to answer, smoothed.
     pub latency: Option<Duration>,
-    /// Short calls that wait for its answer.
+    /// Short calls that it was sent.
     pub calls: u64,
+    /// Those that wait for its answer.
+    pub waiting: u64,
     /// Raft entries that it is behind.
     pub lag: u64,
     /// Its raft term.
@@ -54,7 +56,8 @@ pub struct MemberFigures {
     ejected: Gauges,
     ejections: Family<One, Counter>,
     latency: Family<One, Gauge<f64, AtomicU64>>,
-    calls: Gauges,
+    calls: Family<One, Counter>,
+    waiting: Gauges,
     lag: Gauges,
     term: Gauges,
     errors: Gauges,
@@ -76,7 +79,8 @@ impl MemberFigures {
             gauges
         };
         let ejected = gauges("member_ejected", "1 for members that are ejected", None);
-        let calls = gauges("member_calls", "Short calls that wait for the member's answer", None);
+        let help = "Short calls that wait for the member's answer";
+        let waiting = gauges("member_calls_in_flight", help, None);
         let lag = gauges("member_lag_entries", "Raft entries that the member is behind", None);
         let term = gauges("member_raft_term", "The member's raft term", None);
         let errors = gauges("member_errors", "Alarms and other errors that the member reports", None);
@@ -85,6 +89,8 @@ impl MemberFigures {
         let quota = gauges("member_db_quota", "The member's quota", Some(Unit::Bytes));
         let (ejections, latency, info) =
             (Family::default(), Family::<One, Gauge<f64, AtomicU64>>::default(), Family::default());
+        let calls = Family::<One, Counter>::default();
+        registry.register("member_calls", "Short calls that the member was sent", calls.clone());
         registry.register("member_ejections", "Times that the member was ejected", Family::clone(&ejections));
         let help = "How long the member takes to answer, smoothed";
         registry.register_with_unit("member_latency", help, Unit::Seconds, latency.clone());
@@ -96,6 +102,7 @@ impl MemberFigures {
             ejections,
             latency,
             calls,
+            waiting,
             lag,
             term,
             errors,
@@ -108,7 +115,7 @@ impl MemberFigures {
 
     /// Puts down the figures of all members.
     pub fn put(&self, members: &[Figures]) {
-        let gauges = [&self.ejected, &self.calls, &self.lag, &self.term, &self.errors, &self.size];
+        let gauges = [&self.ejected, &self.waiting, &self.lag, &self.term, &self.errors, &self.size];
         gauges.into_iter().chain([&self.in_use, &self.quota]).for_each(Family::clear);
         self.latency.clear();
         self.info.clear();
@@ -125,7 +132,7 @@ impl MemberFigures {
         set(&self.ready, Some(figures.ready.into()));
         set(&self.leader, Some(figures.leader.into()));
         set(&self.ejected, Some(figures.ejected.into()));
-        set(&self.calls, Some(figures.calls));
+        set(&self.waiting, Some(figures.waiting));
         set(&self.lag, Some(figures.lag));
         set(&self.term, Some(figures.term).filter(|term| *term > 0));
         set(&self.errors, figures.errors);
@@ -135,8 +142,12 @@ impl MemberFigures {
         if let Some(latency) = figures.latency {
             self.latency.get_or_create(&label).set(latency.as_secs_f64());
         }
-        let ejections = self.ejections.get_or_create(&label);
-        ejections.inc_by(figures.ejections.saturating_sub(ejections.get()));
+        let count = |counters: &Family<One, Counter>, value: u64| {
+            let counter = counters.get_or_create(&label);
+            counter.inc_by(value.saturating_sub(counter.get()));
+        };
+        count(&self.ejections, figures.ejections);
+        count(&self.calls, figures.calls);
         let info = [
             ("member", figures.member.clone()),
             ("name", figures.name.clone()),

@@ -19,7 +19,7 @@ use crate::upstream::membership::{Member, Membership, Readiness};
 
 /// Members whose answers take at most twice as long as the fastest's, and this, are equally fast: a follower asks the
 /// leader first, a busy machine pauses, and neither is worth an uneven load. Well below what a slow disk or a far zone costs.
-const ALIKE: Duration = Duration::from_millis(10);
+const ALIKE: Duration = Duration::from_millis(15);
 /// Of equally fast members one is too busy when it has twice as many calls as another, and this many more: what the slower
 /// of two must have under way to answer as many as the faster.
 const BUSIER: u32 = 8;
@@ -208,14 +208,14 @@ impl<'m> Field<'m> {
             return !second.is_full();
         }
         let took = |conduct: &Conduct| match conduct.latency() {
-            Some(latency) if latency > self.alike && !conduct.is_due(self.now) => latency,
-            _ => self.alike,
+            Some(latency) if latency > self.alike && conduct.is_due(self.now) => Duration::ZERO,
+            latency => latency.unwrap_or_default(),
         };
         let (slower, faster) = (took(first), took(second));
-        let calls = |conduct: &Conduct| conduct.in_flight().saturating_add(1);
-        if slower == self.alike && faster == self.alike {
+        if slower.max(faster) <= self.alike {
             return first.in_flight() > second.in_flight().saturating_mul(2).saturating_add(BUSIER);
         }
+        let calls = |conduct: &Conduct| conduct.in_flight().saturating_add(1);
         faster.saturating_mul(calls(second)) < slower.saturating_mul(calls(first))
     }
 

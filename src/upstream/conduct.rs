@@ -24,6 +24,9 @@ const HALF: Duration = Duration::from_secs(1);
 /// The least share of a new answer in the estimate: where it took longer, and where it was faster.
 const SLOWER: f64 = 0.25;
 const FASTER: f64 = 1.0 / 32.0;
+/// One answer counts for no more than so many times the estimate, and this: a single pause says little of the next call.
+const LEAP_TIMES: u64 = 4;
+const LEAP: Duration = Duration::from_millis(40);
 /// A member that is avoided for being slow is tried again, with one call at a time, after so many times what that call
 /// will take: so at most a twentieth of the time one call of everybody's is slow.
 const TRIAL: u32 = 20;
@@ -53,11 +56,15 @@ pub enum Ejection {
 pub struct Conduct {
     began: Instant,
     waiting: AtomicU32,
+    /// Calls that ever waited.
+    calls: AtomicU64,
     /// Since when as many wait as a stall takes.
     crowded: AtomicU64,
     heard: AtomicU64,
     estimate: AtomicU64,
     sampled: AtomicU64,
+    /// When an answer last made the estimate longer.
+    raised: AtomicU64,
     allowance: AtomicU32,
     failures: AtomicU32,
     failed: AtomicU64,
@@ -76,10 +83,12 @@ impl Default for Conduct {
         Self {
             began: Instant::now(),
             waiting: AtomicU32::default(),
+            calls: AtomicU64::default(),
             crowded: AtomicU64::default(),
             heard: AtomicU64::default(),
             estimate: AtomicU64::default(),
             sampled: AtomicU64::default(),
+            raised: AtomicU64::default(),
             allowance: AtomicU32::new(UNBOUND),
             failures: AtomicU32::default(),
             failed: AtomicU64::default(),
@@ -100,6 +109,12 @@ impl Conduct {
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.waiting.load(Relaxed)
+    }
+
+    /// Calls of the unary lane that it was sent so far.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Relaxed)
     }
 
     /// How long it takes to answer, smoothed; none before the first answer.
@@ -158,6 +173,7 @@ impl Conduct {
 
     /// One more call waits.
     pub fn enter(&self, now: Instant) {
+        self.calls.fetch_add(1, Relaxed);
         if self.waiting.fetch_add(1, Relaxed) == STALLED_CALLS - 1 {
             self.crowded.store(self.at(now), Relaxed);
         }
@@ -191,13 +207,20 @@ impl Conduct {
         self.in_flight() >= STALLED_CALLS && self.at(now) >= silent_since + micros(STALLED_FOR)
     }
 
-    /// A call was answered well, after `took`.
+    /// A call was answered well, after `took`. Those that waited out the same pause make the estimate longer once.
     pub fn answered(&self, now: Instant, took: Duration) {
         let (now, took) = (self.at(now), micros(took));
         let last = self.sampled.swap(now, Relaxed);
         let before = self.estimate.load(Relaxed);
-        let after = if last == 0 { took } else { smoothed(before, took, now.saturating_sub(last)) };
-        self.estimate.store(after, Relaxed);
+        if last == 0 {
+            self.estimate.store(took, Relaxed);
+        } else if took <= before {
+            self.estimate.store(smoothed(before, took, now.saturating_sub(last)), Relaxed);
+        } else if now.saturating_sub(took) >= self.raised.load(Relaxed) {
+            let took = took.min(before.saturating_mul(LEAP_TIMES) + micros(LEAP));
+            self.estimate.store(smoothed(before, took, now.saturating_sub(last)), Relaxed);
+            self.raised.store(now, Relaxed);
+        }
         if self.failures.load(Relaxed) > 0 {
             self.failures.store(0, Relaxed);
         }
@@ -309,8 +332,11 @@ mod tests {
             conduct.answered(now, MS);
         }
         assert_eq!(conduct.latency(), Some(MS));
+        now += 200 * MS;
+        (0..30).for_each(|_| conduct.answered(now, 200 * MS));
+        assert!(conduct.latency().unwrap() < 13 * MS, "one pause, whoever waited it out");
         for _ in 0..8 {
-            now += MS;
+            now += 50 * MS;
             conduct.answered(now, 50 * MS);
         }
         let slow = conduct.latency().unwrap();

@@ -17,6 +17,8 @@ mod client_families;
 #[cfg(test)]
 mod credentials;
 #[cfg(test)]
+mod crowd;
+#[cfg(test)]
 mod defragmentation;
 #[cfg(test)]
 mod discovery;
@@ -91,6 +93,8 @@ mod replicas;
 mod revocations;
 #[cfg(test)]
 mod rewatch;
+#[cfg(test)]
+mod right_member;
 #[cfg(test)]
 mod rolled;
 #[cfg(test)]

@@ -84,6 +84,8 @@ mod revocations;
 #[cfg(test)]
 mod revocations_in_etcd;
 #[cfg(test)]
+mod right_member;
+#[cfg(test)]
 mod secrets;
 #[cfg(test)]
 mod slow_watchers;

@@ -12,6 +12,8 @@ use keyward::tasks::{Owned, Tasks};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
 
 use super::{ports, wait};
 
@@ -32,6 +34,8 @@ struct State {
     next: Cell<usize>,
     /// What it says to the target before anything of the client's.
     introduction: RefCell<Vec<u8>>,
+    /// How much later the member is heard.
+    delay: Cell<Duration>,
     /// Bytes of the member's that still pass before a cut, where one is wanted.
     left: Cell<Option<usize>>,
     cuts: Cell<usize>,
@@ -54,6 +58,7 @@ impl Relay {
             targets: RefCell::default(),
             next: Cell::default(),
             introduction: RefCell::default(),
+            delay: Cell::default(),
             left: Cell::default(),
             cuts: Cell::default(),
             accepted: Cell::default(),
@@ -92,6 +97,11 @@ impl Relay {
     /// Says this to the target first, on each connection from now on, as a balancer does.
     pub(crate) fn introduce(&self, header: Vec<u8>) {
         self.state.introduction.replace(header);
+    }
+
+    /// What the member says from now on comes so much later, in its order.
+    pub(crate) fn delay(&self, delay: Duration) {
+        self.state.delay.set(delay);
     }
 
     /// Cuts every connection; later ones go to `target`: a name that leads elsewhere from now on.
@@ -178,16 +188,39 @@ async fn reached(targets: Vec<SocketAddr>) -> Option<TcpStream> {
     None
 }
 
+/// What is on its way may pile up so far.
+const ON_ITS_WAY: usize = 1024;
+
 async fn down(state: &State, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
-    let mut buffer = vec![0; 64 * 1024];
-    while let Ok(read) = from.read(&mut buffer).await {
-        let passed = state.pass(read);
-        if read == 0 || to.write_all(&buffer[..passed]).await.is_err() {
-            return;
+    let (enter, mut leave) = mpsc::channel::<(Instant, Vec<u8>)>(ON_ITS_WAY);
+    let read = async move {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(read) = from.read(&mut buffer).await {
+            if read == 0
+                || enter.send((Instant::now() + state.delay.get(), buffer[..read].to_vec())).await.is_err()
+            {
+                return;
+            }
         }
-        if state.left.get() == Some(0) {
-            // Ends this one too, at its next wait.
-            return state.cut();
+    };
+    let write = async {
+        while let Some((at, bytes)) = leave.recv().await {
+            if at > Instant::now() {
+                sleep_until(at).await;
+            }
+            let passed = state.pass(bytes.len());
+            if to.write_all(&bytes[..passed]).await.is_err() {
+                return;
+            }
+            if state.left.get() == Some(0) {
+                // Ends this one too, at its next wait.
+                return state.cut();
+            }
         }
+    };
+    // What was read is still written when the member has said its last.
+    tokio::select! {
+        _ = async { tokio::join!(read, std::future::pending::<()>()) } => {}
+        () = write => {}
     }
 }

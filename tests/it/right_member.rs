@@ -1,0 +1,243 @@
+//! Which member gets a call while one of them hangs, lags or knows more; and how much trouble is multiplied.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{join_all, select_all};
+use keyward::identity::MemberId;
+use keyward::pb::etcdserverpb::{AuthUserAddRequest, AuthUserAddResponse, RangeRequest, RangeResponse};
+use keyward::refusal::Code;
+use keyward::tasks::Tasks;
+use keyward::upstream::membership::{Auth, Hint};
+use prost::Message as _;
+
+use crate::client::{Client, Outcome};
+use crate::member::{Call, Member};
+use crate::rig::{Keyward, paused, settled};
+use crate::words::{PUT, RANGE, header, put, range, ranged, was_put};
+
+const USER_ADD: &str = "/etcdserverpb.Auth/UserAdd";
+const TOO_MANY: &str = "etcdserver: too many requests";
+
+fn three(lines: &str) -> (Vec<Member>, Keyward) {
+    let tasks = Tasks::default();
+    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
+    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::Off, lines);
+    (members, keyward)
+}
+
+/// The next call at any of the members, and at which.
+async fn next_of(members: &[Member]) -> (usize, Call) {
+    let (call, at, _) = select_all(members.iter().map(|member| Box::pin(member.call()))).await;
+    (at, call)
+}
+
+/// Answers one call after another, and tells where each came.
+async fn answered(
+    members: &[Member],
+    client: &Client,
+    path: &str,
+    message: &[u8],
+    calls: usize,
+) -> Vec<usize> {
+    let mut at = Vec::new();
+    for _ in 0..calls {
+        let script = async {
+            let (member, call) = next_of(members).await;
+            call.reply(&ranged(5)).await;
+            member
+        };
+        let (outcome, member) = tokio::join!(client.call(path, message), script);
+        outcome.message();
+        at.push(member);
+    }
+    at
+}
+
+fn revision(outcome: &Outcome) -> i64 {
+    let answer = RangeResponse::decode(outcome.message().clone()).expect("an answer");
+    answer.header.expect("a header").revision
+}
+
+fn local(key: &str) -> Vec<u8> {
+    RangeRequest { key: key.to_owned().into(), serializable: true, ..RangeRequest::default() }.encode_to_vec()
+}
+
+fn is_local(message: &Bytes) -> bool {
+    RangeRequest::decode(message.clone()).expect("a request").serializable
+}
+
+/// The first member answers nothing; no probe says so.
+#[test]
+fn reads_leave_a_member_that_hangs_and_none_comes_until_a_probe_succeeds() {
+    paused(async {
+        let (members, mut keyward) = three("");
+        let client = keyward.client().await;
+        let hung = Cell::new(0);
+        let script = async {
+            let mut held = Vec::new();
+            loop {
+                let (at, call) = next_of(&members).await;
+                if at == 0 {
+                    hung.set(hung.get() + 1);
+                    held.push(call);
+                } else {
+                    call.reply(&ranged(5)).await;
+                }
+            }
+        };
+        let calls = async {
+            let outcomes = join_all((0..12).map(|_| client.call(RANGE, range("k")))).await;
+            assert!(outcomes.iter().all(|outcome| !outcome.message().is_empty()));
+            assert_eq!(hung.get(), 4, "its share, and each of them was answered elsewhere");
+            let hints = std::iter::from_fn(|| keyward.hints.try_recv().ok()).collect::<Vec<_>>();
+            assert!(hints.contains(&Hint::Unreachable(MemberId(1))), "{hints:?}");
+            let outcomes = join_all((0..12).map(|_| client.call(RANGE, range("k")))).await;
+            assert!(outcomes.iter().all(|outcome| !outcome.message().is_empty()));
+            assert_eq!(hung.get(), 4, "none comes any more");
+            keyward.probed();
+            let (outcomes, ()) =
+                tokio::join!(join_all((0..12).map(|_| client.call(RANGE, range("k")))), async {
+                    settled().await;
+                    // A lone call would wait until a probe says so again.
+                    keyward.members.snapshot.load().members[0].suspect();
+                });
+            assert!(outcomes.iter().all(|outcome| !outcome.message().is_empty()));
+            assert_eq!(hung.get(), 5, "then one to see");
+        };
+        tokio::select! {
+            () = calls => {}
+            () = script => {}
+        }
+    });
+}
+
+#[test]
+fn a_write_at_a_member_that_hangs_is_never_sent_again_and_told_as_unknown() {
+    paused(async {
+        let (members, keyward) = three("");
+        let client = keyward.client().await;
+        let (outcome, call) = tokio::join!(client.call(PUT, put(5)), async {
+            let (at, call) = next_of(&members).await;
+            keyward.members.snapshot.load().members[at].suspect();
+            call
+        });
+        assert_eq!(outcome.end.told(), (Code::Unavailable, "etcdserver: request timed out"));
+        assert!(members.iter().all(|member| member.was_called_again().is_none()));
+        drop(call);
+    });
+}
+
+/// It answered the write and shows less a moment later: another process behind the same address, say.
+#[test]
+fn a_local_read_below_what_was_shown_is_made_anew_after_a_linearizable_one() {
+    paused(async {
+        let (members, keyward) = three("");
+        let client = keyward.client().await;
+        let (written, wrote) = tokio::join!(client.call(PUT, put(5)), async {
+            let (at, call) = next_of(&members).await;
+            call.reply(&was_put(10)).await;
+            at
+        });
+        written.message();
+        // At last the whole cluster has less: a history that is gone counts no more.
+        for (caught_up, shown, steps) in [(12, 12, 3), (12, 12, 1), (4, 4, 3), (4, 4, 1)] {
+            let script = async {
+                let mut behind = steps > 1;
+                for step in 0..steps {
+                    let (at, mut call) = next_of(&members).await;
+                    let message = call.message().await;
+                    assert_eq!(at, wrote, "known to be there");
+                    assert_eq!(is_local(&message), step != 1);
+                    call.reply(&ranged(if behind { 3 } else { caught_up })).await;
+                    behind = false;
+                }
+            };
+            let (outcome, ()) = tokio::join!(client.call(RANGE, local("k")), script);
+            assert_eq!(revision(&outcome), shown);
+        }
+        assert_eq!(keyward.metrics.tries.behind.get(), 2);
+        assert!(members.iter().all(|member| member.was_called_again().is_none()));
+    });
+}
+
+#[test]
+fn trouble_upstream_is_multiplied_by_a_fifth_only() {
+    paused(async {
+        let (members, keyward) = three("");
+        let client = keyward.client().await;
+        let seen = Cell::new(0);
+        let script = async {
+            loop {
+                let (_, call) = next_of(&members).await;
+                seen.set(seen.get() + 1);
+                call.refuse(Code::Unknown, TOO_MANY);
+            }
+        };
+        let calls = async {
+            for _ in 0..20 {
+                for outcome in join_all((0..200).map(|_| client.call(RANGE, range("k")))).await {
+                    assert_eq!(outcome.end.told(), (Code::Unknown, TOO_MANY));
+                }
+            }
+        };
+        tokio::select! {
+            () = calls => {}
+            () = script => {}
+        }
+        // 4,000 calls, a fifth of them, what a shard has saved up at first, and 20 a second.
+        let most = 4000 + 800 + 500 + 20 * 60;
+        assert!((4800..=most).contains(&seen.get()), "{}", seen.get());
+        assert!(keyward.metrics.tries.refused.get() > 1000);
+    });
+}
+
+#[test]
+fn writes_go_to_the_leader_where_that_is_configured_and_elsewhere_while_it_is_not_ready() {
+    paused(async {
+        let (members, keyward) = three("writes = \"leader\"\n");
+        let client = keyward.client().await;
+        assert_eq!(answered(&members, &client, PUT, &put(1), 6).await, [0; 6]);
+        let reads = answered(&members, &client, RANGE, &range("k"), 6).await;
+        assert!((0..3).all(|member| reads.contains(&member)), "{reads:?}");
+        keyward.members.snapshot.load().members[0].suspect();
+        let writes = answered(&members, &client, PUT, &put(1), 6).await;
+        assert!(!writes.contains(&0), "{writes:?}");
+    });
+}
+
+#[test]
+fn reads_go_to_the_leader_or_to_the_near_where_that_is_configured() {
+    paused(async {
+        let (members, keyward) = three("reads = \"leader\"\n");
+        let client = keyward.client().await;
+        assert_eq!(answered(&members, &client, RANGE, &range("k"), 6).await, [0; 6]);
+        let (members, keyward) = three("near = [\"m3\"]\n");
+        // The members' task, which this rig does without, would say so.
+        keyward.members.snapshot.load().members[2].conduct.place(0, true);
+        let client = keyward.client().await;
+        assert_eq!(answered(&members, &client, RANGE, &range("k"), 6).await, [2; 6]);
+        let writes = answered(&members, &client, PUT, &put(1), 6).await;
+        assert!((0..3).all(|member| writes.contains(&member)), "{writes:?}");
+    });
+}
+
+#[test]
+fn after_a_change_of_users_a_client_stays_where_it_is_known() {
+    paused(async {
+        let (members, keyward) = three("");
+        let client = keyward.client().await;
+        let add = AuthUserAddRequest { name: "alice".into(), ..AuthUserAddRequest::default() };
+        let (added, at) = tokio::join!(client.call(USER_ADD, add.encode_to_vec()), async {
+            let (at, call) = next_of(&members).await;
+            call.reply(&AuthUserAddResponse { header: Some(header(5)) }.encode_to_vec()).await;
+            at
+        });
+        added.message();
+        assert_eq!(answered(&members, &client, RANGE, &range("k"), 6).await, [at; 6]);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let later = answered(&members, &client, RANGE, &range("k"), 6).await;
+        assert!((0..3).all(|member| later.contains(&member)), "{later:?}");
+    });
+}
