@@ -5,6 +5,7 @@
 //! accepting, then lets what is open finish, within its limits; a second signal ends at once.
 
 pub mod hash_password;
+mod listeners;
 pub mod serving;
 
 use std::io;
@@ -17,13 +18,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::listeners::Listeners;
 use self::serving::{Parts, Serving};
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, Desk};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
-use crate::downstream::listener::{Intake, Listening, accept};
+use crate::downstream::listener::Intake;
 use crate::downstream::session::{NoSessionKey, Realm, Sealer};
 use crate::downstream::tls::{Current, ListenerTls, TlsError};
 use crate::gateway::caller::Identities;
@@ -124,9 +126,10 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let following = follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics));
     tasks.spawn("follow members", following).detach();
     let (drain, draining) = watch::channel(None);
+    let in_force = Arc::new(Published::new(Arc::clone(&config)));
     let parts = Parts {
         tls: downstream_configs(&config)?,
-        config: Arc::clone(&config),
+        config: Arc::clone(&in_force),
         connector,
         members: members.clone(),
         identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
@@ -140,7 +143,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));
-    let (exit, in_force) = (Arc::new(Exit::default()), Arc::new(Published::new(Arc::clone(&config))));
+    let exit = Arc::new(Exit::default());
     tasks
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
@@ -162,13 +165,14 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let desk =
         Desk { register: register.clone(), sealer: Arc::clone(&sealer), state: Arc::clone(&state), doctor };
     open_admin(&config, &state, desk, &tasks).await?;
-    let accepting = accept_all(&config, &intakes, &metrics)?;
-    drop(intakes);
-    let trust = peer_trust(&parts);
+    let listeners = Listeners::open(&in_force, &parts.tls, intakes, Arc::clone(&metrics))?;
+    let trust = peer_trust(&config, &parts);
     let trials = vec![Trial::mint(Arc::clone(&trust))];
-    let mut changing = changing(&config, sealer, &parts);
+    let mut changing = changing(sealer, &parts, &listeners);
     changing.push(Part::own_logins(probe, register, Arc::clone(&parts.credentials)));
     changing.push(Part::in_force(Arc::clone(&in_force)));
+    // Last: what is bound is not to be given up again.
+    changing.push(listeners.part());
     let reload = Reload::new(path, Arc::clone(&config), trials, changing, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
@@ -179,7 +183,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     };
     tracing::info!("draining");
     let settings = in_force.load().drain;
-    let orderly = end(settings, &exit, accepting, &drain, shards);
+    let orderly = end(settings, &exit, &listeners, &drain, shards);
     let outcome = tokio::select! {
         outcome = orderly => outcome,
         () = signals.next() => { tracing::warn!("ended at once by a second signal"); Ok(()) }
@@ -213,19 +217,17 @@ impl Signals {
 }
 
 /// Who looks at members' peer URLs.
-fn peer_trust(parts: &Parts) -> Arc<PeerTrust> {
+fn peer_trust(config: &Config, parts: &Parts) -> Arc<PeerTrust> {
     let (connector, members) = (parts.connector.clone(), parts.members.clone());
-    Arc::new(PeerTrust::new(&parts.config.cluster, connector, members, Arc::clone(&parts.credentials)))
+    Arc::new(PeerTrust::new(&config.cluster, connector, members, Arc::clone(&parts.credentials)))
 }
 
 /// What a reload changes while we run.
-fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
-    let listeners = config.listeners.iter().zip(&parts.tls);
-    let tls = listeners.filter_map(|(listener, tls)| Some((Arc::clone(listener), tls.clone()?))).collect();
+fn changing(sealer: Arc<Sealer>, parts: &Parts, listeners: &Listeners) -> Vec<Part> {
     vec![
         Part::session_keys(Arc::clone(&sealer)),
         Part::break_glass(sealer),
-        Part::tls(tls),
+        Part::tls(listeners.running()),
         Part::passwords(Arc::clone(&parts.logins)),
         Part::cluster_tls(parts.connector.clone()),
         Part::identities(
@@ -285,19 +287,6 @@ fn pages(connector: &Connector, members: &MembersHandle) -> Pages {
     Pages { connector: connector.http1(), members: Arc::clone(&members.snapshot) }
 }
 
-/// Binds every listener and accepts on it.
-fn accept_all(config: &Config, intakes: &[Intake], metrics: &Arc<Metrics>) -> Result<Tasks, Error> {
-    let accepting = Tasks::default();
-    for (index, listener) in config.listeners.iter().enumerate() {
-        let bound = Listening::bind(&listener.address)
-            .map_err(|source| Error::Bind { address: listener.address.to_string(), source })?;
-        tracing::info!(listener = &*listener.name, address = %listener.address, "listening");
-        let accept = accept(bound, index, intakes.to_vec(), config.limits.connections, Arc::clone(metrics));
-        accepting.spawn("acceptor", accept).detach();
-    }
-    Ok(accepting)
-}
-
 fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
     let one = |listener: &Arc<config::Listener>| {
         let made = listener.tls.as_ref().map(ListenerTls::new).transpose();
@@ -310,7 +299,7 @@ fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
 fn start_shards(parts: &Parts) -> Result<(Vec<Shard>, Vec<Intake>), Error> {
     let mut shards = Vec::new();
     let mut intakes = Vec::new();
-    for number in 0..parts.config.runtime.shards.get() {
+    for number in 0..parts.config.load().runtime.shards.get() {
         let (intake, receiver) = Intake::new();
         let parts = parts.clone();
         shards.push(Shard::start(format!("shard-{number}"), move || Serving::new(parts).run(receiver))?);
@@ -375,18 +364,18 @@ async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
 async fn end(
     settings: config::Drain,
     exit: &Exit,
-    accepting: Tasks,
+    listeners: &Listeners,
     drain: &watch::Sender<Option<Instant>>,
     shards: Vec<Shard>,
 ) -> Result<(), Error> {
     let until = Instant::now() + settings.wait;
     exit.enter(Stage::Waiting { until });
     tokio::time::sleep_until(until).await;
-    accepting.abort_all();
-    accepting.joined().await;
+    listeners.close().await;
     let until = Instant::now() + settings.timeout;
     exit.enter(Stage::Leaving { until });
     drain.send_replace(Some(until));
+    listeners.leave(until);
     let joined = tokio::task::spawn_blocking(|| shards.into_iter().all(Shard::join));
     let limit = settings.timeout + Duration::from_secs(2);
     match tokio::time::timeout(limit, joined).await {

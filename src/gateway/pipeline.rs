@@ -95,7 +95,7 @@ async fn guarded<T>(
 
 fn record(gateway: &Gateway, client: &Client, row: (usize, &'static str), unary: bool) -> Record {
     let metrics = Arc::clone(&gateway.metrics);
-    Record::begin(metrics, gateway.settings.access_log, row, unary, Rc::clone(&client.origin))
+    Record::begin(metrics, gateway.access_log, row, unary, Rc::clone(&client.origin))
 }
 
 /// What a step of the pipeline ended with.
@@ -132,7 +132,7 @@ async fn known(
     let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
     match method.path {
         "/grpc.health.v1.Health/Check" => return health::check(gateway, body).await,
-        "/grpc.health.v1.Health/Watch" => return health::watch(gateway, body).await,
+        "/grpc.health.v1.Health/Watch" => return health::watch(gateway, client, body).await,
         "/etcdserverpb.Auth/Authenticate" => {
             // What it would give counts for nothing here: nobody's password is looked at.
             if !gateway.callers.takes(client, Identify::Token) {
@@ -233,7 +233,7 @@ async fn through(
     let mut answer = if blocks {
         let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
         // Apart: no other call is to be as large as one that waits.
-        let waiting = Box::pin(blocked::run(exchange, claim, &mut stay, record));
+        let waiting = Box::pin(blocked::run(exchange, claim, client.drain.clone(), &mut stay, record));
         match client.ends(caller) {
             None => waiting.await?,
             Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
@@ -296,7 +296,7 @@ fn finish(
         let rewritten = member_answers::rewrite(
             message.ok_or(Refusal::UNREADABLE_ANSWER)?,
             fields,
-            &gateway.settings.client_urls,
+            &gateway.config.load().advertise.client_urls,
         );
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
     } else if method.stream == Stream::Unary {
@@ -363,7 +363,7 @@ pub async fn collect(gateway: &Rc<Gateway>, body: Incoming) -> Result<(Bytes, He
 }
 
 async fn gather(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes, Held), Refusal> {
-    let limit = gateway.settings.request_size;
+    let limit = gateway.config.load().limits.request_size;
     let mut held = gateway.hold();
     let mut first = Bytes::new();
     let mut more = BytesMut::new();

@@ -17,6 +17,7 @@ use keyward::admin::drain::Exit;
 use keyward::admin::socket::Desk;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
+use keyward::downstream::listener::Opened;
 use keyward::downstream::session::{Realm, Sealer};
 use keyward::downstream::tls::{Current, ListenerTls};
 use keyward::gateway::caller::Identities;
@@ -80,6 +81,8 @@ fn listener_tls(tls: &config::ServerTls) -> ListenerTls {
 
 /// Keyward and what a test needs of it.
 pub(crate) struct Keyward {
+    pub(crate) config: Arc<Published<Config>>,
+    draining: watch::Receiver<Option<Instant>>,
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
@@ -155,10 +158,11 @@ impl Keyward {
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
         let tls = downstream_tls(&config);
+        let config = Arc::new(Published::new(config));
         let serving = Serving::new(Parts {
             tls: tls.clone(),
             identities: Arc::clone(&identities),
-            config,
+            config: Arc::clone(&config),
             connector,
             members: handle.clone(),
             credentials: Arc::clone(&credentials),
@@ -170,6 +174,8 @@ impl Keyward {
             fleet,
         });
         Self {
+            config,
+            draining: drain.subscribe(),
             serving: Some(serving),
             metrics,
             logins,
@@ -247,6 +253,12 @@ impl Keyward {
             channels: self.channels.clone(),
             credentials: Arc::clone(&self.credentials),
         }
+    }
+
+    /// Its first listener, for a socket.
+    pub(crate) fn opened(&self) -> Arc<Published<Opened>> {
+        let config = Arc::clone(&self.config.load().listeners[0]);
+        Arc::new(Published::new(Opened { config, tls: self.tls[0].clone(), drain: self.draining.clone() }))
     }
 
     /// What answers commands, for what `register` keeps.
