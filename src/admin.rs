@@ -5,6 +5,7 @@
 
 pub mod doctor;
 pub mod drain;
+mod figures;
 pub mod socket;
 pub mod status;
 mod table;
@@ -145,6 +146,7 @@ impl State {
         self.metrics
             .revocation_entries
             .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
+        self.metrics.member_figures.put(&figures::of(&self.members.snapshot.load()));
         let mut text = self.metrics.text()?;
         text.truncate(text.trim_end_matches("# EOF\n").len());
         let counters = self.credentials.counters();

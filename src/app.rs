@@ -4,6 +4,7 @@
 //! Invariants: nothing is accepted before everything is in place; a drain first says "not ready", then stops
 //! accepting, then lets what is open finish, within its limits; a second signal ends at once.
 
+mod forgetting;
 pub mod hash_password;
 mod listeners;
 pub mod serving;
@@ -18,6 +19,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::forgetting::Forgetting;
 use self::listeners::Listeners;
 use self::serving::{Parts, Serving};
 use crate::admin::doctor::Doctor;
@@ -26,7 +28,7 @@ use crate::admin::socket::{self, Desk};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
 use crate::downstream::listener::Intake;
-use crate::downstream::session::{NoSessionKey, Realm, Sealer};
+use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::downstream::tls::{Current, ListenerTls, TlsError};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
@@ -40,8 +42,9 @@ use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersError};
 use crate::upstream::fleet::Fleet;
-use crate::upstream::members::{Members, ProbeLogin};
+use crate::upstream::members::{Members, ProbeLogin, SeedList};
 use crate::upstream::membership::MembersHandle;
+use crate::upstream::names::Names;
 use crate::upstream::peer_urls::{PeerTrust, Trusted};
 use crate::upstream::tls as upstream_tls;
 
@@ -116,14 +119,18 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
-    let connector = Connector::tcp(tls, config.cluster.connect_timeout);
-    let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &tasks)?;
-    let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
+    let names = Names::by(&config.cluster.discovery.dns)?;
+    let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     sealer.refuse_before(config.session.not_before);
+    let forgetting = Forgetting::new(Arc::clone(&config), Arc::clone(&sealer), Arc::clone(&metrics));
+    let (upstream, (probe, seeds), logins) =
+        start_control(&config, &connector, &metrics, &forgetting, &tasks)?;
+    let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
     let (register, keeper) = Register::open(&config.revocation, upstream, Arc::clone(&sealer))?;
+    forgetting.tells(&credentials, &logins, &register);
     tasks.spawn("revocations", keeper.run()).detach();
-    let following = follow(Arc::clone(&config), members.clone(), Arc::clone(&sealer), Arc::clone(&metrics));
+    let following = follow(members.clone(), forgetting, Arc::clone(&metrics));
     tasks.spawn("follow members", following).detach();
     let (drain, draining) = watch::channel(None);
     let in_force = Arc::new(Published::new(Arc::clone(&config)));
@@ -131,7 +138,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         tls: downstream_configs(&config)?,
         config: Arc::clone(&in_force),
         connector,
-        members: members.clone(),
+        members,
         identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
         credentials: Arc::clone(&credentials),
         sealer: Arc::clone(&sealer),
@@ -139,6 +146,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         metrics: Arc::clone(&metrics),
         drain: draining,
         claims: Arc::default(),
+        defragmentations: Arc::default(),
         fleet: Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics))),
     };
     let (shards, intakes) = start_shards(&parts)?;
@@ -147,29 +155,14 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     tasks
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
-    let state = Arc::new(State::new(
-        members,
-        credentials,
-        Arc::clone(&sealer),
-        register.clone(),
-        Arc::clone(&metrics),
-        healthy,
-        Arc::clone(&exit),
-    ));
-    let doctor = Doctor {
-        config: Arc::clone(&in_force),
-        members: parts.members.clone(),
-        pages: pages(&parts.connector, &parts.members),
-        register: register.clone(),
-    };
-    let desk =
-        Desk { register: register.clone(), sealer: Arc::clone(&sealer), state: Arc::clone(&state), doctor };
+    let (state, desk) = administration(&parts, &in_force, &register, healthy, &exit);
     open_admin(&config, &state, desk, &tasks).await?;
     let listeners = Listeners::open(&in_force, &parts.tls, intakes, Arc::clone(&metrics))?;
     let trust = peer_trust(&config, &parts);
     let trials = vec![Trial::mint(Arc::clone(&trust))];
     let mut changing = changing(sealer, &parts, &listeners);
     changing.push(Part::own_logins(probe, register, Arc::clone(&parts.credentials)));
+    changing.push(Part::seeds(seeds));
     changing.push(Part::in_force(Arc::clone(&in_force)));
     // Last: what is bound is not to be given up again.
     changing.push(listeners.part());
@@ -181,9 +174,21 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         () = exit.asked() => None,
         trusted = trust.follow() => Some(Error::Mint(trusted)),
     };
+    let outcome = end(signals, in_force.load().drain, &exit, &listeners, &drain, shards).await;
+    refused.map_or(outcome, Err)
+}
+
+/// Ends; a second signal has it end at once.
+async fn end(
+    mut signals: Signals,
+    settings: config::Drain,
+    exit: &Exit,
+    listeners: &Listeners,
+    drain: &watch::Sender<Option<Instant>>,
+    shards: Vec<Shard>,
+) -> Result<(), Error> {
     tracing::info!("draining");
-    let settings = in_force.load().drain;
-    let orderly = end(settings, &exit, &listeners, &drain, shards);
+    let orderly = leave(settings, exit, listeners, drain, shards);
     let outcome = tokio::select! {
         outcome = orderly => outcome,
         () = signals.next() => { tracing::warn!("ended at once by a second signal"); Ok(()) }
@@ -193,7 +198,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         tracing::debug!("somebody who waits for the end does not hear of it");
     }
     tracing::info!("ended");
-    refused.map_or(outcome, Err)
+    outcome
 }
 
 /// The signals that ask us to end.
@@ -214,6 +219,34 @@ impl Signals {
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// What answers operators.
+fn administration(
+    parts: &Parts,
+    in_force: &Arc<Published<Config>>,
+    register: &Register,
+    healthy: Arc<AtomicBool>,
+    exit: &Arc<Exit>,
+) -> (Arc<State>, Desk) {
+    let state = Arc::new(State::new(
+        parts.members.clone(),
+        Arc::clone(&parts.credentials),
+        Arc::clone(&parts.sealer),
+        register.clone(),
+        Arc::clone(&parts.metrics),
+        healthy,
+        Arc::clone(exit),
+    ));
+    let doctor = Doctor {
+        config: Arc::clone(in_force),
+        members: parts.members.clone(),
+        pages: pages(&parts.connector, &parts.members),
+        register: register.clone(),
+    };
+    let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
+    let desk = Desk { register, sealer, state: Arc::clone(&state), doctor };
+    (state, desk)
 }
 
 /// Who looks at members' peer URLs.
@@ -252,20 +285,26 @@ async fn open_admin(config: &Config, state: &Arc<State>, desk: Desk, tasks: &Tas
     Ok(())
 }
 
+/// As whom members are asked, and where they are found first.
+type Asked = (ProbeLogin, SeedList);
+
 /// The members' task, the credentials' task and that of logins, on the control runtime.
 fn start_control(
     config: &Config,
     connector: &Connector,
     metrics: &Arc<Metrics>,
+    forgetting: &Forgetting,
     tasks: &Tasks,
-) -> Result<(Upstream, ProbeLogin, Arc<Logins>), Error> {
+) -> Result<(Upstream, Asked, Arc<Logins>), Error> {
     let settings = CredentialSettings {
         token_ttl: config.cluster.token_ttl,
         logins_per_member: config.limits.logins_in_flight_per_member,
         ..CredentialSettings::default()
     };
-    let members = Members::new(&config.cluster, connector.clone());
-    let (channels, probe) = (members.channels(), members.login());
+    let mut members = Members::new(&config.cluster, connector.clone());
+    let forgetting = forgetting.clone();
+    members.before_following(move |_left, followed| forgetting.forget(followed));
+    let (channels, asked) = (members.channels(), (members.login(), members.seeds()));
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
@@ -279,7 +318,7 @@ fn start_control(
         Arc::clone(metrics),
     );
     tasks.spawn("logins", control.run(tasks.clone())).detach();
-    Ok((Upstream { members, channels, credentials }, probe, logins))
+    Ok((Upstream { members, channels, credentials }, asked, logins))
 }
 
 /// Who is asked for the pages that members serve by HTTP/1.1.
@@ -309,19 +348,13 @@ fn start_shards(parts: &Parts) -> Result<(Vec<Shard>, Vec<Intake>), Error> {
 }
 
 /// Carries what the members' task publishes to where it is needed: the sealer's realm, the metrics.
-async fn follow(config: Arc<Config>, members: MembersHandle, sealer: Arc<Sealer>, metrics: Arc<Metrics>) {
+async fn follow(members: MembersHandle, forgetting: Forgetting, metrics: Arc<Metrics>) {
     let mut changes = members.changes.clone();
-    let mut pinned = None;
     loop {
         {
             let snapshot = members.snapshot.load();
-            if let Some(cluster) = snapshot.cluster.filter(|cluster| pinned != Some(*cluster)) {
-                pinned = Some(cluster);
-                let name = match &config.session.realm {
-                    config::Realm::Named(name) => Some(&**name),
-                    config::Realm::ClusterId => None,
-                };
-                sealer.pin(&Realm::new(name, cluster));
+            if let Some(cluster) = snapshot.cluster {
+                forgetting.pin(cluster);
             }
             metrics.member_ready.clear();
             metrics.member_leader.clear();
@@ -361,7 +394,7 @@ async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
     }
 }
 
-async fn end(
+async fn leave(
     settings: config::Drain,
     exit: &Exit,
     listeners: &Listeners,

@@ -17,6 +17,7 @@ mod shape;
 pub mod users;
 mod values;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -24,7 +25,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::identity::pattern::Network;
+use crate::identity::named::NamedMember;
+use crate::identity::pattern::{Glob, Network};
 use crate::identity::{ClusterId, UserName};
 use crate::jwt::Verifier;
 use crate::pem::{Crls, KeyPair, Roots};
@@ -59,6 +61,8 @@ pub struct Config {
     pub mapping: Arc<Mapping>,
     /// Where revocations are kept.
     pub revocation: Arc<Revocation>,
+    /// How members are worked on.
+    pub maintenance: Maintenance,
     /// How watches are kept alive.
     pub watch: Watch,
     /// Bounds on what clients may use.
@@ -88,11 +92,17 @@ pub struct Listener {
     pub identify: Vec<Identify>,
     /// Whether a login serves calls about leases and members that show nothing, on its connection.
     pub lend_login_identity: bool,
+    /// Whether clients are served whose `:authority` is none.
+    pub accept_odd_authority: bool,
     /// What happens to whom when its certificate or JWT expires.
     pub on_expiry: OnExpiry,
     /// Balancers that say who their clients are, by a PROXY protocol header: from there nobody else connects. Empty on a unix
     /// socket.
     pub proxy_protocol_from: Vec<Network>,
+    /// The member that its connections are about, where it is one member's.
+    pub member: Option<NamedMember>,
+    /// The members that its connections are about which name one of these hosts in TLS, in lower case.
+    pub server_names: BTreeMap<String, NamedMember>,
 }
 
 impl Listener {
@@ -100,6 +110,13 @@ impl Listener {
     #[must_use]
     pub fn client_ca(&self) -> Option<&ClientCa> {
         self.tls.as_ref()?.clients.ca()
+    }
+
+    /// The member that a connection is about which names this host in TLS, if any.
+    #[must_use]
+    pub fn member_of(&self, server_name: Option<&str>) -> Option<&NamedMember> {
+        let named = || self.server_names.get(&server_name?.to_ascii_lowercase());
+        self.member.as_ref().or_else(named)
     }
 }
 
@@ -177,7 +194,7 @@ pub struct Login {
 /// The etcd cluster behind us.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// Where members are found first. At least one, no two the same, all of one scheme.
+    /// Where members are found first. No two the same, all of one scheme; none where `discovery.srv` says it.
     pub endpoints: Vec<Endpoint>,
     /// TLS towards members: there exactly where the endpoints are https.
     pub tls: Option<ClientTls>,
@@ -189,8 +206,83 @@ pub struct Cluster {
     pub token_ttl: Duration,
     /// Which cluster it must be.
     pub pin: ClusterPin,
+    /// Who reads, of the calls that any member can serve.
+    pub reads: Serves,
+    /// Who takes writes.
+    pub writes: Serves,
+    /// Names of members, or hosts of their addresses, that serve reads before others.
+    pub near: Vec<String>,
     /// As whom members are probed; nobody where auth is off.
     pub probe: Option<Login>,
+    /// How members are found beside the endpoints.
+    pub discovery: Discovery,
+}
+
+impl Cluster {
+    /// How members are spoken to: never otherwise, wherever one was found.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        match (&self.discovery.srv, self.endpoints.first()) {
+            (Some(srv), _) => srv.scheme,
+            (None, Some(endpoint)) => endpoint.scheme,
+            (None, None) => Scheme::Http,
+        }
+    }
+}
+
+/// How members are found beside the endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Discovery {
+    /// DNS says what the endpoints are.
+    pub srv: Option<Srv>,
+    /// Name servers in place of those of the machine, and of its hosts file; none: the machine's.
+    pub dns: Vec<SocketAddr>,
+    /// Of which form the host of an address must be that DNS or the member list told; any where this is empty.
+    pub allowed_hosts: Vec<Glob>,
+}
+
+impl Discovery {
+    /// Whether an address may be used that was not configured but found.
+    #[must_use]
+    pub fn allows(&self, host: &str) -> bool {
+        let host = host.to_ascii_lowercase();
+        self.allowed_hosts.is_empty() || self.allowed_hosts.iter().any(|form| form.matches(&host))
+    }
+}
+
+/// Where DNS says what the endpoints are, as etcd's own clients look it up (`--discovery-srv`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Srv {
+    /// Of which domain.
+    pub domain: String,
+    /// Of several clusters in it, which (`--discovery-srv-name`).
+    pub name: Option<String>,
+    /// How the endpoints are spoken to; each has records of its own.
+    pub scheme: Scheme,
+}
+
+impl Srv {
+    /// The name whose SRV records say it.
+    #[must_use]
+    pub fn record(&self) -> String {
+        let service = match self.scheme {
+            Scheme::Http => "etcd-client",
+            Scheme::Https => "etcd-client-ssl",
+        };
+        match &self.name {
+            Some(name) => format!("_{service}-{name}._tcp.{}.", self.domain),
+            None => format!("_{service}._tcp.{}.", self.domain),
+        }
+    }
+}
+
+/// Who serves a kind of call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    /// Any ready voter.
+    Any,
+    /// The leader, where it is ready; else any.
+    Leader,
 }
 
 /// Which cluster the endpoints must belong to.
@@ -200,6 +292,8 @@ pub enum ClusterPin {
     Id(ClusterId),
     /// That of the member which answers first.
     FirstAnswer,
+    /// That of the member which answers first, until all of them have become another.
+    Follow,
 }
 
 /// TLS towards members.
@@ -236,6 +330,8 @@ pub struct Endpoint {
 pub struct Advertise {
     /// The client URLs of every member, as clients are told them.
     pub client_urls: Vec<String>,
+    /// Those of single members instead.
+    pub members: Vec<(NamedMember, Vec<String>)>,
 }
 
 /// How sessions are sealed.
@@ -343,6 +439,13 @@ pub enum Realm {
     Named(Arc<str>),
     /// The id of the cluster behind us.
     ClusterId,
+}
+
+/// How members are worked on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Maintenance {
+    /// Below it replicas tell each other what is done to members; none where they do not. Ends with a slash.
+    pub etcd_prefix: Option<Arc<str>>,
 }
 
 /// How watches are kept alive.

@@ -4,8 +4,12 @@
 
 pub mod certificate;
 pub mod connection;
+mod first;
+mod http1;
+mod inbound;
 pub mod jwt;
 pub mod listener;
+pub mod odd_authority;
 pub mod proxied;
 pub mod requests;
 pub mod said;

@@ -4,22 +4,28 @@
 //! Invariant: everything here belongs to one shard; what shards share is immutable, atomic or published whole.
 
 pub mod access_log;
+pub mod addressed;
 pub mod blocked;
 pub mod caller;
+pub mod current;
+pub mod defragment;
 pub mod exchange;
 pub mod health;
+pub mod leadership;
 pub mod live;
 pub mod login;
 pub mod member_answers;
 pub mod pipeline;
 pub mod proofs;
+pub mod removal;
 pub mod reply;
+pub mod retries;
 pub mod streams;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -29,11 +35,14 @@ use crate::downstream::session::Sealer;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
-use crate::identity::{MemberId, Peer, Revision};
+use crate::gateway::retries::Retries;
+use crate::identity::named::NamedMember;
+use crate::identity::{ClusterId, MemberId, Peer, Revision};
 use crate::lease::claims::Claims;
 use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
+use crate::rpc::header::Seen;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
@@ -42,6 +51,9 @@ use crate::watch::budget;
 
 /// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
 const WAITING: usize = 8 * 1024 * 1024;
+
+/// For how long what one member knows of users may be unknown to others (rules 21).
+const SPREADING: Duration = Duration::from_secs(2);
 
 /// Everything that a shard's calls share.
 pub struct Gateway {
@@ -67,6 +79,10 @@ pub struct Gateway {
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for, on all shards.
     pub claims: Arc<Claims>,
+    /// What may be sent again.
+    pub retries: Retries,
+    /// Defragmentations, on all shards.
+    pub defragmentations: Arc<defragment::Register>,
     held: Rc<Budget>,
     waiting: Rc<Budget>,
     /// What lives longer than the decision that let it begin, on this shard.
@@ -85,13 +101,20 @@ pub struct Client {
     pub listener: Arc<Listener>,
     /// Who its certificate says it is.
     pub certificate: Option<Peer>,
+    /// The member that it is about, where it is about one.
+    pub member: Option<NamedMember>,
     /// When its welcome is over.
     pub until: Option<Instant>,
     /// Tells when it is to leave, and until when.
     pub drain: watch::Receiver<Option<Instant>>,
     /// The highest revision that it was shown: nothing older may follow (rules 21).
     pub floor: Rc<Cell<Revision>>,
+    term: Cell<u64>,
     home: Cell<Option<MemberId>>,
+    /// Of which cluster both are: another's revisions are not to be compared with them.
+    cluster: Cell<Option<ClusterId>>,
+    /// Until when all its calls go home.
+    at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
@@ -115,12 +138,27 @@ impl Client {
         origin: Rc<access_log::Origin>,
         listener: Arc<Listener>,
         certificate: Option<Peer>,
+        member: Option<NamedMember>,
         until: Option<Instant>,
         drain: watch::Receiver<Option<Instant>>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
-        let (floor, home, dismissed) = (Rc::default(), Cell::default(), Cell::default());
-        Self { origin, listener, certificate, until, drain, floor, home, dismissed, remembered }
+        let cluster = Cell::new(gateway.door.members.snapshot.load().cluster);
+        Self {
+            origin,
+            listener,
+            certificate,
+            member,
+            until,
+            drain,
+            floor: Rc::default(),
+            term: Cell::default(),
+            home: Cell::default(),
+            cluster,
+            at_home_until: Cell::default(),
+            dismissed: Cell::default(),
+            remembered,
+        }
     }
 
     /// What let the connection in lets it in no more: what is open on it ends, and nothing begins.
@@ -144,9 +182,48 @@ impl Client {
         proof.into_iter().chain(welcome).min_by_key(|(at, _)| *at)
     }
 
-    /// Notes a revision that goes downstream.
-    pub fn shown(&self, revision: Revision) {
-        self.floor.set(self.floor.get().max(revision));
+    /// This cluster is served from now on: what was shown of another one binds nobody.
+    fn follow(&self, cluster: Option<ClusterId>) {
+        if cluster.is_none() || cluster == self.cluster.replace(cluster.or(self.cluster.get())) {
+            return;
+        }
+        self.forget_seen();
+        self.home.take();
+        self.at_home_until.take();
+    }
+
+    /// Notes how far the member was whose answer goes downstream.
+    pub fn shown(&self, seen: Seen) {
+        self.floor.set(self.floor.get().max(Revision(seen.revision)));
+        self.term.set(self.term.get().max(seen.term));
+    }
+
+    /// How far what it was shown goes.
+    #[must_use]
+    pub fn seen(&self) -> Seen {
+        Seen { revision: self.floor.get().0, term: self.term.get() }
+    }
+
+    /// What it was shown is of a history that is gone.
+    pub fn forget_seen(&self) {
+        self.floor.set(Revision(0));
+        self.term.set(0);
+    }
+
+    /// A change of users or roles is known at `member`; at others a little later.
+    pub fn stay_at(&self, member: MemberId) {
+        self.home.set(Some(member));
+        self.at_home_until.set(Some(Instant::now() + SPREADING));
+    }
+
+    /// Whether its calls go home now, whatever they are.
+    #[must_use]
+    pub fn is_at_home(&self) -> bool {
+        let stays = self.at_home_until.get().is_some_and(|until| Instant::now() < until);
+        if !stays {
+            self.at_home_until.set(None);
+        }
+        stays
     }
 }
 
@@ -163,6 +240,7 @@ impl Gateway {
         tasks: Tasks,
         drain: watch::Receiver<Option<Instant>>,
         claims: Arc<Claims>,
+        defragmentations: Arc<defragment::Register>,
         identities: Arc<Published<Identities>>,
     ) -> Self {
         let begun = config.load_full();
@@ -176,7 +254,9 @@ impl Gateway {
             shards,
             config,
             claims,
+            defragmentations,
             door,
+            retries: Retries::default(),
             live: Rc::default(),
             dismissed: Notify::new(),
             watch_budget,
@@ -192,6 +272,7 @@ impl Gateway {
     /// The connection's own member, chosen when first asked for and again when it is not ready.
     #[must_use]
     pub fn home(&self, client: &Client) -> Option<MemberId> {
+        client.follow(self.door.members.snapshot.load().cluster);
         let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen

@@ -1,9 +1,11 @@
 //! The names and numbers by which etcd and we tell things apart.
 //!
-//! Owns: newtypes for ids, revisions and user names; below, who is calling (`peer`) and how rules name that (`pattern`).
+//! Owns: newtypes for ids, revisions and user names; below, who is calling (`peer`), how rules name that (`pattern`), and how
+//! operators name a member (`named`).
 //! Knows nothing of where they come from.
 //! Invariant: a [`UserName`] is compared byte for byte, never case-folded.
 
+pub mod named;
 pub mod pattern;
 pub mod peer;
 

@@ -119,6 +119,9 @@ impl Refusal {
     /// One revision of a watch is larger than what is held back for one watch.
     pub const REVISION_TOO_LARGE: Self =
         unclear(Code::ResourceExhausted, "keyward: a revision is too large to deliver", Fault::Gateway);
+    /// Members are being defragmented one after the other, here or by another replica.
+    pub const DEFRAGMENTING: Self =
+        safe(Code::FailedPrecondition, "keyward: another defragmentation is under way", Fault::Downstream);
     /// Keyward is being drained.
     pub const SHUTTING_DOWN: Self = unclear(Code::Unavailable, "etcdserver: server stopped", Fault::Gateway);
     /// Our own code panicked; the call may have been sent.
@@ -182,6 +185,27 @@ impl Refusal {
             _ => format!("strconv.ParseUint: parsing {digits:?}: invalid syntax"),
         };
         safe_owned(Code::Internal, format!("malformed grpc-timeout: {why}"))
+    }
+
+    /// A call about a member that the cluster does not have.
+    #[must_use]
+    pub fn unknown_member(name: &str) -> Self {
+        safe_owned(Code::NotFound, format!("keyward: the cluster has no member {name:?}"))
+    }
+
+    /// A member that was not defragmented, and why; `done` are the names of those that were, if any.
+    #[must_use]
+    pub fn not_defragmented(code: Code, member: &str, why: &str, done: &str) -> Self {
+        let but = if done.is_empty() { String::new() } else { format!("; done before it: {done}") };
+        let message = format!("keyward: member {member} was not defragmented: {why}{but}");
+        Self { code, message: Cow::Owned(message), fault: Fault::Upstream, retry: Retry::Unsafe }
+    }
+
+    /// A member's own status, to a request of ours that stood for the client's.
+    #[must_use]
+    pub fn told(status: &Status) -> Self {
+        let message = status.message.clone();
+        Self { code: status.code, message, fault: Fault::Upstream, retry: Retry::Unsafe }
     }
 
     /// A body that different readers could read differently.

@@ -21,6 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::{Keep, Revocation};
 use crate::downstream::session::{Change, Full, Revocations, Sealer};
+use crate::upstream::membership::Changes;
 
 pub use etcd::Upstream;
 pub use file::Unusable;
@@ -180,6 +181,15 @@ impl Register {
         Arc::clone(&self.known.load().revocations)
     }
 
+    /// Another cluster is followed from now on. Where revocations are kept in etcd it is not known who was revoked until they
+    /// were read there, and nothing is admitted until then.
+    pub fn forget_cluster(&self, sealer: &Sealer) {
+        if self.access.is_some() {
+            self.known.store(Arc::new(Known { revocations: self.revocations(), as_of: AsOf::Never }));
+            sealer.obey(None);
+        }
+    }
+
     /// How old what is known is; before it was read, for how long it is not known.
     #[must_use]
     pub fn age(&self) -> Duration {
@@ -208,13 +218,24 @@ impl Keeper {
     pub async fn run(mut self) {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut changes = match &self.store {
+            Store::Etcd(prefix) => Some(prefix.changes()),
+            Store::Memory | Store::File(_) => None,
+        };
         loop {
             let order = tokio::select! {
-                biased; // an operator first; both are cancel-safe
+                biased; // an operator first; all are cancel-safe
                 order = self.orders.recv() => match order {
                     Some(order) => order,
                     None => return,
                 },
+                () = changed(&mut changes) => {
+                    // Clients wait for it: at the start, and where another cluster is followed.
+                    if !self.sealer.knows() {
+                        self.look().await;
+                    }
+                    continue;
+                }
                 _ = looks.tick(), if matches!(self.store, Store::Etcd(_)) => {
                     self.look().await;
                     continue;
@@ -288,6 +309,17 @@ impl Keeper {
     }
 }
 
+/// Waits until members come or go, where that matters. Cancel-safe.
+async fn changed(changes: &mut Option<Changes>) {
+    if let Some(told) = changes {
+        if told.changed().await.is_ok() {
+            return;
+        }
+        *changes = None;
+    }
+    std::future::pending().await
+}
+
 /// A name may hold what ends a log's line.
 struct Printable<'a>(&'a Change);
 
@@ -305,9 +337,7 @@ mod tests {
     use crate::downstream::session::{Inadmissible, SessionKeys};
     use crate::secret::Secret;
     use crate::upstream::credential::{CredentialSettings, Credentials};
-    use crate::upstream::membership::{
-        AuthState, Changes, ControlChannels, Hints, MembersHandle, Membership,
-    };
+    use crate::upstream::membership::{AuthState, ControlChannels, Hints, MembersHandle, Membership};
 
     fn sealer() -> Arc<Sealer> {
         Arc::new(Sealer::new(SessionKeys::new(&[Secret::new([7; 32])]).unwrap()))

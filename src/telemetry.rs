@@ -4,6 +4,7 @@
 //! Invariants: lines go to stderr, so that stdout stays a command's answer; the libraries below us (HTTP/2, TLS) log
 //! warnings and errors at most, whatever the level, since their frames and headers carry tokens and passwords.
 
+pub mod figures;
 pub mod metrics;
 
 use std::io;

@@ -2,8 +2,10 @@
 //! calls go out. Knows nothing of downstream or of policy.
 
 pub mod answer;
+pub mod balance;
 pub mod bidi;
 pub mod choose;
+pub mod conduct;
 pub mod connect;
 pub mod connection;
 pub mod credential;
@@ -12,6 +14,7 @@ pub mod examine;
 pub mod fleet;
 pub mod members;
 pub mod membership;
+pub mod names;
 pub mod peer_urls;
 pub mod pool;
 pub mod read;

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use keyward::telemetry::figures::Figures;
 use keyward::telemetry::metrics::{Metrics, one};
 
 const DOCUMENTS: [&str; 8] = [
@@ -183,7 +184,17 @@ fn metrics() -> BTreeSet<String> {
     registry.call_ended(0, 0, Some(std::time::Duration::ZERO));
     registry.member_ready.get_or_create(&one("member", "1")).set(1);
     registry.member_leader.get_or_create(&one("member", "1")).set(1);
+    let everything = Figures {
+        latency: Some(std::time::Duration::ZERO),
+        term: 1,
+        errors: Some(0),
+        db: Some((0, 0)),
+        quota: Some(0),
+        ..Figures::default()
+    };
+    registry.member_figures.put(&[everything]);
     registry.logins.get_or_create(&one("result", "accepted")).inc();
+    registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types

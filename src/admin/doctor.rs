@@ -73,10 +73,9 @@ impl Doctor {
     /// Looks at everything once.
     pub async fn examine(&self) -> Report {
         let members = self.members.snapshot.load_full();
-        let asked = members
-            .members
-            .iter()
-            .map(async |member| (member.id, examine(&self.pages.connector, &member.endpoint).await));
+        let asked = members.members.iter().map(async |member| {
+            (member.id, examine(&self.pages.connector, &member.endpoint, member.at).await)
+        });
         let examined: Vec<(MemberId, Option<Examined>)> = join_all(asked).await;
         let config = self.config.load_full();
         Facts {

@@ -34,11 +34,14 @@ pub(super) struct Listeners {
     tasks: Tasks,
 }
 
+/// Tells the clients of a listener to leave, and until when.
+type Leave = watch::Sender<Option<Instant>>;
+
 /// One socket, and the listener that it is for now.
 struct Open {
     address: Address,
     now: Arc<Published<Opened>>,
-    leave: watch::Sender<Option<Instant>>,
+    leave: Leave,
     acceptor: Owned,
 }
 
@@ -46,9 +49,9 @@ struct Open {
 #[derive(Default)]
 struct Changes {
     /// Sockets that were bound, for whom.
-    opened: Vec<(Listening, Opened, watch::Sender<Option<Instant>>)>,
+    opened: Vec<(Listening, Opened, Leave)>,
     /// Those that stay, by their places: whom they are for from now on, and, where those who are there leave, who tells the next.
-    changed: Vec<(usize, Opened, Option<watch::Sender<Option<Instant>>>)>,
+    changed: Vec<(usize, Opened, Option<Leave>)>,
     /// Addresses that are to be closed.
     closed: Vec<Address>,
     told: Vec<String>,
@@ -115,7 +118,7 @@ impl Listeners {
         })
     }
 
-    fn begin(&self, bound: Listening, opened: Opened, leave: watch::Sender<Option<Instant>>) {
+    fn begin(&self, bound: Listening, opened: Opened, leave: Leave) {
         let listener = &opened.config;
         tracing::info!(listener = &*listener.name, address = %listener.address, "listening");
         let address = listener.address.clone();
@@ -223,9 +226,13 @@ fn same_clients(one: &Listener, other: &Listener) -> bool {
 /// What of a listener is not followed otherwise, as certificates and `identify` are.
 fn settings(listener: &Listener) -> String {
     let ca = listener.client_ca().map(|ca| &ca.name);
-    let Listener { name, lend_login_identity, on_expiry, proxy_protocol_from, .. } = listener;
+    let Listener { name, lend_login_identity, accept_odd_authority, on_expiry, .. } = listener;
+    let Listener { proxy_protocol_from, member, server_names, .. } = listener;
     let tls = listener.tls.is_some();
-    format!("{name} {tls} {ca:?} {lend_login_identity} {on_expiry:?} {proxy_protocol_from:?}")
+    format!(
+        "{name} {tls} {ca:?} {lend_login_identity} {accept_odd_authority} {on_expiry:?} {proxy_protocol_from:?} \
+         {member:?} {server_names:?}"
+    )
 }
 
 fn tls_of(listener: &Listener) -> Result<Option<Current>, String> {

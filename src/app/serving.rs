@@ -5,6 +5,7 @@
 //! a thread of its own; beside the control plane on one runtime it does as well.
 //! Invariant: a connection takes nothing that is shared and mutable but its shard's own.
 
+use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -23,12 +24,13 @@ use crate::downstream::tls::Current;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, cut_at, live, pipeline, proofs};
+use crate::gateway::{Client, Gateway, cut_at, defragment, live, pipeline, proofs};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::published::Published;
 use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
+use crate::upstream::balance::{Lingering, look_after};
 use crate::upstream::choose::Chooser;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::Credentials;
@@ -67,6 +69,8 @@ pub struct Parts {
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for.
     pub claims: Arc<Claims>,
+    /// Defragmentations.
+    pub defragmentations: Arc<defragment::Register>,
     /// Connections with users' certificates.
     pub fleet: Arc<Fleet>,
 }
@@ -81,8 +85,8 @@ pub struct Serving {
     connections: Tasks,
     /// Everything else: streams, upstream connections, flushers.
     tasks: Tasks,
-    /// Takes streams off members that do not serve.
-    departures: Owned,
+    /// Take streams and calls off members that do not serve.
+    departures: [Owned; 2],
     /// Ends what stands no more.
     fallen: [Owned; 2],
 }
@@ -117,8 +121,13 @@ impl Serving {
             credentials: parts.credentials,
             chooser,
             resumes: Resumes::default(),
+            lingering: Lingering::default(),
+            term: Cell::default(),
         });
-        let departures = tasks.spawn("departures", leave_unfit_members(Rc::clone(&door)));
+        let departures = [
+            tasks.spawn("departures", leave_unfit_members(Rc::clone(&door))),
+            tasks.spawn("what hangs", look_after(Rc::clone(&door))),
+        ];
         let gateway = Rc::new(Gateway::new(
             door,
             parts.sealer,
@@ -128,6 +137,7 @@ impl Serving {
             tasks.clone(),
             parts.drain,
             parts.claims,
+            parts.defragmentations,
             parts.identities,
         ));
         let fallen = [
@@ -201,13 +211,15 @@ impl Serving {
             let age = age.filter(|_| !config.lend_login_identity);
             let old_at = age.map(|age| Instant::now() + about(age, &gateway.door.chooser));
             let peer = shown.map(|shown| shown.peer);
-            let client = Rc::new(Client::new(&gateway, origin, config, peer, until, leaves));
+            let member = config.member_of(introduced.server_name.as_deref()).cloned();
+            let client = Rc::new(Client::new(&gateway, origin, config, peer, member, until, leaves));
             let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
             let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
             Ok(Admitted { answer, until, old_at, expires, dismiss })
         };
-        let beginning = Beginning { proxied, tls };
+        let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
+        let beginning = Beginning { proxied, tls, odd_authority };
         let (metrics, tasks) = (Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;

@@ -42,6 +42,8 @@ pub(super) struct File {
     #[serde(deserialize_with = "some_table")]
     pub(super) sign_jwt: Option<SignJwt>,
     #[serde(deserialize_with = "table")]
+    pub(super) maintenance: Maintenance,
+    #[serde(deserialize_with = "table")]
     pub(super) watch: Watch,
     #[serde(deserialize_with = "table")]
     pub(super) limits: Limits,
@@ -66,8 +68,11 @@ pub(super) struct Listener {
     pub(super) default_user: Option<String>,
     pub(super) identify: Option<Vec<Identify>>,
     pub(super) lend_login_identity: Option<bool>,
+    pub(super) accept_odd_authority: Option<bool>,
     pub(super) on_expiry: Option<OnExpiry>,
     pub(super) proxy_protocol_from: Option<Vec<String>>,
+    pub(super) member: Option<String>,
+    pub(super) server_names: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -115,13 +120,54 @@ pub(super) enum ClientAuth {
 pub(super) struct Cluster {
     pub(super) endpoints: Option<Vec<String>>,
     #[serde(deserialize_with = "some_table")]
+    pub(super) srv: Option<ClusterSrv>,
+    pub(super) dns: Option<Vec<String>>,
+    pub(super) allowed_hosts: Option<Vec<String>>,
+    pub(super) identity: Option<ClusterIdentity>,
+    #[serde(deserialize_with = "some_table")]
     pub(super) tls: Option<ClusterTls>,
     pub(super) connect_timeout: Option<String>,
     pub(super) idle_timeout: Option<String>,
     pub(super) token_ttl: Option<String>,
     pub(super) id: Option<String>,
+    pub(super) reads: Option<Target>,
+    pub(super) writes: Option<Target>,
+    pub(super) near: Option<Vec<String>>,
     #[serde(deserialize_with = "some_table")]
     pub(super) probe: Option<Probe>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Target {
+    Any,
+    Leader,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct ClusterSrv {
+    pub(super) domain: Option<String>,
+    pub(super) name: Option<String>,
+    pub(super) scheme: Option<ClusterScheme>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ClusterScheme {
+    Http,
+    Https,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ClusterIdentity {
+    Pinned,
+    Follow,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -146,6 +192,7 @@ pub(super) struct Probe {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Advertise {
     pub(super) client_urls: Option<Vec<String>>,
+    pub(super) members: Option<BTreeMap<String, Vec<String>>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -249,6 +296,13 @@ pub(super) struct Map {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Mapping {
     pub(super) default: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Maintenance {
+    pub(super) etcd_prefix: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -4,6 +4,7 @@
 //! Invariants: everything is looked at, whatever was wrong before; a fallback value that stands in for a faulty one
 //! never leaves this file, since one fault is enough to refuse the whole.
 
+mod advertise;
 mod cluster;
 mod jwt;
 mod listener;
@@ -25,7 +26,9 @@ use zeroize::Zeroize;
 
 use super::file::{self, File};
 use super::findings::{Faults, Findings, Warning};
-use super::{Config, Drain, Limits, Login, Runtime, Watch, secrets, shape, values};
+use super::{
+    Config, Drain, Keep, Limits, Login, Maintenance, Revocation, Runtime, Watch, secrets, shape, values,
+};
 use crate::identity::UserName;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
@@ -42,6 +45,8 @@ struct Ways {
 
 /// A configuration larger than this is some other file.
 const MAX_FILE: u64 = 1 << 20;
+/// Where replicas tell each other what is done to members.
+const MAINTENANCE: &str = "/keyward-maintenance/";
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -109,6 +114,7 @@ impl Resolver<'_> {
             advertise: Arc::new(self.advertise(file.advertise, &listeners)),
             session: Arc::new(self.session(file.session)),
             passwords: Arc::new(self.passwords(file.login)),
+            maintenance: self.maintenance(file.maintenance, &revocation),
             revocation: Arc::new(revocation),
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),
@@ -124,6 +130,26 @@ impl Resolver<'_> {
             // Last: everything above may read files.
             files: std::mem::take(&mut self.files).into_iter().collect(),
         })
+    }
+
+    fn maintenance(&mut self, maintenance: file::Maintenance, revocation: &Revocation) -> Maintenance {
+        let path = "maintenance.etcd_prefix";
+        let prefix = maintenance.etcd_prefix.unwrap_or_else(|| MAINTENANCE.to_owned());
+        if prefix.is_empty() {
+            return Maintenance { etcd_prefix: None };
+        }
+        if prefix.trim_matches('/').is_empty() || !prefix.ends_with('/') {
+            self.findings.fault(path, format!("is a name that ends with a slash, as in {MAINTENANCE:?}"));
+        }
+        // What is wrong with that one alone has been told.
+        if let Keep::Etcd { prefix: revoked, .. } = &revocation.keep
+            && !revoked.trim_matches('/').is_empty()
+            && (prefix.starts_with(&**revoked) || revoked.starts_with(&prefix))
+        {
+            self.findings
+                .fault(path, format!("{prefix:?} and revocation.etcd_prefix, {revoked:?}, hold each other"));
+        }
+        Maintenance { etcd_prefix: Some(prefix.into()) }
     }
 
     fn watch(&mut self, watch: file::Watch) -> Watch {
@@ -342,7 +368,7 @@ mod tests {
 
     use super::*;
     use crate::config::users::Credential;
-    use crate::config::{Address, ClientAuth, ClusterPin, Identify, Keep, KeySource, OnExpiry, Outcome};
+    use crate::config::{Address, ClientAuth, ClusterPin, Identify, KeySource, OnExpiry, Outcome};
     use crate::jwt::Algorithm;
 
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
@@ -630,6 +656,7 @@ mod tests {
         let listener = &config.listeners[0];
         assert_eq!(listener.identify, [Identify::Certificate, Identify::Token]);
         assert!(!listener.lend_login_identity);
+        assert!(listener.accept_odd_authority);
         assert_eq!(listener.on_expiry, OnExpiry::Cut);
         for (bad, path) in [
             ("[]", "listener[0].identify"),
@@ -650,10 +677,13 @@ mod tests {
         let other = "[[map]]\npeer = 'password:x'\ndeny = true\n[[map]]\npeer = 'listener:a'\ndeny = true\n";
         let (config, _) = valid(&format!("{CLUSTER}{LISTENER}{tls}{other}"));
         assert_eq!(config.listeners[0].identify, [Identify::Token, Identify::Default], "none about any");
-        let kept = format!("{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\n");
+        let kept = format!(
+            "{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\naccept_odd_authority = false\n"
+        );
         let (config, _) = valid(&kept);
         assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
         assert!(config.listeners[0].lend_login_identity);
+        assert!(!config.listeners[0].accept_odd_authority);
     }
 
     #[test]
@@ -784,6 +814,54 @@ mod tests {
     }
 
     #[test]
+    fn members_have_urls_of_their_own_where_a_listener_is_about_them() {
+        let own = |name: &str, port: u16, fields: &str| {
+            format!("[[listener]]\nname = '{name}'\naddress = '127.0.0.1:{port}'\n{fields}\n")
+        };
+        let (m1, m2) = (own("x", 3, "member = 'm1'"), own("y", 4, "member = 'b2'"));
+        let pair = "tls = { cert = 'a.crt', key = 'a.key' }";
+        let hosts =
+            own("z", 5, &format!("{pair}\nserver_names = {{ 'M3.kw.test' = 'm3', 'm1.kw.test' = 'm1' }}"));
+        let (config, _) = valid(&format!("{CLUSTER}{m1}{m2}{hosts}{LISTENER}"));
+        assert_eq!(
+            config.advertise.client_urls,
+            ["https://127.0.0.1:5"],
+            "what is one member's is not shared"
+        );
+        let told: Vec<_> =
+            config.advertise.members.iter().map(|(name, urls)| (name.as_str(), urls[0].as_str())).collect();
+        let expected =
+            [("m1", "http://127.0.0.1:3"), ("b2", "http://127.0.0.1:4"), ("m3", "https://m3.kw.test:5")];
+        assert_eq!(told, expected);
+        let about =
+            |listener: usize, host| config.listeners[listener].member_of(host).map(|named| named.as_str());
+        assert_eq!((about(0, None), about(0, Some("m3.kw.test"))), (Some("m1"), Some("m1")));
+        assert_eq!((about(2, None), about(2, Some("m3.KW.test"))), (None, Some("m3")));
+        assert_eq!(about(3, Some("m3.kw.test")), None);
+
+        let told = "[advertise]\nmembers = { m1 = ['http://k:7/', 'http://l:7'] }\n";
+        let (config, _) = valid(&format!("{CLUSTER}{m1}{LISTENER}{told}"));
+        assert_eq!(config.advertise.members[0].1, ["http://k:7", "http://l:7"]);
+        assert_eq!(config.advertise.members.len(), 1);
+        let anywhere = m1.replace("127.0.0.1", "0.0.0.0");
+        assert_eq!(valid(&format!("{CLUSTER}{LISTENER}{anywhere}")).1[0], "advertise.members.m1");
+
+        for (lines, path) in [
+            ("member = ''", "listener[0].member"),
+            ("server_names = { 'a' = 'm1' }", "listener[0].server_names"),
+            (&format!("{pair}\nserver_names = {{ 'a' = '' }}"), "listener[0].server_names.a"),
+            (&format!("{pair}\nserver_names = {{ 'a:1' = 'm1' }}"), "listener[0].server_names.a:1"),
+            (&format!("{pair}\nserver_names = {{ 'a' = 'm1', 'A' = 'm2' }}"), "listener[0].server_names.a"),
+        ] {
+            assert_eq!(fault_paths(&format!("{CLUSTER}{LISTENER}{lines}\n")), [path], "{lines}");
+        }
+        for (members, path) in [("m1 = []", "m1"), ("m1 = ['k:7']", "m1[0]"), ("'' = ['http://k:7']", "")] {
+            let text = format!("{CLUSTER}{LISTENER}[advertise]\nmembers = {{ {members} }}\n");
+            assert_eq!(fault_paths(&text), [format!("advertise.members.{path}")]);
+        }
+    }
+
+    #[test]
     fn numbers_have_bounds() {
         for (section, line) in [
             ("limits", "connections = 0"),
@@ -865,6 +943,23 @@ mod tests {
         ] {
             let text = format!("{CLUSTER}{LISTENER}[revocation]\n{lines}\n");
             assert_eq!(fault_paths(&text), [path], "{lines}");
+        }
+    }
+
+    #[test]
+    fn what_replicas_tell_each_other_has_a_place_of_its_own() {
+        let with = |lines: &str| format!("{CLUSTER}{LISTENER}{lines}\n");
+        let prefix = |lines: &str| valid(&with(lines)).0.maintenance.etcd_prefix;
+        assert_eq!(prefix("").as_deref(), Some("/keyward-maintenance/"));
+        assert_eq!(prefix("[maintenance]\netcd_prefix = '/m/'").as_deref(), Some("/m/"));
+        assert_eq!(prefix("[maintenance]\netcd_prefix = ''"), None);
+        for bad in [
+            "[maintenance]\netcd_prefix = '/m'",
+            "[maintenance]\netcd_prefix = '//'",
+            "[revocation]\netcd_prefix = '/keyward-maintenance/r/'",
+            "[revocation]\netcd_prefix = '/m/r/'\n[maintenance]\netcd_prefix = '/m/'",
+        ] {
+            assert_eq!(fault_paths(&with(bad)), ["maintenance.etcd_prefix"], "{bad}");
         }
     }
 

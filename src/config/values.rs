@@ -12,6 +12,7 @@ use toml::value::{Datetime, Offset};
 
 use super::{Address, Endpoint, Scheme};
 use crate::identity::ClusterId;
+use crate::identity::pattern::Glob;
 
 /// The text is not of the form that the reason tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +90,36 @@ pub(super) fn cluster_id(text: &str) -> Result<ClusterId, Malformed> {
         Ok(0) | Err(_) => Err(FORM),
         Ok(id) => Ok(ClusterId(id)),
     }
+}
+
+/// A domain as it stands behind `_etcd-client._tcp.`, in lower case, without a dot at its end.
+pub(super) fn domain(text: &str) -> Result<String, Malformed> {
+    host(text.strip_suffix('.').unwrap_or(text)).ok_or(Malformed("a domain is a DNS name: \"example.com\""))
+}
+
+/// One of several clusters of a domain: it becomes part of a DNS label.
+pub(super) fn service_name(text: &str) -> Result<String, Malformed> {
+    const FORM: Malformed = Malformed("a name is up to 40 letters, digits and dashes");
+    let well_formed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let fits = (1..=40).contains(&text.len()) && text.bytes().all(well_formed);
+    if fits { Ok(text.to_ascii_lowercase()) } else { Err(FORM) }
+}
+
+/// A name server: an IP address, with a port where that is not 53.
+pub(super) fn name_server(text: &str) -> Result<SocketAddr, Malformed> {
+    const FORM: Malformed = Malformed("a name server is an IP address, with a port where that is not 53");
+    let parsed = text.parse().or_else(|_| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 53)));
+    parsed.ok().filter(|server| server.port() != 0).ok_or(FORM)
+}
+
+/// A form of host names and addresses: what a host may hold, and `*`.
+pub(super) fn host_form(text: &str) -> Result<Glob, Malformed> {
+    const FORM: Malformed =
+        Malformed("a host is a DNS name or an IP address, where * stands for any run of characters");
+    let well_formed =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':' | b'*');
+    let fits = (1..=253).contains(&text.len()) && text.bytes().all(well_formed);
+    if fits { Ok(Glob::new(&text.to_ascii_lowercase())) } else { Err(FORM) }
 }
 
 impl FromStr for Address {

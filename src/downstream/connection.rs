@@ -1,6 +1,7 @@
-//! One client connection: who is behind it, TLS, HTTP/2, and its end.
+//! One client connection: who is behind it, TLS, HTTP, and its end.
 //!
-//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Below, `ends` knows when that comes.
+//! Owns: the handshake's limit, HTTP/2's settings towards clients, the graceful end. Beside it, `first` knows what is spoken and
+//! `inbound` what is read; below, `ends` knows when the end comes.
 //! Must not know what is served, nor who is let in. Invariants (rules 16, 37, 39, 40, 45): a peer that does not speak
 //! within the limit is gone; a burst of cancelled streams does not end the connection; a connection that drains, or whose
 //! welcome is over, sends GOAWAY, finishes what is open, and has a hard limit.
@@ -12,10 +13,9 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -27,16 +27,19 @@ use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioTimer;
 use rustls::pki_types::CertificateDer;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::downstream::certificate::Unreadable;
+use crate::downstream::first::{self, Speaks};
+use crate::downstream::http1;
+use crate::downstream::inbound::Inbound;
 use crate::downstream::proxied::{self, NotSaid, Source};
 use crate::downstream::tls::Current;
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
 use crate::tasks::{LocalExecutor, Tasks};
+use crate::telemetry::metrics::Metrics;
 
 use ends::{Ends, Shown, Turn};
 
@@ -66,6 +69,8 @@ pub struct Beginning {
     pub proxied: bool,
     /// TLS.
     pub tls: Option<Current>,
+    /// HTTP/2 with an `:authority` that is none is taken, and counted there.
+    pub odd_authority: Option<Arc<Metrics>>,
 }
 
 /// Who is at the other end, as far as the connection has told before its first request.
@@ -74,6 +79,8 @@ pub struct Introduced<'a> {
     pub source: Option<SocketAddr>,
     /// The certificate that the client has shown, which was verified.
     pub certificate: Option<&'a CertificateDer<'static>>,
+    /// The host that it named in TLS.
+    pub server_name: Option<String>,
 }
 
 /// A client that was let in.
@@ -111,6 +118,9 @@ pub enum HandshakeError {
     /// TLS failed.
     #[error("the TLS handshake failed: {0}")]
     Tls(#[from] io::Error),
+    /// It was lost before it said what it speaks.
+    #[error("it was lost before its first bytes: {0}")]
+    Lost(io::Error),
     /// Its certificate, though verified, could not be read.
     #[error(transparent)]
     Certificate(#[from] Unreadable),
@@ -141,15 +151,33 @@ where
         // Whoever has not introduced itself has nothing to finish.
         _ = drain.wait_for(Option::is_some) => return Ok(Ended::Well),
     };
-    let (stream, source, mut shown) = introduced.map_err(|_| HandshakeError::TimedOut)??;
+    let Introduction { stream, source, server_name, mut shown, speaks, taken, odd_authority } =
+        introduced.map_err(|_| HandshakeError::TimedOut)??;
+    let seen = Rc::new(Cell::new(0));
+    let inbound = match (speaks, odd_authority) {
+        (Speaks::Nothing, _) => return Ok(Ended::Well),
+        (Speaks::Http2, Some(metrics)) => {
+            let largest = usize::try_from(bounds.header_size).unwrap_or(usize::MAX);
+            Inbound::looking_for_odd_authority(stream, &taken, Rc::clone(&seen), largest, metrics)
+        }
+        _ => Inbound::new(stream, taken, Rc::clone(&seen)),
+    };
+    if speaks == Speaks::Http1 {
+        return tokio::select! {
+            served = http1::serve(inbound, began + bounds.handshake, http1::nothing_here) => {
+                served.map(|()| Ended::Well).map_err(|_| HandshakeError::TimedOut)
+            }
+            _ = drain.wait_for(Option::is_some) => Ok(Ended::Well),
+        };
+    }
     let certificate = shown.as_ref().and_then(Shown::leaf);
-    let Admitted { answer, until, old_at, expires, dismiss } = admit(Introduced { source, certificate })?;
+    let Admitted { answer, until, old_at, expires, dismiss } =
+        admit(Introduced { source, certificate, server_name })?;
     if let Some(shown) = &mut shown {
         shown.expires(expires);
     }
     let mut ends = Ends { drain: Some(drain), until, old_at, shown, dismiss: Some(dismiss), limit: None };
-    let seen = Rc::new(Cell::new(0));
-    let (io, flusher) = coalesce(Counted { stream, seen: Rc::clone(&seen) });
+    let (io, flusher) = coalesce(inbound);
     tasks.spawn("downstream flusher", flusher).detach();
     // Boxed: hyper keeps room for it as long as the answer's body lives, which for a watch is days.
     let service = service_fn(move |request| Box::pin(answer(request)).map(Ok::<_, Infallible>));
@@ -177,33 +205,54 @@ where
     }
 }
 
-/// What comes before HTTP/2, in this order.
-async fn introduce(
-    mut stream: Stream,
-    beginning: Beginning,
-) -> Result<(Stream, Option<SocketAddr>, Option<Shown>), HandshakeError> {
+/// A connection whose client has said who it is and what it speaks.
+struct Introduction {
+    stream: Stream,
+    source: Option<SocketAddr>,
+    /// The host that it named in TLS.
+    server_name: Option<String>,
+    shown: Option<Shown>,
+    speaks: Speaks,
+    /// What was read of `stream` to know that.
+    taken: Bytes,
+    odd_authority: Option<Arc<Metrics>>,
+}
+
+/// What comes before HTTP, in this order.
+async fn introduce(mut stream: Stream, beginning: Beginning) -> Result<Introduction, HandshakeError> {
+    let Beginning { proxied, tls, odd_authority } = beginning;
     let mut source = None;
-    if beginning.proxied {
+    if proxied {
         source = match proxied::source(&mut stream).await? {
             Source::Client(address) => Some(address),
             Source::Balancer => None,
         };
     }
-    let Some(tls) = beginning.tls else { return Ok((stream, source, None)) };
-    let (stream, shown) = handshake(stream, tls).await?;
-    Ok((stream, source, shown))
+    let (mut server_name, mut shown, mut agreed) = (None, None, None);
+    if let Some(tls) = tls {
+        (stream, server_name, shown, agreed) = handshake(stream, tls).await?;
+    }
+    let looked = first::look(&mut stream, agreed.as_deref()).await;
+    let (speaks, taken) = looked.map_err(HandshakeError::Lost)?;
+    Ok(Introduction { stream, source, server_name, shown, speaks, taken, odd_authority })
 }
 
-/// TLS, and what the client has shown, where it was asked.
-async fn handshake(stream: Stream, tls: Current) -> io::Result<(Stream, Option<Shown>)> {
+/// TLS.
+type Handshake = (Stream, Option<String>, Option<Shown>, Option<Vec<u8>>);
+
+/// The host that the client named, what it has shown, where it was asked, and what it will speak, where it has said.
+async fn handshake(stream: Stream, tls: Current) -> io::Result<Handshake> {
     // Before it is read what the handshake is made by: what changes meanwhile counts.
     let changes = tls.changes();
     let now = tls.load_full();
     let accepting = tokio_rustls::TlsAcceptor::from(Arc::clone(&now.handshakes)).accept(stream);
     let stream = Box::new(accepting.await?);
-    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let session = stream.get_ref().1;
+    let chain = session.peer_certificates().unwrap_or_default();
+    let server_name = session.server_name().map(str::to_owned);
     let shown = now.asks().then(|| Shown::new(tls, changes, chain));
-    Ok((stream, shown))
+    let agreed = session.alpn_protocol().map(<[u8]>::to_vec);
+    Ok((stream, server_name, shown, agreed))
 }
 
 fn log_end(ended: hyper::Result<()>) {
@@ -224,39 +273,4 @@ fn settings(bounds: Bounds) -> Builder<LocalExecutor> {
         .max_header_list_size(bounds.header_size)
         .max_send_buf_size(SEND_BUFFER);
     builder
-}
-
-/// Counts what was read until the preface is there.
-struct Counted {
-    stream: Stream,
-    seen: Rc<Cell<usize>>,
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if self.seen.get() < PREFACE {
-            self.seen.set(self.seen.get() + buf.filled().len() - before);
-        }
-        polled
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }

@@ -43,6 +43,8 @@ const REALM_TAG: usize = 8;
 const NONCE: usize = 24;
 /// Twice what a seal may become: header lists are at most 64 KiB, a sealed session far less.
 const LONGEST_TOKEN: usize = 16 * 1024;
+/// Clusters that were left whose sessions still open.
+const LEFT: usize = 8;
 /// Sessions that an operator is told of: those seen last, some 200 bytes each.
 const SEEN: u64 = 4096;
 
@@ -156,6 +158,8 @@ pub enum Inadmissible {
 struct Sealing {
     keys: SessionKeys,
     realm: Option<Realm>,
+    /// Those of clusters that were left for this one, the last first: what was sealed for them still opens.
+    left: Vec<Realm>,
     not_before: u64,
     /// None while it is not known who was revoked.
     revocations: Option<Arc<Revocations>>,
@@ -281,7 +285,8 @@ impl Sealer {
     /// A sealer that knows no cluster yet: it seals and opens nothing before [`Sealer::pin`]. Nobody is revoked.
     #[must_use]
     pub fn new(keys: SessionKeys) -> Self {
-        let sealing = Sealing { keys, realm: None, not_before: 0, revocations: Some(Arc::default()) };
+        let sealing =
+            Sealing { keys, realm: None, left: Vec::new(), not_before: 0, revocations: Some(Arc::default()) };
         Self {
             sealing: ArcSwap::from_pointee(sealing),
             changes: watch::Sender::new(()),
@@ -289,9 +294,25 @@ impl Sealer {
         }
     }
 
-    /// From now on seals and opens for `realm` only.
+    /// From now on seals and opens for `realm` only; where it does so already, for those too that it was followed from.
     pub fn pin(&self, realm: &Realm) {
-        self.replace(|old| Sealing { realm: Some(realm.clone()), ..Sealing::clone(old) });
+        if self.sealing.load().realm.as_ref() != Some(realm) {
+            self.replace(|old| Sealing {
+                realm: Some(realm.clone()),
+                left: Vec::new(),
+                ..Sealing::clone(old)
+            });
+        }
+    }
+
+    /// From now on seals for `realm`, whose cluster is followed. What was sealed for the ones before still opens: whom it speaks
+    /// for is to be proved to the new cluster by whoever goes on with it.
+    pub fn follow(&self, realm: &Realm) {
+        self.replace(|old| {
+            let before = old.realm.iter().chain(&old.left).filter(|left| *left != realm);
+            let left = before.take(LEFT).cloned().collect();
+            Sealing { realm: Some(realm.clone()), left, ..Sealing::clone(old) }
+        });
     }
 
     /// Replaces the keys. Counts of keys that stay go on.
@@ -417,11 +438,10 @@ impl Sealing {
         let (id, rest) = bytes.split_first_chunk::<KEY_ID>().ok_or(OpenFailure::NotOurs)?;
         let (tag, rest) = rest.split_first_chunk::<REALM_TAG>().ok_or(OpenFailure::NotOurs)?;
         let (nonce, boxed) = rest.split_first_chunk::<NONCE>().ok_or(OpenFailure::NotOurs)?;
-        let realm = self.realm.as_ref().ok_or(OpenFailure::NotPinned)?.bytes();
+        let realm = self.realm.as_ref().ok_or(OpenFailure::NotPinned)?;
         let (index, key) = self.keys.find(KeyId(*id)).ok_or(OpenFailure::UnknownKey)?;
-        if key.realm_tag(&realm) != *tag {
-            return Err(OpenFailure::ForeignRealm);
-        }
+        let mut realms = std::iter::once(realm).chain(&self.left).map(Realm::bytes);
+        let realm = realms.find(|realm| key.realm_tag(realm) == *tag).ok_or(OpenFailure::ForeignRealm)?;
         let aad = associated_data(key.id(), &realm);
         let plain = key
             .cipher()
@@ -539,6 +559,32 @@ mod tests {
             names.push(opened.peer.to_string());
         }
         assert_eq!(names, ["password:ålice", "password:ålice", "password:ålice", "file:ålice"]);
+    }
+
+    #[test]
+    fn sessions_of_clusters_that_were_followed_from_still_open_and_no_others() {
+        let realm = |cluster| Realm::new(None, ClusterId(cluster));
+        let sealer = Sealer::new(keys(&[1]));
+        sealer.pin(&realm(1));
+        let token = sealer.seal(&login("alice", "p")).unwrap();
+        let opens = |sealer: &Sealer| failure(sealer, token.expose().as_bytes());
+        sealer.follow(&realm(2));
+        assert_eq!(opens(&sealer), None);
+        sealer.pin(&realm(2));
+        assert_eq!(opens(&sealer), None, "it is pinned already");
+        let new = sealer.seal(&login("alice", "p")).unwrap();
+        let alone = Sealer::new(keys(&[1]));
+        alone.pin(&realm(2));
+        assert_eq!(failure(&alone, new.expose().as_bytes()), None, "it seals for the new one");
+        assert_eq!(opens(&alone), Some(OpenFailure::ForeignRealm), "who did not go along knows none");
+        for cluster in 3..3 + u64::try_from(LEFT).unwrap() - 1 {
+            sealer.follow(&realm(cluster));
+            assert_eq!(opens(&sealer), None);
+        }
+        sealer.follow(&realm(99));
+        assert_eq!(opens(&sealer), Some(OpenFailure::ForeignRealm), "not for ever");
+        sealer.pin(&realm(100));
+        assert_eq!(failure(&sealer, new.expose().as_bytes()), Some(OpenFailure::ForeignRealm));
     }
 
     #[test]

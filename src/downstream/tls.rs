@@ -14,6 +14,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{RootCertStore, ServerConfig};
 
 use crate::config::{ClientAuth, ClientCa, ServerTls};
+use crate::downstream::first::{H2, HTTP1};
 use crate::pem::Crls;
 use crate::published::Published;
 
@@ -72,7 +73,7 @@ impl ListenerTls {
         // By what signs, not by a copy of the key, which nobody would wipe.
         let shown = CertifiedKey::new(identity.chain().to_vec(), Arc::clone(identity.signing()));
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.alpn_protocols = vec![H2.to_vec(), HTTP1.to_vec()];
         if clients.is_some() {
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;

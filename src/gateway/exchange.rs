@@ -5,6 +5,8 @@
 //! proves that it was not applied; one fresh credential per member and call, a second refusal is the truth; nothing
 //! is retried once a byte of the reply went downstream; all of it within the client's deadline or [`PATIENCE`].
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,15 +17,17 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
-use crate::identity::MemberId;
+use crate::identity::{MemberId, Revision};
 use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::method::{Class, Effect, Lane, Method, Stream};
 use crate::rpc::outcome::{
-    Asked, AuthState, Verdict, auth_state, is_of_shared_watch, is_outdated, is_trouble, translate, verdict,
+    Asked, AuthState, Verdict, auth_state, is_of_shared_watch, is_outdated, is_timeout, is_trouble,
+    translate, verdict,
 };
 use crate::upstream::answer::{Answer, HELD};
-use crate::upstream::choose::Wanted;
+use crate::upstream::balance::Waiting;
+use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Hint, Member};
@@ -89,6 +93,7 @@ impl Exchange<'_> {
     /// # Errors
     /// Our own refusal, where no member's answer can be passed on.
     pub async fn run(&self, claim: Option<&Claim>, record: &mut Record) -> Result<Answer, Refusal> {
+        self.gateway.retries.called();
         let Some(deadline) = self.deadline else { return self.attempts(claim, record).await };
         match timeout_at(deadline, self.attempts(claim, record)).await {
             Ok(ended) => ended,
@@ -102,12 +107,17 @@ impl Exchange<'_> {
         let mut healed: Vec<MemberId> = Vec::new();
         let mut pause = FIRST_PAUSE;
         let mut last = (None, Refusal::NO_LEADER);
+        let served = self.gateway.door.members.snapshot.load().cluster;
         loop {
-            let chosen = self.gateway.door.choose(self.wanted, &tried);
+            let chosen = self.choose(&tried);
+            // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
+            if claim.is_none() && self.gateway.door.has_followed(served) {
+                return Err(Refusal::NOTHING_SENT);
+            }
             if let Some(member) = chosen {
                 record.member = Some(member.id);
                 record.attempts += 1;
-                let attempt = self.attempt(claim, &member, &mut healed, record.attempts).await;
+                let attempt = self.attempt(claim, &member, &tried, &mut healed, record.attempts).await;
                 if claim.is_some_and(Claim::take_in_line) {
                     patience = Instant::now() + PATIENCE;
                     pause = FIRST_PAUSE;
@@ -132,6 +142,12 @@ impl Exchange<'_> {
                         pause = TURN;
                     }
                 }
+                // A call that waits in line for long has its own limits.
+                if claim.is_none() && !self.gateway.retries.take(Instant::now()) {
+                    self.gateway.metrics.tries.refused.inc();
+                    let (answer, refusal) = last;
+                    return answer.ok_or(refusal);
+                }
                 if !tried.contains(&member.id) {
                     tried.push(member.id);
                 }
@@ -152,10 +168,18 @@ impl Exchange<'_> {
         }
     }
 
+    fn choose(&self, tried: &[MemberId]) -> Option<Arc<Member>> {
+        match self.lane {
+            Lane::Unary => self.gateway.door.choose_for_call(self.wanted, tried),
+            Lane::Stream | Lane::Bulk => self.gateway.door.choose(self.wanted, tried),
+        }
+    }
+
     async fn attempt(
         &self,
         claim: Option<&Claim>,
         member: &Arc<Member>,
+        tried: &[MemberId],
         healed: &mut Vec<MemberId>,
         attempts: u32,
     ) -> Attempt {
@@ -170,9 +194,16 @@ impl Exchange<'_> {
         {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
+        let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member));
         let reading = self.read(member, head);
         let read = match claim {
-            None => reading.await,
+            None => match self.unless_hung(member, tried, reading).await {
+                Some(read) => read,
+                None if self.effect == Effect::ReadOnly => {
+                    return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT);
+                }
+                None => return Attempt::Refused(Refusal::REQUEST_TIMED_OUT),
+            },
             Some(claim) => match claim.beside(reading).await {
                 Some(read) => read,
                 None => return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT),
@@ -183,7 +214,7 @@ impl Exchange<'_> {
                 Some(claim) => mistaken(answer, claim).await,
                 None => Attempt::Answered(answer),
             },
-            Ok(answer) => self.judge(answer, claim, member, &shown, healed),
+            Ok(answer) => self.judge(answer, claim, member, &shown, healed, waiting),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)
@@ -191,8 +222,10 @@ impl Exchange<'_> {
             Err(NoAnswer::NoRoom) => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
             Err(NoAnswer::Lost(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
-                member.suspect();
-                self.gateway.door.members.hints.send(Hint::Unreachable(member.id));
+                if let Some(waiting) = waiting {
+                    waiting.failed();
+                }
+                self.lost(member);
                 if let Some(claim) = claim {
                     claim.lost();
                 }
@@ -200,6 +233,67 @@ impl Exchange<'_> {
                     return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST);
                 }
                 Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
+            }
+        }
+    }
+
+    fn lost(&self, member: &Member) {
+        member.suspect();
+        let members = &self.gateway.door.members;
+        members.hints.send(Hint::Unreachable(member.id));
+        if members.snapshot.load().leader == Some(member.id) {
+            members.hints.send(Hint::NotLeader(member.id));
+        }
+    }
+
+    /// What `reading` comes to, unless the member hangs: then a read leaves as soon as another member may do, and whatever it
+    /// is after etcd's own time. None for that.
+    async fn unless_hung<T>(
+        &self,
+        member: &Member,
+        tried: &[MemberId],
+        reading: impl Future<Output = T>,
+    ) -> Option<T> {
+        let told = self.gateway.door.lingering.at(member.id);
+        let began = Instant::now();
+        let mut reading = pin!(reading);
+        loop {
+            tokio::select! {
+                biased; // what was answered counts
+                read = &mut reading => return Some(read),
+                () = told.notified() => {}
+            }
+            let members = self.gateway.door.members.snapshot.load();
+            if members.get(member.id).is_some_and(|member| member.is_ready()) {
+                continue;
+            }
+            let tried: Vec<MemberId> = tried.iter().copied().chain([member.id]).collect();
+            let may_leave =
+                self.effect == Effect::ReadOnly && Chooser::another(&members, self.wanted, &tried);
+            if may_leave || began.elapsed() >= PATIENCE {
+                tracing::debug!(member = %member.id, "a call leaves a member that hangs");
+                return None;
+            }
+        }
+    }
+
+    /// Whether how long an answer takes tells how fast the member is: that of what asks the leader, not of what is local.
+    fn is_comparable(&self) -> bool {
+        let balanced =
+            matches!(self.wanted, Wanted::Any | Wanted::Near | Wanted::Home(_) | Wanted::LeaderFirst);
+        balanced && matches!(self.method.class, Class::Read | Class::Write)
+    }
+
+    /// What an answer that is passed on tells of its member.
+    fn note(&self, answer: &mut Answer, member: &Member) {
+        if self.method.stream != Stream::Unary {
+            return;
+        }
+        answer.read_seen();
+        if let Some(seen) = answer.seen {
+            member.conduct.saw(Revision(seen.revision));
+            if seen.term > member.term {
+                self.gateway.door.term_moved(seen.term);
             }
         }
     }
@@ -214,18 +308,32 @@ impl Exchange<'_> {
 
     fn judge(
         &self,
-        answer: Answer,
+        mut answer: Answer,
         claim: Option<&Claim>,
         member: &Member,
         shown: &Shown,
         healed: &mut Vec<MemberId>,
+        waiting: Option<Waiting<'_>>,
     ) -> Attempt {
         let status = answer.status();
         let refused = status.as_ref().is_some_and(|status| !status.is_ok());
         let Some(status) = status.filter(|_| refused) else {
+            if let Some(waiting) = waiting {
+                waiting.answered(self.is_comparable());
+            }
             self.extended(shown);
+            self.note(&mut answer, member);
             return Attempt::Answered(answer);
         };
+        match waiting {
+            Some(waiting) if is_timeout(&status) => waiting.failed(),
+            Some(waiting) => waiting.answered(false),
+            None => {}
+        }
+        if is_trouble(&status) {
+            // A leader may be gone, or new.
+            self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
+        }
         let asked = self.asked(shown);
         if auth_state(&asked, &status) == Some(AuthState::On) {
             self.gateway.door.auth_is(Auth::On);
@@ -238,7 +346,8 @@ impl Exchange<'_> {
         }
         match verdict(&asked, &status) {
             Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, shown, healed),
-            Verdict::Elsewhere if self.may_reissue => {
+            // Whoever named a member hears what that one says.
+            Verdict::Elsewhere if self.may_reissue && !matches!(self.wanted, Wanted::This(_)) => {
                 self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
@@ -277,13 +386,14 @@ impl Exchange<'_> {
     ) -> Attempt {
         let asked = self.asked(shown);
         let times = healed.iter().filter(|id| **id == member.id).count();
+        let prover = self.gateway.door.prover(member);
         let outdated = is_outdated(&asked, status) && times < OUTDATED;
         match &self.whom {
-            As::User(identity) if times == 0 && identity.renew(member.id, shown) => {}
+            As::User(identity) if times == 0 && identity.renew(prover, shown) => {}
             // The next one may pass with the same token or certificate, unless that says of which revision it is.
             As::User(identity) if outdated => {
                 if identity.follows_revisions() {
-                    identity.renew(member.id, shown);
+                    identity.renew(prover, shown);
                 }
             }
             _ => return Attempt::Answered(translated(answer, &asked, status)),

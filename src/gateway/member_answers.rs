@@ -1,15 +1,20 @@
 //! Answers that name members' addresses: they name ours instead, or clients would go past us.
 //!
-//! Owns: which methods those are, and the splice of `Member.clientURLs`. Must not know who asked. Invariant: ids,
+//! Owns: which methods those are, and the splice of `Member.clientURLs`. Must not know who asked. Invariants: ids,
 //! names, peer URLs, the learner flag and every unknown field cross as the bytes they came in; a member that has no
-//! client URL yet (not started) gets none.
+//! client URL yet (not started) gets none; a member's own URL leads to us, too, and all that is not about that member
+//! alone is served there as everywhere.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::identity::MemberId;
+use crate::identity::named::NamedMember;
 use crate::rpc::frame;
-use crate::rpc::scan::{Fields, ScanFault, Value, append_bytes_field};
+use crate::rpc::scan::{Field, Fields, ScanFault, Value, append_bytes_field};
 
-/// `Member.clientURLs`.
+/// `Member.ID`, `Member.name` and `Member.clientURLs`.
+const ID: u32 = 1;
+const NAME: u32 = 2;
 const CLIENT_URLS: u32 = 4;
 
 /// Where an answer's `Member` messages stand: their field numbers.
@@ -26,17 +31,22 @@ pub fn member_fields(path: &str) -> Option<&'static [u32]> {
     }
 }
 
-/// The framed answer with the members' client URLs replaced by `urls`.
+/// The framed answer with the members' client URLs replaced: by their own of `urls`, or by the `shared` ones.
 ///
 /// # Errors
 /// The member's answer is not protobuf as we know it.
-pub fn rewrite(message: &[u8], members: &[u32], urls: &[String]) -> Result<Bytes, ScanFault> {
+pub fn rewrite(
+    message: &[u8],
+    members: &[u32],
+    urls: &[(NamedMember, Vec<String>)],
+    shared: &[String],
+) -> Result<Bytes, ScanFault> {
     let mut out = BytesMut::with_capacity(message.len() + 64);
     for field in Fields::new(message) {
         let field = field?;
         match field.value {
             Value::Bytes(member) if members.contains(&field.number) => {
-                append_bytes_field(&mut out, field.number, &rewrite_member(member, urls)?);
+                append_bytes_field(&mut out, field.number, &rewrite_member(member, urls, shared)?);
             }
             _ => out.put_slice(&message[field.range]),
         }
@@ -44,7 +54,13 @@ pub fn rewrite(message: &[u8], members: &[u32], urls: &[String]) -> Result<Bytes
     Ok(frame::encode(&out))
 }
 
-fn rewrite_member(member: &[u8], urls: &[String]) -> Result<BytesMut, ScanFault> {
+fn rewrite_member(
+    member: &[u8],
+    urls: &[(NamedMember, Vec<String>)],
+    shared: &[String],
+) -> Result<BytesMut, ScanFault> {
+    let (id, name) = who(member)?;
+    let urls = NamedMember::row(urls, id, &name).map_or(shared, Vec::as_slice);
     let mut out = BytesMut::with_capacity(member.len());
     let mut written = false;
     for field in Fields::new(member) {
@@ -59,6 +75,20 @@ fn rewrite_member(member: &[u8], urls: &[String]) -> Result<BytesMut, ScanFault>
         }
     }
     Ok(out)
+}
+
+fn who(member: &[u8]) -> Result<(MemberId, String), ScanFault> {
+    let (mut id, mut name) = (MemberId(0), String::new());
+    for field in Fields::new(member) {
+        match field? {
+            Field { number: ID, value: Value::Varint(told), .. } => id = MemberId(told),
+            Field { number: NAME, value: Value::Bytes(told), .. } => {
+                name = String::from_utf8_lossy(told).into_owned();
+            }
+            _ => {}
+        }
+    }
+    Ok((id, name))
 }
 
 #[cfg(test)]
@@ -81,10 +111,29 @@ mod tests {
         let mut sent = MemberListResponse { header: None, members: vec![member.clone(), unstarted.clone()] }
             .encode_to_vec();
         sent.extend_from_slice(&[0xfa, 0x06, 1, 9]); // field 111, unknown
-        let out = rewrite(&sent, &[2], &["http://keyward:2379".into()]).expect("rewritten");
+        let out = rewrite(&sent, &[2], &[], &["http://keyward:2379".into()]).expect("rewritten");
         let seen = MemberListResponse::decode(&out[5..]).expect("decodes");
         assert_eq!(seen.members[0], Member { client_ur_ls: vec!["http://keyward:2379".into()], ..member });
         assert_eq!(seen.members[1], unstarted);
         assert!(out.ends_with(&[0xfa, 0x06, 1, 9]));
+    }
+
+    #[test]
+    fn a_member_with_urls_of_its_own_is_told_those() {
+        let started = |id, name: &str| Member {
+            id,
+            name: name.into(),
+            client_ur_ls: vec!["http://a:2379".into()],
+            ..Member::default()
+        };
+        let members = vec![started(7, "m1"), started(8, "m2"), started(9, "m3")];
+        let sent = MemberListResponse { header: None, members }.encode_to_vec();
+        let urls = |url: &str| vec![url.to_owned()];
+        let own = [("m1", urls("http://k:1")), ("8", urls("http://k:2"))]
+            .map(|(name, urls)| (NamedMember::new(name).expect("a name"), urls));
+        let out = rewrite(&sent, &[2], &own, &urls("http://k:9")).expect("rewritten");
+        let seen = MemberListResponse::decode(&out[5..]).expect("decodes");
+        let seen: Vec<_> = seen.members.iter().map(|member| &member.client_ur_ls[0]).collect();
+        assert_eq!(seen, ["http://k:1", "http://k:2", "http://k:9"]);
     }
 }

@@ -19,21 +19,24 @@ use http_body::Body;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::config::Identify;
+use crate::config::{Identify, Serves};
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
-use crate::gateway::{Client, Gateway, Held, blocked, health, login, member_answers, streams};
-use crate::identity::{Revision, UserName};
+use crate::gateway::{
+    Client, Gateway, Held, addressed, blocked, current, defragment, health, leadership, login,
+    member_answers, removal, streams,
+};
+use crate::identity::UserName;
 use crate::lease::observe;
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
-use crate::rpc::method::{Lane, METHODS, Method, PathKind, Stream, path_kind};
+use crate::rpc::method::{Class, Effect, Lane, METHODS, Method, PathKind, Stream, path_kind};
 use crate::rpc::schema::MessageId;
-use crate::rpc::{canonical, frame, header, shape};
+use crate::rpc::{canonical, frame, shape};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
@@ -163,11 +166,16 @@ async fn identified(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Rc<Caller>, Refusal> {
+    let served = gateway.door.members.snapshot.load().cluster;
     let caller = gateway.callers.identify(gateway, client, Some(method), headers, record);
     let caller = match deadline {
         Some(deadline) => timeout_at(deadline, caller).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?,
         None => caller.await?,
     };
+    // What was proved to one cluster is not proved to another.
+    if gateway.door.has_followed(served) {
+        return Err(Refusal::NOTHING_SENT);
+    }
     // A connection whose welcome is over has calls under way, and lets none begin.
     match client.ends(&caller) {
         _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
@@ -212,14 +220,22 @@ async fn through(
     if method.path == observe::PATH {
         return Ok(Served::Stream(streams::observe(gateway, client, caller, headers, deadline, &message)?));
     }
+    let effect = shape::effect(method, &message);
+    let local = shape::is_local(method, &message);
+    let wanted =
+        if local { current(gateway, client) } else { wanted(gateway, client, method, headers, effect)? };
+    if method.path == defragment::PATH && defragment::is_ours(gateway, wanted) {
+        let work = defragment::serve(gateway, client, caller, wanted, deadline);
+        return Box::pin(work).await.map(Served::Ours);
+    }
     let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
         method,
         path: method.path_and_query(),
-        wanted: wanted(gateway, client, method, &message),
+        wanted,
         lane,
-        effect: shape::effect(method, &message),
+        effect,
         may_reissue: shape::may_reissue(method, &message),
         whom: caller.whom.clone(),
         headers,
@@ -238,15 +254,29 @@ async fn through(
             None => waiting.await?,
             Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
         }
+    } else if local {
+        current::run(exchange, client, &message, record).await?
     } else {
-        exchange.run(None, record).await?
+        removal::or_run(exchange, &message, record).await?
     };
     // Without a status it is larger than what is held back, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
-        note_auth_change(gateway, method, &message);
+        note(gateway, client, method, &message, record).await;
     }
     Ok(Served::Member(Box::new(answer), in_use, stay))
+}
+
+/// What follows for later calls from one that succeeded.
+async fn note(gateway: &Gateway, client: &Client, method: &Method, message: &Bytes, record: &Record) {
+    let changes = shape::effect(method, message) != Effect::ReadOnly;
+    if let (Class::Auth, true, Some(member)) = (method.class, changes, record.member) {
+        client.stay_at(member);
+    }
+    note_auth_change(gateway, method, message);
+    if method.path == leadership::PATH {
+        leadership::seen(gateway, message).await;
+    }
 }
 
 /// When a request's message was whole.
@@ -271,12 +301,31 @@ async fn waited_for<T>(future: impl Future<Output = T>, came: &mut Came) -> T {
     .await
 }
 
-/// Which member a call wants, by its row and its body.
-fn wanted(gateway: &Gateway, client: &Client, method: &'static Method, message: &[u8]) -> Wanted {
-    if method.body == MessageId::RangeRequest && shape::range(message).serializable {
-        return Wanted::Home(gateway.home(client));
-    }
-    Wanted::by(method)
+/// Which member a call wants: what the client says of it, its row, what it does, and what the configuration prefers.
+fn wanted(
+    gateway: &Gateway,
+    client: &Client,
+    method: &'static Method,
+    headers: &HeaderMap,
+    effect: Effect,
+) -> Result<Wanted, Refusal> {
+    let config = gateway.config.load();
+    let settings = &config.cluster;
+    let addressed = addressed::addressed(client, method, headers, &gateway.door.members.snapshot.load())?;
+    Ok(match (addressed.map_or_else(|| Wanted::by(method), Wanted::This), effect) {
+        (Wanted::Any, _) if client.is_at_home() => Wanted::Home(gateway.home(client)),
+        (Wanted::Any, Effect::ReadOnly) if settings.reads == Serves::Leader => Wanted::LeaderFirst,
+        (Wanted::Any, Effect::ReadOnly) if !settings.near.is_empty() => Wanted::Near,
+        (Wanted::Any, Effect::Mutates | Effect::Idempotent) if settings.writes == Serves::Leader => {
+            Wanted::LeaderFirst
+        }
+        (wanted, _) => wanted,
+    })
+}
+
+/// A member that is no further back than what the client was shown.
+fn current(gateway: &Gateway, client: &Client) -> Wanted {
+    Wanted::Current { home: gateway.home(client), floor: client.floor.get() }
 }
 
 /// What is read from, or changed in, a successful answer on its way down.
@@ -286,25 +335,23 @@ fn finish(
     method: &'static Method,
     answer: &mut Answer,
 ) -> Result<(), Refusal> {
-    let whole = answer.message();
     if let Some(fields) = member_answers::member_fields(method.path) {
         if method.body != MessageId::MemberListRequest {
             gateway.door.members.hints.send(Hint::ListChanged);
         }
+        let whole = answer.message();
         // One that is too large to be read whole would name the members' own addresses.
         let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
+        let config = gateway.config.load();
         let rewritten = member_answers::rewrite(
             message.ok_or(Refusal::UNREADABLE_ANSWER)?,
             fields,
-            &gateway.config.load().advertise.client_urls,
+            &config.advertise.members,
+            &config.advertise.client_urls,
         );
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
-    } else if method.stream == Stream::Unary {
-        // The header comes first, also of an answer that is still coming.
-        let begun = whole.as_ref().or(answer.data.front()).and_then(|framed| framed.get(frame::PREFIX..));
-        if let Some(revision) = begun.and_then(header::revision_of) {
-            client.shown(Revision(revision));
-        }
+    } else if let Some(seen) = answer.seen {
+        client.shown(seen);
     }
     Ok(())
 }

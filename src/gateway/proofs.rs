@@ -19,6 +19,7 @@ use crate::gateway::Gateway;
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::live::Life;
 use crate::gateway::login::sources::{Denied, Proved};
+use crate::identity::ClusterId;
 use crate::refusal::Refusal;
 
 /// How often it is looked whether something has changed.
@@ -33,6 +34,8 @@ const AT_A_TIME: usize = 16;
 pub struct Against {
     /// etcd's auth revision; 0 where it was not known.
     revision: u64,
+    /// Revisions of two clusters say nothing of each other.
+    cluster: Option<ClusterId>,
     passwords: Arc<Passwords>,
     at: Instant,
 }
@@ -42,7 +45,12 @@ impl Against {
     #[must_use]
     pub fn now(gateway: &Gateway) -> Self {
         let logins = &gateway.logins;
-        Self { revision: logins.moves().settled(), passwords: logins.passwords(), at: Instant::now() }
+        Self {
+            revision: logins.moves().settled(),
+            cluster: gateway.door.members.snapshot.load().cluster,
+            passwords: logins.passwords(),
+            at: Instant::now(),
+        }
     }
 
     /// What holds for a proof of which it is not known when it was made: it is to be made anew.
@@ -51,10 +59,10 @@ impl Against {
         Self { revision: 0, ..Self::now(gateway) }
     }
 
-    /// Whether that is past: `revision` is what members show now.
-    fn is_past(&self, revision: Option<u64>, passwords: &Arc<Passwords>) -> bool {
+    /// Whether that is past: `revision` is what members show now, `cluster` whose.
+    fn is_past(&self, revision: Option<u64>, cluster: Option<ClusterId>, passwords: &Arc<Passwords>) -> bool {
         let changed = revision.map_or(self.at.elapsed() >= UNSEEN, |revision| revision != self.revision);
-        changed || !Arc::ptr_eq(&self.passwords, passwords)
+        changed || cluster != self.cluster || !Arc::ptr_eq(&self.passwords, passwords)
     }
 }
 
@@ -78,10 +86,11 @@ pub async fn follow(gateway: Rc<Gateway>) {
 /// Proves each session once that one of these lives by and that is due.
 async fn prove(gateway: &Gateway, lives: Vec<Rc<Life>>, revision: Option<u64>) {
     let passwords = gateway.logins.passwords();
+    let cluster = gateway.door.members.snapshot.load().cluster;
     let mut due: HashMap<SessionId, (Rc<Session>, Vec<Rc<Life>>)> = HashMap::new();
     for life in lives {
-        let is_due =
-            life.against.borrow().as_ref().is_some_and(|against| against.is_past(revision, &passwords));
+        let is_past = |against: &Against| against.is_past(revision, cluster, &passwords);
+        let is_due = life.against.borrow().as_ref().is_some_and(is_past);
         if let Some(session) = life.caller.session().filter(|_| is_due) {
             due.entry(session.id).or_insert_with(|| (Rc::clone(session), Vec::new())).1.push(life);
         }

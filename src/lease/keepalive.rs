@@ -262,6 +262,7 @@ impl Running {
                 tracing::debug!(%reason, "a keepalive stream was not opened");
                 After::Elsewhere
             }
+            Event::Came(Next::Left) => After::Elsewhere,
             Event::Came(Next::NoRoom) if self.stood => After::Elsewhere,
             Event::Came(Next::NoRoom) => After::Tell(Refusal::TOO_MANY_REQUESTS.status()),
             Event::Came(Next::Broken(reason)) => {

@@ -245,6 +245,7 @@ impl Running {
                     _ => After::Elsewhere(None),
                 }
             }
+            Event::Came(Next::Left) => After::Elsewhere(None),
             Event::Came(Next::NoRoom) if self.stood => After::Elsewhere(None),
             Event::Came(Next::NoRoom) => After::Tell(Refusal::TOO_MANY_REQUESTS.status()),
             Event::Came(Next::Broken(reason)) => match &self.link {

@@ -13,7 +13,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready, Trial};
 use crate::config::{
-    ClientAuth, ClientCa, ClientTls, Cluster, Config, Keep, KeySource, Limits, Listener, Login, ServerTls,
+    ClientAuth, ClientCa, ClientTls, Cluster, Config, Discovery, Keep, KeySource, Limits, Listener, Login,
+    ServerTls, Serves,
 };
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{Current, ListenerTls};
@@ -23,7 +24,7 @@ use crate::published::Published;
 use crate::revocation::Register;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{Credentials, Pages};
-use crate::upstream::members::ProbeLogin;
+use crate::upstream::members::{ProbeLogin, SeedList};
 use crate::upstream::peer_urls::{PeerTrust, roots_of};
 use crate::upstream::tls::client_config;
 
@@ -178,6 +179,23 @@ impl Part {
         })
     }
 
+    /// Where members are found first, where they are spoken to as before.
+    #[must_use]
+    pub fn seeds(seeds: SeedList) -> Self {
+        Self::new(move |before, now| {
+            let places = |config: &Config| {
+                let Cluster { endpoints, discovery, .. } = &*config.cluster;
+                format!("{endpoints:?} {:?} {:?}", discovery.srv, discovery.allowed_hosts)
+            };
+            if places(before) == places(now) || !seeds.takes(&now.cluster) {
+                return Ok(None);
+            }
+            let (seeds, cluster) = (seeds.clone(), Arc::clone(&now.cluster));
+            let change = "cluster: members are found first elsewhere".to_owned();
+            Ok(Some(Ready::new(vec![change], move || _ = seeds.replace(&cluster))))
+        })
+    }
+
     /// What was read last and could be taken: for who looks at it at every connection or call, such as for the limits, and for
     /// who wants to know all of it.
     #[must_use]
@@ -193,6 +211,9 @@ impl Part {
             told("advertise", same(&before.advertise, &now.advertise));
             told("watch.idle_progress", before.watch.idle_progress == now.watch.idle_progress);
             told("drain", before.drain == now.drain);
+            told("maintenance", same(&before.maintenance, &now.maintenance));
+            let serves = |config: &Config| (config.cluster.reads, config.cluster.writes);
+            told("cluster.reads, cluster.writes", same(&serves(before), &serves(now)));
             let (current, now) = (Arc::clone(&current), now.clone());
             Ok(Some(Ready::new(changes, move || current.publish(now))))
         })
@@ -319,7 +340,16 @@ fn followed(limits: Limits) -> Limits {
 /// Sections that differ from what the process was started with, and are no part.
 pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
     // Logins are a part, and so is what TLS shows.
-    let cluster = |config: &Config| Cluster { probe: None, tls: None, ..Cluster::clone(&config.cluster) };
+    let cluster = |config: &Config| Cluster {
+        probe: None,
+        tls: None,
+        endpoints: Vec::new(),
+        discovery: Discovery { dns: config.cluster.discovery.dns.clone(), ..Discovery::default() },
+        reads: Serves::Any,
+        writes: Serves::Any,
+        ..Cluster::clone(&config.cluster)
+    };
+    differ("cluster.endpoints", &started.cluster.scheme(), &read.cluster.scheme());
     let kept = |config: &Config| match &config.revocation.keep {
         Keep::Etcd { prefix, .. } => {
             (Keep::Etcd { prefix: prefix.clone(), login: None }, config.revocation.max_age)

@@ -25,11 +25,13 @@ use crate::identity::{MemberId, UserName};
 use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::pb::etcdserverpb::kv_client::KvClient;
 use crate::pb::etcdserverpb::request_op;
-use crate::pb::etcdserverpb::{Compare, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
+use crate::pb::etcdserverpb::{
+    Compare, PutRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest,
+};
 use crate::pb::mvccpb::KeyValue;
 use crate::refusal::Refusal;
 use crate::upstream::credential::{Credentials, LoginFailure, PasswordIdentity, Token};
-use crate::upstream::membership::{Auth, ControlChannels, Member, MembersHandle};
+use crate::upstream::membership::{Auth, Changes, ControlChannels, Member, MembersHandle};
 
 /// How long one member may take for an answer before another is asked.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -39,6 +41,8 @@ const LOGIN: Duration = Duration::from_secs(2);
 const TRIES: usize = 5;
 /// Why there is no answer where none came.
 pub(super) const LATE: &str = "etcd did not answer in time";
+/// Why an answer does not count that came of a cluster which is not served any more.
+const ANOTHER: &str = "the answer is of another cluster";
 /// [`MOST_ENTRIES`] rows of long names.
 const LARGEST_ANSWER: usize = 64 << 20;
 
@@ -101,6 +105,8 @@ struct Unanswered {
 
 /// The state of the prefix at one revision.
 struct Read {
+    /// Of which cluster; 0 where that is not told.
+    cluster: u64,
     revision: i64,
     /// By key, the revision of its last change.
     changed_at: HashMap<Bytes, i64>,
@@ -122,9 +128,14 @@ impl Prefix {
         }
     }
 
-    /// What is there now, if it may have changed since the last look; else none.
+    /// Tells when members come and go.
+    pub(super) fn changes(&self) -> Changes {
+        self.upstream.members.changes.clone()
+    }
+
+    /// What is there now, if it may have changed since the last look, or another cluster is served; else none.
     pub(super) async fn look(&mut self) -> Result<Option<Revocations>, String> {
-        if let Some(read) = &self.read {
+        if let Some(read) = self.read.as_ref().filter(|read| self.is_served(read.cluster)) {
             // The key that was changed last, and how many there are: together they tell any change.
             let since = RangeRequest {
                 min_mod_revision: read.revision + 1,
@@ -133,6 +144,7 @@ impl Prefix {
                 ..self.everything()
             };
             let answer = self.range(since).await?;
+            self.held_against(answer.header.as_ref(), read.cluster)?;
             let keys = usize::try_from(answer.count).unwrap_or(usize::MAX);
             if answer.kvs.is_empty() && keys == read.changed_at.len() {
                 return Ok(None);
@@ -163,7 +175,8 @@ impl Prefix {
             let key = key_of(&self.prefix, &entry);
             let known = read.changed_at.get(&key).copied().unwrap_or(0);
             match timeout_at(until, self.put(key, row::write(&entry), known)).await {
-                Ok(Ok(true)) => return Ok((after, asked)),
+                Ok(Ok(true)) if self.is_served(read.cluster) => return Ok((after, asked)),
+                Ok(Ok(true)) => return Err(Trouble::Unknown(ANOTHER.into())),
                 Ok(Ok(false)) => sent = true,
                 Ok(Err(unanswered)) => return Err(trouble(sent || unanswered.sent, unanswered.reason)),
                 Err(_) => return Err(Trouble::Unknown(LATE.into())),
@@ -178,11 +191,25 @@ impl Prefix {
         if answer.count > most {
             return Err(format!("there are more than {MOST_ENTRIES} keys under the prefix"));
         }
+        let cluster = answer.header.as_ref().map_or(0, |header| header.cluster_id);
+        self.held_against(answer.header.as_ref(), cluster)?;
         let revision = answer.header.as_ref().map_or(0, |header| header.revision);
         let entries = answer.kvs.iter().filter_map(|kv| understood(&self.prefix, kv));
         let revocations = entries.collect();
         let changed_at = answer.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
-        Ok(Read { revision, changed_at, revocations })
+        Ok(Read { cluster, revision, changed_at, revocations })
+    }
+
+    /// Whether that is the cluster that is served now, as far as either is known.
+    fn is_served(&self, cluster: u64) -> bool {
+        let served = self.upstream.members.snapshot.load().cluster;
+        cluster == 0 || served.is_none_or(|served| served.0 == cluster)
+    }
+
+    /// An answer counts only where it is of `cluster`, and that is the one which is served when it has come.
+    fn held_against(&self, header: Option<&ResponseHeader>, cluster: u64) -> Result<(), String> {
+        let of = header.map_or(0, |header| header.cluster_id);
+        if of == cluster && self.is_served(of) { Ok(()) } else { Err(ANOTHER.into()) }
     }
 
     /// Writes the key if it was last changed at `known`; 0 is never.

@@ -7,6 +7,30 @@ use bytes::Bytes;
 
 use super::scan::{Fields, Value};
 
+/// How far a member was when it wrote a header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Of its store; 0 where the answer tells none.
+    pub revision: i64,
+    /// Of raft.
+    pub term: u64,
+}
+
+/// How far the member was that wrote `message`.
+#[must_use]
+pub fn seen(message: &[u8]) -> Option<Seen> {
+    let mut seen = Seen::default();
+    for field in Fields::new(slice(message)?) {
+        let field = field.ok()?;
+        match (field.number, field.value) {
+            (3, value) => seen.revision = value.signed()?,
+            (4, Value::Varint(term)) => seen.term = term,
+            _ => {}
+        }
+    }
+    Some(seen)
+}
+
 /// The raw header of `message`.
 #[must_use]
 pub fn of(message: &Bytes) -> Option<Bytes> {
@@ -56,6 +80,8 @@ mod tests {
         let answer = Bytes::from(PutResponse { header: Some(header), prev_kv: None }.encode_to_vec());
         assert_eq!(revision_of(&answer), Some(77));
         assert_eq!(of(&answer).map(|raw| raw.to_vec()), Some(header.encode_to_vec()));
+        assert_eq!(seen(&answer), Some(Seen { revision: 77, term: 3 }));
+        assert_eq!(seen(b"\x0a\x09junk"), None);
         assert_eq!(revision_of(b""), None);
         assert_eq!(revision_of(b"\x0a\x09junk"), None);
     }

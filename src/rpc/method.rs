@@ -173,6 +173,12 @@ impl PathKind<'_> {
 }
 
 impl Method {
+    /// Whether who asks means one member, where it names one (rules 23): its own state, or what it alone can do.
+    #[must_use]
+    pub fn is_about_one_member(&self) -> bool {
+        self.target == OneMember || matches!(self.name, "Alarm" | "MoveLeader")
+    }
+
     /// The path, ready for a request; cloning costs nothing.
     #[must_use]
     pub fn path_and_query(&self) -> PathAndQuery {
@@ -429,6 +435,8 @@ mod tests {
         assert_eq!(named(|m| m.target == LeaderFirst), ["LeaseKeepAlive", "LeaseTimeToLive"]);
         let one = ["Defragment", "Hash", "HashKV", "Snapshot", "Status"];
         assert_eq!(named(|m| m.target == OneMember), one);
+        let pinned = ["Alarm", "Defragment", "Hash", "HashKV", "MoveLeader", "Snapshot", "Status"];
+        assert_eq!(named(Method::is_about_one_member), pinned);
         assert_eq!(named(|m| m.lane == Lane::Bulk), ["RangeStream", "Snapshot"]);
         let streams = ["Campaign", "LeaseKeepAlive", "Lock", "Observe", "Watch", "Watch"];
         assert_eq!(named(|m| m.lane == Lane::Stream), streams);

@@ -237,6 +237,13 @@ pub fn is_trouble(status: &Status) -> bool {
     }
 }
 
+/// Whether the member gave up waiting: for a quorum, for its own store.
+#[must_use]
+pub fn is_timeout(status: &Status) -> bool {
+    status.message.starts_with(Refusal::REQUEST_TIMED_OUT.message())
+        || status.message == Refusal::DEADLINE_EXCEEDED.message()
+}
+
 /// What etcd's own client tells those services (server/etcdserver/errors, client/v3/concurrency/key.go).
 const TROUBLE: [&str; 11] = [
     "etcdserver: request timed out",

@@ -7,6 +7,7 @@
 use super::method::{Effect, Lane, Method};
 use super::scan::{Fields, Value};
 use super::schema::MessageId;
+use crate::identity::MemberId;
 
 /// A Range of more keys than this is bulk.
 const BULK_LIMIT: i64 = 1000;
@@ -82,6 +83,47 @@ fn op_reads(op: &[u8], depth: u32) -> bool {
     })
 }
 
+/// Whether a member answers this call from its own store: a serializable Range, a Txn of nothing else
+/// (`etcdserver/txn/util.go`, `IsTxnSerializable`).
+#[must_use]
+pub fn is_local(method: &Method, body: &[u8]) -> bool {
+    match method.body {
+        MessageId::RangeRequest => range(body).serializable,
+        MessageId::TxnRequest => {
+            Fields::new(body).all(|field| match field.map(|field| (field.number, field.value)) {
+                Ok((1, _)) => true,
+                Ok((2 | 3, Value::Bytes(op))) => op_range(op).is_some_and(|body| range(body).serializable),
+                _ => false,
+            })
+        }
+        _ => false,
+    }
+}
+
+/// The first key that a Range or a Txn of ranges names.
+#[must_use]
+pub fn first_key(method: &Method, body: &[u8]) -> Option<Vec<u8>> {
+    let range = match method.body {
+        MessageId::RangeRequest => body,
+        _ => Fields::new(body).map_while(Result::ok).find_map(|field| match (field.number, field.value) {
+            (2 | 3, Value::Bytes(op)) => op_range(op),
+            _ => None,
+        })?,
+    };
+    let mut fields = Fields::new(range).map_while(Result::ok);
+    Some(fields.find(|field| field.number == 1)?.value.bytes()?.to_vec())
+}
+
+/// The RangeRequest of a RequestOp that has nothing else.
+fn op_range(op: &[u8]) -> Option<&[u8]> {
+    let mut fields = Fields::new(op);
+    let field = fields.next()?.ok()?;
+    if field.number != 1 || fields.next().is_some() {
+        return None;
+    }
+    field.value.bytes()
+}
+
 /// Whether the action of an AlarmRequest or a DowngradeRequest is its first, which only asks.
 fn asks_only(body: &[u8]) -> bool {
     Fields::new(body)
@@ -119,6 +161,12 @@ pub fn user_name(body: &[u8]) -> Option<&str> {
     std::str::from_utf8(named.value.bytes()?).ok()
 }
 
+/// The member that a MemberRemove names.
+#[must_use]
+pub fn member_id(body: &[u8]) -> MemberId {
+    MemberId(last_number(body, 1).unwrap_or(0).cast_unsigned())
+}
+
 /// The number in a singular field: its last mention, or 0.
 fn last_number(body: &[u8], number: u32) -> Option<i64> {
     let mut found = 0;
@@ -151,6 +199,26 @@ mod tests {
 
     fn a_range() -> Request {
         Request::RequestRange(RangeRequest { key: "a".into(), ..Default::default() })
+    }
+
+    #[test]
+    fn local_is_what_asks_nobody_else() {
+        let (range, kv) =
+            (lookup("/etcdserverpb.KV/Range").unwrap(), lookup("/etcdserverpb.KV/Txn").unwrap());
+        let read = |serializable| RangeRequest { key: "a".into(), serializable, ..Default::default() };
+        assert!(is_local(range, &read(true).encode_to_vec()));
+        assert!(!is_local(range, &read(false).encode_to_vec()));
+        let of = |success: Vec<Request>| txn(success, vec![]).encode_to_vec();
+        let local = || Request::RequestRange(read(true));
+        assert!(is_local(kv, &of(vec![local(), local()])));
+        assert!(is_local(kv, &of(vec![])), "as etcd has it");
+        assert!(!is_local(kv, &of(vec![local(), a_range()])));
+        assert!(!is_local(kv, &of(vec![Request::RequestPut(PutRequest::default())])));
+        assert!(!is_local(kv, &of(vec![Request::RequestTxn(txn(vec![local()], vec![]))])), "as etcd has it");
+        assert!(!is_local(lookup("/etcdserverpb.KV/Put").unwrap(), b""));
+        assert_eq!(first_key(range, &read(true).encode_to_vec()).as_deref(), Some(&b"a"[..]));
+        assert_eq!(first_key(kv, &of(vec![local()])).as_deref(), Some(&b"a"[..]));
+        assert_eq!(first_key(kv, &of(vec![])), None);
     }
 
     #[test]

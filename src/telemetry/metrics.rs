@@ -15,6 +15,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
+use crate::telemetry::figures::MemberFigures;
+
 /// gRPC has codes 0 to 16.
 const CODES: usize = 17;
 /// Seconds: from a cached reply on loopback to etcd's own time-out of 7 s and beyond.
@@ -43,6 +45,23 @@ struct Row {
     latency: OnceLock<Histogram>,
 }
 
+/// Tries that are not among the retried calls.
+pub struct Tries {
+    /// Calls that were not sent again since too many others were.
+    pub refused: Counter,
+    /// Reads of a member's own store that were behind what their client had been shown, and were made anew.
+    pub behind: Counter,
+}
+
+impl Tries {
+    fn registered(registry: &mut Registry) -> Self {
+        let help = "Calls not sent again since too many others were";
+        let refused = registered(registry, "calls_not_retried", help);
+        let help = "Local reads behind what their client had been shown, made anew";
+        Self { refused, behind: registered(registry, "reads_behind", help) }
+    }
+}
+
 /// All metrics of the process. Counting is one atomic operation.
 pub struct Metrics {
     registry: Registry,
@@ -54,6 +73,8 @@ pub struct Metrics {
     pub healed: Counter,
     /// Calls sent again, to the same or another member, since the first attempt provably did not apply.
     pub retried: Counter,
+    /// What became of tries that were not, or had to be, made again.
+    pub tries: Tries,
     /// Upstream watch streams that were opened to go on where another ended.
     pub watch_resumes: Counter,
     /// Bytes that watch streams hold: of revisions that have not ended, and of what clients have not taken.
@@ -76,6 +97,8 @@ pub struct Metrics {
     pub streams_open: Gauge,
     /// TLS handshakes of clients that failed or took too long.
     pub handshakes_failed: Counter,
+    /// Connections whose requests have an `:authority` that is none.
+    pub odd_authority: OddAuthority,
     /// Password logins, by result.
     pub logins: Family<One, Counter>,
     /// Session tokens issued.
@@ -102,14 +125,19 @@ pub struct Metrics {
     pub not_canonical: Counter,
     /// Handlers that panicked.
     pub panics: Counter,
+    /// Times that another cluster was followed.
+    pub cluster_changes: Counter,
     /// 1 for members that get calls, 0 for the others.
     pub member_ready: Family<One, Gauge>,
     /// 1 for the leader.
     pub member_leader: Family<One, Gauge>,
+    /// What is known of each member beside.
+    pub member_figures: MemberFigures,
 }
 
 impl Metrics {
     /// Registers everything. `methods` are the method table's paths, in its order, plus one for unknown methods.
+    #[expect(clippy::too_many_lines, reason = "a line or two for each metric, and no branch")]
     #[must_use]
     pub fn new(methods: Vec<&'static str>) -> Self {
         let mut registry = Registry::with_prefix("keyward");
@@ -124,8 +152,7 @@ impl Metrics {
         let watch_resumes = counter("watch_resumes", "Upstream watch streams opened to go on");
         let keepalive_resumes = counter("keepalive_resumes", "Upstream keepalive streams opened to go on");
         let observe_resumes = counter("observe_resumes", "Upstream Observe streams opened to go on");
-        let lock_keys_removed =
-            counter("lock_keys_removed", "Keys of failed Lock and Campaign calls removed");
+        let lock_keys_removed = counter("lock_keys_removed", "Keys of failed Locks and Campaigns removed");
         let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
         let connections_cut =
             counter("downstream_connections_cut", "Connections that a drain ended with something open");
@@ -137,9 +164,11 @@ impl Metrics {
         let reloads = counter("config_reloads", "Times that the configuration was read again");
         let reloads_refused = counter("config_reloads_refused", "Times that it was read and had a fault");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
+        let cluster_changes = counter("cluster_changes", "Times that another cluster was followed");
         let panics = counter("panics", "Handlers that panicked");
         let help = "Connections with a user's certificate over the limit";
         let certificate_connections_refused = counter("upstream_certificate_connections_refused", help);
+        let tries = Tries::registered(&mut registry);
         let revocation_age = Gauge::<f64, AtomicU64>::default();
         let help = "How old what is known of revocations is";
         registry.register_with_unit("revocation_age", help, Unit::Seconds, revocation_age.clone());
@@ -153,8 +182,12 @@ impl Metrics {
         let streams_open = registered(&mut registry, "streams_open", "Open streams of clients");
         let logins = registered(&mut registry, "logins", "Password logins, by result");
         let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
-        let member_leader = registered(&mut registry, "member_leader", "1 for the leader");
+        let member_leader: Family<One, Gauge> =
+            registered(&mut registry, "member_leader", "1 for the leader");
+        let member_figures =
+            MemberFigures::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
+            odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
             methods,
@@ -162,6 +195,7 @@ impl Metrics {
             latency,
             healed,
             retried,
+            tries,
             watch_resumes,
             watch_held_bytes,
             keepalive_resumes,
@@ -186,8 +220,10 @@ impl Metrics {
             certificate_connections_refused,
             not_canonical,
             panics,
+            cluster_changes,
             member_ready,
             member_leader,
+            member_figures,
         }
     }
 
@@ -222,6 +258,23 @@ impl Metrics {
         let mut text = String::with_capacity(16 * 1024);
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+/// Connections whose requests have an `:authority` that is none.
+pub struct OddAuthority {
+    /// Those that are served.
+    pub connections: Counter,
+    /// Those of them that were ended, by reason.
+    pub refused: Family<One, Counter>,
+}
+
+impl OddAuthority {
+    fn registered(registry: &mut Registry) -> Self {
+        let help = "Connections with an authority that is none";
+        let connections = registered(registry, "odd_authority_connections", help);
+        let help = "Connections with an authority that is none that were ended, by reason";
+        Self { connections, refused: registered(registry, "odd_authority_refused", help) }
     }
 }
 

@@ -17,10 +17,15 @@ use http_body::Body;
 use hyper::body::Incoming;
 
 use crate::refusal::Status;
+use crate::rpc::frame::PREFIX;
+use crate::rpc::header::{self, Seen};
 use crate::upstream::connection::InFlight;
 
 /// Up to this many bytes a reply is held back until whole; larger ones are passed on as they come.
 pub const HELD: usize = 64 * 1024;
+
+/// A header of an answer is no longer than this.
+const HEADER: usize = 64;
 
 /// How far a reply was read.
 pub enum Rest {
@@ -38,6 +43,8 @@ pub struct Answer {
     pub data: VecDeque<Bytes>,
     /// What is left.
     pub rest: Rest,
+    /// How far the member was, where this was read.
+    pub seen: Option<Seen>,
     /// Keeps the connection's count until the reply was delivered.
     pub in_flight: InFlight,
 }
@@ -58,6 +65,7 @@ impl Answer {
             headers: head.headers,
             data: VecDeque::new(),
             rest: Rest::Whole(HeaderMap::new()),
+            seen: None,
             in_flight,
         };
         if !head.status.is_success() {
@@ -91,6 +99,15 @@ impl Answer {
         }
     }
 
+    /// Reads how far the member was. The header comes first, also of an answer that is still coming.
+    pub fn read_seen(&mut self) {
+        let begun = match (self.data.front(), self.data.len()) {
+            (Some(begun), 2..) if begun.len() > PREFIX + HEADER => self.data.front().cloned(),
+            _ => self.message().or_else(|| self.data.front().cloned()),
+        };
+        self.seen = begun.as_ref().and_then(|framed| framed.get(PREFIX..)).and_then(header::seen);
+    }
+
     /// Puts `status` in the place of the member's own.
     pub fn replace_status(&mut self, status: &Status) {
         match &mut self.rest {
@@ -119,7 +136,7 @@ impl Answer {
     #[must_use]
     pub fn opened(response: Response<Incoming>, in_flight: InFlight) -> Self {
         let (head, body) = response.into_parts();
-        Self { headers: head.headers, data: VecDeque::new(), rest: Rest::More(body), in_flight }
+        Self { headers: head.headers, data: VecDeque::new(), rest: Rest::More(body), seen: None, in_flight }
     }
 
     /// The call's status, unless the reply is still going on.

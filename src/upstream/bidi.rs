@@ -36,7 +36,7 @@ type Opening = LocalBoxFuture<'static, Result<(Response<Incoming>, InFlight), No
 
 enum State {
     Opening(Opening),
-    Open(Incoming, HeaderMap, #[expect(dead_code, reason = "counts until dropped")] InFlight),
+    Open(Incoming, HeaderMap, InFlight),
     Ended,
 }
 
@@ -48,6 +48,8 @@ pub enum Next {
     Ended(Status),
     /// It broke: the member is out of reach.
     Broken(Arc<str>),
+    /// It is given up: the member is to have rest, and nothing is wrong with it.
+    Left,
     /// It never came to be. Whether the member is out of reach was told already.
     Unopened(Arc<str>),
     /// It never came to be: a limit of ours is reached, and no other member helps.
@@ -159,6 +161,10 @@ impl Bidi {
                         return Ok(Next::Ended(status));
                     }
                     Came::Broken(reason) => return Ok(self.broken(reason)),
+                    Came::Left => {
+                        self.state = State::Ended;
+                        return Ok(Next::Left);
+                    }
                     Came::Unopened(reason) => {
                         self.state = State::Ended;
                         return Ok(Next::Unopened(reason));
@@ -192,6 +198,7 @@ enum Came {
     Data(Bytes),
     End(Status),
     Broken(Arc<str>),
+    Left,
     Unopened(Arc<str>),
     NoRoom,
 }
@@ -210,14 +217,22 @@ async fn receive(state: &mut State) -> Came {
             Err(NoAnswer::NeverSent(reason)) => Came::Unopened(reason),
             Err(NoAnswer::NoRoom) => Came::NoRoom,
         },
-        State::Open(body, headers, _) => match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => Came::Data(data),
-                Err(frame) => end(frame.trailers_ref().and_then(Status::from_headers)),
-            },
-            Some(Err(error)) => Came::Broken(error.to_string().into()),
-            None => end(Status::from_headers(headers)),
-        },
+        State::Open(body, headers, in_flight) => {
+            let next = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx));
+            let frame = tokio::select! {
+                biased; // what has come is not thrown away
+                frame = next => frame,
+                () = in_flight.told_to_leave() => return Came::Left,
+            };
+            match frame {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => Came::Data(data),
+                    Err(frame) => end(frame.trailers_ref().and_then(Status::from_headers)),
+                },
+                Some(Err(error)) => Came::Broken(error.to_string().into()),
+                None => end(Status::from_headers(headers)),
+            }
+        }
         State::Ended => std::future::pending().await,
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! Owns: dialling, TLS to members, the time that both may take. Must not know: HTTP, members' health, credentials.
 //! Invariants: an `https` endpoint is never spoken to in the clear, and its certificate is verified for the host
-//! that was asked for. The name is resolved again at every connect. TLS that is replaced is that of all clones, from the
-//! next connect on. [`Dial`] is the upstream seam of the tests.
+//! that was asked for, whatever address that was reached by. Where no address is given the name is resolved at every connect,
+//! and one dead address does not use up the time of the others. TLS that is replaced is that of all clones, from the next
+//! connect on. [`Dial`] is the upstream seam of the tests.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use tokio::net::TcpStream;
 
 use crate::config::{Endpoint, Scheme};
 use crate::io::Stream;
+use crate::upstream::names::Names;
 
 /// Opens the byte stream under TLS. The real one is TCP; tests give an in-process pipe.
 pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<Stream>> + Send + Sync>;
@@ -60,6 +63,7 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Connector {
     dial: Dial,
+    names: Names,
     tls: Option<Tls>,
     limit: Duration,
 }
@@ -91,13 +95,27 @@ impl Connector {
     /// A connector over TCP. `tls` serves the `https` endpoints, `limit` bounds resolving, dialling and handshake.
     #[must_use]
     pub fn tcp(tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
-        Self::over(Arc::new(|endpoint| Box::pin(dial_tcp(endpoint.clone()))), tls, limit)
+        Self::resolving(Names::System, tls, limit)
     }
 
-    /// A connector over any byte stream.
+    /// The same where names mean what `names` say.
+    #[must_use]
+    pub fn resolving(names: Names, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
+        let asked = names.clone();
+        let dial: Dial = Arc::new(move |endpoint| Box::pin(dial_tcp(endpoint.clone(), asked.clone(), limit)));
+        Self { names, ..Self::over(dial, tls, limit) }
+    }
+
+    /// A connector over any byte stream. What a name means is the dialler's.
     #[must_use]
     pub fn over(dial: Dial, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
-        Self { dial, tls: tls.map(Tls::new), limit }
+        Self { dial, names: Names::Dialler, tls: tls.map(Tls::new), limit }
+    }
+
+    /// What names mean.
+    #[must_use]
+    pub fn names(&self) -> &Names {
+        &self.names
     }
 
     /// From now on, other TLS: for this one, all its clones, and what [`Self::http1`] made of them. Where there was none
@@ -126,18 +144,30 @@ impl Connector {
     /// # Errors
     /// [`ConnectError`]; nothing was sent to the member.
     pub async fn connect(&self, endpoint: &Endpoint) -> Result<Stream, ConnectError> {
-        match tokio::time::timeout(self.limit, self.open(endpoint)).await {
+        self.connect_at(endpoint, None).await
+    }
+
+    /// The same at this address of the endpoint's name, where one is given: no other answers there for it.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; nothing was sent to the member.
+    pub async fn connect_at(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> Result<Stream, ConnectError> {
+        match tokio::time::timeout(self.limit, self.open(endpoint, at)).await {
             Ok(opened) => opened,
             Err(_) => Err(ConnectError::TimedOut { endpoint: endpoint.clone(), limit: self.limit }),
         }
     }
 
-    async fn open(&self, endpoint: &Endpoint) -> Result<Stream, ConnectError> {
+    async fn open(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> Result<Stream, ConnectError> {
         let failed = |error: io::Error| ConnectError::Failed {
             endpoint: endpoint.clone(),
             reason: error.to_string().into(),
         };
-        let stream = (self.dial)(endpoint).await.map_err(failed)?;
+        let dialled = match at {
+            None => (self.dial)(endpoint),
+            Some(at) => (self.dial)(&Endpoint { host: at.to_string(), ..endpoint.clone() }),
+        };
+        let stream = dialled.await.map_err(failed)?;
         if endpoint.scheme == Scheme::Http {
             return Ok(stream);
         }
@@ -156,8 +186,24 @@ impl Connector {
     }
 }
 
-async fn dial_tcp(endpoint: Endpoint) -> io::Result<Stream> {
-    let stream = TcpStream::connect((&*endpoint.host, endpoint.port)).await?;
-    stream.set_nodelay(true)?;
-    Ok(Box::new(stream))
+async fn dial_tcp(endpoint: Endpoint, names: Names, limit: Duration) -> io::Result<Stream> {
+    let addresses = match endpoint.host.parse::<IpAddr>() {
+        Ok(address) => vec![address],
+        Err(_) => names.addresses(&endpoint.host).await.map_err(io::Error::other)?.all,
+    };
+    // One that swallows everything leaves the others their share of the time.
+    let share = limit / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    for address in addresses {
+        let connecting = TcpStream::connect(SocketAddr::new(address, endpoint.port));
+        match tokio::time::timeout(share, connecting).await {
+            Ok(Ok(stream)) => {
+                stream.set_nodelay(true)?;
+                return Ok(Box::new(stream));
+            }
+            Ok(Err(error)) => failure = error,
+            Err(_) => failure = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(failure)
 }

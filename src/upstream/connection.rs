@@ -32,6 +32,7 @@ use crate::io::coalesce::coalesce;
 use crate::io::cut::{Scissors, cuttable};
 use crate::rpc::method::Lane;
 use crate::tasks::{LocalExecutor, Tasks};
+use crate::upstream::standing::Busy;
 
 /// etcd refuses pings closer than 5 s; we stay well clear.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -162,9 +163,11 @@ struct Load {
     quiet_since: AtomicU64,
     /// To be closed as soon as there is no call.
     retired: AtomicBool,
+    /// Streams that can go on elsewhere are to do so.
+    left: AtomicBool,
     /// Wakes the task that closes it.
     look: Notify,
-    /// Wakes who waits for its end.
+    /// Wakes who waits for its end, or to be told to leave.
     ended: Notify,
 }
 
@@ -176,6 +179,7 @@ impl Load {
             opened_at: Instant::now(),
             quiet_since: AtomicU64::new(0),
             retired: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             look: Notify::new(),
             ended: Notify::new(),
         }
@@ -204,6 +208,17 @@ impl Load {
                 return;
             }
             ended.await;
+        }
+    }
+
+    /// Waits until streams are to leave. Cancel-safe.
+    async fn is_left(&self) {
+        loop {
+            let told = self.ended.notified();
+            if self.left.load(Ordering::SeqCst) {
+                return;
+            }
+            told.await;
         }
     }
 
@@ -258,6 +273,22 @@ impl Load {
 pub struct InFlight {
     load: Arc<Load>,
     member: Rc<Cell<usize>>,
+    busy: Option<Busy>,
+}
+
+impl InFlight {
+    /// The same, counted as a call that ends by itself.
+    #[must_use]
+    pub fn of_busy(self, busy: Busy) -> Self {
+        let mut counted = self;
+        counted.busy = Some(busy);
+        counted
+    }
+
+    /// Waits until what can go on elsewhere is to do so. Cancel-safe.
+    pub async fn told_to_leave(&self) {
+        self.load.is_left().await;
+    }
 }
 
 impl Drop for InFlight {
@@ -350,6 +381,13 @@ impl Connection {
         closed
     }
 
+    /// Has every stream that can go on elsewhere do so; closes it once no call is on it.
+    pub fn leave(&self) {
+        self.load.left.store(true, Ordering::SeqCst);
+        self.load.ended.notify_waiters();
+        self.retire();
+    }
+
     /// Ends the connection at once, and every call on it as lost.
     pub fn give_up(&self) {
         self.scissors.cut();
@@ -383,7 +421,7 @@ impl Connection {
             return None;
         }
         member.set(member.get() + 1);
-        Some(InFlight { load: Arc::clone(&self.load), member: Rc::clone(member) })
+        Some(InFlight { load: Arc::clone(&self.load), member: Rc::clone(member), busy: None })
     }
 
     /// Sends a request and waits for the reply's headers. Dropping the future, or the reply's body, resets the stream.

@@ -433,6 +433,16 @@ impl Credentials {
         }
     }
 
+    /// Forgets what the cluster ever said, of anybody: another is followed from now on. Passwords stay known, and must be
+    /// accepted there before they prove anything; nothing is minted before the new members were looked at.
+    pub fn forget_cluster(&self) {
+        for identity in self.known() {
+            identity.forget();
+            self.keep(&identity);
+        }
+        self.forget_members();
+    }
+
     /// What happened so far.
     #[must_use]
     pub fn counters(&self) -> &CredentialCounters {

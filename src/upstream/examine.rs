@@ -3,6 +3,7 @@
 //! Owns: asking, and reading the lines that matter. Must not know: what is healthy. Invariants: nothing is changed by asking; what a
 //! version does not tell is `None`. All of 3.4 to 3.7 tell the quota, both revisions and `/health`.
 
+use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -40,14 +41,14 @@ pub struct Examined {
     pub unhealthy: Option<String>,
 }
 
-/// Asks one member. `connector` must offer HTTP/1.1. `None` where it serves no such pages, as on a port for gRPC only.
-pub async fn examine(connector: &Connector, endpoint: &Endpoint) -> Option<Examined> {
+/// Asks one member, at this address of its name where one is given. `connector` must offer HTTP/1.1. `None` where it serves no such pages, as on a port for gRPC only.
+pub async fn examine(connector: &Connector, endpoint: &Endpoint, at: Option<IpAddr>) -> Option<Examined> {
     let began = SystemTime::now();
-    let page = get(connector, endpoint, "/metrics").await.filter(|page| page.status == StatusCode::OK)?;
+    let page = get(connector, endpoint, at, "/metrics").await.filter(|page| page.status == StatusCode::OK)?;
     let ours = began + began.elapsed().unwrap_or_default() / 2;
     let mut examined = read(std::str::from_utf8(&page.body).ok()?);
     examined.clock = date(&page.headers).map(|theirs| (theirs, ours));
-    let health = get(connector, endpoint, "/health").await;
+    let health = get(connector, endpoint, at, "/health").await;
     examined.unhealthy = health.and_then(|health| unhealthy(&health.body));
     Some(examined)
 }
@@ -63,10 +64,11 @@ pub(in crate::upstream) struct Page {
 pub(in crate::upstream) async fn get(
     connector: &Connector,
     endpoint: &Endpoint,
+    at: Option<IpAddr>,
     path: &'static str,
 ) -> Option<Page> {
     let asked = async {
-        let stream = connector.connect(endpoint).await.ok()?;
+        let stream = connector.connect_at(endpoint, at).await.ok()?;
         let (mut send, connection) =
             hyper::client::conn::http1::handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await.ok()?;
         let request = Request::get(path)

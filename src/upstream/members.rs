@@ -1,19 +1,24 @@
 //! Who the members are: one task that goes from the configured endpoints to the member list, health and leader.
 //!
 //! Owns: when which address is asked, the control runtime's channels, and publishing what follows. Must not know: how a
-//! probe is made (`probe`), what follows from it (`census`), calls of clients.
+//! probe is made (`probe`), where names lead (`seeds`), what follows from it (`census`, `following`), calls of clients.
 //! Invariants: an address has at most one probe under way; hints bring a probe forward, never more often than every
 //! 100 ms per address; a list is believed from a member with a leader only, and from another only while there is
-//! none; nothing is published that `census` did not conclude.
+//! none; nothing is published that `census` did not conclude; before a member of another cluster is published, whoever
+//! asked for it has forgotten the old one.
 
 mod census;
 mod changes;
+mod following;
 pub(super) mod metrics_page;
 mod notices;
 mod place;
 mod probe;
+mod seeds;
+mod standing;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,22 +30,25 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
 
-use crate::config::{Cluster, ClusterPin, Endpoint, Scheme};
+use crate::config::{Cluster, ClusterPin, Endpoint};
 use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
     Auth, AuthState, Changes, ChangesSender, ControlChannels, Hint, Hints, MembersHandle, Membership,
-    Readiness, Reason,
+    Readiness, Reason, Trouble, Unanswered,
 };
 use crate::upstream::standing::Mark;
 
 pub(super) use census::usable;
 use census::{Facts, Listed, Seen, Sighting, Source};
+use following::{Following, agreed};
 use notices::Notices;
 use place::{FORCED, Place, Setup};
 pub use probe::ProbeLogin;
 use probe::{Identity, Prober, Refusal, Report, Silence, Told};
+pub use seeds::SeedList;
+use seeds::{Lead, Seeds};
 
 /// Between two probes of an address.
 const PROBE: Duration = Duration::from_millis(500);
@@ -53,8 +61,13 @@ const LISTED_ADDRESSES: usize = 64;
 /// The members' task before it runs.
 pub struct Members {
     setup: Setup,
+    seeds: SeedList,
     channels: ControlChannels,
+    forget: Box<Forget>,
 }
+
+/// Forgets a cluster that is left, for one that is followed.
+type Forget = dyn Fn(ClusterId, ClusterId);
 
 impl Members {
     /// For the cluster of the configuration, reached by `connector`. Nothing is asked yet.
@@ -63,14 +76,27 @@ impl Members {
         let certificate = config.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
         let setup = Setup {
             pin: config.pin,
-            scheme: config.endpoints.first().map_or(Scheme::Http, |endpoint| endpoint.scheme),
-            endpoints: config.endpoints.clone(),
+            scheme: config.scheme(),
             http1: connector.http1(),
             connector,
             identity: if certificate { Identity::Certificate } else { Identity::None },
             login: Arc::new(ArcSwapOption::from_pointee(config.probe.clone())),
+            near: config.near.clone(),
         };
-        Self { setup, channels: ControlChannels::default() }
+        let (seeds, channels) = (SeedList::new(config), ControlChannels::default());
+        Self { setup, seeds, channels, forget: Box::new(|_, _| {}) }
+    }
+
+    /// Where members are found first; replaced at run time.
+    #[must_use]
+    pub fn seeds(&self) -> SeedList {
+        self.seeds.clone()
+    }
+
+    /// Before another cluster is followed (`cluster.identity = "follow"`): what is known of the first is to be forgotten at
+    /// once, since nobody is a member of the second before `forget` has returned.
+    pub fn before_following(&mut self, forget: impl Fn(ClusterId, ClusterId) + 'static) {
+        self.forget = Box::new(forget);
     }
 
     /// The control runtime's channel to every member that has answered; filled once the task runs.
@@ -112,42 +138,47 @@ struct Task {
     setup: Setup,
     channels: ControlChannels,
     published: Published,
+    forget: Box<Forget>,
+    seeds: Seeds,
     /// The configured ones first, in their order.
     places: Vec<Place>,
+    /// How many there were.
+    serials: u64,
     probes: FuturesUnordered<Probe>,
     list: Option<Vec<Listed>>,
     list_refused: bool,
     pinned: Option<ClusterId>,
+    following: Following,
     list_asked: Option<Instant>,
     list_due: Instant,
     auth_asked: Option<Instant>,
     auth_due: Instant,
     /// Which channels are published: whose, to where, and which renewal of it.
-    routes: Vec<(MemberId, Endpoint, u32)>,
+    routes: Vec<(MemberId, u64, u32)>,
     notices: Notices,
 }
 
 impl Task {
     fn new(members: Members, published: Published) -> Self {
-        let Members { setup, channels } = members;
+        let Members { setup, seeds, channels, forget } = members;
         let now = Instant::now();
         let pinned = match setup.pin {
             ClusterPin::Id(cluster) => Some(cluster),
-            ClusterPin::FirstAnswer => None,
+            ClusterPin::FirstAnswer | ClusterPin::Follow => None,
         };
-        let places = setup
-            .endpoints
-            .iter()
-            .filter_map(|endpoint| Place::new(&setup, endpoint, Source::Configured, now));
         Self {
-            places: places.collect(),
+            places: Vec::new(),
+            serials: 0,
+            seeds: Seeds::new(setup.connector.names().clone(), &seeds, now),
             setup,
             channels,
             published,
+            forget,
             probes: FuturesUnordered::new(),
             list: None,
             list_refused: false,
             pinned,
+            following: Following::default(),
             list_asked: None,
             list_due: now,
             auth_asked: None,
@@ -158,15 +189,26 @@ impl Task {
     }
 
     async fn run(mut self, mut hints: mpsc::Receiver<Hint>) {
+        self.settle();
         loop {
+            if self.following.due().is_some_and(|due| due <= Instant::now()) {
+                self.conclude();
+            }
             self.begin_due();
-            let next = self.places.iter().filter(|place| place.prober.is_some()).map(|place| place.due).min();
+            let asked = self.places.iter().filter(|place| place.prober.is_some()).map(|place| place.due);
+            let next = asked.chain(self.following.due()).min();
             // Every arm is cancel-safe: a probe that was not polled to its end stays among the probes.
             tokio::select! {
                 Some((prober, report)) = self.probes.next() => self.heard(prober, report),
                 hint = hints.recv() => match hint {
                     Some(hint) => self.hinted(hint),
                     None => return,
+                },
+                moved = self.seeds.next() => if moved {
+                    self.pin();
+                    self.conclude();
+                } else {
+                    self.settle();
                 },
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
@@ -198,7 +240,7 @@ impl Task {
         let rank = |place: &Place| {
             let Seen::Answered(answer) = &place.sighting.seen else { return None };
             let member = snapshot.get(answer.member)?;
-            let stands = member.endpoint == place.sighting.endpoint && place.prober.is_some();
+            let stands = place.is_at(&member.endpoint, member.at) && place.prober.is_some();
             let rank = match member.readiness {
                 Readiness::Ready if snapshot.leader == Some(member.id) => 0,
                 Readiness::Ready => 1,
@@ -234,6 +276,7 @@ impl Task {
         match hint {
             Hint::Unreachable(member) => {
                 if let Some(member) = snapshot.get(member) {
+                    self.seeds.doubt(&member.endpoint.host);
                     self.places
                         .iter_mut()
                         .filter(|p| p.sighting.endpoint == member.endpoint)
@@ -262,8 +305,7 @@ impl Task {
 
     fn heard(&mut self, prober: Prober, report: Report) {
         // An address that was dropped meanwhile has no place any more.
-        let Some(index) = self.places.iter().position(|place| place.sighting.endpoint == prober.endpoint)
-        else {
+        let Some(index) = self.places.iter().position(|place| place.serial == prober.serial) else {
             return;
         };
         self.notices.probe(&prober.endpoint, &report, &self.places);
@@ -272,6 +314,7 @@ impl Task {
         let mark = place.mark.take();
         let lost = place.note(&report, &self.setup);
         if lost {
+            self.seeds.doubt(&place.sighting.endpoint.host);
             self.look_at_list_soon();
         }
         if let Some(list) = report.list {
@@ -291,9 +334,10 @@ impl Task {
     fn clear(&self, index: usize, told: &Told, member: MemberId, mark: Mark) {
         let snapshot = self.published.snapshot.load();
         let Some(known) = snapshot.get(member) else { return };
-        let here = self.places.get(index).is_some_and(|place| place.sighting.endpoint == known.endpoint);
+        let here = self.places.get(index).is_some_and(|place| place.is_at(&known.endpoint, known.at));
         if here && told.answer.member == member && known.suspicion.is_raised() {
             known.suspicion.clear(mark);
+            known.conduct.cleared(Instant::now());
             if !known.suspicion.is_raised() {
                 tracing::debug!(%member, "member answers again");
                 self.published.changed.tell();
@@ -333,8 +377,10 @@ impl Task {
         if self.pinned.is_some() {
             return;
         }
-        let sightings: Vec<Sighting> = self.places.iter().map(|place| place.sighting.clone()).collect();
-        if let Some(pinning) = census::choose_cluster(&sightings) {
+        if self.seeds.is_asking() {
+            return;
+        }
+        if let Some(pinning) = census::choose_cluster(&self.sightings()) {
             if !pinning.rivals.is_empty() {
                 tracing::error!(
                     cluster = %pinning.cluster,
@@ -348,19 +394,22 @@ impl Task {
 
     /// Follows what is known to its end: addresses, snapshot, channels.
     fn conclude(&mut self) {
-        self.adopt_addresses();
+        self.follow();
+        self.settle();
         let before = self.published.snapshot.load_full();
-        let sightings: Vec<Sighting> = self.places.iter().map(|place| place.sighting.clone()).collect();
+        let sightings = self.sightings();
         let facts = Facts {
             pin: self.setup.pin,
             pinned: self.pinned,
             scheme: self.setup.scheme,
+            discovery: &self.seeds.discovery(),
             sightings: &sightings,
             list: self.list.as_deref(),
             refused: self.list_refused,
             before: &before,
         };
-        let after = census::take(&facts, Instant::now());
+        let mut after = census::take(&facts, Instant::now());
+        after.unanswered = self.unanswered();
         let unlisted = |reason| reason == Readiness::NotReady(Reason::Unlisted);
         if after.members.iter().any(|member| unlisted(member.readiness)) {
             self.look_at_list_soon();
@@ -368,6 +417,7 @@ impl Task {
         if before.serving() != after.serving() || before.cluster != after.cluster {
             self.auth_due = Instant::now();
         }
+        standing::place(&after, &self.setup.near);
         let changes = changes::between(&before, &after);
         changes::log(&changes, &after);
         self.route(&after);
@@ -378,27 +428,113 @@ impl Task {
         }
     }
 
-    /// Asks at the listed addresses of members for which no configured endpoint answers, and at no others.
-    fn adopt_addresses(&mut self) {
+    /// Goes to another cluster once the configured endpoints have agreed on it for long enough.
+    fn follow(&mut self) {
+        let (ClusterPin::Follow, Some(left)) = (self.setup.pin, self.pinned) else { return };
+        let agreed = agreed(left, &self.sightings());
+        let Some(followed) = self.following.look(agreed, Instant::now()) else { return };
+        self.following.end();
+        tracing::warn!(
+            %left, %followed,
+            "all endpoints have become another cluster, which is followed: watches end as compacted, leases and tokens of the \
+             first are gone, sessions prove themselves again"
+        );
+        (self.forget)(left, followed);
+        self.pinned = Some(followed);
+        (self.list, self.list_refused) = (None, false);
+        self.published.auth.set(Auth::Unknown);
+        (self.list_due, self.auth_due) = (Instant::now(), Instant::now());
+    }
+
+    /// Asks where the configured endpoints lead now, and at the listed addresses of members for which none of them answers; at
+    /// no others.
+    fn settle(&mut self) {
+        let now = Instant::now();
+        let listed = self.listed_endpoints();
+        self.seeds.ask(&listed, now);
+        let configured = self.seeds.endpoints();
+        let mut wanted: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
+        let of =
+            |endpoints: Vec<Endpoint>, source| endpoints.into_iter().map(move |endpoint| (endpoint, source));
+        for (endpoint, source) in of(configured, Source::Configured).chain(of(listed, Source::Listed)) {
+            if let Lead::To(addresses) = self.seeds.lead(&endpoint) {
+                for at in addresses {
+                    if wanted.iter().all(|(known, known_at, _)| (known, *known_at) != (&endpoint, at)) {
+                        wanted.push((endpoint.clone(), at, source));
+                    }
+                }
+            }
+        }
+        let mut before = std::mem::take(&mut self.places);
+        for (endpoint, at, source) in wanted {
+            if let Some(known) = before.iter().position(|place| place.is_at(&endpoint, at)) {
+                let mut place = before.swap_remove(known);
+                place.sighting.source = source;
+                self.places.push(place);
+            } else {
+                self.serials += 1;
+                self.places.extend(Place::new(&self.setup, (&endpoint, at), source, self.serials, now));
+            }
+        }
+    }
+
+    fn listed_endpoints(&self) -> Vec<Endpoint> {
         let answering: Vec<MemberId> = self
             .places
             .iter()
             .filter(|place| place.sighting.source == Source::Configured)
+            .filter(|place| place.cluster().is_none() || place.cluster() == self.pinned)
             .filter_map(Place::answers)
             .collect();
         let list = self.list.iter().flatten().filter(|listed| !answering.contains(&listed.id));
         let urls = list.flat_map(|listed| listed.client_urls.iter());
-        let wanted: Vec<Endpoint> =
-            urls.filter_map(|url| usable(url, self.setup.scheme)).take(LISTED_ADDRESSES).collect();
-        self.places.retain(|place| {
-            place.sighting.source == Source::Configured || wanted.contains(&place.sighting.endpoint)
-        });
-        let now = Instant::now();
-        for endpoint in wanted {
-            if self.places.iter().all(|place| place.sighting.endpoint != endpoint) {
-                self.places.extend(Place::new(&self.setup, &endpoint, Source::Listed, now));
+        let usable = urls.filter_map(|url| usable(url, self.setup.scheme));
+        usable.filter(|endpoint| self.seeds.allows(&endpoint.host)).take(LISTED_ADDRESSES).collect()
+    }
+
+    /// What is known of every address, those included of which there is none yet.
+    fn sightings(&self) -> Vec<Sighting> {
+        let configured = self.seeds.endpoints().into_iter().map(|endpoint| (endpoint, Source::Configured));
+        let listed = self.listed_endpoints().into_iter().map(|endpoint| (endpoint, Source::Listed));
+        let mut sightings: Vec<Sighting> = self.places.iter().map(|place| place.sighting.clone()).collect();
+        for (endpoint, source) in configured.chain(listed) {
+            let seen = match self.seeds.lead(&endpoint) {
+                Lead::Unknown => Seen::NotAsked,
+                Lead::Nowhere(_) => Seen::Silent(None),
+                Lead::To(_) => continue,
+            };
+            if sightings.iter().all(|sighting| sighting.endpoint != endpoint) {
+                sightings.push(Sighting { endpoint, at: None, source, seen });
             }
         }
+        sightings
+    }
+
+    /// The addresses where nobody is known to be, and why.
+    fn unanswered(&self) -> Vec<Unanswered> {
+        let of_place = |place: &Place| {
+            let Sighting { endpoint, at, .. } = &place.sighting;
+            let (trouble, why) = place.trouble.clone()?;
+            Some(Unanswered { endpoint: endpoint.clone(), at: *at, trouble, why })
+        };
+        let nowhere = self.seeds.endpoints().into_iter().chain(self.listed_endpoints());
+        let nowhere = nowhere.filter_map(|endpoint| match self.seeds.lead(&endpoint) {
+            Lead::Nowhere(why) => Some(Unanswered { endpoint, at: None, trouble: Trouble::Name, why }),
+            Lead::Unknown | Lead::To(_) => None,
+        });
+        let no_record = self.seeds.fault().map(|(endpoint, why)| Unanswered {
+            endpoint,
+            at: None,
+            trouble: Trouble::Name,
+            why,
+        });
+        let mut all: Vec<Unanswered> = self.places.iter().filter_map(of_place).collect();
+        for one in nowhere.chain(no_record) {
+            if !all.contains(&one) {
+                all.push(one);
+            }
+        }
+        all
     }
 
     /// Publishes the channels of the members that answered, by the addresses at which they are used.
@@ -408,13 +544,12 @@ impl Task {
             .iter()
             .filter_map(|member| {
                 let here = |place: &&Place| {
-                    place.sighting.endpoint == member.endpoint && place.member() == Some(member.id)
+                    place.is_at(&member.endpoint, member.at) && place.member() == Some(member.id)
                 };
                 Some((member.id, self.places.iter().find(here)?))
             })
             .collect();
-        let named: Vec<_> =
-            routes.iter().map(|(id, place)| (*id, place.sighting.endpoint.clone(), place.renewed)).collect();
+        let named: Vec<_> = routes.iter().map(|(id, place)| (*id, place.serial, place.renewed)).collect();
         if named != self.routes {
             let channels: HashMap<MemberId, Channel> =
                 routes.into_iter().map(|(id, place)| (id, place.channel.clone())).collect();

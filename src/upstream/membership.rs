@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,7 +18,8 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::config::Endpoint;
-use crate::identity::{ClusterId, MemberId};
+use crate::identity::{ClusterId, MemberId, Revision};
+use crate::upstream::conduct::Conduct;
 use crate::upstream::standing::{Rest, Suspicion};
 use crate::upstream::version::{Traits, Version};
 use crate::upstream::vitals::Vitals;
@@ -41,6 +43,8 @@ pub struct Membership {
     pub absent: Vec<Absent>,
     /// Addresses behind which another cluster answers. Never used.
     pub foreign: Vec<Foreign>,
+    /// Addresses where nobody is known to be, and why.
+    pub unanswered: Vec<Unanswered>,
     /// Where members speak to each other.
     pub peer_urls: PeerUrls,
     /// When this was put together.
@@ -56,6 +60,8 @@ pub struct Member {
     pub name: Arc<str>,
     /// Where it is spoken to: a configured endpoint where one leads to it, else one of its client URLs.
     pub endpoint: Endpoint,
+    /// Where its endpoint's name led when it last answered there; `None` where the host is an address itself.
+    pub at: Option<IpAddr>,
     /// Whether it votes.
     pub role: Role,
     /// As it says itself; `None` before it answered.
@@ -72,6 +78,17 @@ pub struct Member {
     pub suspicion: Arc<Suspicion>,
     /// Shared by all snapshots.
     pub rest: Arc<Rest>,
+    /// Shared by all snapshots.
+    pub conduct: Arc<Conduct>,
+}
+
+/// Where a connection leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spot {
+    /// `None` where the host is an address itself.
+    pub ip: Option<IpAddr>,
+    /// The port.
+    pub port: u16,
 }
 
 /// Whether a member votes.
@@ -129,6 +146,37 @@ pub enum Absence {
     Unstarted,
     /// None of its client URLs may be used: another scheme than the configured endpoints', or no URL at all.
     NoUsableUrl,
+    /// The hosts of its client URLs are not among `cluster.allowed_hosts`.
+    NotAllowed,
+}
+
+/// An address where nobody is known to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    /// What was asked; for a record that should name endpoints, that one, with port 0.
+    pub endpoint: Endpoint,
+    /// At which address of its name; `None` where the host is one itself, or has none.
+    pub at: Option<IpAddr>,
+    /// What is wrong.
+    pub trouble: Trouble,
+    /// The same in the words of whoever said so. For operators; no secret.
+    pub why: Arc<str>,
+}
+
+/// What is wrong with an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Its name leads nowhere.
+    Name,
+    /// No connection.
+    Connection,
+    /// A connection, and no TLS on it: the certificate is for another name, by another authority or too old, or ours is not
+    /// taken.
+    Tls,
+    /// A connection, and no answer in time, or one that broke.
+    NoAnswer,
+    /// An answer that tells the probing user neither the member nor its leader.
+    Unidentified,
 }
 
 /// An address behind which another cluster answers.
@@ -187,6 +235,7 @@ impl Membership {
             members: Vec::new(),
             absent: Vec::new(),
             foreign: Vec::new(),
+            unanswered: Vec::new(),
             peer_urls: PeerUrls::Unknown,
             as_of: now,
         }
@@ -235,6 +284,26 @@ impl Member {
     /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`].
     pub fn suspect(&self) {
         self.suspicion.raise();
+        self.conduct.begin_anew();
+    }
+
+    /// The highest revision that it is known to have applied, by its answers to anybody.
+    #[must_use]
+    pub fn known_revision(&self) -> Revision {
+        let told = self.vitals.as_ref().map_or(0, |vitals| vitals.revision);
+        self.conduct.revision().max(Revision(told))
+    }
+
+    /// Where its connections lead: those to elsewhere are not its any more.
+    #[must_use]
+    pub fn spot(&self) -> Spot {
+        Spot { ip: self.at, port: self.endpoint.port }
+    }
+
+    /// Whether the member list has it, as far as that is known.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.readiness != Readiness::NotReady(Reason::Unlisted)
     }
 
     /// How its version behaves.
@@ -362,6 +431,12 @@ impl Changes {
         self.seen = self.news.generation.load(Ordering::Acquire);
     }
 
+    /// Something changed that is no part of what is published.
+    fn tell(&self) {
+        self.news.generation.fetch_add(1, Ordering::Release);
+        self.news.waiting.notify_waiters();
+    }
+
     /// Waits for a change that was not seen; it is then. Cancel-safe.
     ///
     /// # Errors
@@ -425,6 +500,11 @@ impl MembersHandle {
         self.hints.send(if auth == Auth::Off { Hint::AuthOff } else { Hint::AuthOn });
     }
 
+    /// A member is to have rest, or has had it: whoever has streams there looks.
+    pub fn rest_changed(&self) {
+        self.changes.tell();
+    }
+
     /// Waits for `pause`, or less if what is published changes meanwhile. Cancel-safe.
     pub async fn pause_or_change(&self, pause: Duration) {
         let mut changes = self.changes.clone();
@@ -475,6 +555,7 @@ pub(super) mod tests {
             id: MemberId(id),
             name: "m".into(),
             endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 1 },
+            at: None,
             role: Role::Voter,
             version: None,
             readiness,
@@ -483,6 +564,7 @@ pub(super) mod tests {
             client_urls: Arc::default(),
             suspicion: Arc::default(),
             rest: Arc::default(),
+            conduct: Arc::default(),
         })
     }
 

@@ -260,7 +260,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::config::ClusterPin;
+    use crate::config::{ClusterPin, Serves};
     use crate::upstream::credential::CredentialSettings;
     use crate::upstream::membership::tests::member;
     use crate::upstream::membership::{AuthState, Changes, ChangesSender, ControlChannels, Hints};
@@ -321,7 +321,11 @@ mod tests {
             idle_timeout: Duration::from_secs(1),
             token_ttl: Duration::from_secs(1),
             pin: ClusterPin::FirstAnswer,
+            reads: Serves::Any,
+            writes: Serves::Any,
+            near: Vec::new(),
             probe: None,
+            discovery: crate::config::Discovery::default(),
         };
         (PeerTrust::new(&cluster, connector, members, credentials), changed)
     }

@@ -19,7 +19,7 @@ use crate::upstream::connect::{ConnectError, Connector};
 use crate::upstream::connection::{Connection, Ended, Keeping, Origin};
 use crate::upstream::credential::{CertificateIdentity, Leaf};
 use crate::upstream::fleet::{Fleet, Place};
-use crate::upstream::membership::{Hint, Hints, Member};
+use crate::upstream::membership::{Hint, Hints, Member, Membership};
 use crate::upstream::slots::{Found, Key, Opening, Seat, Slots, attempt};
 
 /// How long a member may take to say anything on a connection with a user's certificate.
@@ -77,7 +77,7 @@ impl Pool {
     ) -> Result<Seat, ConnectError> {
         let given_up = || failed(member, "the connection was closed as soon as it was open");
         let shows = certificate.map(|certificate| certificate.showing().clone());
-        let key = Key { member: member.id, lane, shows };
+        let key = Key { member: member.id, spot: member.spot(), lane, shows };
         let shelf = match certificate {
             None => Shelf::Own(Rc::clone(&self.own)),
             Some(_) => Shelf::Fleet(Arc::clone(&self.fleet)),
@@ -103,6 +103,27 @@ impl Pool {
         given_up.extend(self.fleet.slots().take(member, lane));
         given_up.iter().for_each(|connection| connection.give_up());
         given_up.len()
+    }
+
+    /// Leaves what leads to where no member is any more: its name leads elsewhere, it was removed, the cluster is another. Short
+    /// calls end by themselves; streams end as lost. Returns how many connections had streams.
+    pub fn leave_strays(&self, members: &Membership) -> usize {
+        let mut strays = self.own.borrow_mut().strays(members);
+        strays.extend(self.fleet.slots().strays(members));
+        let (streams, others): (Vec<_>, Vec<_>) =
+            strays.into_iter().partition(|(lane, _)| *lane == Lane::Stream);
+        others.iter().for_each(|(_, connection)| connection.retire());
+        streams.iter().for_each(|(_, connection)| connection.give_up());
+        streams.len()
+    }
+
+    /// Has the streams on connections of `lane` to `member` go on elsewhere, where they can. Returns how many connections
+    /// there were.
+    pub fn leave(&self, member: MemberId, lane: Lane) -> usize {
+        let mut left = self.own.borrow_mut().take(member, lane);
+        left.extend(self.fleet.slots().take(member, lane));
+        left.iter().for_each(|connection| connection.leave());
+        left.len()
     }
 
     /// Calls in flight to `member` from this shard, on all lanes.
@@ -229,7 +250,7 @@ impl Dial {
         keeping: Keeping,
         place: Option<Place>,
     ) -> Result<Connection, ConnectError> {
-        let stream = connector.connect(&self.member.endpoint).await?;
+        let stream = connector.connect_at(&self.member.endpoint, self.member.at).await?;
         let origin =
             Origin::of(&self.member.endpoint).map_err(|error| failed(&self.member, &error.to_string()))?;
         let ended = {

@@ -95,45 +95,57 @@ pub async fn ask(
     path: &'static str,
     message: &[u8],
 ) -> Result<Bytes, ReadError> {
+    let asking = ask_patiently(door, whom, member, path, message);
+    tokio::time::timeout(LIMIT, asking).await.unwrap_or(Err(ReadError::Lost))
+}
+
+/// The same for as long as it takes: the connection's own pings tell when the member is gone.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn ask_patiently(
+    door: &Rc<Door>,
+    whom: &As,
+    member: &Arc<Member>,
+    path: &'static str,
+    message: &[u8],
+) -> Result<Bytes, ReadError> {
     let framed = encode(message);
-    let reading = async {
-        let method = lookup(path).ok_or(ReadError::Lost)?;
-        let mut healed = 0;
-        loop {
-            let shown = door.shown(whom, member).await.map_err(ReadError::Login)?;
-            let body = Outgoing::Once(Some(framed.clone()));
-            let headers = upstream_headers(&HeaderMap::new(), &shown);
-            let sent = door.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
-            let (response, in_flight) = sent.map_err(lost)?;
-            let answer = Answer::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
-            let status = answer.status().ok_or(ReadError::Lost)?;
-            if status.is_ok() {
-                let message = answer.message().ok_or(ReadError::Lost)?;
-                return Ok(message.slice(PREFIX.min(message.len())..));
+    let method = lookup(path).ok_or(ReadError::Lost)?;
+    let mut healed = 0;
+    loop {
+        let shown = door.shown(whom, member).await.map_err(ReadError::Login)?;
+        let body = Outgoing::Once(Some(framed.clone()));
+        let headers = upstream_headers(&HeaderMap::new(), &shown);
+        let sent = door.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
+        let (response, in_flight) = sent.map_err(lost)?;
+        let answer = Answer::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
+        let status = answer.status().ok_or(ReadError::Lost)?;
+        if status.is_ok() {
+            let message = answer.message().ok_or(ReadError::Lost)?;
+            return Ok(message.slice(PREFIX.min(message.len())..));
+        }
+        let asked = Asked { method, effect: method.effect, proof: shown.proof() };
+        let refused = verdict(&asked, &status) == Verdict::Heal;
+        let now_on = auth_state(&asked, &status) == Some(AuthState::On);
+        // Users or roles changed under it: the next one may pass, whatever proves it.
+        let outdated = refused && is_outdated(&asked, &status) && healed < OUTDATED;
+        match (whom, &shown) {
+            (As::User(identity), Shown::Token(_)) if refused && healed == 0 => {
+                identity.renew(member.id, &shown);
             }
-            let asked = Asked { method, effect: method.effect, proof: shown.proof() };
-            let refused = verdict(&asked, &status) == Verdict::Heal;
-            let now_on = auth_state(&asked, &status) == Some(AuthState::On);
-            // Users or roles changed under it: the next one may pass, whatever proves it.
-            let outdated = refused && is_outdated(&asked, &status) && healed < OUTDATED;
-            match (whom, &shown) {
-                (As::User(identity), Shown::Token(_)) if refused && healed == 0 => {
+            (As::User(identity), _) if outdated => {
+                if identity.follows_revisions() {
                     identity.renew(member.id, &shown);
                 }
-                (As::User(identity), _) if outdated => {
-                    if identity.follows_revisions() {
-                        identity.renew(member.id, &shown);
-                    }
-                    tokio::time::sleep(PAUSE * healed).await;
-                }
-                // It went without a token since auth was off.
-                (As::User(_), Shown::Nothing) if now_on && healed == 0 => door.auth_is(Auth::On),
-                _ => return Err(ReadError::Refused(status)),
+                tokio::time::sleep(PAUSE * healed).await;
             }
-            healed += 1;
+            // It went without a token since auth was off.
+            (As::User(_), Shown::Nothing) if now_on && healed == 0 => door.auth_is(Auth::On),
+            _ => return Err(ReadError::Refused(status)),
         }
-    };
-    tokio::time::timeout(LIMIT, reading).await.unwrap_or(Err(ReadError::Lost))
+        healed += 1;
+    }
 }
 
 fn lost(why: NoAnswer) -> ReadError {

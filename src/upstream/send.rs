@@ -6,6 +6,7 @@
 //! without one a call is nobody's, whatever our own certificate says, unless it goes on a connection of a user's own
 //! certificate: a [`Head`] made for that goes nowhere else, and no other goes there.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,14 +14,16 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE, USER_AG
 use http::uri::PathAndQuery;
 use http::{Method as Verb, Request, Response};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
-use crate::identity::MemberId;
+use crate::identity::{ClusterId, MemberId};
 use crate::rpc::method::Lane;
-use crate::upstream::choose::{Chooser, Wanted};
+use crate::upstream::balance::Lingering;
+use crate::upstream::choose::{By, Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
 use crate::upstream::credential::{CertificateIdentity, Credentials, Identity, LoginFailure, Shown};
-use crate::upstream::membership::{Auth, Member, MembersHandle};
+use crate::upstream::membership::{Auth, Hint, Member, MembersHandle, Role};
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
 
@@ -76,6 +79,10 @@ pub struct Door {
     pub chooser: Chooser,
     /// Streams of this shard that are being resumed.
     pub resumes: Resumes,
+    /// Calls of this shard that wait for a member's answer.
+    pub lingering: Lingering,
+    /// The highest raft term that was hinted at.
+    pub term: Cell<u64>,
 }
 
 impl Door {
@@ -92,7 +99,7 @@ impl Door {
         if takes_token && self.members.auth.now() == Auth::Off {
             return Ok(Shown::Nothing);
         }
-        let shown = tokio::time::timeout(PROOF, identity.shown(member.id)).await;
+        let shown = tokio::time::timeout(PROOF, identity.shown(self.prover(member))).await;
         match shown.unwrap_or(Err(LoginFailure::NoAnswer)) {
             Err(LoginFailure::AuthDisabled) => {
                 self.auth_is(Auth::Off);
@@ -102,19 +109,52 @@ impl Door {
         }
     }
 
+    /// The member at which whoever is to be proved to `member` logs in: a learner answers no login, and knows the tokens
+    /// that voters have given.
+    #[must_use]
+    pub fn prover(&self, member: &Member) -> MemberId {
+        let members = self.members.snapshot.load();
+        let voter = || members.leader().or_else(|| members.ready_voters().next());
+        match member.role {
+            Role::Voter => member.id,
+            Role::Learner => voter().map_or(member.id, |voter| voter.id),
+        }
+    }
+
     /// A member for a call that wants `wanted`; members in `tried` come last. A stream that is on its way to a member
     /// counts there already.
     #[must_use]
     pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
         let members = self.members.snapshot.load();
         let load = |id| self.pool.in_flight(id) + self.resumes.coming(id);
-        self.chooser.choose(&members, wanted, tried, load)
+        self.chooser.choose(&members, wanted, tried, By::Load(&load), Instant::now())
+    }
+
+    /// The same for a short call, by how members bear those.
+    #[must_use]
+    pub fn choose_for_call(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
+        self.chooser.choose(&self.members.snapshot.load(), wanted, tried, By::Conduct, Instant::now())
     }
 
     /// Whether a ready member is left that is not among `tried`.
     #[must_use]
     pub fn another(&self, wanted: Wanted, tried: &[MemberId]) -> bool {
-        self.choose(wanted, tried).is_some_and(|member| member.is_ready() && !tried.contains(&member.id))
+        Chooser::another(&self.members.snapshot.load(), wanted, tried)
+    }
+
+    /// An answer carried a raft term that its member had not told before.
+    pub fn term_moved(&self, term: u64) {
+        if term > self.term.get() {
+            self.term.set(term);
+            self.members.hints.send(Hint::LeaderMoved { term });
+        }
+    }
+
+    /// Whether another cluster is followed by now than `before`: what was decided for that one is to be decided anew.
+    #[must_use]
+    pub fn has_followed(&self, before: Option<ClusterId>) -> bool {
+        let now = self.members.snapshot.load().cluster;
+        before.is_some() && now.is_some() && now != before
     }
 
     /// See [`MembersHandle::pause_or_change`].
@@ -147,7 +187,11 @@ impl Door {
             let seat = self.pool.seat(member, lane, certificate.as_ref()).await.map_err(never_sent)?;
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
             let request = request(&seat.connection, path.clone(), fields, taken);
-            match seat.connection.send(request, seat.in_flight).await {
+            let in_flight = match lane {
+                Lane::Stream => seat.in_flight,
+                Lane::Unary | Lane::Bulk => seat.in_flight.of_busy(member.rest.begin()),
+            };
+            match seat.connection.send(request, in_flight).await {
                 Ok(answered) => return Ok(answered),
                 Err(SendError::Refused) => {
                     return Err(NoAnswer::NeverSent("the member refused the stream".into()));

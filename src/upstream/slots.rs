@@ -17,6 +17,7 @@ use crate::rpc::method::Lane;
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight};
 use crate::upstream::credential::Showing;
+use crate::upstream::membership::{Membership, Spot};
 
 /// An attempt that a task of its own makes; all who wait are told how it ended.
 pub(super) type Opening = Shared<oneshot::Receiver<Result<(), ConnectError>>>;
@@ -25,6 +26,8 @@ pub(super) type Opening = Shared<oneshot::Receiver<Result<(), ConnectError>>>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) member: MemberId,
+    /// Where the member was: its name may lead elsewhere, and its address to another member.
+    pub(super) spot: Spot,
     pub(super) lane: Lane,
     pub(super) shows: Option<Showing>,
 }
@@ -115,6 +118,13 @@ impl Slots {
     pub(super) fn take(&mut self, member: MemberId, lane: Lane) -> Vec<Arc<Connection>> {
         let of = self.0.iter_mut().filter(|(key, _)| key.member == member && key.lane == lane);
         of.flat_map(|(_, slot)| std::mem::take(&mut slot.open)).collect()
+    }
+
+    /// Takes those out that lead to where no member is any more.
+    pub(super) fn strays(&mut self, members: &Membership) -> Vec<(Lane, Arc<Connection>)> {
+        let is_stray = |key: &Key| members.get(key.member).is_none_or(|member| member.spot() != key.spot);
+        let of = self.0.iter_mut().filter(|(key, _)| is_stray(key));
+        of.flat_map(|(key, slot)| slot.open.drain(..).map(|connection| (key.lane, connection))).collect()
     }
 
     /// Every connection.

@@ -1,11 +1,11 @@
 //! What keeps a member out of every shard's choice at once, beside what the last probe said.
 //!
 //! Owns: the flags that all snapshots of a member share: [`Suspicion`], raised by whoever lost it, and [`Rest`], taken by
-//! whoever is about to make it slow. Must not know: members, how one is chosen. Invariants: a suspicion ends only by a
-//! probe that began later; a rest ends with the last guard.
+//! whoever is about to make it slow, who sees there what is still under way. Must not know: members, how one is chosen.
+//! Invariants: a suspicion ends only by a probe that began later; a rest ends with the last guard.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Whether the data path lost a member since the probe that last succeeded began. One per member, for its whole life.
 #[derive(Debug, Default)]
@@ -44,31 +44,57 @@ impl Suspicion {
 
 /// Whether a member is spared for a while: it is being defragmented, or about to be. One per member, for its whole life.
 #[derive(Debug, Default)]
-pub struct Rest(AtomicU32);
+pub struct Rest {
+    taken: AtomicU32,
+    busy: AtomicUsize,
+}
 
 /// Spares the member as long as it lives.
 #[derive(Debug)]
 pub struct Resting(Arc<Rest>);
 
+/// Counts one call that the member has to answer.
+#[derive(Debug)]
+pub struct Busy(Arc<Rest>);
+
 impl Rest {
     /// Takes the member out of every shard's choice until the guard is dropped. Tell of the change
-    /// ([`MembersHandle`](crate::upstream::membership::MembersHandle)): streams leave it only when they look.
+    /// ([`rest_changed`](crate::upstream::membership::MembersHandle::rest_changed)): streams leave it only when they look.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Resting {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.taken.fetch_add(1, Ordering::SeqCst);
         Resting(Arc::clone(self))
     }
 
     /// Whether it is spared now.
     #[must_use]
     pub fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
+        self.taken.load(Ordering::SeqCst) > 0
+    }
+
+    /// A call begins that ends by itself: whoever makes the member slow waits for it first.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>) -> Busy {
+        self.busy.fetch_add(1, Ordering::SeqCst);
+        Busy(Arc::clone(self))
+    }
+
+    /// Such calls under way, on all shards.
+    #[must_use]
+    pub fn busy(&self) -> usize {
+        self.busy.load(Ordering::SeqCst)
     }
 }
 
 impl Drop for Resting {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.taken.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

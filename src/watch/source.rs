@@ -274,6 +274,10 @@ impl Source {
                 door.members.hints.send(Hint::Unreachable(self.member.id));
                 Loss::Upstream
             }
+            Next::Left => {
+                tracing::debug!(member = %self.member.id, "a watch stream leaves its member");
+                Loss::Upstream
+            }
             Next::Unopened(reason) => {
                 tracing::debug!(member = %self.member.id, %reason, "a watch stream was not opened");
                 Loss::Upstream

@@ -146,24 +146,3 @@ async fn maintenance(cluster: &Cluster, root: &Ctl) {
     root.ok(&["compaction", "2"]).await;
     root.ok(&["endpoint", "hashkv"]).await;
 }
-
-/// Story 5: with auth on, a promotion that lands on a follower times out, at random. Through Keyward it never does.
-#[tokio::test]
-async fn members_are_promoted_whoever_leads() {
-    let rounds = if crate::harness::binary::full() { 20 } else { 3 };
-    let version = Version::parse("3.5.1");
-    let mut promoted = 0;
-    for round in 0..rounds {
-        let options = Options { members: 2, ..three_with_auth() };
-        let mut cluster = Cluster::start(&version, options).await;
-        let (keyward, ctl) = through(&cluster).await;
-        let root = ctl.as_user("root");
-        let learner = cluster.add_learner().await;
-        let id = format!("{:x}", cluster.member_id(learner).await);
-        let said = root.run(&["member", "promote", &id]).await;
-        assert_eq!(said.code, Some(0), "{version} round {round}: {said:?}");
-        promoted += 1;
-        drop(keyward);
-    }
-    println!("{version}: {promoted} of {rounds} promotions through Keyward succeeded");
-}

@@ -16,6 +16,7 @@ use keyward::config::{self, Config};
 use keyward::rpc::method::{Lane, METHODS};
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
+use keyward::upstream::balance::Lingering;
 use keyward::upstream::choose::Chooser;
 use keyward::upstream::connect::Connector;
 use keyward::upstream::connection::Outgoing;
@@ -102,6 +103,8 @@ impl Bench {
                 credentials: Arc::clone(&credentials),
                 chooser: Chooser::default(),
                 resumes: Resumes::default(),
+                lingering: Lingering::default(),
+                term: Cell::default(),
             })
         };
         let doors = vec![door(), door()];

@@ -7,6 +7,7 @@ pub(crate) mod binary;
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod ctl;
+pub(crate) mod dns;
 pub(crate) mod evidence;
 pub(crate) mod http;
 pub(crate) mod issuer;

@@ -17,6 +17,10 @@ mod client_families;
 #[cfg(test)]
 mod credentials;
 #[cfg(test)]
+mod defragmentation;
+#[cfg(test)]
+mod discovery;
+#[cfg(test)]
 mod doctor;
 #[cfg(test)]
 mod etcdctl;
@@ -24,6 +28,8 @@ mod etcdctl;
 mod expiry;
 #[cfg(test)]
 mod fleet;
+#[cfg(test)]
+mod followed;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
@@ -60,11 +66,15 @@ mod model_replay;
 #[cfg(test)]
 mod muted;
 #[cfg(test)]
+mod odd_authorities;
+#[cfg(test)]
 mod operating;
 #[cfg(test)]
 mod outlived;
 #[cfg(test)]
 mod peer_trust;
+#[cfg(test)]
+mod promotions;
 #[cfg(test)]
 mod proofs;
 #[cfg(test)]
@@ -99,6 +109,8 @@ mod stories;
 mod storm;
 #[cfg(test)]
 mod streams;
+#[cfg(test)]
+mod topology;
 #[cfg(test)]
 mod twin;
 #[cfg(test)]

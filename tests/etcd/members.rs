@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Endpoint, Login, Scheme};
+use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Serves};
 use keyward::identity::{ClusterId, MemberId};
 use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
 use keyward::secret::Secret;
@@ -55,7 +55,11 @@ fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
         idle_timeout: Duration::from_secs(60),
         token_ttl: Duration::from_secs(300),
         pin: ClusterPin::FirstAnswer,
+        reads: Serves::Any,
+        writes: Serves::Any,
+        near: Vec::new(),
         probe: probe.map(|user| login(user, &password(user))),
+        discovery: Discovery::default(),
     }
 }
 

@@ -15,7 +15,7 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 
-const NAME: &str = "keyward.test";
+pub(crate) const NAME: &str = "keyward.test";
 
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -63,7 +63,7 @@ impl Authority {
 
     /// Writes `NAME.crt`, and `server.crt` with `server.key` for Keyward itself, into the folder.
     pub(crate) fn write(&self, folder: &Path, name: &str) {
-        let mut params = CertificateParams::new(vec![NAME.to_owned()]).expect("a name");
+        let mut params = CertificateParams::new(vec![NAME.to_owned(), format!("*.{NAME}")]).expect("a name");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let key = KeyPair::generate().expect("a key");
         let leaf = params.signed_by(&key, &self.issuer).expect("signed");
@@ -157,6 +157,15 @@ pub(crate) async fn connect<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Un
     io: T,
     config: Arc<ClientConfig>,
 ) -> std::io::Result<tokio_rustls::client::TlsStream<T>> {
-    let name = NAME.try_into().expect("a name");
+    connect_to_host(io, config, NAME.to_owned()).await
+}
+
+/// The same, naming a host of the test's choice.
+pub(crate) async fn connect_to_host<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
+    io: T,
+    config: Arc<ClientConfig>,
+    host: String,
+) -> std::io::Result<tokio_rustls::client::TlsStream<T>> {
+    let name = host.try_into().expect("a name");
     tokio_rustls::TlsConnector::from(config).connect(name, io).await
 }

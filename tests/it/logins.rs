@@ -362,6 +362,25 @@ fn a_member_that_does_not_answer_logins_is_left_alone() {
     });
 }
 
+/// They share one check as long as it is a check; a limit is one's own.
+#[test]
+fn an_address_that_may_not_try_again_keeps_out_no_other_that_tries_the_same() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let (alice, here) = ("alice".into(), "10.0.0.1".parse().ok());
+        let check = async |password: &str, from| {
+            keyward.logins.check(&alice, &Secret::new(password.to_owned()), from).await
+        };
+        for n in 0..5 {
+            assert_eq!(check(&format!("wrong{n}"), here).await, Err(Denied::WrongPassword));
+        }
+        let elsewhere = check("right", "10.0.0.2".parse().ok());
+        let (limited, admitted) = futures_util::future::join(check("right", here), elsewhere).await;
+        assert_eq!((limited, admitted), (Err(Denied::Limited), Ok(Proved::Etcd)));
+    });
+}
+
 #[test]
 fn logins_under_way_are_bounded_and_the_rest_is_told_so() {
     const ROOM: usize = 1024;

@@ -22,6 +22,8 @@ mod wire;
 mod words;
 
 #[cfg(test)]
+mod addressed;
+#[cfg(test)]
 mod budgets;
 #[cfg(test)]
 mod cancel_bursts;
@@ -29,6 +31,8 @@ mod cancel_bursts;
 mod certificates;
 #[cfg(test)]
 mod crowded;
+#[cfg(test)]
+mod defragmentations;
 #[cfg(test)]
 mod drain;
 #[cfg(test)]
@@ -39,6 +43,8 @@ mod forged_sessions;
 mod guesses;
 #[cfg(test)]
 mod honest_ends;
+#[cfg(test)]
+mod http1;
 #[cfg(test)]
 mod jwts;
 #[cfg(test)]
@@ -60,6 +66,8 @@ mod moves;
 #[cfg(test)]
 mod observers;
 #[cfg(test)]
+mod odd_authorities;
+#[cfg(test)]
 mod pinned;
 #[cfg(test)]
 mod proofs;
@@ -67,6 +75,8 @@ mod proofs;
 mod proxied;
 #[cfg(test)]
 mod re_decisions;
+#[cfg(test)]
+mod removals;
 #[cfg(test)]
 mod replays;
 #[cfg(test)]

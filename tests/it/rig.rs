@@ -70,6 +70,23 @@ fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(limit, test).await.expect("the test ends") });
 }
 
+/// What shards are told of the members, and how the test tells them and hears of them.
+fn handle(
+    membership: Membership,
+    auth: Auth,
+) -> (MembersHandle, ChangesSender, mpsc::Receiver<membership::Hint>) {
+    let (hints, hinted) = Hints::channel();
+    let (changes, changed) = Changes::channel();
+    let handle = MembersHandle {
+        snapshot: Arc::new(ArcSwap::from_pointee(membership)),
+        changes: changed,
+        hints,
+        auth: Arc::new(AuthState::default()),
+    };
+    handle.auth.set(auth);
+    (handle, changes, hinted)
+}
+
 fn downstream_tls(config: &Config) -> Vec<Option<Current>> {
     let current = |tls| Arc::new(Published::new(listener_tls(tls)));
     config.listeners.iter().map(|listener| listener.tls.as_ref().map(current)).collect()
@@ -128,15 +145,7 @@ impl Keyward {
         let leader = members.first().map(|member| member.address.id);
         let begun = Membership::unknown(Instant::now());
         let membership = Membership { cluster: Some(cluster), leader, term: 2, members: known, ..begun };
-        let (hints, hinted) = Hints::channel();
-        let (changes, changed) = Changes::channel();
-        let handle = MembersHandle {
-            snapshot: Arc::new(ArcSwap::from_pointee(membership)),
-            changes: changed,
-            hints,
-            auth: Arc::new(AuthState::default()),
-        };
-        handle.auth.set(auth);
+        let (handle, changes, hinted) = handle(membership, auth);
         let channels = channels_to(&addresses);
         let settings =
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
@@ -171,6 +180,7 @@ impl Keyward {
             metrics: Arc::clone(&metrics),
             drain: draining,
             claims: Arc::default(),
+            defragmentations: Arc::default(),
             fleet,
         });
         Self {
@@ -341,6 +351,7 @@ fn published(member: &Member) -> membership::Member {
         id,
         name: format!("m{id}").into(),
         endpoint: Endpoint { scheme: Scheme::Http, host: host(id), port: 2379 },
+        at: None,
         role: Role::Voter,
         version: Some(member.version),
         readiness: Readiness::Ready,
@@ -349,6 +360,7 @@ fn published(member: &Member) -> membership::Member {
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         rest: Arc::default(),
+        conduct: Arc::default(),
     }
 }
 

@@ -133,6 +133,7 @@ impl Keyward {
             metrics,
             drain: draining,
             claims: Arc::default(),
+            defragmentations: Arc::default(),
             fleet,
         };
         let serving = Serving::choosing(parts, Chooser::seeded(seed));
@@ -198,6 +199,7 @@ fn published(id: MemberId, version: Version) -> membership::Member {
         id,
         name: format!("m{id}").into(),
         endpoint: Endpoint { scheme: Scheme::Http, host: host(id), port: 2379 },
+        at: None,
         role: Role::Voter,
         version: Some(version),
         readiness: Readiness::Ready,
@@ -206,6 +208,7 @@ fn published(id: MemberId, version: Version) -> membership::Member {
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         rest: Arc::default(),
+        conduct: Arc::default(),
     }
 }
 

@@ -279,15 +279,15 @@ impl Facts<'_> {
                     findings.warning("member_unstarted", format!("member {id}"), what, fix);
                 }
                 Absence::NoUsableUrl => {
-                    let scheme = self
-                        .config
-                        .cluster
-                        .endpoints
-                        .first()
-                        .map_or(Scheme::Http, |endpoint| endpoint.scheme);
-                    let scheme = if scheme == Scheme::Https { "https" } else { "http" };
+                    let https = self.config.cluster.scheme() == Scheme::Https;
+                    let scheme = if https { "https" } else { "http" };
                     let what = "none of its client URLs can be used: Keyward does not reach it";
                     let fix = format!("restart it with --advertise-client-urls that begin with {scheme}://");
+                    findings.error("member_without_address", format!("{} ({id})", absent.name), what, fix);
+                }
+                Absence::NotAllowed => {
+                    let what = "no host of its client URLs is among cluster.allowed_hosts: Keyward does not reach it";
+                    let fix = "add its host to cluster.allowed_hosts, or restart it with other --advertise-client-urls";
                     findings.error("member_without_address", format!("{} ({id})", absent.name), what, fix);
                 }
             }

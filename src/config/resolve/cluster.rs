@@ -1,16 +1,27 @@
 //! The cluster behind us: endpoints, TLS towards them, as whom it is probed.
 //!
 //! Owns: `[cluster]`. Must not know: listeners.
-//! Invariants: endpoints are of one scheme and no two the same; TLS is there exactly where they are https.
+//! Invariants: endpoints are of one scheme and no two the same, or DNS says them; TLS is there exactly where they are https.
 
 use super::{DAY, MOMENT, Resolver, SECOND};
-use crate::config::{ClientTls, Cluster, ClusterPin, Endpoint, Scheme, file, values};
+use crate::config::{ClientTls, Cluster, ClusterPin, Discovery, Endpoint, Scheme, Serves, Srv, file, values};
+
+fn serves(target: Option<file::Target>) -> Serves {
+    match target {
+        None | Some(file::Target::Any) => Serves::Any,
+        Some(file::Target::Leader) => Serves::Leader,
+    }
+}
 
 impl Resolver<'_> {
     pub(super) fn cluster(&mut self, cluster: file::Cluster) -> Cluster {
-        let endpoints = self.endpoints(cluster.endpoints);
+        let endpoints_told = cluster.endpoints.is_some();
+        let endpoints = if cluster.srv.is_some() { Vec::new() } else { self.endpoints(cluster.endpoints) };
+        let srv = cluster.srv.and_then(|srv| self.srv(srv, endpoints_told));
         let schemes = |scheme| endpoints.iter().any(|endpoint| endpoint.scheme == scheme);
-        let (http, https) = (schemes(Scheme::Http), schemes(Scheme::Https));
+        let by_dns = |scheme| srv.as_ref().is_some_and(|srv| srv.scheme == scheme);
+        let both = |scheme| schemes(scheme) || by_dns(scheme);
+        let (http, https) = (both(Scheme::Http), both(Scheme::Https));
         if http && https {
             let reason =
                 "http and https cannot be mixed: a password meant for TLS would be sent in the clear";
@@ -36,7 +47,8 @@ impl Resolver<'_> {
         let probe = cluster.probe.and_then(|probe| {
             self.login("cluster.probe.user", probe.user, "cluster.probe.password_file", probe.password_file)
         });
-        let pin = cluster.id.and_then(|id| self.checked("cluster.id", values::cluster_id(&id)));
+        let pin = self.pin(cluster.id, cluster.identity);
+        let discovery = self.discovery(srv, cluster.dns, cluster.allowed_hosts);
         Cluster {
             tls,
             connect_timeout: self.duration(
@@ -52,10 +64,65 @@ impl Resolver<'_> {
                 SECOND..=DAY,
             ),
             token_ttl: self.duration("cluster.token_ttl", cluster.token_ttl, 300 * SECOND, SECOND..=DAY),
-            pin: pin.map_or(ClusterPin::FirstAnswer, ClusterPin::Id),
+            pin,
+            reads: serves(cluster.reads),
+            writes: serves(cluster.writes),
+            near: cluster.near.unwrap_or_default(),
             probe,
             endpoints,
+            discovery,
         }
+    }
+
+    fn pin(&mut self, id: Option<String>, identity: Option<file::ClusterIdentity>) -> ClusterPin {
+        let follows = matches!(identity, Some(file::ClusterIdentity::Follow));
+        if follows && id.is_some() {
+            let reason =
+                "names one cluster, and identity = \"follow\" goes wherever the endpoints lead; choose one";
+            self.findings.fault("cluster.id", reason);
+        }
+        match id.and_then(|id| self.checked("cluster.id", values::cluster_id(&id))) {
+            Some(id) => ClusterPin::Id(id),
+            None if follows => ClusterPin::Follow,
+            None => ClusterPin::FirstAnswer,
+        }
+    }
+
+    fn srv(&mut self, srv: file::ClusterSrv, beside_endpoints: bool) -> Option<Srv> {
+        if beside_endpoints {
+            let reason = "says what the endpoints are, and cluster.endpoints does so too; choose one";
+            self.findings.fault("cluster.srv", reason);
+        }
+        let path = "cluster.srv.domain";
+        let domain = self.required(path, srv.domain, "the domain that has the SRV records is needed");
+        let domain = domain.and_then(|domain| self.checked(path, values::domain(&domain)));
+        let name = srv.name.and_then(|name| self.checked("cluster.srv.name", values::service_name(&name)));
+        let scheme = match srv.scheme {
+            Some(file::ClusterScheme::Http) => Scheme::Http,
+            Some(file::ClusterScheme::Https) | None => Scheme::Https,
+        };
+        Some(Srv { domain: domain?, name, scheme })
+    }
+
+    fn discovery(
+        &mut self,
+        srv: Option<Srv>,
+        dns: Option<Vec<String>>,
+        allowed: Option<Vec<String>>,
+    ) -> Discovery {
+        let servers = dns.iter().flatten().enumerate();
+        let dns = servers
+            .filter_map(|(index, text)| {
+                self.checked(&format!("cluster.dns[{index}]"), values::name_server(text))
+            })
+            .collect();
+        let forms = allowed.iter().flatten().enumerate();
+        let allowed_hosts = forms
+            .filter_map(|(index, text)| {
+                self.checked(&format!("cluster.allowed_hosts[{index}]"), values::host_form(text))
+            })
+            .collect();
+        Discovery { srv, dns, allowed_hosts }
     }
 
     fn endpoints(&mut self, urls: Option<Vec<String>>) -> Vec<Endpoint> {
@@ -92,5 +159,78 @@ impl Resolver<'_> {
             (cert, key) => self.key_pair(path, cert, key),
         };
         Some(ClientTls { roots: roots?, identity })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::resolve::parse;
+
+    const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:1'\n[cluster]\n";
+
+    fn cluster(lines: &str) -> Cluster {
+        let (config, _) =
+            parse(&format!("{LISTENER}{lines}"), Path::new("/")).unwrap_or_else(|faults| panic!("{faults}"));
+        Cluster::clone(&config.cluster)
+    }
+
+    fn faults(lines: &str) -> Vec<String> {
+        let faults = parse(&format!("{LISTENER}{lines}"), Path::new("/")).expect_err("a fault");
+        faults.iter().map(|fault| fault.path.clone()).collect()
+    }
+
+    #[test]
+    fn members_are_found_by_endpoints_or_by_srv_records() {
+        let by_srv = cluster("srv = { domain = 'Example.com.', name = 'blue', scheme = 'http' }\n");
+        assert_eq!((by_srv.endpoints.len(), by_srv.scheme()), (0, Scheme::Http));
+        let record = |cluster: &Cluster| cluster.discovery.srv.as_ref().map(Srv::record);
+        assert_eq!(record(&by_srv).as_deref(), Some("_etcd-client-blue._tcp.example.com."));
+        let secure = "srv = { domain = 'example.com' }\n";
+        assert_eq!(faults(secure), ["cluster.tls.ca"], "https, unless it says http");
+        assert_eq!(faults("srv = { domain = 'a b', scheme = 'http' }\n"), ["cluster.srv.domain"]);
+        assert_eq!(faults("srv = { scheme = 'http' }\n"), ["cluster.srv.domain"]);
+        assert_eq!(faults("srv = { domain = 'a', name = 'a.b', scheme = 'http' }\n"), ["cluster.srv.name"]);
+        let both = "endpoints = ['http://a:1']\nsrv = { domain = 'a', scheme = 'http' }\n";
+        assert_eq!(faults(both), ["cluster.srv"]);
+    }
+
+    #[test]
+    fn a_cluster_is_named_or_followed() {
+        const ENDPOINT: &str = "endpoints = ['http://a:1']\n";
+        let pin = |line: &str| cluster(&format!("{ENDPOINT}{line}")).pin;
+        assert_eq!(pin(""), ClusterPin::FirstAnswer);
+        assert_eq!(pin("identity = 'pinned'\n"), ClusterPin::FirstAnswer);
+        assert_eq!(pin("identity = 'follow'\n"), ClusterPin::Follow);
+        assert!(matches!(pin("identity = 'pinned'\nid = '1f'\n"), ClusterPin::Id(_)));
+        assert_eq!(faults(&format!("{ENDPOINT}identity = 'follow'\nid = '1f'\n")), ["cluster.id"]);
+        assert_eq!(faults(&format!("{ENDPOINT}identity = 'any'\n")), ["cluster.identity"]);
+    }
+
+    #[test]
+    fn name_servers_and_forms_of_hosts_are_checked() {
+        const ENDPOINT: &str = "endpoints = ['http://a:1']\n";
+        let of = |line: &str| cluster(&format!("{ENDPOINT}{line}")).discovery;
+        let servers = of("dns = ['10.0.0.53', '[::1]:5353', '::1']\n").dns;
+        let told: Vec<String> = servers.iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["10.0.0.53:53", "[::1]:5353", "[::1]:53"]);
+        assert_eq!(
+            faults(&format!("{ENDPOINT}dns = ['ns.example.com', '10.0.0.1:0']\n")),
+            ["cluster.dns[0]", "cluster.dns[1]"]
+        );
+        let allowed = of("allowed_hosts = ['*.etcd.Example.com', '10.0.*']\n");
+        for host in ["a.etcd.example.com", "A.ETCD.example.com", "10.0.3.4"] {
+            assert!(allowed.allows(host), "{host}");
+        }
+        for host in ["etcd.example.com", "a.etcd.example.com.evil", "110.0.3.4", ""] {
+            assert!(!allowed.allows(host), "{host}");
+        }
+        assert!(of("").allows("anything"));
+        assert_eq!(
+            faults(&format!("{ENDPOINT}allowed_hosts = ['a b', '']\n")),
+            ["cluster.allowed_hosts[0]", "cluster.allowed_hosts[1]"]
+        );
     }
 }

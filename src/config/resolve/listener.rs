@@ -1,6 +1,6 @@
-//! Listeners, and what follows from them: their users, our advertised URLs, the admin address beside them.
+//! Listeners, and what follows from them: their users, the admin address beside them.
 //!
-//! Owns: `[[listener]]`, `[advertise]`, `[admin]`. Must not know: the cluster.
+//! Owns: `[[listener]]`, `[admin]`. Must not know: the cluster.
 //! Invariants: names and addresses are unique; one name of an authority is one authority; there is something that proves a listener's default user.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,10 +8,7 @@ use std::sync::Arc;
 
 use super::users::{OTHERS, Rows};
 use super::{Resolver, Ways};
-use crate::config::{
-    Address, Admin, Advertise, ClientAuth, ClientCa, Endpoint, Identify, Listener, OnExpiry, Scheme,
-    ServerTls, file,
-};
+use crate::config::{Address, Admin, ClientAuth, ClientCa, Identify, Listener, OnExpiry, ServerTls, file};
 use crate::identity::UserName;
 use crate::identity::pattern::Network;
 use crate::pem::{Crls, Roots};
@@ -48,6 +45,9 @@ impl Resolver<'_> {
             let default_user = row
                 .default_user
                 .and_then(|name| self.user_named(&format!("{path}.default_user"), &name, users));
+            let member = row.member.and_then(|name| self.member_named(&format!("{path}.member"), &name));
+            let server_names = row.server_names.unwrap_or_default();
+            let server_names = self.server_names(&path, server_names, tls.as_ref(), member.as_ref());
             let (Some(name), Some(address)) = (name, address) else { continue };
             if listeners.iter().any(|earlier| earlier.name == name) {
                 self.findings.fault(
@@ -63,11 +63,15 @@ impl Resolver<'_> {
                 tls,
                 identify,
                 lend_login_identity: row.lend_login_identity.unwrap_or(false),
+                // As etcd, which looks at no authority.
+                accept_odd_authority: row.accept_odd_authority.unwrap_or(true),
                 on_expiry: match row.on_expiry {
                     None | Some(file::OnExpiry::Cut) => OnExpiry::Cut,
                     Some(file::OnExpiry::Keep) => OnExpiry::Keep,
                 },
                 proxy_protocol_from: proxies,
+                member,
+                server_names,
             };
             if let Some(user) = default_user {
                 self.warn_of_open_default(&path, &listener, &user);
@@ -256,49 +260,6 @@ impl Resolver<'_> {
             self.findings.fault(path, "names no way; leave it out for all of them");
         }
         identify
-    }
-
-    /// URLs lose the `/` at their end, so that clients see what etcd would write.
-    pub(super) fn advertise(&mut self, advertise: file::Advertise, listeners: &[Arc<Listener>]) -> Advertise {
-        let path = "advertise.client_urls";
-        let Some(urls) = advertise.client_urls else {
-            return Advertise {
-                client_urls: listeners.first().map(|first| self.derived(first)).into_iter().collect(),
-            };
-        };
-        if urls.is_empty() {
-            self.findings.fault(path, "names no URL; leave it out to advertise the first listener");
-        }
-        let mut client_urls = Vec::new();
-        for (index, url) in urls.iter().enumerate() {
-            let path = format!("{path}[{index}]");
-            let Some(url) = self.checked(&path, url.parse::<Endpoint>()) else { continue };
-            if url.is_wildcard() {
-                self.findings
-                    .warn(&path, format!("{url} leads clients nowhere; name an address that they can reach"));
-            }
-            client_urls.push(url.to_string());
-        }
-        Advertise { client_urls }
-    }
-
-    fn derived(&mut self, listener: &Listener) -> String {
-        let address = match &listener.address {
-            Address::Tcp(address) => *address,
-            Address::Unix(path) if listener.tls.is_some() => return format!("unixs://{}", path.display()),
-            Address::Unix(path) => return format!("unix://{}", path.display()),
-        };
-        let scheme = if listener.tls.is_some() { Scheme::Https } else { Scheme::Http };
-        let url = Endpoint { scheme, host: address.ip().to_string(), port: address.port() };
-        if address.ip().is_unspecified() || address.port() == 0 {
-            let reason = format!(
-                "not set, and {url}, the address of listener {:?}, leads clients nowhere; clients that ask for the \
-                 member list will follow it, so name an address that they can reach",
-                &*listener.name
-            );
-            self.findings.warn("advertise.client_urls", reason);
-        }
-        url.to_string()
     }
 
     pub(super) fn admin(&mut self, admin: file::Admin, listeners: &[Arc<Listener>]) -> Option<Admin> {

@@ -46,7 +46,7 @@ impl Resolver<'_> {
         };
         let mut names = BTreeSet::new();
         let mut faulty = BTreeSet::new();
-        let https = cluster.endpoints.iter().any(|endpoint| endpoint.scheme == Scheme::Https);
+        let https = cluster.scheme() == Scheme::Https;
         for (index, mut row) in rows.into_iter().enumerate() {
             let path = format!("user[{index}]");
             let name_path = format!("{path}.name");

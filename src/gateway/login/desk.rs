@@ -23,7 +23,7 @@ use crate::config::{self, PasswordSources};
 use crate::downstream::session::{Proof, Session, SessionPeer};
 use crate::gateway::login::beat::Beat;
 use crate::gateway::login::file::UsersFile;
-use crate::gateway::login::flights::{Flight, Flights, Full, Landing, SEATS};
+use crate::gateway::login::flights::{Boarded, Flights, Full, Landing, SEATS};
 use crate::gateway::login::limits::{Attempts, Limited, Network, Settled};
 use crate::gateway::login::refused::{Asked, Refused};
 use crate::gateway::login::sources::{Denied, Login, Off, Proved, Sources};
@@ -180,7 +180,16 @@ impl Logins {
         password: &Secret<String>,
         purpose: Purpose,
     ) -> Result<Proved, Denied> {
-        let ended = self.landed(self.board(&self.login(user, password), purpose)).await;
+        let login = self.login(user, password);
+        let ended = loop {
+            let boarded = self.board(&login, purpose);
+            let joined = boarded.as_ref().is_ok_and(|boarded| boarded.joined);
+            let ended = self.landed(boarded).await;
+            // Whoever began it may not try again now; that says nothing of who comes from elsewhere.
+            if !joined || ended.verdict != Err(Denied::Limited) {
+                break ended;
+            }
+        };
         self.metrics.logins.get_or_create(&one("result", ended.result())).inc();
         ended.verdict
     }
@@ -262,6 +271,12 @@ impl Logins {
         self.refused.forget_all();
     }
 
+    /// Forgets what the cluster ever said of any password: another is followed from now on.
+    pub fn forget_cluster(&self) {
+        self.proved.invalidate_all();
+        self.refused.forget_all();
+    }
+
     /// Moves whenever there are other sources, or another users file.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
@@ -281,7 +296,7 @@ impl Logins {
     }
 
     /// Joins the check of this user and password that is under way, or asks for one.
-    fn board(&self, login: &Login, purpose: Purpose) -> Result<Flight, Full> {
+    fn board(&self, login: &Login, purpose: Purpose) -> Result<Boarded, Full> {
         let seat = match purpose {
             Purpose::Login(_) if self.is_known(login) => None,
             Purpose::Login(from) | Purpose::Blocked(from) => Some(Network::of(from)),
@@ -300,8 +315,8 @@ impl Logins {
         self.file.recall(users, login).is_some() || self.credentials.knows(login.fingerprint)
     }
 
-    async fn landed(&self, boarded: Result<Flight, Full>) -> Ended {
-        let Ok(flight) = boarded else {
+    async fn landed(&self, boarded: Result<Boarded, Full>) -> Ended {
+        let Ok(Boarded { flight, .. }) = boarded else {
             return Ended { verdict: Err(Denied::Limited), effort: Effort::Recall };
         };
         let landed = tokio::select! {

@@ -49,6 +49,13 @@ pub(super) struct Landing {
 /// Too many checks are under way.
 pub(super) struct Full;
 
+/// A check, and whose.
+pub(super) struct Boarded {
+    pub(super) flight: Flight,
+    /// Somebody else began it.
+    pub(super) joined: bool,
+}
+
 impl Flights {
     /// Joins this check, or begins it: `launch` is given what is to be told. `seat` is where a password comes from of which
     /// nothing is known.
@@ -57,10 +64,10 @@ impl Flights {
         checked: Checked,
         seat: Option<Network>,
         launch: impl FnOnce(Landing) -> Result<(), Full>,
-    ) -> Result<Flight, Full> {
+    ) -> Result<Boarded, Full> {
         let mut under_way = self.lock();
         if let Some(flight) = under_way.all.get(&checked) {
-            return Ok(flight.clone());
+            return Ok(Boarded { flight: flight.clone(), joined: true });
         }
         if let Some(network) = seat {
             under_way.take(network)?;
@@ -70,7 +77,7 @@ impl Flights {
         under_way.all.insert(checked, flight.clone());
         drop(under_way);
         launch(Landing { flights: self.clone(), checked, seat, landed: Some(landed) })?;
-        Ok(flight)
+        Ok(Boarded { flight, joined: false })
     }
 
     /// Nothing under this lock can panic half-way, so that a poisoned one is still whole.

@@ -299,6 +299,14 @@ impl Credentials {
         self.held.add(authority);
     }
 
+    /// Members are those of another cluster: what was found out about the first holds no more.
+    pub(super) fn forget_members(&self) {
+        self.held.clear();
+        if let Some(signer) = &self.acting.load().signer {
+            signer.revisions().forget();
+        }
+    }
+
     /// How many certificates were minted and tokens signed, for the configuration that is in force.
     #[must_use]
     pub fn made(&self) -> (u64, u64) {
@@ -317,7 +325,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::config::ClusterPin;
+    use crate::config::{ClusterPin, Serves};
     use crate::secret::Secret;
     use crate::upstream::connect::Connector;
     use crate::upstream::credential::CredentialSettings;
@@ -335,7 +343,11 @@ mod tests {
             idle_timeout: second,
             token_ttl: second,
             pin: ClusterPin::FirstAnswer,
+            reads: Serves::Any,
+            writes: Serves::Any,
+            near: Vec::new(),
             probe: None,
+            discovery: crate::config::Discovery::default(),
         };
         let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
         let pages = Pages { connector: Connector::tcp(None, second), members };

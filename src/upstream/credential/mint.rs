@@ -73,6 +73,11 @@ impl Held {
         });
     }
 
+    /// Nobody was looked at any more.
+    pub(super) fn clear(&self) {
+        self.0.send_modify(Vec::clear);
+    }
+
     pub(super) fn has(&self, authority: &[CertificateDer<'static>]) -> bool {
         self.0.borrow().iter().any(|known| known == authority)
     }

@@ -93,6 +93,12 @@ impl Revisions {
         }
     }
 
+    /// Members are those of another cluster: known → unknown.
+    pub(super) fn forget(&self) {
+        self.known.revision.store(0, Ordering::SeqCst);
+        self.known.refusals.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Asks, for all who wait: unknown → known. What a refusal overtook is asked again.
     pub(super) async fn answer(&self, signer: &Signer, channels: &ControlChannels) {
         if self.known.revision.load(Ordering::SeqCst) != 0 {
@@ -141,7 +147,7 @@ impl Pages {
         let members = self.members.load_full();
         let rest = members.ready_voters().filter(|member| Some(member.id) != members.leader);
         for member in members.leader().into_iter().chain(rest) {
-            let page = metrics_page::text(&self.connector, &member.endpoint);
+            let page = metrics_page::text(&self.connector, &member.endpoint, member.at);
             let page = tokio::time::timeout(LIMIT, page).await.ok().flatten();
             if let Some(revision) = page.as_deref().and_then(metrics_page::auth_revision) {
                 return Some(revision);

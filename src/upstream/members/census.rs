@@ -7,11 +7,12 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::config::{ClusterPin, Endpoint, Scheme};
+use crate::config::{ClusterPin, Discovery, Endpoint, Scheme};
 use crate::identity::{ClusterId, MemberId};
 use crate::upstream::membership::{
     Absence, Absent, Foreign, Member, Membership, PeerUrls, Peering, Readiness, Reason, Role,
@@ -47,6 +48,8 @@ pub(super) enum Sight {
 #[derive(Clone, Debug)]
 pub(super) struct Sighting {
     pub(super) endpoint: Endpoint,
+    /// At which address of the endpoint's name; `None` where the host is one itself.
+    pub(super) at: Option<IpAddr>,
     pub(super) source: Source,
     pub(super) seen: Seen,
 }
@@ -83,6 +86,8 @@ pub(super) struct Facts<'a> {
     pub(super) pinned: Option<ClusterId>,
     /// Of the configured endpoints: no other is used.
     pub(super) scheme: Scheme,
+    /// What hosts of the list may be used.
+    pub(super) discovery: &'a Discovery,
     pub(super) sightings: &'a [Sighting],
     pub(super) list: Option<&'a [Listed]>,
     /// Whether the list was refused where it was last asked for.
@@ -237,9 +242,12 @@ impl Facts<'_> {
         let listed = self.list.into_iter().flatten().find(|listed| listed.id == id);
         let known = self.before.get(id);
         let stands = self.stands_for(id);
-        let (endpoint, readiness) = match (stands, listed) {
-            (Some(sighting), _) => (sighting.endpoint.clone(), self.readiness(sighting, listed)),
-            (None, Some(listed)) => self.by_list(listed)?,
+        let (endpoint, at, readiness) = match (stands, listed) {
+            (Some(sighting), _) => (sighting.endpoint.clone(), sighting.at, self.readiness(sighting, listed)),
+            (None, Some(listed)) => {
+                let (endpoint, readiness) = self.by_list(listed)?;
+                (endpoint, None, readiness)
+            }
             (None, None) => return Err(Absent { id, name: "".into(), why: Absence::NoUsableUrl }),
         };
         let last = stands.and_then(|sighting| match &sighting.seen {
@@ -251,6 +259,7 @@ impl Facts<'_> {
             id,
             name: listed.map_or_else(|| "".into(), |listed| Arc::clone(&listed.name)),
             endpoint,
+            at,
             role: last.map_or(listed_role, |answer| answer.role),
             version: last.and_then(|answer| answer.version),
             readiness,
@@ -259,6 +268,7 @@ impl Facts<'_> {
             client_urls: listed.map_or_else(Arc::default, |listed| Arc::clone(&listed.client_urls)),
             suspicion: known.map_or_else(Arc::default, |member| Arc::clone(&member.suspicion)),
             rest: known.map_or_else(Arc::default, |member| Arc::clone(&member.rest)),
+            conduct: known.map_or_else(Arc::default, |member| Arc::clone(&member.conduct)),
         })
     }
 
@@ -286,13 +296,18 @@ impl Facts<'_> {
         if listed.name.is_empty() && listed.client_urls.is_empty() {
             return Err(absent(Absence::Unstarted));
         }
-        let mut usable = listed.client_urls.iter().filter_map(|url| usable(url, self.scheme));
-        let endpoint = usable.next().ok_or_else(|| absent(Absence::NoUsableUrl))?;
-        let there = self.sightings.iter().find(|sighting| sighting.endpoint == endpoint);
-        let reason = match there.map(|sighting| (&sighting.seen, self.foreign(sighting))) {
-            Some((_, Some(_foreign))) => Reason::ForeignCluster,
-            None | Some((Seen::NotAsked, None)) => Reason::Unprobed,
-            Some((Seen::Answered(_) | Seen::Silent(_), None)) => Reason::Unreachable,
+        let usable = || listed.client_urls.iter().filter_map(|url| usable(url, self.scheme));
+        let mut allowed = usable().filter(|endpoint| self.discovery.allows(&endpoint.host));
+        let endpoint = allowed.next().ok_or_else(|| {
+            absent(if usable().next().is_some() { Absence::NotAllowed } else { Absence::NoUsableUrl })
+        })?;
+        let there = || self.sightings.iter().filter(|sighting| sighting.endpoint == endpoint);
+        let reason = if there().any(|sighting| self.foreign(sighting).is_some()) {
+            Reason::ForeignCluster
+        } else if there().any(|sighting| matches!(sighting.seen, Seen::Answered(_) | Seen::Silent(_))) {
+            Reason::Unreachable
+        } else {
+            Reason::Unprobed
         };
         Ok((endpoint, Readiness::NotReady(reason)))
     }
@@ -326,11 +341,11 @@ mod tests {
     }
 
     fn configured(port: u16, seen: Seen) -> Sighting {
-        Sighting { endpoint: endpoint(port), source: Source::Configured, seen }
+        Sighting { endpoint: endpoint(port), at: None, source: Source::Configured, seen }
     }
 
     fn by_url(port: u16, seen: Seen) -> Sighting {
-        Sighting { endpoint: endpoint(port), source: Source::Listed, seen }
+        Sighting { endpoint: endpoint(port), at: None, source: Source::Listed, seen }
     }
 
     fn listed(id: u64, port: u16) -> Listed {
@@ -356,7 +371,16 @@ mod tests {
         let now = Instant::now();
         let before = Membership::unknown(now);
         take(
-            &Facts { pin, pinned, scheme: Scheme::Http, sightings, list, refused: false, before: &before },
+            &Facts {
+                pin,
+                pinned,
+                scheme: Scheme::Http,
+                discovery: &Discovery::default(),
+                sightings,
+                list,
+                refused: false,
+                before: &before,
+            },
             now,
         )
     }
@@ -546,6 +570,7 @@ mod tests {
             pin: ClusterPin::FirstAnswer,
             pinned: None,
             scheme: Scheme::Http,
+            discovery: &Discovery::default(),
             sightings: &[],
             list: None,
             refused: true,
@@ -564,6 +589,7 @@ mod tests {
                 pin: ClusterPin::FirstAnswer,
                 pinned: Some(OURS),
                 scheme: Scheme::Http,
+                discovery: &Discovery::default(),
                 sightings: &sightings,
                 list: None,
                 refused: false,

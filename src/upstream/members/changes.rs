@@ -12,6 +12,8 @@ use crate::upstream::version::Version;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Pinned(ClusterId),
+    /// Another cluster than the one that is served answers somewhere, which was not seen before.
+    Rival(Foreign),
     Leader(Option<MemberId>),
     Term,
     Added(MemberId),
@@ -34,6 +36,13 @@ pub(super) fn between(before: &Membership, after: &Membership) -> Vec<Change> {
     if before.cluster != after.cluster {
         changes.extend(after.cluster.map(Change::Pinned));
     }
+    let mut rivals: Vec<Foreign> = Vec::new();
+    for foreign in fresh(&before.foreign, &after.foreign) {
+        if before.foreign.iter().chain(&rivals).all(|known| known.cluster != foreign.cluster) {
+            rivals.push(foreign);
+        }
+    }
+    changes.extend(rivals.into_iter().map(Change::Rival));
     changes.extend(fresh(&before.foreign, &after.foreign).map(Change::Foreign));
     changes.extend(fresh(&after.foreign, &before.foreign).map(Change::ForeignGone));
     for member in &after.members {
@@ -61,7 +70,7 @@ pub(super) fn between(before: &Membership, after: &Membership) -> Vec<Change> {
 }
 
 fn compare(known: &Member, member: &Member, changes: &mut Vec<Change>) {
-    if known.endpoint != member.endpoint {
+    if known.endpoint != member.endpoint || known.at != member.at {
         changes.push(Change::Moved(member.id, member.endpoint.clone()));
     }
     if known.role != member.role {
@@ -116,8 +125,13 @@ pub(super) fn log(changes: &[Change], after: &Membership) {
             Change::Ready(member) => tracing::info!(%member, "member is ready"),
             Change::NotReady(member, Reason::Unprobed) => tracing::debug!(%member, "member will be asked"),
             Change::NotReady(member, reason) => tracing::warn!(%member, %reason, "member is not ready"),
+            Change::Rival(Foreign { endpoint, cluster }) => tracing::error!(
+                %endpoint, %cluster, serving = after.cluster.map(tracing::field::display),
+                "another cluster than the one that is served answers here, and is not used: correct where the endpoint leads; where \
+                 the cluster was replaced and cluster.identity is \"pinned\", restart Keyward, or set it to \"follow\""
+            ),
             Change::Foreign(Foreign { endpoint, cluster }) => {
-                tracing::error!(%endpoint, %cluster, "another cluster answers here: the address is not used");
+                tracing::warn!(%endpoint, %cluster, "another cluster answers here: the address is not used");
             }
             Change::ForeignGone(Foreign { endpoint, cluster }) => {
                 tracing::info!(%endpoint, %cluster, "the other cluster does not answer here any more");
@@ -146,6 +160,7 @@ mod tests {
             id: MemberId(id),
             name: format!("m{id}").into(),
             endpoint: endpoint(1),
+            at: None,
             role: Role::Voter,
             version: None,
             readiness: Readiness::Ready,
@@ -154,6 +169,7 @@ mod tests {
             client_urls: Arc::default(),
             suspicion: Arc::default(),
             rest: Arc::default(),
+            conduct: Arc::default(),
         }
     }
 
@@ -194,6 +210,7 @@ mod tests {
         after.foreign = vec![foreign.clone()];
         let id = MemberId;
         let expected = [
+            Change::Rival(foreign.clone()),
             Change::Foreign(foreign.clone()),
             Change::Moved(id(1), endpoint(2)),
             Change::Role(id(1), Role::Learner),

@@ -3,6 +3,8 @@
 //! Owns: reading the five lines of `/metrics` that matter. Must not know: how it is asked for, or why. Invariant: a page
 //! that lacks one of them is no page.
 
+use std::net::IpAddr;
+
 use http::StatusCode;
 
 use crate::config::Endpoint;
@@ -24,14 +26,18 @@ pub(super) struct Page {
 
 /// Fetches and reads the page over a connection of its own. `connector` must offer HTTP/1.1. `None` where there is no
 /// such page, as on a port that serves gRPC only.
-pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint) -> Option<Page> {
-    read(&text(connector, endpoint).await?)
+pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint, at: Option<IpAddr>) -> Option<Page> {
+    read(&text(connector, endpoint, at).await?)
 }
 
 /// The page as it is; see [`fetch`].
-pub(in crate::upstream) async fn text(connector: &Connector, endpoint: &Endpoint) -> Option<String> {
-    let page =
-        examine::get(connector, endpoint, "/metrics").await.filter(|page| page.status == StatusCode::OK)?;
+pub(in crate::upstream) async fn text(
+    connector: &Connector,
+    endpoint: &Endpoint,
+    at: Option<IpAddr>,
+) -> Option<String> {
+    let page = examine::get(connector, endpoint, at, "/metrics").await;
+    let page = page.filter(|page| page.status == StatusCode::OK)?;
     Some(std::str::from_utf8(&page.body).ok()?.to_owned())
 }
 

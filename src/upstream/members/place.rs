@@ -3,7 +3,9 @@
 //! Owns: how a report changes what is believed of an address. Must not know: other addresses, members.
 //! Invariants: one late answer is no silence, a broken connection is; hints bring a probe forward within bounds.
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -11,10 +13,11 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use super::census::{Seen, Sighting, Source};
-use super::probe::{Identity, ProbeLogin, Prober, Report, Silence, Want};
+use super::probe::{Dialled, Identity, ProbeLogin, Prober, Report, Silence, Want};
 use crate::config::{ClusterPin, Endpoint, Scheme};
-use crate::identity::MemberId;
+use crate::identity::{ClusterId, MemberId};
 use crate::upstream::connect::{ConnectError, Connector};
+use crate::upstream::membership::Trouble;
 use crate::upstream::standing::Mark;
 
 /// Between two probes of an address that hints ask for.
@@ -30,11 +33,11 @@ const PING: Duration = Duration::from_secs(10);
 pub(super) struct Setup {
     pub(super) pin: ClusterPin,
     pub(super) scheme: Scheme,
-    pub(super) endpoints: Vec<Endpoint>,
     pub(super) connector: Connector,
     pub(super) http1: Connector,
     pub(super) identity: Identity,
     pub(super) login: ProbeLogin,
+    pub(super) near: Vec<String>,
 }
 
 /// One address, and when it is asked next.
@@ -48,6 +51,11 @@ pub(super) struct Place {
     /// What the probe under way has to clear when it succeeds.
     pub(super) mark: Option<(MemberId, Mark)>,
     pub(super) late: u32,
+    /// Why nobody is known to be here, where that is so.
+    pub(super) trouble: Option<(Trouble, Arc<str>)>,
+    dialled: Arc<Dialled>,
+    /// Tells it from one that was here before.
+    pub(super) serial: u64,
     /// How often the channel was made anew.
     pub(super) renewed: u32,
     /// What the next probe asks beside who is there.
@@ -56,23 +64,35 @@ pub(super) struct Place {
 
 impl Place {
     /// None where the address cannot be written as a URL, which no configured one is.
-    pub(super) fn new(setup: &Setup, endpoint: &Endpoint, source: Source, now: Instant) -> Option<Self> {
-        let channel = channel(&setup.connector, endpoint)?;
+    pub(super) fn new(
+        setup: &Setup,
+        (endpoint, at): (&Endpoint, Option<IpAddr>),
+        source: Source,
+        serial: u64,
+        now: Instant,
+    ) -> Option<Self> {
+        let dialled = Arc::new(Dialled::default());
+        let channel = channel(&setup.connector, endpoint, at, &dialled)?;
         let prober = Prober::new(
             endpoint.clone(),
-            channel.clone(),
+            at,
+            serial,
+            (channel.clone(), Arc::clone(&dialled)),
             setup.http1.clone(),
             setup.identity,
             Arc::clone(&setup.login),
         );
         Some(Self {
-            sighting: Sighting { endpoint: endpoint.clone(), source, seen: Seen::NotAsked },
+            sighting: Sighting { endpoint: endpoint.clone(), at, source, seen: Seen::NotAsked },
             channel,
             prober: Some(prober),
             due: now,
             asked: None,
             mark: None,
             late: 0,
+            trouble: None,
+            dialled,
+            serial,
             renewed: 0,
             want: Want::default(),
         })
@@ -94,6 +114,19 @@ impl Place {
         }
     }
 
+    /// Whether this is that address.
+    pub(super) fn is_at(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> bool {
+        self.sighting.endpoint == *endpoint && self.sighting.at == at
+    }
+
+    /// Which cluster answers here now; none where that is not told.
+    pub(super) fn cluster(&self) -> Option<ClusterId> {
+        match &self.sighting.seen {
+            Seen::Answered(answer) => answer.cluster,
+            Seen::NotAsked | Seen::Silent(_) => None,
+        }
+    }
+
     /// Brings the next probe forward, within bounds. A probe under way does not count: it began before.
     pub(super) fn force(&mut self) {
         let earliest = self.asked.map_or_else(Instant::now, |asked| asked + FORCED);
@@ -105,6 +138,7 @@ impl Place {
         match &report.told {
             Ok(told) => {
                 self.late = 0;
+                self.trouble = None;
                 self.sighting.seen = Seen::Answered(told.answer.clone());
                 false
             }
@@ -113,6 +147,7 @@ impl Place {
                 if self.late > 0 && self.late.is_multiple_of(LATE_CONNECTION) {
                     self.reconnect(setup);
                 }
+                self.trouble = Some(self.trouble_of(*silence));
                 let answered = self.answers().is_some();
                 if answered && (1..LATE).contains(&self.late) {
                     self.due = Instant::now();
@@ -128,8 +163,30 @@ impl Place {
         }
     }
 
+    fn trouble_of(&self, silence: Silence) -> (Trouble, Arc<str>) {
+        let failure = self.dialled.failure.load_full();
+        match (silence, failure) {
+            (Silence::Unidentified, _) => (
+                Trouble::Unidentified,
+                "it tells the probing user (cluster.probe) neither its id nor its leader".into(),
+            ),
+            (_, Some(failure)) => {
+                let trouble = match &*failure {
+                    ConnectError::Handshake { .. } => Trouble::Tls,
+                    _ => Trouble::Connection,
+                };
+                (trouble, failure.to_string().into())
+            }
+            (Silence::Late, None) => (Trouble::NoAnswer, "it does not answer in time".into()),
+            (Silence::Gone, None) => {
+                (Trouble::NoAnswer, "the connection broke, or it is starting or stopping".into())
+            }
+        }
+    }
+
     fn reconnect(&mut self, setup: &Setup) {
-        if let Some(channel) = channel(&setup.connector, &self.sighting.endpoint) {
+        let Sighting { endpoint, at, .. } = &self.sighting;
+        if let Some(channel) = channel(&setup.connector, endpoint, *at, &self.dialled) {
             if let Some(prober) = &mut self.prober {
                 prober.use_channel(channel.clone());
             }
@@ -141,12 +198,23 @@ impl Place {
 
 /// A channel that connects when first used, and again when its connection is gone. The scheme that etcd sees is the
 /// endpoint's: over TLS, Go's HTTP/2 hides the client certificate from a call that says `http`.
-fn channel(connector: &Connector, endpoint: &Endpoint) -> Option<Channel> {
+fn channel(
+    connector: &Connector,
+    endpoint: &Endpoint,
+    at: Option<IpAddr>,
+    dialled: &Arc<Dialled>,
+) -> Option<Channel> {
     let uri = tonic::transport::Endpoint::from_shared(endpoint.to_string()).ok()?;
-    let (connector, endpoint) = (connector.clone(), endpoint.clone());
+    let (connector, endpoint, dialled) = (connector.clone(), endpoint.clone(), Arc::clone(dialled));
     let connect = tower::service_fn(move |_: http::Uri| {
-        let (connector, endpoint) = (connector.clone(), endpoint.clone());
-        async move { Ok::<_, ConnectError>(TokioIo::new(connector.connect(&endpoint).await?)) }
+        let (connector, endpoint, dialled) = (connector.clone(), endpoint.clone(), Arc::clone(&dialled));
+        async move {
+            let connected = connector.connect_at(&endpoint, at).await;
+            dialled.failure.store(connected.as_ref().err().cloned().map(Arc::new));
+            let stream = connected?;
+            dialled.times.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, ConnectError>(TokioIo::new(stream))
+        }
     });
     let built = uri.http2_keep_alive_interval(PING).keep_alive_timeout(PING).keep_alive_while_idle(false);
     Some(built.connect_with_connector_lazy(connect))
@@ -157,7 +225,6 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::identity::ClusterId;
     use crate::upstream::members::census::{Answer, Sight};
     use crate::upstream::members::probe::Told;
     use crate::upstream::membership::Role;
@@ -168,17 +235,17 @@ mod tests {
         Setup {
             pin: ClusterPin::FirstAnswer,
             scheme: Scheme::Http,
-            endpoints: Vec::new(),
             http1: nowhere.http1(),
             connector: nowhere,
             identity: Identity::None,
             login: ProbeLogin::default(),
+            near: Vec::new(),
         }
     }
 
     fn place(setup: &Setup) -> Place {
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 1 };
-        Place::new(setup, &endpoint, Source::Configured, Instant::now()).unwrap()
+        Place::new(setup, (&endpoint, None), Source::Configured, 0, Instant::now()).unwrap()
     }
 
     fn report(told: Result<Told, Silence>) -> Report {

@@ -6,7 +6,9 @@
 //! refused password is not tried again for half a minute; a probe never writes.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -25,7 +27,7 @@ use crate::pb::etcdserverpb::{
     AuthenticateRequest, MemberListRequest, MemberListResponse, RangeRequest, ResponseHeader, StatusRequest,
     StatusResponse,
 };
-use crate::upstream::connect::Connector;
+use crate::upstream::connect::{ConnectError, Connector};
 use crate::upstream::members::census::{Answer, Listed, Sight};
 use crate::upstream::members::metrics_page::{self, Page};
 use crate::upstream::membership::{Auth, Role};
@@ -49,16 +51,31 @@ const NOBODY: &str = "keyward-asks-whether-auth-is-on";
 /// As whom members are probed; replaced at run time.
 pub type ProbeLogin = Arc<ArcSwapOption<Login>>;
 
+/// What became of the connections to one address.
+#[derive(Default)]
+pub(super) struct Dialled {
+    /// How many there were.
+    pub(super) times: AtomicU32,
+    /// Why there is none, where the last one could not be made.
+    pub(super) failure: ArcSwapOption<ConnectError>,
+}
+
 /// Asks one address. Lives in the probe's future while one is under way.
 pub(super) struct Prober {
     pub(super) endpoint: Endpoint,
+    pub(super) at: Option<IpAddr>,
+    /// Which place it is of: one that was dropped may come again.
+    pub(super) serial: u64,
     channel: Channel,
+    dialled: Arc<Dialled>,
     http1: Connector,
     identity: Identity,
     login: ProbeLogin,
     /// The login that the rest is about.
     user: Option<Arc<Login>>,
     token: Option<AsciiMetadataValue>,
+    /// The connection over which it came.
+    token_of: u32,
     no_login_before: Option<Instant>,
     page: Option<Read>,
 }
@@ -133,7 +150,9 @@ pub(super) enum Refusal {
 impl Prober {
     pub(super) fn new(
         endpoint: Endpoint,
-        channel: Channel,
+        at: Option<IpAddr>,
+        serial: u64,
+        (channel, dialled): (Channel, Arc<Dialled>),
         http1: Connector,
         identity: Identity,
         login: ProbeLogin,
@@ -141,25 +160,38 @@ impl Prober {
         let user = login.load_full();
         Self {
             endpoint,
+            at,
+            serial,
             channel,
+            dialled,
             http1,
             identity,
             login,
             user,
             token: None,
+            token_of: 0,
             no_login_before: None,
             page: None,
         }
     }
 
-    /// Takes another channel to the same address. The token stays good.
+    /// Takes another channel to the same address.
     pub(super) fn use_channel(&mut self, channel: Channel) {
         self.channel = channel;
+    }
+
+    /// Forgets a token that came over another connection than this one: at its end there may be another member by now, even of
+    /// another cluster, which would wait for a token's index without an answer.
+    fn follow_connection(&mut self) {
+        if self.token_of != self.dialled.times.load(Ordering::Relaxed) {
+            self.token = None;
+        }
     }
 
     /// One probe. Never fails: what it could not learn is in the report.
     pub(super) async fn ask(mut self, want: Want) -> (Self, Report) {
         self.follow_login();
+        self.follow_connection();
         let mut login_refused = false;
         let began = Instant::now();
         let told = match self.as_user(&mut login_refused, status).await {
@@ -236,6 +268,7 @@ impl Prober {
             Ok(Ok(answer)) => {
                 self.token = MetadataValue::try_from(answer.into_inner().token).ok();
                 self.token.iter_mut().for_each(|token| token.set_sensitive(true));
+                self.token_of = self.dialled.times.load(Ordering::Relaxed);
                 (None, false)
             }
             Ok(Err(status)) if is_refused_login(&status) => (Some(AFTER_REFUSED_LOGIN), true),
@@ -255,7 +288,7 @@ impl Prober {
         };
         if !self.page.as_ref().is_some_and(good) {
             let fetched =
-                timeout(CALL, metrics_page::fetch(&self.http1, &self.endpoint)).await.ok().flatten();
+                timeout(CALL, metrics_page::fetch(&self.http1, &self.endpoint, self.at)).await.ok().flatten();
             self.page = match fetched {
                 Some(page) => Some(Read { at: now, term, page }),
                 None => self.page.take().filter(|read| now < read.at + PAGE_KEPT),

@@ -19,7 +19,7 @@ type options struct {
 	endpoints, user, passwordFile string
 	cacert, cert, key             string
 	skipVerify                    bool
-	loginTimeout                  time.Duration
+	loginTimeout, autoSync        time.Duration
 	prefix                        string
 }
 
@@ -32,6 +32,7 @@ func (o *options) bind(flags *flag.FlagSet, prefix string) {
 	flags.StringVar(&o.key, "key", "", "key of the client certificate")
 	flags.BoolVar(&o.skipVerify, "insecure-skip-tls-verify", false, "TLS without checking the server's certificate")
 	flags.DurationVar(&o.loginTimeout, "login-timeout", 30*time.Second, "limit of one login")
+	flags.DurationVar(&o.autoSync, "auto-sync", 0, "how often the endpoints are replaced by those of the member list; 0: never, as by default")
 	flags.StringVar(&o.prefix, "prefix", prefix, "where the scenario's keys live")
 }
 
@@ -55,17 +56,22 @@ func (o *options) dialAs(endpoints, user, password string) (*clientv3.Client, er
 	if err != nil {
 		return nil, err
 	}
+	// Chained interceptors run inside clientv3's own, once per attempt.
+	dialing := []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(seen.unary),
+		grpc.WithChainStreamInterceptor(seen.stream),
+	}
+	if o.autoSync > 0 {
+		dialing = append(dialing, grpc.WithContextDialer(seen.dial))
+	}
 	return clientv3.New(clientv3.Config{
-		Endpoints:   strings.Split(endpoints, ","),
-		Username:    user,
-		Password:    password,
-		TLS:         secure,
-		DialTimeout: o.loginTimeout,
-		// Chained interceptors run inside clientv3's own, once per attempt.
-		DialOptions: []grpc.DialOption{
-			grpc.WithChainUnaryInterceptor(seen.unary),
-			grpc.WithChainStreamInterceptor(seen.stream),
-		},
+		Endpoints:        strings.Split(endpoints, ","),
+		Username:         user,
+		Password:         password,
+		TLS:              secure,
+		DialTimeout:      o.loginTimeout,
+		AutoSyncInterval: o.autoSync,
+		DialOptions:      dialing,
 	})
 }
 

@@ -27,13 +27,15 @@ var scenarios = map[string]func(*flag.FlagSet, *options) func() error{
 	"watch-storm":    watchStormScenario,
 	"login-storm":    loginStormScenario,
 	"load":           loadScenario,
+	"sync":           syncScenario,
 	"watchers":       watchersScenario,
 	"rounds":         roundsScenario,
+	"tenant":         tenantScenario,
 }
 
 func main() {
 	if len(os.Args) < 2 || scenarios[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: kwclient queue|priority-queue|barrier|mutex|election|watch-storm|login-storm|load|watchers|rounds [flags] (-h lists them)")
+		fmt.Fprintln(os.Stderr, "usage: kwclient queue|priority-queue|barrier|mutex|election|watch-storm|login-storm|load|sync|watchers|rounds|tenant [flags] (-h lists them)")
 		os.Exit(exitUsage)
 	}
 	name := os.Args[1]

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -15,7 +16,7 @@ import (
 const watchMethod = "/etcdserverpb.Watch/Watch"
 
 var seen = &wire{
-	attempts: map[string]int{}, streams: map[string]int{}, failed: map[string]int{}, watching: make(chan struct{}),
+	attempts: map[string]int{}, streams: map[string]int{}, failed: map[string]int{}, dialed: map[string]int{}, watching: make(chan struct{}),
 }
 
 // Wire counts over all clients of the process.
@@ -24,6 +25,7 @@ type wire struct {
 	attempts map[string]int // unary attempts by method
 	streams  map[string]int // streams opened by method
 	failed   map[string]int // failed attempts and ended streams by "method code"
+	dialed   map[string]int // connections begun by address, where a scenario wants to know
 	watching chan struct{}  // closed when the first answer came on a watch stream
 	first    sync.Once
 }
@@ -85,11 +87,17 @@ func (s *wireStream) RecvMsg(message any) error {
 	return err
 }
 
+// Dial is how every connection of a client begins that is asked where it goes.
+func (w *wire) dial(ctx context.Context, address string) (net.Conn, error) {
+	w.count(w.dialed, address)
+	return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+}
+
 func (w *wire) report() {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	emit("wire", fields{
-		"attempts": w.attempts, "streams": w.streams, "failed": w.failed,
+		"attempts": w.attempts, "streams": w.streams, "failed": w.failed, "dialed": w.dialed,
 		"authenticate": w.attempts["/etcdserverpb.Auth/Authenticate"],
 	})
 }

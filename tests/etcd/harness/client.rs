@@ -70,6 +70,18 @@ impl Client {
         self.process.wrote(LIMIT, &format!("{more} more of {kind}"), found).await;
     }
 
+    /// Waits until all of these are served by this cluster (the scenario `tenant`).
+    pub(crate) async fn serves(&self, ops: &[&str], cluster: &str) {
+        let all = |text: &str| {
+            assert!(self.process.exit().is_none(), "kwclient ended: {}", self.process.tail());
+            let served: Vec<Value> =
+                lines(text).into_iter().filter(|line| line["kind"] == "served").collect();
+            let by = |op: &&str| served.iter().any(|line| line["op"] == **op && line["cluster"] == cluster);
+            ops.iter().all(by).then_some(())
+        };
+        self.process.wrote(LIMIT, &format!("{ops:?} by {cluster}"), all).await;
+    }
+
     /// What a load has done until now.
     pub(crate) async fn so_far(&self) -> Value {
         let all = |text: &str| -> Vec<Value> {

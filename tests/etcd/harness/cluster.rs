@@ -410,6 +410,16 @@ impl Cluster {
         i
     }
 
+    /// Forgets the newest member, which was removed from the cluster: its process and its data.
+    pub(crate) fn forget_newest(&mut self) {
+        let Some(member) = self.members.pop() else { return };
+        let data = self.folder.path().join(&member.name);
+        if let Some(process) = member.running() {
+            process.kill();
+        }
+        std::fs::remove_dir_all(data).expect("its data can be removed");
+    }
+
     /// Waits until exactly one running member leads and every running member knows a leader, and returns the one.
     pub(crate) async fn leader(&self) -> usize {
         let look = async || {

@@ -111,6 +111,22 @@ impl Keyward {
         keyward
     }
 
+    /// Starts it where `/etc/hosts` is this file, in a mount namespace of its own, and waits until it is ready. `flags` are those
+    /// of [`namespace`].
+    pub(crate) async fn start_with_hosts(site: Site, config: &str, hosts: &Path, flags: &str) -> Keyward {
+        let file = site.write("keyward.toml", config);
+        let log = site.folder.path().join("keyward.log");
+        // Once more at the end: entering a namespace may take back that it ends with us.
+        let script = "mount --bind \"$0\" /etc/hosts && exec setpriv --pdeathsig KILL -- \"$@\"";
+        let mut args: Vec<PathBuf> =
+            [flags, "--propagation", "private", "--", "sh", "-c", script].map(PathBuf::from).to_vec();
+        args.extend([hosts.to_owned(), program(), "serve".into(), "--config".into(), file]);
+        let keyward =
+            Keyward { process: Process::start("keyward", Path::new("unshare"), args, &[], &log), site };
+        keyward.ready().await;
+        keyward
+    }
+
     /// Starts it and waits for its end, since it is to refuse what it finds; hands on what it logged.
     pub(crate) async fn refused(site: Site, config: &str) -> (ExitStatus, String) {
         let file = site.write("keyward.toml", config);
@@ -186,6 +202,20 @@ impl Keyward {
         self.process.kill();
         self.site
     }
+}
+
+/// The flags of `unshare` by which this machine lets us mount a file for one process only; none where it does not.
+pub(crate) fn namespace() -> Option<&'static str> {
+    let works = |flags: &&str| {
+        let script = "mount --bind /etc/hosts /etc/hosts";
+        let args = [flags, "--propagation", "private", "--", "sh", "-c", script];
+        let mut unshare = std::process::Command::new("unshare");
+        let quiet =
+            unshare.args(args).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let ended = quiet.status();
+        ended.is_ok_and(|status| status.success())
+    };
+    ["-m", "-rm"].into_iter().find(works)
 }
 
 /// The build that runs.

@@ -44,7 +44,11 @@ struct State {
 impl Relay {
     /// A relay on a port of its own.
     pub(crate) async fn start(tasks: &Tasks) -> Relay {
-        let address = ports::free();
+        Relay::at(ports::free(), tasks).await
+    }
+
+    /// A relay at this address, which nobody else listens on.
+    pub(crate) async fn at(address: SocketAddr, tasks: &Tasks) -> Relay {
         let listener = TcpListener::bind(address).await.expect("a free port");
         let state = Rc::new(State {
             targets: RefCell::default(),
@@ -109,6 +113,16 @@ impl Relay {
     /// Cuts every connection once this many more bytes came from the member; later ones pass.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.state.left.set(Some(bytes));
+    }
+
+    /// How many connections there are.
+    pub(crate) fn live(&self) -> usize {
+        Rc::strong_count(&self.state.live) - 1
+    }
+
+    /// How many connections it has let through.
+    pub(crate) fn accepted(&self) -> usize {
+        self.state.accepted.get()
     }
 
     /// How many cuts there were.

@@ -40,6 +40,7 @@ fn member(id: u64) -> Member {
         id: MemberId(id),
         name: format!("m{id}").into(),
         endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 2379 },
+        at: None,
         role: Role::Voter,
         version: Version::parse("3.5.1").ok(),
         readiness: Readiness::Ready,
@@ -48,6 +49,7 @@ fn member(id: u64) -> Member {
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         rest: Arc::default(),
+        conduct: Arc::default(),
     }
 }
 

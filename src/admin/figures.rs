@@ -1,0 +1,34 @@
+//! From what is known of the members to their figures in `/metrics`.
+//!
+//! Owns: nothing but the way from one to the other. Must not know: names of metrics.
+
+use tokio::time::Instant;
+
+use crate::telemetry::figures::Figures;
+use crate::upstream::membership::{Member, Membership};
+
+/// The figures of all members now.
+pub(super) fn of(members: &Membership) -> Vec<Figures> {
+    let now = Instant::now();
+    members.members.iter().map(|member| one(members, member, now)).collect()
+}
+
+fn one(members: &Membership, member: &Member, now: Instant) -> Figures {
+    let vitals = member.vitals.as_deref();
+    Figures {
+        member: member.id.to_string(),
+        name: member.name.as_ref().into(),
+        version: member.version.map(|version| version.to_string()).unwrap_or_default(),
+        ready: member.is_ready(),
+        leader: members.leader == Some(member.id),
+        ejected: member.conduct.ejected(now).is_some(),
+        ejections: member.conduct.ejections().into(),
+        latency: member.conduct.latency(),
+        calls: member.conduct.in_flight().into(),
+        lag: member.conduct.lag(),
+        term: member.term,
+        errors: vitals.map(|vitals| u64::try_from(vitals.errors.len()).unwrap_or(u64::MAX)),
+        db: vitals.map(|vitals| (vitals.db_size, vitals.db_in_use)),
+        quota: vitals.and_then(|vitals| vitals.db_quota),
+    }
+}

@@ -1,0 +1,239 @@
+//! What replicas tell each other of defragmentations, by keys in etcd.
+//!
+//! Owns: those keys: `PREFIX` + `defragment/lock`, which lives by a lease, and `PREFIX` + `defragment/done/ID` for each member
+//! done, which lives for ten minutes. Must not know: what is done under the lock. Invariants: all of it is done as the caller,
+//! who may do it, since who may defragment may write everywhere; a lock that was lost lets nothing begin; what cannot be
+//! kept lasts a minute at most.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{LATELY, Trouble, ask_anywhere};
+use crate::identity::MemberId;
+use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use crate::pb::etcdserverpb::request_op::Request;
+use crate::pb::etcdserverpb::response_op::Response;
+use crate::pb::etcdserverpb::{
+    Compare, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, PutRequest, RangeRequest,
+    RangeResponse, RequestOp, TxnRequest, TxnResponse,
+};
+use crate::refusal::{Code, Status};
+use crate::upstream::read::ReadError;
+use crate::upstream::send::{As, Door};
+
+const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
+const TXN: &str = "/etcdserverpb.KV/Txn";
+const PUT: &str = "/etcdserverpb.KV/Put";
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
+
+/// How long a lock outlives its replica.
+const TTL: Duration = Duration::from_secs(60);
+
+/// What became of the attempt.
+pub(super) enum Taken {
+    /// It is ours.
+    Ours(Lock),
+    /// Somebody else has it.
+    Anothers,
+    /// The store is full: it takes no key.
+    NoSpace,
+    /// There is to be none.
+    Nowhere,
+}
+
+/// The lock, ours.
+pub(super) struct Lock {
+    door: Rc<Door>,
+    whom: As,
+    prefix: Arc<str>,
+    /// What the key holds: nobody else's does.
+    mark: Bytes,
+    lease: i64,
+}
+
+/// Takes the lock, if it is free.
+///
+/// # Errors
+/// A member refused it, or none answered.
+pub(super) async fn take(door: &Rc<Door>, whom: &As, prefix: Arc<str>) -> Result<Taken, ReadError> {
+    let granted = grant(door, whom, TTL).await;
+    let lease = match granted {
+        Err(ReadError::Refused(status)) if is_full(&status) => return Ok(Taken::NoSpace),
+        granted => granted?,
+    };
+    let mark = Bytes::from(format!("{lease:x}"));
+    let lock = Lock { door: Rc::clone(door), whom: whom.clone(), prefix, mark, lease };
+    let free = Compare {
+        result: CompareResult::Equal.into(),
+        target: CompareTarget::Create.into(),
+        key: lock.key(),
+        target_union: Some(TargetUnion::CreateRevision(0)),
+        ..Compare::default()
+    };
+    let look = RangeRequest { key: lock.key(), ..RangeRequest::default() };
+    let answer = match lock.txn(free, lease, Some(look)).await {
+        Err(ReadError::Refused(status)) if is_full(&status) => return Ok(Taken::NoSpace),
+        answer => answer?,
+    };
+    // One whose answer was lost may have taken it.
+    let holds = |response: &Response| match response {
+        Response::ResponseRange(range) => range.kvs.iter().any(|kv| kv.value == lock.mark),
+        _ => false,
+    };
+    let ours = answer.responses.iter().filter_map(|op| op.response.as_ref()).any(holds);
+    if answer.succeeded || ours {
+        return Ok(Taken::Ours(lock));
+    }
+    lock.release().await;
+    Ok(Taken::Anothers)
+}
+
+impl Lock {
+    fn key(&self) -> Bytes {
+        format!("{}defragment/lock", self.prefix).into()
+    }
+
+    fn done(&self) -> String {
+        format!("{}defragment/done/", self.prefix)
+    }
+
+    /// Puts the lock with `lease` if `compare` holds, else reads.
+    async fn txn(
+        &self,
+        compare: Compare,
+        lease: i64,
+        otherwise: Option<RangeRequest>,
+    ) -> Result<TxnResponse, ReadError> {
+        let put = PutRequest { key: self.key(), value: self.mark.clone(), lease, ..PutRequest::default() };
+        let op = |request| RequestOp { request: Some(request) };
+        let txn = TxnRequest {
+            compare: vec![compare],
+            success: vec![op(Request::RequestPut(put))],
+            failure: otherwise.map(Request::RequestRange).map(op).into_iter().collect(),
+        };
+        self.ask(TXN, &txn).await
+    }
+
+    async fn ask<T: Message + Default>(
+        &self,
+        path: &'static str,
+        message: &impl Message,
+    ) -> Result<T, ReadError> {
+        ask(&self.door, &self.whom, path, message).await
+    }
+
+    /// Members that a replica has done lately.
+    ///
+    /// # Errors
+    /// It could not be read.
+    pub(super) async fn lately(&self) -> Result<BTreeSet<MemberId>, ReadError> {
+        let prefix = self.done();
+        // The digits and letters of ids all come before the tilde.
+        let all = RangeRequest {
+            key: prefix.clone().into(),
+            range_end: format!("{prefix}~").into(),
+            keys_only: true,
+            ..RangeRequest::default()
+        };
+        let found: RangeResponse = self.ask(RANGE, &all).await?;
+        let id = |key: &Bytes| {
+            let id = std::str::from_utf8(key.get(prefix.len()..)?).ok()?;
+            u64::from_str_radix(id, 16).ok().map(MemberId)
+        };
+        Ok(found.kvs.iter().filter_map(|kv| id(&kv.key)).collect())
+    }
+
+    /// Notes that a member is done. Where that fails it may be done again too soon, which is no harm.
+    pub(super) async fn note(&self, member: MemberId) {
+        let noted = async {
+            let lease = grant(&self.door, &self.whom, LATELY).await?;
+            let key = format!("{}{member}", self.done()).into();
+            let put = PutRequest { key, lease, ..PutRequest::default() };
+            ask::<crate::pb::etcdserverpb::PutResponse>(&self.door, &self.whom, PUT, &put).await.map(drop)
+        };
+        if let Err(error) = noted.await {
+            tracing::info!(%member, ?error, "it could not be noted that a member was defragmented");
+        }
+    }
+
+    /// Keeps the lock while `work` goes on. What was begun is seen to its end.
+    ///
+    /// # Errors
+    /// [`Trouble::Another`]: it was lost before `work` began.
+    pub(super) async fn held_while<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Trouble> {
+        if !self.renewed().await? {
+            return Err(Trouble::Another);
+        }
+        let mut work = pin!(work);
+        let mut turns = interval(TTL / 3);
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        turns.tick().await;
+        loop {
+            tokio::select! {
+                biased; // the work first: it is what is waited for
+                done = &mut work => return Ok(done),
+                _ = turns.tick() => match self.renewed().await {
+                    Ok(true) => {}
+                    Ok(false) => tracing::warn!("the lock of a defragmentation was lost while a member is under way"),
+                    Err(error) => tracing::info!(?error, "the lock of a defragmentation could not be kept"),
+                },
+            }
+        }
+    }
+
+    /// Binds the lock to a lease that lives for a whole TTL more; false where it is ours no more.
+    async fn renewed(&mut self) -> Result<bool, ReadError> {
+        let lease = grant(&self.door, &self.whom, TTL).await?;
+        let ours = Compare {
+            result: CompareResult::Equal.into(),
+            target: CompareTarget::Value.into(),
+            key: self.key(),
+            target_union: Some(TargetUnion::Value(self.mark.clone())),
+            ..Compare::default()
+        };
+        let kept = self.txn(ours, lease, None).await?.succeeded;
+        self.lease = lease;
+        Ok(kept)
+    }
+
+    /// Gives it back. Where that fails it ends by itself.
+    pub(super) async fn release(self) {
+        let revoke = LeaseRevokeRequest { id: self.lease };
+        let revoked: Result<crate::pb::etcdserverpb::LeaseRevokeResponse, _> =
+            self.ask(REVOKE, &revoke).await;
+        if let Err(error) = revoked {
+            tracing::info!(?error, "the lock of a defragmentation ends by itself, in a minute");
+        }
+    }
+}
+
+async fn grant(door: &Rc<Door>, whom: &As, ttl: Duration) -> Result<i64, ReadError> {
+    let ttl = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
+    let granted: LeaseGrantResponse = ask(door, whom, GRANT, &LeaseGrantRequest { ttl, id: 0 }).await?;
+    Ok(granted.id)
+}
+
+async fn ask<T: Message + Default>(
+    door: &Rc<Door>,
+    whom: &As,
+    path: &'static str,
+    message: &impl Message,
+) -> Result<T, ReadError> {
+    let answer = ask_anywhere(door, whom, path, &message.encode_to_vec()).await?;
+    T::decode(answer).map_err(|_unreadable| ReadError::Lost)
+}
+
+/// etcd's words, not ours: it takes no key any more.
+fn is_full(status: &Status) -> bool {
+    status.code == Code::ResourceExhausted && status.message == NO_SPACE
+}

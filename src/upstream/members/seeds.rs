@@ -1,0 +1,429 @@
+//! Which addresses the configured endpoints are now: by SRV records, by DNS, by the hosts file.
+//!
+//! Owns: what was found of each name, when it is looked up again, the hosts file's print. Must not know: what answers there.
+//! Invariants: a name has at most one question under way; a question that fails leaves the last answer in place; a name that
+//! nobody wants any more is forgotten; an address needs no question.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::config::{Cluster, Discovery, Endpoint, Scheme, Srv};
+use crate::upstream::names::{Found, NameError, Names};
+
+/// Between two looks at the hosts file: a `stat`.
+const HOSTS: Duration = Duration::from_millis(250);
+const HOSTS_FILE: &str = "/etc/hosts";
+/// Between two questions for a name where nobody said for how long an answer is good.
+const NAME: Duration = Duration::from_secs(5);
+/// The bounds of what is said.
+const SOONEST: Duration = Duration::from_secs(1);
+const LATEST: Duration = Duration::from_secs(30);
+const LATEST_SRV: Duration = Duration::from_secs(60);
+/// After a question that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// Between two questions when something points to a change.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Where members are found first, as it is configured now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Configured {
+    endpoints: Arc<[Endpoint]>,
+    discovery: Discovery,
+    scheme: Scheme,
+}
+
+impl Configured {
+    fn of(cluster: &Cluster) -> Self {
+        let (endpoints, discovery) = (cluster.endpoints.clone().into(), cluster.discovery.clone());
+        Self { endpoints, discovery, scheme: cluster.scheme() }
+    }
+}
+
+/// Replaces, at run time, where members are found first. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct SeedList(Arc<watch::Sender<Configured>>);
+
+impl SeedList {
+    pub(super) fn new(cluster: &Cluster) -> Self {
+        Self(Arc::new(watch::Sender::new(Configured::of(cluster))))
+    }
+
+    /// Whether [`Self::replace`] may take these: how members are spoken to, and who is asked for names, are as at the start.
+    #[must_use]
+    pub fn takes(&self, cluster: &Cluster) -> bool {
+        let (was, is) = (self.0.borrow(), Configured::of(cluster));
+        was.scheme == is.scheme && was.discovery.dns == is.discovery.dns
+    }
+
+    /// From now on `cluster.endpoints`, or `cluster.srv`, and `cluster.allowed_hosts` are these. Endpoints that are gone are asked
+    /// no more; the cluster that was pinned stays. Says whether anything changed; what it does not take changes nothing.
+    pub fn replace(&self, cluster: &Cluster) -> bool {
+        if !self.takes(cluster) {
+            return false;
+        }
+        let is = Configured::of(cluster);
+        self.0.send_if_modified(|now| {
+            let changed = *now != is;
+            *now = is;
+            changed
+        })
+    }
+}
+
+/// Where an endpoint leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Lead {
+    /// Not known yet.
+    Unknown,
+    /// Nowhere; why.
+    Nowhere(Arc<str>),
+    /// To these addresses; none stands for the one that it is itself.
+    To(Vec<Option<IpAddr>>),
+}
+
+pub(super) struct Seeds {
+    names: Names,
+    configured: watch::Receiver<Configured>,
+    srv: Option<Service>,
+    hosts: BTreeMap<String, Name>,
+    questions: FuturesUnordered<BoxFuture<'static, Answered>>,
+    /// What the hosts file looked like, and when it is looked at next.
+    print: Option<Print>,
+    look_at_file: Option<Instant>,
+}
+
+/// What is known of a name.
+struct Name {
+    found: Result<Option<Vec<IpAddr>>, Arc<str>>,
+    turn: Turn,
+}
+
+/// What is known of a domain's records.
+struct Service {
+    srv: Srv,
+    found: Result<Option<Vec<Endpoint>>, Arc<str>>,
+    turn: Turn,
+}
+
+/// When something is asked.
+struct Turn {
+    due: Instant,
+    asked: Option<Instant>,
+    under_way: bool,
+}
+
+type Print = (Option<SystemTime>, u64);
+
+enum Answered {
+    Host(String, Result<Found<IpAddr>, NameError>),
+    Service(Srv, Result<Found<Endpoint>, NameError>),
+    HostsFile(Option<Print>),
+}
+
+impl Turn {
+    fn now(now: Instant) -> Self {
+        Self { due: now, asked: None, under_way: false }
+    }
+
+    /// Takes its turn, if it is there.
+    fn take(&mut self, now: Instant) -> bool {
+        let takes = !self.under_way && self.due <= now;
+        if takes {
+            (self.under_way, self.asked) = (true, Some(now));
+        }
+        takes
+    }
+
+    fn next(&self) -> Option<Instant> {
+        (!self.under_way).then_some(self.due)
+    }
+
+    fn ended(&mut self, good_for: Option<Duration>, latest: Duration, failed: bool) {
+        let pause = match good_for {
+            _ if failed => AFTER_FAILURE,
+            Some(told) => told.clamp(SOONEST, latest),
+            None => NAME,
+        };
+        let soonest = self.asked.map_or_else(Instant::now, |asked| asked + pause);
+        // What was brought forward meanwhile stays so.
+        self.due = if self.under_way && self.asked.is_some_and(|asked| self.due > asked) {
+            self.due.min(soonest)
+        } else {
+            soonest
+        };
+        self.under_way = false;
+    }
+
+    fn soon(&mut self) {
+        let soon = self.asked.map_or_else(Instant::now, |asked| asked + AGAIN);
+        self.due = if self.under_way { soon } else { self.due.min(soon) };
+    }
+}
+
+impl Seeds {
+    pub(super) fn new(names: Names, list: &SeedList, now: Instant) -> Self {
+        let configured = list.0.subscribe();
+        let mut seeds = Self {
+            names,
+            configured,
+            srv: None,
+            hosts: BTreeMap::new(),
+            questions: FuturesUnordered::new(),
+            print: None,
+            look_at_file: None,
+        };
+        seeds.follow(now);
+        seeds
+    }
+
+    /// Takes over what is configured now.
+    fn follow(&mut self, now: Instant) {
+        let configured = self.configured.borrow_and_update();
+        let srv = configured.discovery.srv.as_ref();
+        if self.srv.as_ref().map(|service| &service.srv) != srv {
+            self.srv = srv.map(|srv| Service { srv: srv.clone(), found: Ok(None), turn: Turn::now(now) });
+        }
+    }
+
+    /// The endpoints as they are now; none where DNS has not said them yet.
+    pub(super) fn endpoints(&self) -> Vec<Endpoint> {
+        let configured = self.configured.borrow();
+        match &self.srv {
+            None => configured.endpoints.to_vec(),
+            Some(service) => {
+                let found = service.found.iter().flatten().flatten();
+                found.filter(|found| configured.discovery.allows(&found.host)).cloned().collect()
+            }
+        }
+    }
+
+    /// Why DNS names no endpoints, where that was asked in vain: the record, and why.
+    pub(super) fn fault(&self) -> Option<(Endpoint, Arc<str>)> {
+        let Service { srv, found, .. } = self.srv.as_ref()?;
+        let why = found.as_ref().err()?;
+        Some((Endpoint { scheme: srv.scheme, host: srv.record(), port: 0 }, Arc::clone(why)))
+    }
+
+    /// Whether it is not known yet what the endpoints are.
+    pub(super) fn is_asking(&self) -> bool {
+        self.srv.as_ref().is_some_and(|service| service.found == Ok(None))
+    }
+
+    /// Whether an address that was found in the member list may be used.
+    pub(super) fn allows(&self, host: &str) -> bool {
+        self.configured.borrow().discovery.allows(host)
+    }
+
+    /// Of which form hosts must be that were found.
+    pub(super) fn discovery(&self) -> Discovery {
+        self.configured.borrow().discovery.clone()
+    }
+
+    /// Where an endpoint leads now.
+    pub(super) fn lead(&self, endpoint: &Endpoint) -> Lead {
+        if !self.names.asks_for(&endpoint.host) {
+            return Lead::To(vec![None]);
+        }
+        match self.hosts.get(&endpoint.host).map(|name| &name.found) {
+            Some(Ok(Some(found))) => Lead::To(found.iter().copied().map(Some).collect()),
+            Some(Err(why)) => Lead::Nowhere(Arc::clone(why)),
+            Some(Ok(None)) | None => Lead::Unknown,
+        }
+    }
+
+    /// Asks what is due, of the configured endpoints and of `listed` ones, and forgets what is of neither.
+    pub(super) fn ask(&mut self, listed: &[Endpoint], now: Instant) {
+        if let Some(service) = &mut self.srv
+            && service.turn.take(now)
+        {
+            let (names, srv) = (self.names.clone(), service.srv.clone());
+            let question = async move {
+                let found = names.services(&srv.record(), srv.scheme).await;
+                Answered::Service(srv, found)
+            };
+            self.questions.push(question.boxed());
+        }
+        let endpoints = self.endpoints();
+        let wanted = || endpoints.iter().chain(listed).map(|endpoint| &endpoint.host);
+        self.hosts.retain(|host, _| wanted().any(|wanted| wanted == host));
+        for host in wanted().filter(|host| self.names.asks_for(host)) {
+            if !self.hosts.contains_key(host) {
+                self.hosts.insert(host.clone(), Name { found: Ok(None), turn: Turn::now(now) });
+            }
+        }
+        for (host, name) in self.hosts.iter_mut() {
+            if name.turn.take(now) {
+                let (names, host) = (self.names.clone(), host.clone());
+                let question = async move {
+                    let found = names.addresses(&host).await;
+                    Answered::Host(host, found)
+                };
+                self.questions.push(question.boxed());
+            }
+        }
+        let reads_file = self.names.reads_hosts_file() && !self.hosts.is_empty();
+        match self.look_at_file {
+            Some(_) if !reads_file => self.look_at_file = None,
+            None if reads_file => self.look_at_file = Some(now),
+            _ => {}
+        }
+        if self.look_at_file.is_some_and(|due| due <= now) {
+            self.look_at_file = Some(now + HOSTS);
+            self.questions.push(look_at_hosts_file().boxed());
+        }
+    }
+
+    /// A member was lost where this host led: its name may lead elsewhere now.
+    pub(super) fn doubt(&mut self, host: &str) {
+        if let Some(name) = self.hosts.get_mut(host) {
+            name.turn.soon();
+        }
+        if let Some(service) = &mut self.srv {
+            service.turn.soon();
+        }
+    }
+
+    /// Waits until an endpoint may lead elsewhere, or something is due to be asked. Whether it may. Cancel-safe: a question
+    /// that was not answered stays among the questions.
+    pub(super) async fn next(&mut self) -> bool {
+        let names = self.hosts.values().map(|name| &name.turn);
+        let turns = names.chain(self.srv.as_ref().map(|service| &service.turn));
+        let due = turns.filter_map(Turn::next).chain(self.look_at_file).min();
+        tokio::select! {
+            biased; // what was answered first
+            Some(answered) = self.questions.next() => self.answered(answered),
+            Ok(()) = self.configured.changed() => {
+                self.follow(Instant::now());
+                true
+            }
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
+            else => std::future::pending().await,
+        }
+    }
+
+    /// Takes in an answer. Whether an endpoint may lead elsewhere by it.
+    fn answered(&mut self, answered: Answered) -> bool {
+        match answered {
+            Answered::Host(host, found) => {
+                let Some(name) = self.hosts.get_mut(&host) else { return false };
+                let good_for = found.as_ref().ok().and_then(|found| found.good_for);
+                name.turn.ended(good_for, LATEST, found.is_err());
+                take_in(&mut name.found, found, &host)
+            }
+            Answered::Service(srv, found) => {
+                let Some(service) = self.srv.as_mut().filter(|service| service.srv == srv) else {
+                    return false;
+                };
+                let good_for = found.as_ref().ok().and_then(|found| found.good_for);
+                service.turn.ended(good_for, LATEST_SRV, found.is_err());
+                take_in(&mut service.found, found, &srv.record())
+            }
+            Answered::HostsFile(print) => {
+                if std::mem::replace(&mut self.print, print) != print {
+                    // The first look may come after the first answers: those may be of before.
+                    let now = Instant::now();
+                    self.hosts.values_mut().for_each(|name| name.turn.due = now);
+                }
+                false
+            }
+        }
+    }
+}
+
+/// Whether the answer is another than the one before.
+fn take_in<T: PartialEq + std::fmt::Debug>(
+    known: &mut Result<Option<Vec<T>>, Arc<str>>,
+    found: Result<Found<T>, NameError>,
+    name: &str,
+) -> bool {
+    match found {
+        Ok(found) => {
+            let same = matches!(known, Ok(Some(before)) if *before == found.all);
+            if !same {
+                tracing::info!(name, leads_to = ?found.all, "a name was looked up");
+                *known = Ok(Some(found.all));
+            }
+            !same
+        }
+        Err(error) => {
+            let first = !matches!(known, Ok(Some(_)));
+            let why: Arc<str> = error.to_string().into();
+            if first {
+                if *known == Ok(None) {
+                    tracing::warn!(name, why = &*why, "a name cannot be looked up");
+                }
+                *known = Err(why);
+            } else {
+                tracing::debug!(name, why = &*why, "a name cannot be looked up; its last answer stays");
+            }
+            first
+        }
+    }
+}
+
+async fn look_at_hosts_file() -> Answered {
+    let print = tokio::fs::metadata(HOSTS_FILE).await.ok().map(|found| (found.modified().ok(), found.len()));
+    Answered::HostsFile(print)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn_at(now: Instant) -> Turn {
+        let mut turn = Turn::now(now);
+        assert!(turn.take(now) && !turn.take(now), "one question at a time");
+        turn
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_asked_again_when_the_answer_is_not_good_any_more_within_bounds() {
+        let now = Instant::now();
+        let after = |good_for: Option<u64>, failed| {
+            let mut turn = turn_at(now);
+            turn.ended(good_for.map(Duration::from_secs), LATEST, failed);
+            turn.next().map(|due| due - now)
+        };
+        assert_eq!(after(Some(7), false), Some(Duration::from_secs(7)));
+        assert_eq!(after(Some(0), false), Some(SOONEST));
+        assert_eq!(after(Some(3600), false), Some(LATEST));
+        assert_eq!(after(None, false), Some(NAME));
+        assert_eq!(after(None, true), Some(AFTER_FAILURE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_doubt_brings_it_forward_also_while_it_is_asked_and_never_more_often() {
+        let now = Instant::now();
+        let mut turn = turn_at(now);
+        assert_eq!(turn.next(), None, "it is under way");
+        turn.ended(None, LATEST, false);
+        turn.soon();
+        turn.soon();
+        assert_eq!(turn.next(), Some(now + AGAIN));
+        let mut turn = turn_at(now);
+        turn.soon();
+        turn.ended(None, LATEST, false);
+        assert_eq!(turn.next(), Some(now + AGAIN), "what was asked before the doubt may be of before");
+    }
+
+    #[test]
+    fn a_failure_leaves_the_last_answer_in_place() {
+        let found = |all: &[u8]| Ok(Found { all: all.to_vec(), good_for: None });
+        let mut known = Ok(None);
+        assert!(take_in(&mut known, Err(NameError::Nowhere), "m"), "that it leads nowhere is news");
+        assert!(known.is_err());
+        assert!(take_in(&mut known, found(&[1, 2]), "m"));
+        assert!(!take_in(&mut known, found(&[1, 2]), "m"), "the same is none");
+        assert!(!take_in(&mut known, Err(NameError::TimedOut), "m"));
+        assert_eq!(known, Ok(Some(vec![1, 2])));
+        assert!(take_in(&mut known, found(&[3]), "m"));
+    }
+}

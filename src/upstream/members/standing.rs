@@ -1,0 +1,62 @@
+//! What the members' task lays down with each member for the data path, beside the snapshot.
+//!
+//! Owns: how far behind a member is, whether it is near, that one which takes no traffic begins anew. Must not know: what
+//! choices make of it.
+
+use crate::upstream::membership::{Member, Membership, Readiness};
+
+/// Lays it down with every member of `members`. `near` has names of members and hosts of their addresses.
+pub(super) fn place(members: &Membership, near: &[String]) {
+    let newest = members.members.iter().filter_map(|member| Some(member.vitals.as_ref()?.applied)).max();
+    for member in &members.members {
+        let applied = member.vitals.as_ref().map(|vitals| vitals.applied);
+        let lag = newest.zip(applied).map_or(0, |(newest, applied)| newest.saturating_sub(applied));
+        member.conduct.place(lag, near.iter().any(|named| is_named(member, named)));
+        if member.readiness != Readiness::Ready {
+            member.conduct.begin_anew();
+        }
+    }
+}
+
+fn is_named(member: &Member, named: &str) -> bool {
+    *member.name == *named || member.endpoint.host == named || member.endpoint.authority() == named
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::upstream::membership::tests::member;
+    use crate::upstream::vitals::Vitals;
+
+    #[test]
+    fn lag_is_counted_from_the_member_that_is_furthest() {
+        let applied = |id, applied| {
+            let mut member = Member::clone(&member(id, Readiness::Ready));
+            let vitals = Vitals { applied, ..Vitals::default() };
+            member.vitals = Some(Arc::new(vitals));
+            Arc::new(member)
+        };
+        let silent = member(3, Readiness::Ready);
+        let members = vec![applied(1, 500), applied(2, 20), silent];
+        let members = Membership { members, ..Membership::unknown(Instant::now()) };
+        place(&members, &[]);
+        let lags: Vec<u64> = members.members.iter().map(|member| member.conduct.lag()).collect();
+        assert_eq!(lags, [0, 480, 0], "who does not tell is not held to it");
+    }
+
+    #[test]
+    fn near_is_who_is_named_by_name_host_or_address() {
+        let members = vec![member(1, Readiness::Ready)];
+        let members = Membership { members, ..Membership::unknown(Instant::now()) };
+        for (named, near) in
+            [("m", true), ("127.0.0.1", true), ("127.0.0.1:1", true), ("127.0.0.1:2", false), ("", false)]
+        {
+            place(&members, &[named.to_owned()]);
+            assert_eq!(members.members[0].conduct.is_near(), near, "{named}");
+        }
+    }
+}
