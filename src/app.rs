@@ -6,6 +6,7 @@
 
 mod forgetting;
 pub mod hash_password;
+mod listeners;
 pub mod serving;
 
 use std::io;
@@ -19,13 +20,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::forgetting::Forgetting;
+use self::listeners::Listeners;
 use self::serving::{Parts, Serving};
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, Desk};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
-use crate::downstream::listener::{Intake, Listening, accept};
+use crate::downstream::listener::Intake;
 use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::downstream::tls::{Current, ListenerTls, TlsError};
 use crate::gateway::caller::Identities;
@@ -40,7 +42,7 @@ use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersError};
 use crate::upstream::fleet::Fleet;
-use crate::upstream::members::{Members, ProbeLogin};
+use crate::upstream::members::{Members, ProbeLogin, SeedList};
 use crate::upstream::membership::MembersHandle;
 use crate::upstream::names::Names;
 use crate::upstream::peer_urls::{PeerTrust, Trusted};
@@ -122,7 +124,8 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     sealer.refuse_before(config.session.not_before);
     let forgetting = Forgetting::new(Arc::clone(&config), Arc::clone(&sealer), Arc::clone(&metrics));
-    let (upstream, probe, logins) = start_control(&config, &connector, &metrics, &forgetting, &tasks)?;
+    let (upstream, (probe, seeds), logins) =
+        start_control(&config, &connector, &metrics, &forgetting, &tasks)?;
     let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
     let (register, keeper) = Register::open(&config.revocation, upstream, Arc::clone(&sealer))?;
     forgetting.tells(&credentials, &logins, &register);
@@ -130,9 +133,10 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let following = follow(members.clone(), forgetting, Arc::clone(&metrics));
     tasks.spawn("follow members", following).detach();
     let (drain, draining) = watch::channel(None);
+    let in_force = Arc::new(Published::new(Arc::clone(&config)));
     let parts = Parts {
         tls: downstream_configs(&config)?,
-        config: Arc::clone(&config),
+        config: Arc::clone(&in_force),
         connector,
         members,
         identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
@@ -147,19 +151,21 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));
-    let (exit, in_force) = (Arc::new(Exit::default()), Arc::new(Published::new(Arc::clone(&config))));
+    let exit = Arc::new(Exit::default());
     tasks
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
     let (state, desk) = administration(&parts, &in_force, &register, healthy, &exit);
     open_admin(&config, &state, desk, &tasks).await?;
-    let accepting = accept_all(&config, &intakes, &metrics)?;
-    drop(intakes);
-    let trust = peer_trust(&parts);
+    let listeners = Listeners::open(&in_force, &parts.tls, intakes, Arc::clone(&metrics))?;
+    let trust = peer_trust(&config, &parts);
     let trials = vec![Trial::mint(Arc::clone(&trust))];
-    let mut changing = changing(&config, sealer, &parts);
+    let mut changing = changing(sealer, &parts, &listeners);
     changing.push(Part::own_logins(probe, register, Arc::clone(&parts.credentials)));
+    changing.push(Part::seeds(seeds));
     changing.push(Part::in_force(Arc::clone(&in_force)));
+    // Last: what is bound is not to be given up again.
+    changing.push(listeners.part());
     let reload = Reload::new(path, Arc::clone(&config), trials, changing, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
@@ -168,9 +174,21 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         () = exit.asked() => None,
         trusted = trust.follow() => Some(Error::Mint(trusted)),
     };
+    let outcome = end(signals, in_force.load().drain, &exit, &listeners, &drain, shards).await;
+    refused.map_or(outcome, Err)
+}
+
+/// Ends; a second signal has it end at once.
+async fn end(
+    mut signals: Signals,
+    settings: config::Drain,
+    exit: &Exit,
+    listeners: &Listeners,
+    drain: &watch::Sender<Option<Instant>>,
+    shards: Vec<Shard>,
+) -> Result<(), Error> {
     tracing::info!("draining");
-    let settings = in_force.load().drain;
-    let orderly = end(settings, &exit, accepting, &drain, shards);
+    let orderly = leave(settings, exit, listeners, drain, shards);
     let outcome = tokio::select! {
         outcome = orderly => outcome,
         () = signals.next() => { tracing::warn!("ended at once by a second signal"); Ok(()) }
@@ -180,7 +198,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         tracing::debug!("somebody who waits for the end does not hear of it");
     }
     tracing::info!("ended");
-    refused.map_or(outcome, Err)
+    outcome
 }
 
 /// The signals that ask us to end.
@@ -232,19 +250,17 @@ fn administration(
 }
 
 /// Who looks at members' peer URLs.
-fn peer_trust(parts: &Parts) -> Arc<PeerTrust> {
+fn peer_trust(config: &Config, parts: &Parts) -> Arc<PeerTrust> {
     let (connector, members) = (parts.connector.clone(), parts.members.clone());
-    Arc::new(PeerTrust::new(&parts.config.cluster, connector, members, Arc::clone(&parts.credentials)))
+    Arc::new(PeerTrust::new(&config.cluster, connector, members, Arc::clone(&parts.credentials)))
 }
 
 /// What a reload changes while we run.
-fn changing(config: &Config, sealer: Arc<Sealer>, parts: &Parts) -> Vec<Part> {
-    let listeners = config.listeners.iter().zip(&parts.tls);
-    let tls = listeners.filter_map(|(listener, tls)| Some((Arc::clone(listener), tls.clone()?))).collect();
+fn changing(sealer: Arc<Sealer>, parts: &Parts, listeners: &Listeners) -> Vec<Part> {
     vec![
         Part::session_keys(Arc::clone(&sealer)),
         Part::break_glass(sealer),
-        Part::tls(tls),
+        Part::tls(listeners.running()),
         Part::passwords(Arc::clone(&parts.logins)),
         Part::cluster_tls(parts.connector.clone()),
         Part::identities(
@@ -269,6 +285,9 @@ async fn open_admin(config: &Config, state: &Arc<State>, desk: Desk, tasks: &Tas
     Ok(())
 }
 
+/// As whom members are asked, and where they are found first.
+type Asked = (ProbeLogin, SeedList);
+
 /// The members' task, the credentials' task and that of logins, on the control runtime.
 fn start_control(
     config: &Config,
@@ -276,7 +295,7 @@ fn start_control(
     metrics: &Arc<Metrics>,
     forgetting: &Forgetting,
     tasks: &Tasks,
-) -> Result<(Upstream, ProbeLogin, Arc<Logins>), Error> {
+) -> Result<(Upstream, Asked, Arc<Logins>), Error> {
     let settings = CredentialSettings {
         token_ttl: config.cluster.token_ttl,
         logins_per_member: config.limits.logins_in_flight_per_member,
@@ -285,7 +304,7 @@ fn start_control(
     let mut members = Members::new(&config.cluster, connector.clone());
     let forgetting = forgetting.clone();
     members.before_following(move |_left, followed| forgetting.forget(followed));
-    let (channels, probe) = (members.channels(), members.login());
+    let (channels, asked) = (members.channels(), (members.login(), members.seeds()));
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();
     tasks.spawn("credentials", control.run(owned)).detach();
@@ -299,25 +318,12 @@ fn start_control(
         Arc::clone(metrics),
     );
     tasks.spawn("logins", control.run(tasks.clone())).detach();
-    Ok((Upstream { members, channels, credentials }, probe, logins))
+    Ok((Upstream { members, channels, credentials }, asked, logins))
 }
 
 /// Who is asked for the pages that members serve by HTTP/1.1.
 fn pages(connector: &Connector, members: &MembersHandle) -> Pages {
     Pages { connector: connector.http1(), members: Arc::clone(&members.snapshot) }
-}
-
-/// Binds every listener and accepts on it.
-fn accept_all(config: &Config, intakes: &[Intake], metrics: &Arc<Metrics>) -> Result<Tasks, Error> {
-    let accepting = Tasks::default();
-    for (index, listener) in config.listeners.iter().enumerate() {
-        let bound = Listening::bind(&listener.address)
-            .map_err(|source| Error::Bind { address: listener.address.to_string(), source })?;
-        tracing::info!(listener = &*listener.name, address = %listener.address, "listening");
-        let accept = accept(bound, index, intakes.to_vec(), config.limits.connections, Arc::clone(metrics));
-        accepting.spawn("acceptor", accept).detach();
-    }
-    Ok(accepting)
 }
 
 fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
@@ -332,7 +338,7 @@ fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
 fn start_shards(parts: &Parts) -> Result<(Vec<Shard>, Vec<Intake>), Error> {
     let mut shards = Vec::new();
     let mut intakes = Vec::new();
-    for number in 0..parts.config.runtime.shards.get() {
+    for number in 0..parts.config.load().runtime.shards.get() {
         let (intake, receiver) = Intake::new();
         let parts = parts.clone();
         shards.push(Shard::start(format!("shard-{number}"), move || Serving::new(parts).run(receiver))?);
@@ -388,21 +394,21 @@ async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
     }
 }
 
-async fn end(
+async fn leave(
     settings: config::Drain,
     exit: &Exit,
-    accepting: Tasks,
+    listeners: &Listeners,
     drain: &watch::Sender<Option<Instant>>,
     shards: Vec<Shard>,
 ) -> Result<(), Error> {
     let until = Instant::now() + settings.wait;
     exit.enter(Stage::Waiting { until });
     tokio::time::sleep_until(until).await;
-    accepting.abort_all();
-    accepting.joined().await;
+    listeners.close().await;
     let until = Instant::now() + settings.timeout;
     exit.enter(Stage::Leaving { until });
     drain.send_replace(Some(until));
+    listeners.leave(until);
     let joined = tokio::task::spawn_blocking(|| shards.into_iter().all(Shard::join));
     let limit = settings.timeout + Duration::from_secs(2);
     match tokio::time::timeout(limit, joined).await {

@@ -30,7 +30,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::config::{Listener, OnExpiry, Serves};
+use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::session::Sealer;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
@@ -55,33 +55,6 @@ const WAITING: usize = 8 * 1024 * 1024;
 /// For how long what one member knows of users may be unknown to others (rules 21).
 const SPREADING: Duration = Duration::from_secs(2);
 
-/// What the gateway takes from the configuration.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The client URLs that member answers name.
-    pub client_urls: Arc<[String]>,
-    /// Those of single members instead.
-    pub member_urls: Arc<[(NamedMember, Vec<String>)]>,
-    /// Below it replicas tell each other what is done to members, if they do.
-    pub maintenance_prefix: Option<Arc<str>>,
-    /// The largest request message, in bytes.
-    pub request_size: usize,
-    /// Bytes of requests that a shard may hold at once.
-    pub request_budget: usize,
-    /// Bytes that a shard's watch streams may hold.
-    pub watch_buffer: usize,
-    /// After how long, at the earliest, idle watches are asked for their progress, if at all.
-    pub idle_progress: Option<Duration>,
-    /// Whether every call leaves a record in the log.
-    pub access_log: bool,
-    /// Who serves reads that any member can serve.
-    pub reads: Serves,
-    /// The same for writes.
-    pub writes: Serves,
-    /// Whether some members are near.
-    pub near: bool,
-}
-
 /// Everything that a shard's calls share.
 pub struct Gateway {
     /// The way upstream.
@@ -94,11 +67,15 @@ pub struct Gateway {
     pub callers: Callers,
     /// What is counted.
     pub metrics: Arc<Metrics>,
-    /// What the configuration says.
-    pub settings: Settings,
+    /// What the configuration says now.
+    pub config: Arc<Published<Config>>,
+    /// How many shards share what is a budget of all.
+    shards: usize,
+    /// Whether every call leaves a record in the log.
+    pub access_log: bool,
     /// The tasks of this shard's streams.
     pub tasks: Tasks,
-    /// Tells when the process drains, and until when.
+    /// Tells when the process drains, and until when; what a connection has open follows its client's.
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for, on all shards.
     pub claims: Arc<Claims>,
@@ -128,6 +105,8 @@ pub struct Client {
     pub member: Option<NamedMember>,
     /// When its welcome is over.
     pub until: Option<Instant>,
+    /// Tells when it is to leave, and until when.
+    pub drain: watch::Receiver<Option<Instant>>,
     /// The highest revision that it was shown: nothing older may follow (rules 21).
     pub floor: Rc<Cell<Revision>>,
     term: Cell<u64>,
@@ -161,6 +140,7 @@ impl Client {
         certificate: Option<Peer>,
         member: Option<NamedMember>,
         until: Option<Instant>,
+        drain: watch::Receiver<Option<Instant>>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
         let cluster = Cell::new(gateway.door.members.snapshot.load().cluster);
@@ -170,6 +150,7 @@ impl Client {
             certificate,
             member,
             until,
+            drain,
             floor: Rc::default(),
             term: Cell::default(),
             home: Cell::default(),
@@ -255,19 +236,23 @@ impl Gateway {
         sealer: Arc<Sealer>,
         logins: Arc<Logins>,
         metrics: Arc<Metrics>,
-        settings: Settings,
+        config: Arc<Published<Config>>,
         tasks: Tasks,
         drain: watch::Receiver<Option<Instant>>,
         claims: Arc<Claims>,
         defragmentations: Arc<defragment::Register>,
         identities: Arc<Published<Identities>>,
     ) -> Self {
-        let largest = settings.request_size + PREFIX;
+        let begun = config.load_full();
+        let shards = begun.runtime.shards.get();
         let watch_budget =
-            Rc::new(budget::Budget::new(settings.watch_buffer, metrics.watch_held_bytes.clone()));
+            Rc::new(budget::Budget::new(begun.watch.buffer / shards, metrics.watch_held_bytes.clone()));
         Self {
-            held: Budget::of(settings.request_budget),
-            waiting: Budget::of(WAITING.max(largest)),
+            held: Rc::default(),
+            waiting: Rc::default(),
+            access_log: begun.log.access,
+            shards,
+            config,
             claims,
             defragmentations,
             door,
@@ -279,7 +264,6 @@ impl Gateway {
             sealer,
             logins,
             metrics,
-            settings,
             tasks,
             drain,
         }
@@ -297,33 +281,33 @@ impl Gateway {
     /// Nothing yet of the shard's budget for requests in memory.
     #[must_use]
     pub fn hold(&self) -> Held {
-        Held { budget: Rc::clone(&self.held), bytes: 0 }
+        let limits = self.config.load().limits;
+        // At least one request of the largest size, or none of that size would ever pass.
+        let limit = (limits.replay_buffer / self.shards).max(limits.request_size + PREFIX);
+        Held { budget: Rc::clone(&self.held), limit, bytes: 0 }
     }
 
     /// The same of the budget for requests that wait in etcd without limit: thousands of them must not keep all others
     /// from being sent. None where it is used up.
     #[must_use]
     pub fn hold_waiting(&self, bytes: usize) -> Option<Held> {
-        let mut held = Held { budget: Rc::clone(&self.waiting), bytes: 0 };
+        let limit = WAITING.max(self.config.load().limits.request_size + PREFIX);
+        let mut held = Held { budget: Rc::clone(&self.waiting), limit, bytes: 0 };
         held.more(bytes).then_some(held)
     }
 }
 
 /// Bytes of requests that may be in memory at once.
+#[derive(Default)]
 struct Budget {
     used: Cell<usize>,
-    limit: usize,
-}
-
-impl Budget {
-    fn of(limit: usize) -> Rc<Self> {
-        Rc::new(Self { used: Cell::new(0), limit })
-    }
 }
 
 /// A part of a budget, given back on drop.
 pub struct Held {
     budget: Rc<Budget>,
+    /// As it was when this was taken.
+    limit: usize,
     bytes: usize,
 }
 
@@ -332,7 +316,7 @@ impl Held {
     #[must_use]
     pub fn more(&mut self, bytes: usize) -> bool {
         let all = self.budget.used.get() + bytes;
-        if all > self.budget.limit {
+        if all > self.limit {
             return false;
         }
         self.budget.used.set(all);

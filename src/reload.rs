@@ -21,7 +21,7 @@ use crate::config::{self, Config, Faults, Warning};
 use crate::telemetry::metrics::Metrics;
 use files::{Print, Watched};
 
-pub use parts::session_keys;
+pub use parts::{Running, session_keys};
 
 /// How often files are looked at. A change counts once it looked the same twice, so that a certificate is not taken
 /// without its key.

@@ -22,6 +22,13 @@ impl Owned {
         self.0 = None;
     }
 
+    /// Aborts the task at its next await.
+    pub fn end(&self) {
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
+    }
+
     /// Whether the task has ended.
     #[must_use]
     pub fn is_finished(&self) -> bool {
@@ -31,9 +38,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        if let Some(task) = &self.0 {
-            task.abort();
-        }
+        self.end();
     }
 }
 

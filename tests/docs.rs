@@ -11,13 +11,14 @@ use std::process::{Command, Stdio};
 use keyward::telemetry::figures::Figures;
 use keyward::telemetry::metrics::{Metrics, one};
 
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 8] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "SECURITY.md",
     "deploy/identities.md",
     "deploy/migrate-to-tls.md",
+    "deploy/operate.md",
     "deploy/remove-keyward.md",
 ];
 /// Tables whose every line names the tests that show it, and how many tests they name at least.
@@ -214,6 +215,56 @@ fn the_readme_lists_the_metrics_that_there_are() {
     let listed: BTreeSet<String> =
         quoted(&prose).into_iter().filter(|word| word.starts_with("keyward_")).map(str::to_owned).collect();
     assert_eq!(listed, metrics());
+}
+
+/// What stands between this and the next quotation mark, wherever it stands.
+fn after<'a>(text: &'a str, start: &str) -> BTreeSet<&'a str> {
+    text.split(start)
+        .skip(1)
+        .filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next())
+        .collect()
+}
+
+#[test]
+fn the_operators_guide_lists_the_checks_that_doctor_makes() {
+    // However its lines are broken.
+    let code = read("src/admin/doctor/checks.rs").split_whitespace().collect::<Vec<_>>().join(" ");
+    let code = code.replace("( ", "(");
+    let mut made = after(&code, "findings.error(");
+    made.extend(after(&code, "findings.warning("));
+    made.extend(after(&code, "findings.add(severity,"));
+    assert!(made.contains("db_quota") && made.contains("no_compaction") && made.len() > 20, "{made:?}");
+    let guide = read("deploy/operate.md");
+    let rows = guide.lines().skip_while(|line| !line.starts_with("| check |")).skip(2);
+    let rows: Vec<&str> = rows.take_while(|line| line.starts_with("| ")).collect();
+    let first = rows.iter().filter_map(|row| row.split('|').nth(1));
+    let listed: BTreeSet<&str> = first.flat_map(quoted).collect();
+    assert_eq!(listed, made);
+    let (shown, _) = fenced(&guide, "");
+    let shown: Vec<&str> = shown
+        .iter()
+        .flat_map(|block| block.lines())
+        .filter_map(|line| line.split_once('[')?.1.split(']').next())
+        .collect();
+    assert!(shown.len() > 2 && shown.iter().all(|check| made.contains(check)), "{shown:?}");
+}
+
+#[test]
+fn the_operators_guide_lists_the_fields_that_status_has() {
+    let code = read("src/admin/status.rs");
+    let fields: BTreeSet<&str> = code
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("pub ")?.split_once(": ").map(|(name, _)| name))
+        .filter(|name| *name != "load")
+        .collect();
+    let guide = read("deploy/operate.md");
+    let rows = guide.lines().skip_while(|line| !line.starts_with("| part |")).skip(2);
+    let rows: Vec<&str> = rows.take_while(|line| line.starts_with("| ")).collect();
+    let values = ["serving", "not_ready", "draining", "on", "off"];
+    let listed: BTreeSet<&str> =
+        rows.iter().flat_map(|row| quoted(row)).filter(|word| !values.contains(word)).collect();
+    assert!(fields.len() > 30, "{fields:?}");
+    assert_eq!(listed, fields);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::table::{Table, plain, size};
 use crate::upstream::membership::{Absence, Absent, Auth, Member, Membership, Readiness, Reason, Role};
@@ -117,19 +118,22 @@ pub struct Row {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Load {
     /// Whether it is left out since it failed, or is far slower than the others.
-    pub ejected: Option<bool>,
-    /// Calls under way there, of all shards.
-    pub in_flight: Option<u64>,
-    /// Streams that are open there.
-    pub streams: Option<u64>,
+    pub ejected: bool,
+    /// Unary calls that wait for its answer, over all shards.
+    pub in_flight: u32,
     /// How long its calls took lately.
     pub latency_micros: Option<u64>,
 }
 
 impl Load {
     /// What is counted of a member, over all shards.
-    pub(super) fn of(_member: &Member) -> Self {
-        Self::default()
+    pub(super) fn of(member: &Member) -> Self {
+        let latency = member.conduct.latency();
+        Self {
+            ejected: member.conduct.ejected(Instant::now()).is_some(),
+            in_flight: member.conduct.in_flight(),
+            latency_micros: latency.map(|latency| u64::try_from(latency.as_micros()).unwrap_or(u64::MAX)),
+        }
     }
 }
 
@@ -306,18 +310,8 @@ fn etcds_view(members: &[Row]) -> Table {
 
 /// What Keyward makes of it.
 fn our_view(members: &[Row]) -> Table {
-    let head = [
-        "ID",
-        "NAME",
-        "READY",
-        "EJECTED",
-        "IN FLIGHT",
-        "STREAMS",
-        "LATENCY",
-        "STATUS TOOK",
-        "RAFT LAG",
-        "WHY NOT",
-    ];
+    let head =
+        ["ID", "NAME", "READY", "EJECTED", "IN FLIGHT", "LATENCY", "STATUS TOOK", "RAFT LAG", "WHY NOT"];
     let mut table = Table::new(&head);
     let millis = |micros: u64| format!("{}.{} ms", micros / 1000, micros % 1000 / 100);
     for row in members {
@@ -325,9 +319,8 @@ fn our_view(members: &[Row]) -> Table {
             row.id.clone(),
             row.name.clone(),
             row.ready.to_string(),
-            told(row.load.ejected),
-            told(row.load.in_flight),
-            told(row.load.streams),
+            row.load.ejected.to_string(),
+            row.load.in_flight.to_string(),
             told(row.load.latency_micros.map(millis)),
             told(row.status_micros.map(millis)),
             told(row.raft_lag),

@@ -15,20 +15,19 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::downstream::certificate::ClientCertificate;
 use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Ended, Introduced};
-use crate::downstream::listener::{Accepted, Socket};
+use crate::downstream::listener::{Accepted, Opened, Socket};
 use crate::downstream::session::Sealer;
 use crate::downstream::tls::Current;
 use crate::gateway::access_log::Origin;
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, Settings, cut_at, defragment, live, pipeline, proofs};
+use crate::gateway::{Client, Gateway, cut_at, defragment, live, pipeline, proofs};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::published::Published;
-use crate::rpc::frame::PREFIX;
 use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::balance::{Lingering, look_after};
@@ -48,9 +47,9 @@ const LAST: Duration = Duration::from_secs(1);
 /// What every shard gets: all of it may cross threads.
 #[derive(Clone)]
 pub struct Parts {
-    /// The configuration.
-    pub config: Arc<Config>,
-    /// TLS of each listener, in the configuration's order.
+    /// The configuration, as it is now.
+    pub config: Arc<Published<Config>>,
+    /// TLS of each listener of the start, in the configuration's order.
     pub tls: Vec<Option<Current>>,
     /// Reaches the members.
     pub connector: Connector,
@@ -79,12 +78,9 @@ pub struct Parts {
 /// One shard's part of the data path.
 pub struct Serving {
     gateway: Rc<Gateway>,
-    listeners: Vec<Listener>,
-    bounds: Bounds,
-    /// After which a connection is told to go, about.
-    age: Option<Duration>,
+    /// Those of the start.
+    listeners: Vec<Arc<Opened>>,
     metrics: Arc<Metrics>,
-    drain: watch::Receiver<Option<Instant>>,
     /// Client connections: a drain waits for them.
     connections: Tasks,
     /// Everything else: streams, upstream connections, flushers.
@@ -93,12 +89,6 @@ pub struct Serving {
     departures: [Owned; 2],
     /// Ends what stands no more.
     fallen: [Owned; 2],
-}
-
-/// A listener, as its connections need it.
-struct Listener {
-    config: Arc<config::Listener>,
-    tls: Option<Current>,
 }
 
 impl Serving {
@@ -113,9 +103,11 @@ impl Serving {
     #[must_use]
     pub fn choosing(parts: Parts, chooser: Chooser) -> Self {
         let tasks = Tasks::default();
-        let config = &parts.config;
+        let config = parts.config.load_full();
         let listeners = config.listeners.iter().zip(parts.tls);
-        let listeners = listeners.map(|(listener, tls)| Listener { config: Arc::clone(listener), tls });
+        let listeners = listeners.map(|(listener, tls)| {
+            Arc::new(Opened { config: Arc::clone(listener), tls, drain: parts.drain.clone() })
+        });
         let listeners = listeners.collect();
         let door = Rc::new(Door {
             pool: Pool::new(
@@ -136,21 +128,14 @@ impl Serving {
             tasks.spawn("departures", leave_unfit_members(Rc::clone(&door))),
             tasks.spawn("what hangs", look_after(Rc::clone(&door))),
         ];
-        let settings = settings(config);
-        let bounds = Bounds {
-            streams: config.limits.streams_per_connection,
-            header_size: config.limits.header_size,
-            handshake: config.limits.handshake_timeout,
-        };
-        let age = config.limits.connection_age;
         let gateway = Rc::new(Gateway::new(
             door,
             parts.sealer,
             parts.logins,
             Arc::clone(&parts.metrics),
-            settings,
+            parts.config,
             tasks.clone(),
-            parts.drain.clone(),
+            parts.drain,
             parts.claims,
             parts.defragmentations,
             parts.identities,
@@ -162,10 +147,7 @@ impl Serving {
         Self {
             gateway,
             listeners,
-            bounds,
-            age,
             metrics: parts.metrics,
-            drain: parts.drain,
             connections: Tasks::default(),
             tasks,
             departures,
@@ -177,15 +159,15 @@ impl Serving {
     pub async fn run(self, mut intake: mpsc::Receiver<Accepted>) {
         while let Some(accepted) = intake.recv().await {
             match adopt(accepted.socket) {
-                Ok(stream) => self.take(accepted.listener, stream, accepted.remote, accepted.slot),
+                Ok(stream) => self.serve(&accepted.listener, stream, accepted.remote, accepted.slot),
                 Err(error) => tracing::debug!(%error, "a socket could not be taken over"),
             }
         }
         self.ended().await;
     }
 
-    /// Serves one connection of the listener with this place in the configuration, in a task. `keep` is dropped when
-    /// the connection has ended.
+    /// Serves one connection of the listener with this place in the configuration of the start, in a task. `keep` is
+    /// dropped when the connection has ended.
     pub fn take(
         &self,
         listener: usize,
@@ -193,11 +175,30 @@ impl Serving {
         remote: Option<SocketAddr>,
         keep: impl Sized + 'static,
     ) {
-        let Some(listener) = self.listeners.get(listener) else { return };
+        if let Some(listener) = self.listeners.get(listener) {
+            self.serve(listener, stream, remote, keep);
+        }
+    }
+
+    /// The same for whichever listener.
+    fn serve(
+        &self,
+        listener: &Arc<Opened>,
+        stream: Stream,
+        remote: Option<SocketAddr>,
+        keep: impl Sized + 'static,
+    ) {
+        let limits = self.gateway.config.load().limits;
+        let bounds = Bounds {
+            streams: limits.streams_per_connection,
+            header_size: limits.header_size,
+            handshake: limits.handshake_timeout,
+        };
         let (gateway, config) = (Rc::clone(&self.gateway), Arc::clone(&listener.config));
         let proxied = remote.is_some_and(|remote| config.believes(remote.ip()));
-        let age = self.age;
-        let tls = listener.tls.clone();
+        let age = limits.connection_age;
+        let (tls, drain) = (listener.tls.clone(), listener.drain.clone());
+        let leaves = drain.clone();
         let admit = move |introduced: Introduced<'_>| {
             let remote = introduced.source.or(remote);
             let origin = Rc::new(Origin { listener: Arc::clone(&config.name), remote });
@@ -211,15 +212,15 @@ impl Serving {
             let old_at = age.map(|age| Instant::now() + about(age, &gateway.door.chooser));
             let peer = shown.map(|shown| shown.peer);
             let member = config.member_of(introduced.server_name.as_deref()).cloned();
-            let client = Rc::new(Client::new(&gateway, origin, config, peer, member, until));
+            let client = Rc::new(Client::new(&gateway, origin, config, peer, member, until, leaves));
             let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
             let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
             Ok(Admitted { answer, until, old_at, expires, dismiss })
         };
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
-        let (beginning, drain) = (Beginning { proxied, tls, odd_authority }, self.drain.clone());
-        let (bounds, metrics, tasks) = (self.bounds, Arc::clone(&self.metrics), self.tasks.clone());
+        let beginning = Beginning { proxied, tls, odd_authority };
+        let (metrics, tasks) = (Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;
             match connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
@@ -244,25 +245,6 @@ impl Serving {
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();
         }
-    }
-}
-
-/// What the gateway takes from the configuration.
-fn settings(config: &Config) -> Settings {
-    Settings {
-        client_urls: config.advertise.client_urls.clone().into(),
-        member_urls: config.advertise.members.clone().into(),
-        maintenance_prefix: config.maintenance.etcd_prefix.clone(),
-        request_size: config.limits.request_size,
-        // At least one request of the largest size, or none of that size would ever pass.
-        request_budget: (config.limits.replay_buffer / config.runtime.shards.get())
-            .max(config.limits.request_size + PREFIX),
-        watch_buffer: config.watch.buffer / config.runtime.shards.get(),
-        idle_progress: config.watch.idle_progress,
-        access_log: config.log.access,
-        reads: config.cluster.reads,
-        writes: config.cluster.writes,
-        near: !config.cluster.near.is_empty(),
     }
 }
 

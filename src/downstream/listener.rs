@@ -14,9 +14,12 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
-use crate::config::Address;
+use crate::config::{Address, Config, Listener};
+use crate::downstream::tls::Current;
+use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
 
 /// A dead client is noticed after this much silence, by the kernel.
@@ -27,10 +30,21 @@ pub const HANDOVER: usize = 256;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const BACKLOG: u32 = 1024;
 
+/// What a connection takes from the listener that it comes by: what that was when it came.
+#[derive(Clone)]
+pub struct Opened {
+    /// As it is configured.
+    pub config: Arc<Listener>,
+    /// TLS, where it is on.
+    pub tls: Option<Current>,
+    /// Tells when its connections are to leave, and until when.
+    pub drain: watch::Receiver<Option<Instant>>,
+}
+
 /// An accepted connection, on its way to a shard.
 pub struct Accepted {
-    /// The place of its listener in the configuration.
-    pub listener: usize,
+    /// What it came by.
+    pub listener: Arc<Opened>,
     /// The socket.
     pub socket: Socket,
     /// The client's address; none on a unix socket.
@@ -147,13 +161,13 @@ pub fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Accepts on one listener for ever, or until every shard is gone. At most `limit` connections over all listeners that
-/// share `intakes`.
+/// Accepts on one socket for ever, or until every shard is gone, each connection for what `listener` is then. At most
+/// `limits.connections` over all that share `intakes`.
 pub async fn accept(
     listening: Listening,
-    listener: usize,
+    listener: Arc<Published<Opened>>,
     intakes: Vec<Intake>,
-    limit: usize,
+    config: Arc<Published<Config>>,
     metrics: Arc<Metrics>,
 ) {
     loop {
@@ -166,7 +180,7 @@ pub async fn accept(
             }
         };
         let open: usize = intakes.iter().map(|intake| intake.connections.load(Ordering::Relaxed)).sum();
-        if open >= limit {
+        if open >= config.load().limits.connections {
             metrics.connections_refused.inc();
             continue;
         }
@@ -182,7 +196,7 @@ pub async fn accept(
         intake.connections.fetch_add(1, Ordering::Relaxed);
         metrics.connections.inc();
         let slot = Slot { shard: Arc::clone(&intake.connections), metrics: Arc::clone(&metrics) };
-        let accepted = Accepted { listener, socket, remote, slot };
+        let accepted = Accepted { listener: listener.load_full(), socket, remote, slot };
         if intake.sender.send(accepted).await.is_err() {
             tracing::error!("a shard is gone; its connections go to the others");
         }

@@ -7,6 +7,7 @@
 use std::future::Future;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::access_log::Record;
@@ -62,10 +63,10 @@ pub async fn claim(gateway: &Gateway, method: &Method, message: &Bytes, whom: &A
 pub async fn run(
     exchange: Exchange<'_>,
     claim: Option<Claim>,
+    mut drain: watch::Receiver<Option<Instant>>,
     stay: &mut Stay,
     record: &mut Record,
 ) -> Result<Answer, Refusal> {
-    let mut drain = exchange.gateway.drain.clone();
     let ended = tokio::select! {
         biased; // what let it in first, then a drain: whoever is told now finds another replica
         refusal = stay.cut() => Err(refusal),

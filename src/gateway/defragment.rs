@@ -188,7 +188,7 @@ impl Work {
             .map_err(|trouble| refusal(&trouble.into(), None, &[]))?;
         let register = &self.gateway.defragmentations;
         let _running = register.begin().ok_or(Refusal::DEFRAGMENTING)?;
-        let prefix = self.gateway.settings.maintenance_prefix.clone();
+        let prefix = self.gateway.config.load().maintenance.etcd_prefix.clone();
         let taken = match prefix {
             Some(prefix) => lock::take(&self.gateway.door, &self.whom, prefix).await,
             None => Ok(Taken::Nowhere),

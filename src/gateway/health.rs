@@ -10,8 +10,8 @@ use hyper::body::Incoming;
 use prost::Message as _;
 
 use crate::downstream::said::Speaker;
-use crate::gateway::Gateway;
 use crate::gateway::pipeline::{Served, collect};
+use crate::gateway::{Client, Gateway};
 use crate::pb::health::health_check_response::ServingStatus;
 use crate::pb::health::{HealthCheckRequest, HealthCheckResponse};
 use crate::refusal::Refusal;
@@ -31,13 +31,13 @@ pub async fn check(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refu
 ///
 /// # Errors
 /// As [`check`].
-pub async fn watch(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refusal> {
+pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: Incoming) -> Result<Served, Refusal> {
     asked(gateway, body).await?;
     let (speaker, said) = Speaker::channel();
     let watched = Rc::clone(gateway);
+    let mut drain = client.drain.clone();
     let run = async move {
         let mut changes = watched.door.members.changes.clone();
-        let mut drain = watched.drain.clone();
         let mut told = None;
         loop {
             let status = now(&watched);

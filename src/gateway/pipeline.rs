@@ -98,7 +98,7 @@ async fn guarded<T>(
 
 fn record(gateway: &Gateway, client: &Client, row: (usize, &'static str), unary: bool) -> Record {
     let metrics = Arc::clone(&gateway.metrics);
-    Record::begin(metrics, gateway.settings.access_log, row, unary, Rc::clone(&client.origin))
+    Record::begin(metrics, gateway.access_log, row, unary, Rc::clone(&client.origin))
 }
 
 /// What a step of the pipeline ended with.
@@ -135,7 +135,7 @@ async fn known(
     let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
     match method.path {
         "/grpc.health.v1.Health/Check" => return health::check(gateway, body).await,
-        "/grpc.health.v1.Health/Watch" => return health::watch(gateway, body).await,
+        "/grpc.health.v1.Health/Watch" => return health::watch(gateway, client, body).await,
         "/etcdserverpb.Auth/Authenticate" => {
             // What it would give counts for nothing here: nobody's password is looked at.
             if !gateway.callers.takes(client, Identify::Token) {
@@ -250,7 +250,7 @@ async fn through(
     let mut answer = if blocks {
         let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
         // Apart: no other call is to be as large as one that waits.
-        let waiting = Box::pin(blocked::run(exchange, claim, &mut stay, record));
+        let waiting = Box::pin(blocked::run(exchange, claim, client.drain.clone(), &mut stay, record));
         match client.ends(caller) {
             None => waiting.await?,
             Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
@@ -310,12 +310,13 @@ fn wanted(
     headers: &HeaderMap,
     effect: Effect,
 ) -> Result<Wanted, Refusal> {
-    let settings = &gateway.settings;
+    let config = gateway.config.load();
+    let settings = &config.cluster;
     let addressed = addressed::addressed(client, method, headers, &gateway.door.members.snapshot.load())?;
     Ok(match (addressed.map_or_else(|| Wanted::by(method), Wanted::This), effect) {
         (Wanted::Any, _) if client.is_at_home() => Wanted::Home(gateway.home(client)),
         (Wanted::Any, Effect::ReadOnly) if settings.reads == Serves::Leader => Wanted::LeaderFirst,
-        (Wanted::Any, Effect::ReadOnly) if settings.near => Wanted::Near,
+        (Wanted::Any, Effect::ReadOnly) if !settings.near.is_empty() => Wanted::Near,
         (Wanted::Any, Effect::Mutates | Effect::Idempotent) if settings.writes == Serves::Leader => {
             Wanted::LeaderFirst
         }
@@ -342,11 +343,12 @@ fn finish(
         let whole = answer.message();
         // One that is too large to be read whole would name the members' own addresses.
         let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
+        let config = gateway.config.load();
         let rewritten = member_answers::rewrite(
             message.ok_or(Refusal::UNREADABLE_ANSWER)?,
             fields,
-            &gateway.settings.member_urls,
-            &gateway.settings.client_urls,
+            &config.advertise.members,
+            &config.advertise.client_urls,
         );
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
     } else if let Some(seen) = answer.seen {
@@ -409,7 +411,7 @@ pub async fn collect(gateway: &Rc<Gateway>, body: Incoming) -> Result<(Bytes, He
 }
 
 async fn gather(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes, Held), Refusal> {
-    let limit = gateway.settings.request_size;
+    let limit = gateway.config.load().limits.request_size;
     let mut held = gateway.hold();
     let mut first = Bytes::new();
     let mut more = BytesMut::new();

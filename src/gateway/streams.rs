@@ -44,6 +44,7 @@ pub fn watch(
     body: Incoming,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
+    let config = gateway.config.load_full();
     let (speaker, said) = Speaker::channel();
     let session = Session {
         route: Route {
@@ -56,11 +57,11 @@ pub fn watch(
         floor: Rc::clone(&client.floor),
         wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),
         timing: Timing {
-            idle_progress: gateway.settings.idle_progress.map(|least| between(least, &gateway.door.chooser)),
+            idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.door.chooser)),
             progress_grace: PROGRESS_GRACE,
         },
-        largest_request: gateway.settings.request_size,
-        drain: gateway.drain.clone(),
+        largest_request: config.limits.request_size,
+        drain: client.drain.clone(),
         resumed: gateway.metrics.watch_resumes.clone(),
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
@@ -93,7 +94,7 @@ pub fn keep_alive(
         door: Rc::clone(&gateway.door),
         whom: caller.whom.clone(),
         headers: headers.clone(),
-        drain: gateway.drain.clone(),
+        drain: client.drain.clone(),
         resumed: gateway.metrics.keepalive_resumes.clone(),
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
@@ -122,7 +123,7 @@ pub fn observe(
         whom: caller.whom.clone(),
         headers: headers.clone(),
         request,
-        drain: gateway.drain.clone(),
+        drain: client.drain.clone(),
         resumed: gateway.metrics.observe_resumes.clone(),
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));

@@ -13,7 +13,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Part, Ready, Trial};
 use crate::config::{
-    ClientAuth, ClientCa, ClientTls, Cluster, Config, Keep, KeySource, Listener, Login, ServerTls,
+    ClientAuth, ClientCa, ClientTls, Cluster, Config, Discovery, Keep, KeySource, Limits, Listener, Login,
+    ServerTls, Serves,
 };
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{Current, ListenerTls};
@@ -23,7 +24,7 @@ use crate::published::Published;
 use crate::revocation::Register;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{Credentials, Pages};
-use crate::upstream::members::ProbeLogin;
+use crate::upstream::members::{ProbeLogin, SeedList};
 use crate::upstream::peer_urls::{PeerTrust, roots_of};
 use crate::upstream::tls::client_config;
 
@@ -85,22 +86,16 @@ impl Part {
     }
 
     /// What listeners show, and under what client certificates must verify: those of new handshakes, and those that were
-    /// shown before. Each listener as it was started: what its connections call a peer by comes of that, so that no other
+    /// shown before. Each listener as it was opened: what its connections call a peer by comes of that, so that no other
     /// authority may vouch for it.
     #[must_use]
-    pub fn tls(running: Vec<(Arc<Listener>, Current)>) -> Self {
-        let running = running.into_iter().filter_map(|(listener, current)| {
-            let tls = listener.tls.as_ref()?;
-            let published = Rc::new(RefCell::new(fingerprint(tls)));
-            Some(Running { ca: ca_name(tls).map(Arc::from), name: listener.name.clone(), current, published })
-        });
-        let running: Vec<_> = running.collect();
+    pub fn tls(running: Rc<RefCell<Vec<Running>>>) -> Self {
         Self::new(move |_, now| {
             let mut changes = Vec::new();
             let mut swaps = Vec::new();
-            for Running { name, ca, current, published } in &running {
+            for Running { name, ca, current, published } in running.borrow().iter() {
                 let listener = now.listeners.iter().find(|listener| listener.name == *name);
-                // Where TLS goes, or what certificates are called by is another, a restart is asked for.
+                // Where TLS goes, or what certificates are called by is another, so are its clients.
                 let Some(is) = listener.and_then(|listener| listener.tls.as_ref()) else { continue };
                 if ca_name(is) != ca.as_deref() {
                     continue;
@@ -184,12 +179,43 @@ impl Part {
         })
     }
 
-    /// What was read last and could be taken, for who wants to know all of it.
+    /// Where members are found first, where they are spoken to as before.
+    #[must_use]
+    pub fn seeds(seeds: SeedList) -> Self {
+        Self::new(move |before, now| {
+            let places = |config: &Config| {
+                let Cluster { endpoints, discovery, .. } = &*config.cluster;
+                format!("{endpoints:?} {:?} {:?}", discovery.srv, discovery.allowed_hosts)
+            };
+            if places(before) == places(now) || !seeds.takes(&now.cluster) {
+                return Ok(None);
+            }
+            let (seeds, cluster) = (seeds.clone(), Arc::clone(&now.cluster));
+            let change = "cluster: members are found first elsewhere".to_owned();
+            Ok(Some(Ready::new(vec![change], move || _ = seeds.replace(&cluster))))
+        })
+    }
+
+    /// What was read last and could be taken: for who looks at it at every connection or call, such as for the limits, and for
+    /// who wants to know all of it.
     #[must_use]
     pub fn in_force(current: Arc<Published<Config>>) -> Self {
-        Self::new(move |_, now| {
+        Self::new(move |before, now| {
+            let mut changes = Vec::new();
+            let mut told = |section: &str, same: bool| {
+                if !same {
+                    changes.push(format!("{section}: changed, for what comes"));
+                }
+            };
+            told("limits", same(&followed(before.limits), &followed(now.limits)));
+            told("advertise", same(&before.advertise, &now.advertise));
+            told("watch.idle_progress", before.watch.idle_progress == now.watch.idle_progress);
+            told("drain", before.drain == now.drain);
+            told("maintenance", same(&before.maintenance, &now.maintenance));
+            let serves = |config: &Config| (config.cluster.reads, config.cluster.writes);
+            told("cluster.reads, cluster.writes", same(&serves(before), &serves(now)));
             let (current, now) = (Arc::clone(&current), now.clone());
-            Ok(Some(Ready::new(Vec::new(), move || current.publish(now))))
+            Ok(Some(Ready::new(changes, move || current.publish(now))))
         })
     }
 
@@ -237,13 +263,23 @@ impl Part {
 }
 
 /// A listener's TLS while it runs.
-struct Running {
+pub struct Running {
     name: Arc<str>,
     /// What its connections call those by who show a certificate.
     ca: Option<Arc<str>>,
     current: Current,
     /// What `current` can be seen to be.
     published: Rc<RefCell<String>>,
+}
+
+impl Running {
+    /// Of a listener with TLS, which is what `current` is made by now.
+    #[must_use]
+    pub fn new(listener: &Listener, current: Current) -> Option<Self> {
+        let tls = listener.tls.as_ref()?;
+        let published = Rc::new(RefCell::new(fingerprint(tls)));
+        Some(Self { ca: ca_name(tls).map(Arc::from), name: listener.name.clone(), current, published })
+    }
 }
 
 /// The keys of the configuration, sealing key first.
@@ -296,24 +332,24 @@ fn ca_name(tls: &ServerTls) -> Option<&str> {
     tls.clients.ca().map(|ca| &*ca.name)
 }
 
+/// The limits that are looked at whenever they count; the others are what something was made with.
+fn followed(limits: Limits) -> Limits {
+    Limits { certificate_connections: 0, logins_in_flight_per_member: 0, ..limits }
+}
+
 /// Sections that differ from what the process was started with, and are no part.
 pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
-    let listeners = |config: &Config| {
-        let of_one = |listener: &Arc<Listener>| {
-            (
-                listener.name.clone(),
-                listener.address.clone(),
-                listener.tls.as_ref().map(|tls| ca_name(tls).map(str::to_owned)),
-                (listener.lend_login_identity, listener.accept_odd_authority, listener.on_expiry),
-                listener.proxy_protocol_from.clone(),
-                (listener.member.clone(), listener.server_names.clone()),
-            )
-        };
-        config.listeners.iter().map(of_one).collect::<Vec<_>>()
-    };
-    differ("listener", &listeners(started), &listeners(read));
     // Logins are a part, and so is what TLS shows.
-    let cluster = |config: &Config| Cluster { probe: None, tls: None, ..Cluster::clone(&config.cluster) };
+    let cluster = |config: &Config| Cluster {
+        probe: None,
+        tls: None,
+        endpoints: Vec::new(),
+        discovery: Discovery { dns: config.cluster.discovery.dns.clone(), ..Discovery::default() },
+        reads: Serves::Any,
+        writes: Serves::Any,
+        ..Cluster::clone(&config.cluster)
+    };
+    differ("cluster.endpoints", &started.cluster.scheme(), &read.cluster.scheme());
     let kept = |config: &Config| match &config.revocation.keep {
         Keep::Etcd { prefix, .. } => {
             (Keep::Etcd { prefix: prefix.clone(), login: None }, config.revocation.max_age)
@@ -322,13 +358,12 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
     };
     differ("cluster", &cluster(started), &cluster(read));
     differ("cluster.tls", &shows(&started.cluster), &shows(&read.cluster));
-    differ("advertise", &started.advertise, &read.advertise);
     differ("session.realm", &started.session.realm, &read.session.realm);
     differ("login", &started.passwords.failed, &read.passwords.failed);
     differ("revocation", &kept(started), &kept(read));
-    differ("maintenance", &started.maintenance, &read.maintenance);
-    differ("watch", &started.watch, &read.watch);
-    differ("limits", &started.limits, &read.limits);
+    differ("watch.buffer", &started.watch.buffer, &read.watch.buffer);
+    let made = |limits: Limits| (limits.certificate_connections, limits.logins_in_flight_per_member);
+    differ("limits", &made(started.limits), &made(read.limits));
     differ("admin", &started.admin, &read.admin);
     differ("log", &started.log, &read.log);
     differ("runtime", &started.runtime, &read.runtime);
@@ -386,7 +421,8 @@ mod tests {
             let listener = Arc::clone(&config.listeners[0]);
             let made = ListenerTls::new(listener.tls.as_ref().unwrap()).unwrap();
             let current: Current = Arc::new(Published::new(made));
-            let parts = vec![Part::tls(vec![(listener, Arc::clone(&current))])];
+            let running = Running::new(&listener, Arc::clone(&current)).into_iter().collect();
+            let parts = vec![Part::tls(Rc::new(RefCell::new(running)))];
             let reload = Reload::new(path, config, Vec::new(), parts, Arc::new(Metrics::new(Vec::new())));
             Self { folder, reload, current }
         }

@@ -24,6 +24,22 @@ async fn status(keyward: &Keyward) -> (bool, Value) {
     (code == Some(0), serde_json::from_str(&said).expect("JSON"))
 }
 
+/// Of each member that etcdctl was told of.
+fn as_etcdctl_tells(told: &Value, theirs: &[Value]) {
+    for member in theirs {
+        let status = &member["Status"];
+        let id = format!("{:x}", status["header"]["member_id"].as_u64().expect("an id"));
+        let row = told["members"].as_array().expect("members").iter().find(|row| row["id"] == *id);
+        let row = row.unwrap_or_else(|| panic!("{id} is missing: {told}"));
+        assert_eq!(row["endpoint"], member["Endpoint"]);
+        assert_eq!((&row["version"], &row["raft_term"]), (&status["version"], &status["raftTerm"]));
+        assert_eq!(row["is_leader"], status["leader"] == status["header"]["member_id"]);
+        assert_eq!((&row["is_learner"], &row["why"]), (&false.into(), &Value::Null));
+        assert!(row["db_size"].as_u64() > Some(0) && row["raft_applied_index"].as_u64() > Some(0), "{row}");
+        assert!(row["raft_index"].as_u64() <= status["raftIndex"].as_u64(), "{row}");
+    }
+}
+
 #[tokio::test]
 async fn status_tells_of_each_member_what_etcdctl_tells() {
     for version in versions() {
@@ -61,21 +77,7 @@ async fn status_tells_of_each_member_what_etcdctl_tells() {
         assert_eq!(told["foreign"][0]["endpoint"], stranger.url(0));
         let theirs = asked().await;
         assert_eq!(theirs.len(), 3);
-        for member in &theirs {
-            let status = &member["Status"];
-            let id = format!("{:x}", status["header"]["member_id"].as_u64().expect("an id"));
-            let row = told["members"].as_array().expect("members").iter().find(|row| row["id"] == *id);
-            let row = row.unwrap_or_else(|| panic!("{id} is missing: {told}"));
-            assert_eq!(row["endpoint"], member["Endpoint"], "{version}");
-            assert_eq!((&row["version"], &row["raft_term"]), (&status["version"], &status["raftTerm"]));
-            assert_eq!(row["is_leader"], status["leader"] == status["header"]["member_id"]);
-            assert_eq!((&row["is_learner"], &row["why"]), (&false.into(), &Value::Null));
-            assert!(
-                row["db_size"].as_u64() > Some(0) && row["raft_applied_index"].as_u64() > Some(0),
-                "{row}"
-            );
-            assert!(row["raft_index"].as_u64() <= status["raftIndex"].as_u64(), "{row}");
-        }
+        as_etcdctl_tells(&told, &theirs);
         let learners: Vec<&Value> = told["members"]
             .as_array()
             .expect("members")

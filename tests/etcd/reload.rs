@@ -7,12 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use keyward::pb::etcdserverpb::MemberListRequest;
+use keyward::pb::etcdserverpb::cluster_client::ClusterClient;
 use keyward::pb::etcdserverpb::watch_client::WatchClient;
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
-use keyward::pb::etcdserverpb::{WatchCreateRequest, WatchRequest};
+use keyward::pb::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
+use tonic::{Code, Streaming};
 
 use crate::caller::Caller;
 use crate::harness::keyward::{Keyward, Site};
@@ -54,6 +57,18 @@ async fn shown(address: SocketAddr, trusted: &[&Mounted]) -> Option<CertificateD
     stream.get_ref().1.peer_certificates()?.first().cloned().map(CertificateDer::into_owned)
 }
 
+/// A watch of `/a/k` that stands.
+async fn watching(alice: &Caller) -> Streaming<WatchResponse> {
+    let create = WatchCreateRequest { key: "/a/k".into(), ..WatchCreateRequest::default() };
+    let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    let asked =
+        futures_util::StreamExt::chain(futures_util::stream::iter([create]), futures_util::stream::pending());
+    let mut watch = WatchClient::new(alice.channel.clone());
+    let mut watch = watch.watch(alice.request(asked)).await.expect("admitted").into_inner();
+    assert!(watch.message().await.expect("admitted").expect("created").created);
+    watch
+}
+
 #[tokio::test]
 async fn certificates_are_followed_and_a_bad_one_is_not() {
     let version = versions().pop().expect("one is pinned");
@@ -80,13 +95,7 @@ async fn certificates_are_followed_and_a_bad_one_is_not() {
     shows(&one).await;
 
     let alice = Caller::log_in(keyward.site().listen, "alice").await;
-    let create = WatchCreateRequest { key: "/a/k".into(), ..WatchCreateRequest::default() };
-    let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    let asked =
-        futures_util::StreamExt::chain(futures_util::stream::iter([create]), futures_util::stream::pending());
-    let mut watch = WatchClient::new(alice.channel.clone());
-    let mut watch = watch.watch(alice.request(asked)).await.expect("admitted").into_inner();
-    assert!(watch.message().await.expect("admitted").expect("created").created);
+    let mut watch = watching(&alice).await;
 
     swap(&root, &two.folder);
     shows(&two).await;
@@ -141,4 +150,115 @@ async fn a_password_of_keywards_own_is_changed_without_a_restart() {
     let log = keyward.log();
     assert!(log.contains("revocation.user: another user or password"), "{log}");
     assert!(!log.contains("-secret"), "no secret is told");
+}
+
+/// The configuration with these listeners in place of its own.
+fn with_listeners(config: &str, listeners: &[String]) -> String {
+    let (first, rest) = config.split_once('\n').expect("lines");
+    assert!(first.starts_with("listener = "));
+    format!("listener = [{}]\n{rest}", listeners.join(", "))
+}
+
+fn plain(name: &str, address: SocketAddr) -> String {
+    format!("{{ name = \"{name}\", address = \"{address}\" }}")
+}
+
+#[tokio::test]
+async fn listeners_come_go_and_change_and_whoever_is_at_the_others_does_not_notice() {
+    let version = versions().pop().expect("one is pinned");
+    let options = Options { auth: Auth::On { extra_users: 0 }, ..Options::default() };
+    let cluster = Cluster::start(&version, options).await;
+    let site = Site::new();
+    let [gone, new] = [Site::new().listen, Site::new().listen];
+    let base = site.in_front_of(&cluster);
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a name");
+    let (cert, key) =
+        (site.write("a.crt", &made.cert.pem()), site.write("a.key", &made.signing_key.serialize_pem()));
+    let stays = plain("main", site.listen);
+    let keyward = Keyward::start(site, &with_listeners(&base, &[stays.clone(), plain("gone", gone)])).await;
+    let main = keyward.site().listen;
+    let (alice, other) = (Caller::log_in(main, "alice").await, Caller::log_in(gone, "alice").await);
+    let (mut watch, mut ends) = (watching(&alice).await, watching(&other).await);
+
+    keyward.reload(&with_listeners(&base, &[stays.clone(), plain("new", new)]));
+    let status = ends.message().await.expect_err("its listener is gone");
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "etcdserver: server stopped"));
+    let refused = async || tokio::net::TcpStream::connect(gone).await.is_err().then_some(());
+    wait::until(LIMIT, "nobody listens there any more", refused).await;
+    let listens = async || tokio::net::TcpStream::connect(new).await.is_ok().then_some(());
+    wait::until(LIMIT, "the new one listens", listens).await;
+    let newcomer = Caller::log_in(new, "alice").await;
+    newcomer.put("/a/k", b"1".to_vec(), 0).await.expect("put");
+    assert_eq!(watch.message().await.expect("it goes on").expect("it goes on").events.len(), 1);
+
+    // One that cannot be bound, and one that would go: neither happens.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().map(|address| (taken, address)).expect("bound");
+    let before = keyward.metric("keyward_config_reloads_refused_total", &[]).await;
+    keyward.reload(&with_listeners(&base, &[stays, plain("taken", taken.1)]));
+    let refused = async || {
+        let now = keyward.metric("keyward_config_reloads_refused_total", &[]).await;
+        (now > before).then_some(())
+    };
+    wait::until(LIMIT, "it is refused", refused).await;
+    let log = keyward.log();
+    assert!(log.contains(&format!("listener taken: cannot listen on {}", taken.1)), "{log}");
+    newcomer.put("/a/k", b"2".to_vec(), 0).await.expect("it is still there");
+    Caller::log_in(new, "alice").await;
+    assert_eq!(watch.message().await.expect("it goes on").expect("it goes on").events.len(), 1);
+
+    // Where TLS comes, the socket stays and its clients leave.
+    let tls =
+        format!("{{ name = \"main\", address = \"{main}\", tls = {{ cert = {cert:?}, key = {key:?} }} }}");
+    keyward.reload(&with_listeners(&base, &[tls, plain("new", new)]));
+    let status = watch.message().await.expect_err("it was plaintext");
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "etcdserver: server stopped"));
+    let mounted = Mounted { folder: String::new(), shown: made.cert.der().clone() };
+    assert_eq!(shown(main, &[&mounted]).await.as_ref(), Some(&mounted.shown));
+    newcomer.put("/a/k", b"3".to_vec(), 0).await.expect("the other goes on");
+}
+
+#[tokio::test]
+async fn limits_and_what_is_advertised_change_under_open_connections() {
+    let version = versions().pop().expect("one is pinned");
+    let options = Options { auth: Auth::On { extra_users: 0 }, ..Options::default() };
+    let cluster = Cluster::start(&version, options).await;
+    let site = Site::new();
+    let base = site.in_front_of(&cluster);
+    let keyward = Keyward::start(site, &base).await;
+    let alice = Caller::log_in(keyward.site().listen, "alice").await;
+    let mut watch = watching(&alice).await;
+    alice.put("/a/k", vec![b'v'; 4096], 0).await.expect("put");
+
+    let reloads = keyward.metric("keyward_config_reloads_total", &[]).await;
+    let url = "http://elsewhere.example.com:2379";
+    keyward.reload(&format!(
+        "{base}limits.request_size = \"1KiB\"\nlimits.connections = 1\nadvertise.client_urls = [{url:?}]\n"
+    ));
+    let reloaded =
+        async || (keyward.metric("keyward_config_reloads_total", &[]).await > reloads).then_some(());
+    wait::until(LIMIT, "it is read", reloaded).await;
+    let refused = alice.put("/a/k", vec![b'v'; 4096], 0).await.expect_err("it is larger than may be");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    alice.put("/a/k", b"small".to_vec(), 0).await.expect("put");
+    let over = keyward.metric("keyward_downstream_connections_refused_total", &[]).await;
+    // It is closed as soon as it is accepted.
+    let closed = async || {
+        drop(tokio::net::TcpStream::connect(keyward.site().listen).await);
+        let now = keyward.metric("keyward_downstream_connections_refused_total", &[]).await;
+        (now > over).then_some(())
+    };
+    wait::until(LIMIT, "one connection is all", closed).await;
+    let list = alice.request(MemberListRequest { linearizable: false });
+    let list =
+        ClusterClient::new(alice.channel.clone()).member_list(list).await.expect("listed").into_inner();
+    assert_eq!(list.members[0].client_ur_ls, [url]);
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
+        let told = watch.message().await.expect("it goes on").expect("it goes on");
+        seen.extend(told.events.iter().map(|event| event.kv.as_ref().expect("a put").value.len()));
+    }
+    assert_eq!(seen, [4096, 5]);
+    let log = keyward.log();
+    assert!(log.contains("limits: changed") && !log.contains("at the next start"), "{log}");
 }

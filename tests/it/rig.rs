@@ -17,6 +17,7 @@ use keyward::admin::drain::Exit;
 use keyward::admin::socket::Desk;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
+use keyward::downstream::listener::Opened;
 use keyward::downstream::session::{Realm, Sealer};
 use keyward::downstream::tls::{Current, ListenerTls};
 use keyward::gateway::caller::Identities;
@@ -69,6 +70,23 @@ fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(limit, test).await.expect("the test ends") });
 }
 
+/// What shards are told of the members, and how the test tells them and hears of them.
+fn handle(
+    membership: Membership,
+    auth: Auth,
+) -> (MembersHandle, ChangesSender, mpsc::Receiver<membership::Hint>) {
+    let (hints, hinted) = Hints::channel();
+    let (changes, changed) = Changes::channel();
+    let handle = MembersHandle {
+        snapshot: Arc::new(ArcSwap::from_pointee(membership)),
+        changes: changed,
+        hints,
+        auth: Arc::new(AuthState::default()),
+    };
+    handle.auth.set(auth);
+    (handle, changes, hinted)
+}
+
 fn downstream_tls(config: &Config) -> Vec<Option<Current>> {
     let current = |tls| Arc::new(Published::new(listener_tls(tls)));
     config.listeners.iter().map(|listener| listener.tls.as_ref().map(current)).collect()
@@ -80,6 +98,8 @@ fn listener_tls(tls: &config::ServerTls) -> ListenerTls {
 
 /// Keyward and what a test needs of it.
 pub(crate) struct Keyward {
+    pub(crate) config: Arc<Published<Config>>,
+    draining: watch::Receiver<Option<Instant>>,
     pub(crate) serving: Option<Serving>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) logins: Arc<Logins>,
@@ -125,15 +145,7 @@ impl Keyward {
         let leader = members.first().map(|member| member.address.id);
         let begun = Membership::unknown(Instant::now());
         let membership = Membership { cluster: Some(cluster), leader, term: 2, members: known, ..begun };
-        let (hints, hinted) = Hints::channel();
-        let (changes, changed) = Changes::channel();
-        let handle = MembersHandle {
-            snapshot: Arc::new(ArcSwap::from_pointee(membership)),
-            changes: changed,
-            hints,
-            auth: Arc::new(AuthState::default()),
-        };
-        handle.auth.set(auth);
+        let (handle, changes, hinted) = handle(membership, auth);
         let channels = channels_to(&addresses);
         let settings =
             CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
@@ -155,10 +167,11 @@ impl Keyward {
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
         let tls = downstream_tls(&config);
+        let config = Arc::new(Published::new(config));
         let serving = Serving::new(Parts {
             tls: tls.clone(),
             identities: Arc::clone(&identities),
-            config,
+            config: Arc::clone(&config),
             connector,
             members: handle.clone(),
             credentials: Arc::clone(&credentials),
@@ -171,6 +184,8 @@ impl Keyward {
             fleet,
         });
         Self {
+            config,
+            draining: drain.subscribe(),
             serving: Some(serving),
             metrics,
             logins,
@@ -248,6 +263,12 @@ impl Keyward {
             channels: self.channels.clone(),
             credentials: Arc::clone(&self.credentials),
         }
+    }
+
+    /// Its first listener, for a socket.
+    pub(crate) fn opened(&self) -> Arc<Published<Opened>> {
+        let config = Arc::clone(&self.config.load().listeners[0]);
+        Arc::new(Published::new(Opened { config, tls: self.tls[0].clone(), drain: self.draining.clone() }))
     }
 
     /// What answers commands, for what `register` keeps.

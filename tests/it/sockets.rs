@@ -5,8 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::Address;
+use keyward::config::{Address, Config};
 use keyward::downstream::listener::{Intake, Listening, accept};
+use keyward::published::Published;
 use keyward::refusal::Code;
 use keyward::tasks::{Owned, Tasks};
 use keyward::upstream::membership::Auth;
@@ -31,7 +32,10 @@ fn listen(keyward: &mut Keyward, connections: usize) -> Listener {
     let listening = Listening::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).expect("bound");
     let address = listening.local().expect("an address");
     let (intake, sockets) = Intake::new();
-    let accepting = accept(listening, 0, vec![intake], connections, Arc::clone(&keyward.metrics));
+    let mut config = Config::clone(&keyward.config.load());
+    config.limits.connections = connections;
+    let config = Arc::new(Published::new(config));
+    let accepting = accept(listening, keyward.opened(), vec![intake], config, Arc::clone(&keyward.metrics));
     let serving = keyward.serving.take().expect("not taken before");
     Listener {
         address,

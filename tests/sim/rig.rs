@@ -124,7 +124,7 @@ impl Keyward {
         let parts = Parts {
             tls: vec![None],
             identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
-            config,
+            config: Arc::new(Published::new(config)),
             connector,
             members: handle.clone(),
             credentials,

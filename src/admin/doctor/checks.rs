@@ -134,7 +134,11 @@ impl Facts<'_> {
         let errors = member.vitals.as_ref().map(|vitals| vitals.errors.join(", ")).unwrap_or_default();
         let said = format!("{errors} {}", unhealthy.unwrap_or_default());
         if said.contains("NOSPACE") {
-            let fix = "etcdctl compact REVISION && etcdctl defrag --cluster && etcdctl alarm disarm; then auto-compaction";
+            let revision = self.told(member.id).and_then(|told| told.revision);
+            let revision = revision.map_or_else(|| "REVISION".to_owned(), |revision| revision.to_string());
+            let fix = format!(
+                "etcdctl compact {revision} && etcdctl defrag --cluster && etcdctl alarm disarm; then auto-compaction"
+            );
             findings.error(
                 "alarm_nospace",
                 about.clone(),
