@@ -13,6 +13,7 @@ use keyward::tasks::Tasks;
 use prost::Message as _;
 use serde_json::Value;
 
+use crate::harness::binary::Version;
 use crate::harness::client::{Client, Record};
 use crate::harness::dns::{self, Dns};
 use crate::harness::keyward::{Keyward, Site, namespace};
@@ -39,7 +40,7 @@ impl Place {
         Place { addresses }
     }
 
-    async fn cluster(&self, version: &crate::harness::binary::Version) -> Cluster {
+    async fn cluster(&self, version: &Version) -> Cluster {
         let options = Options {
             members: 3,
             auth: Auth::On { extra_users: 0 },
@@ -227,89 +228,92 @@ async fn put(through: &Endpoint, token: &str, key: &str) -> (u32, String, String
     (answer.code().expect("a status"), answer.message(), format!("{cluster:x}"))
 }
 
+/// A cluster of one member whose clients reach it at `address`.
+async fn behind(version: &Version, address: SocketAddr, tasks: &Tasks) -> (Cluster, Relay) {
+    let auth = Auth::On { extra_users: 2 };
+    let options = Options { auth, advertise: vec![address], strangers: true, ..Options::default() };
+    let cluster = Cluster::start(version, options).await;
+    let relay = Relay::at(address, tasks).await;
+    relay.open(cluster.address(0));
+    (cluster, relay)
+}
+
+/// There u00 has another password, and u01 is blocked.
+async fn differ(new: &Cluster) {
+    let root = new.ctl_as_root();
+    root.ok(&["user", "delete", "u00"]).await;
+    root.ok(&["user", "add", "u00:another-secret"]).await;
+    root.ok(&["user", "grant-role", "u00", "ru"]).await;
+    let blocked = r#"{"user":{"name":"u01","generation":0,"blocked":true}}"#;
+    root.ok(&["put", "/keyward/user/u01", blocked]).await;
+}
+
 /// The tokens are those of before, and nobody logs in again.
 #[tokio::test]
 async fn sessions_prove_themselves_to_the_new_cluster_and_who_is_blocked_there_is_never_let_in() {
-    tokio::task::LocalSet::new()
-        .run_until(async {
-            let (version, tasks) = (newest("3.5"), Tasks::default());
-            let name = "etcd.keyward.test";
-            let port = ports::free().port();
-            let ips = [1, 2].map(|network| Ipv4Addr::new(127, 0, network, 9));
-            let cluster = async |ip: Ipv4Addr| {
-                let advertise = vec![SocketAddr::from((ip, port))];
-                let auth = Auth::On { extra_users: 2 };
-                let options = Options { auth, advertise, strangers: true, ..Options::default() };
-                let cluster = Cluster::start(&version, options).await;
-                let relay = Relay::at(SocketAddr::from((ip, port)), &tasks).await;
-                relay.open(cluster.address(0));
-                (cluster, relay)
-            };
-            let ((old, old_relay), (new, new_relay)) = tokio::join!(cluster(ips[0]), cluster(ips[1]));
-            let (old_id, new_id) = (cluster_id(&old).await, cluster_id(&new).await);
-            // There u00 has another password, and u01 is blocked.
-            let root = new.ctl_as_root();
-            root.ok(&["user", "delete", "u00"]).await;
-            root.ok(&["user", "add", "u00:another-secret"]).await;
-            root.ok(&["user", "grant-role", "u00", "ru"]).await;
-            let blocked = r#"{"user":{"name":"u01","generation":0,"blocked":true}}"#;
-            root.ok(&["put", "/keyward/user/u01", blocked]).await;
+    let moved = Box::pin(async {
+        let (version, tasks) = (newest("3.5"), Tasks::default());
+        let name = "etcd.keyward.test";
+        let port = ports::free().port();
+        let ips = [1, 2].map(|network| Ipv4Addr::new(127, 0, network, 9));
+        let addresses = ips.map(|ip| SocketAddr::from((ip, port)));
+        let [(old, old_relay), (new, new_relay)] =
+            [behind(&version, addresses[0], &tasks).await, behind(&version, addresses[1], &tasks).await];
+        let (old_id, new_id) = (cluster_id(&old).await, cluster_id(&new).await);
+        differ(&new).await;
 
-            let dns = Dns::start(&tasks).await;
-            dns.says(vec![(name, dns::Record::A(ips[0]))]);
-            let site = Site::new();
-            let listed = |line: &&str| !line.starts_with("cluster.endpoints");
-            let config = site.in_front_of(&old).lines().filter(listed).collect::<Vec<_>>().join("\n");
-            let config = format!(
-                "{config}\ncluster.endpoints = [\"http://{name}:{port}\"]\ncluster.dns = [\"{}\"]\n\
+        let dns = Dns::start(&tasks).await;
+        dns.says(vec![(name, dns::Record::A(ips[0]))]);
+        let site = Site::new();
+        let listed = |line: &&str| !line.starts_with("cluster.endpoints");
+        let config = site.in_front_of(&old).lines().filter(listed).collect::<Vec<_>>().join("\n");
+        let config = format!(
+            "{config}\ncluster.endpoints = [\"http://{name}:{port}\"]\ncluster.dns = [\"{}\"]\n\
                  cluster.identity = \"follow\"\nrevocation.etcd_prefix = \"/keyward/\"\n",
-                dns.address
-            );
-            let keyward = Keyward::start(site, &config).await;
-            let through = Endpoint::plain(keyward.site().listen);
-            let (alice, other, blocked) = (
-                log_in(&through, "alice").await,
-                log_in(&through, "u00").await,
-                log_in(&through, "u01").await,
-            );
-            for (token, key) in [(&alice, "/a/k"), (&other, "/u/k"), (&blocked, "/u/l")] {
-                assert_eq!(put(&through, token, key).await, (0, String::new(), old_id.clone()));
-            }
-            drop(old_relay);
-            dns.says(vec![(name, dns::Record::A(ips[1]))]);
-            // Whoever is blocked there knocks all the time, and is let in at no moment.
-            let knocks = std::cell::Cell::new(0);
-            let knock = async {
-                loop {
-                    let (code, message, cluster) = put(&through, &blocked, "/u/l").await;
-                    assert_ne!(cluster, new_id, "{message}");
-                    knocks.set(knocks.get() + 1);
-                    if code == 16 {
-                        return message;
-                    }
-                    assert!(code == 0 && cluster == old_id || code == 14, "{code} {message}");
+            dns.address
+        );
+        let keyward = Keyward::start(site, &config).await;
+        let through = Endpoint::plain(keyward.site().listen);
+        let (alice, other, blocked) =
+            (log_in(&through, "alice").await, log_in(&through, "u00").await, log_in(&through, "u01").await);
+        for (token, key) in [(&alice, "/a/k"), (&other, "/u/k"), (&blocked, "/u/l")] {
+            assert_eq!(put(&through, token, key).await, (0, String::new(), old_id.clone()));
+        }
+        drop(old_relay);
+        dns.says(vec![(name, dns::Record::A(ips[1]))]);
+        // Whoever is blocked there knocks all the time, and is let in at no moment.
+        let knocks = std::cell::Cell::new(0);
+        let knock = async {
+            loop {
+                let (code, message, cluster) = put(&through, &blocked, "/u/l").await;
+                assert_ne!(cluster, new_id, "{message}");
+                knocks.set(knocks.get() + 1);
+                if code == 16 {
+                    return message;
                 }
-            };
-            let refused = tokio::time::timeout(LIMIT, knock).await.expect("it is refused in the end");
-            assert_eq!(refused, "etcdserver: invalid auth token");
-            let answered = async |token: &str, key: &str| {
-                let look = async || Some(put(&through, token, key).await).filter(|(code, ..)| *code != 14);
-                wait::until(LIMIT, "an answer", look).await
-            };
-            assert_eq!(
-                answered(&alice, "/a/k").await,
-                (0, String::new(), new_id.clone()),
-                "her token is good as it is"
-            );
-            let (code, message, _) = answered(&other, "/u/k").await;
-            assert_eq!(
-                (code, &*message),
-                (16, "etcdserver: invalid auth token"),
-                "its password is another there"
-            );
-            assert_eq!(keyward.metric("keyward_cluster_changes_total", &[]).await, 1.0);
-            println!("{version}: {} knocks of one who is blocked, all refused", knocks.get());
-            drop((keyward, dns, new_relay));
-        })
-        .await;
+                assert!(code == 0 && cluster == old_id || code == 14, "{code} {message}");
+            }
+        };
+        let refused = tokio::time::timeout(LIMIT, knock).await.expect("it is refused in the end");
+        assert_eq!(refused, "etcdserver: invalid auth token");
+        let answered = async |token: &str, key: &str| {
+            let look = async || Some(put(&through, token, key).await).filter(|(code, ..)| *code != 14);
+            wait::until(LIMIT, "an answer", look).await
+        };
+        assert_eq!(
+            answered(&alice, "/a/k").await,
+            (0, String::new(), new_id.clone()),
+            "her token is good as it is"
+        );
+        let (code, message, _) = answered(&other, "/u/k").await;
+        assert_eq!(
+            (code, &*message),
+            (16, "etcdserver: invalid auth token"),
+            "its password is another there"
+        );
+        assert_eq!(keyward.metric("keyward_cluster_changes_total", &[]).await, 1.0);
+        println!("{version}: {} knocks of one who is blocked, all refused", knocks.get());
+        drop((keyward, dns, new_relay));
+    });
+    tokio::task::LocalSet::new().run_until(moved).await;
 }

@@ -32,7 +32,7 @@ const PREFIX: &str = "/keyward-maintenance/defragment/";
 /// Three members that do what is asked of them, the first of which leads, and what was done to them.
 struct Scene {
     members: Vec<Member>,
-    keyward: RefCell<Keyward>,
+    keyward: Keyward,
     /// Members in the order in which they were defragmented.
     done: RefCell<Vec<u64>>,
     /// Keys that were written, and the lives of leases that were granted.
@@ -62,7 +62,7 @@ impl Scene {
     fn new() -> Self {
         let tasks = Tasks::default();
         let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-        let keyward = RefCell::new(Keyward::before(&members.iter().collect::<Vec<_>>()));
+        let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
         Self {
             members,
             keyward,
@@ -80,7 +80,7 @@ impl Scene {
     }
 
     fn known(&self, id: u64) -> std::sync::Arc<membership::Member> {
-        let members = self.keyward.borrow().members.snapshot.load_full();
+        let members = self.keyward.members.snapshot.load_full();
         members.members.iter().find(|member| member.id.0 == id).cloned().expect("a member")
     }
 
@@ -99,7 +99,7 @@ impl Scene {
                 (call, at, _) = futures_util::future::select_all(calls) => {
                     self.answer(self.members[at].address.id.0, call).await;
                     // Whatever was suspected answers the next probe.
-                    let keyward = self.keyward.borrow();
+                    let keyward = &self.keyward;
                     let probe = async {
                         tokio::time::sleep(Duration::from_millis(50)).await;
                         keyward.probed();
@@ -131,11 +131,8 @@ impl Scene {
             TXN => {
                 let asked = TxnRequest::decode(message).expect("a transaction");
                 assert_eq!(asked.compare[0].key, format!("{PREFIX}lock"));
-                let held = KeyValue {
-                    key: format!("{PREFIX}lock").into(),
-                    value: "b5".into(),
-                    ..Default::default()
-                };
+                let key = format!("{PREFIX}lock").into();
+                let held = KeyValue { key, value: "b5".into(), ..Default::default() };
                 let found = RangeResponse { kvs: vec![held], ..Default::default() };
                 let answer = TxnResponse {
                     header: Some(header(5)),
@@ -183,7 +180,7 @@ impl Scene {
     }
 
     async fn defragment(&self, named: Option<&str>) -> Outcome {
-        let client = self.keyward.borrow().client().await;
+        let client = self.keyward.client().await;
         let client = match named {
             Some(named) => client.header("x-keyward-member", named),
             None => client,
@@ -192,7 +189,7 @@ impl Scene {
     }
 
     fn unready(&self, at: usize) {
-        self.keyward.borrow().publish(|membership| {
+        self.keyward.publish(|membership| {
             let mut member = membership::Member::clone(&membership.members[at]);
             member.readiness = Readiness::NotReady(Reason::Unreachable);
             membership.members[at] = std::sync::Arc::new(member);
@@ -253,7 +250,7 @@ fn only_one_goes_on_at_a_time_and_a_full_store_is_helped_all_the_same() {
 
         // On the same replica the other is known without etcd.
         let scene = Scene { lock: Lock::Full, slow: Some(2), ..Scene::new() };
-        let (first, second) = (scene.keyward.borrow().client().await, scene.keyward.borrow().client().await);
+        let (first, second) = (scene.keyward.client().await, scene.keyward.client().await);
         let both = async {
             let first = first.begin(DEFRAGMENT, []).await.expect("sent");
             settled().await;
@@ -283,7 +280,7 @@ fn none_is_begun_while_a_voter_is_not_ready() {
 fn after_the_clients_deadline_no_further_member_is_begun_and_the_one_under_way_is_seen_to_its_end() {
     paused(async {
         let scene = Scene { slow: Some(2), ..Scene::new() };
-        let client = scene.keyward.borrow().client().await.header("grpc-timeout", "5S");
+        let client = scene.keyward.client().await.header("grpc-timeout", "5S");
         let late = async {
             let outcome = client.call(DEFRAGMENT, []).await;
             assert_eq!(outcome.end.told().0, Code::DeadlineExceeded);
@@ -340,7 +337,7 @@ fn one_that_is_named_is_freed_first_unless_the_others_are_not_all_ready() {
         assert_eq!(*scene.done.borrow(), [1]);
         assert_eq!(scene.granted.borrow().len(), 0, "whoever names members decides about their order");
         scene.unready(2);
-        let client = scene.keyward.borrow().client().await.header("x-keyward-member", "m1");
+        let client = scene.keyward.client().await.header("x-keyward-member", "m1");
         let answers = async {
             let call = scene.members[0].called(DEFRAGMENT).await;
             assert_eq!(scene.resting(), [0; 0], "it is one of the two that are left");
@@ -356,7 +353,7 @@ fn one_that_is_named_is_freed_first_unless_the_others_are_not_all_ready() {
 fn calls_under_way_end_and_streams_leave_before_a_member_is_begun() {
     paused(async {
         let scene = Scene::new();
-        let client = scene.keyward.borrow().client().await;
+        let client = scene.keyward.client().await;
         // Everything on m2: nobody else takes calls for now.
         scene.unready(0);
         scene.unready(2);
@@ -371,14 +368,14 @@ fn calls_under_way_end_and_streams_leave_before_a_member_is_begun() {
         let lock = scene.members[1].called(LOCK).await;
         let reading = client.begin(RANGE, range("k")).await.expect("sent");
         let read = scene.members[1].called(RANGE).await;
-        scene.keyward.borrow().publish(|membership| {
+        scene.keyward.publish(|membership| {
             for at in [0, 2] {
                 let mut member = membership::Member::clone(&membership.members[at]);
                 member.readiness = Readiness::Ready;
                 membership.members[at] = std::sync::Arc::new(member);
             }
         });
-        let other = scene.keyward.borrow().client().await;
+        let other = scene.keyward.client().await;
         let begun = other.begin(DEFRAGMENT, []).await.expect("sent");
         let watched_elsewhere = RefCell::new(None);
         let script = async {

@@ -42,7 +42,8 @@ impl Dns {
             let mut buffer = [0; 1500];
             while let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
                 count.set(count.get() + 1);
-                if let Some(answer) = answer(&buffer[..length], &known.borrow(), broken.get()) {
+                let answer = answer(&buffer[..length], &known.borrow(), broken.get());
+                if let Some(answer) = answer {
                     drop(socket.send_to(&answer, peer).await);
                 }
             }
