@@ -7,7 +7,7 @@ use crate::harness::binary::{self, Version};
 use crate::harness::client::{Client, Record, lifetime};
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, newest, versions, wait};
-use crate::steady::{failed, tally};
+use crate::steady::{failed, of_each, tally};
 
 /// The clientv3 of the load, each with a record of its own.
 const CLIENTS: [&str; 2] = ["3.5.11", "3.6.16"];
@@ -21,6 +21,9 @@ const UNKNOWN: [&str; 3] = [
 const BACK: Duration = Duration::from_secs(60);
 /// Between two restarts the load goes on as it does on a quiet day.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// A run in which etcd elected another leader by itself proves nothing, and is repeated this often.
+const REPEATS: usize = 2;
 
 /// Two replicas of one key file, as an operator runs them.
 struct Pair {
@@ -89,46 +92,65 @@ fn judge(version: &Version, client: &str, record: &Record) {
 
 #[tokio::test]
 async fn replicas_that_are_restarted_in_turn_lose_nothing() {
-    let rounds = if binary::full() { 10 } else { 2 };
     let all = if binary::full() { versions() } else { vec![newest("3.5")] };
     for version in all {
-        let auth = Auth::On { extra_users: 0 };
-        let cluster = Cluster::start(&version, Options { members: 3, auth, ..Options::default() }).await;
-        let shared = Site::new();
-        let mut pair = Pair::start(&cluster, &shared).await;
-        let addresses = pair.addresses();
-        let truth = cluster.address(0).to_string();
-        let mut loads = Vec::new();
-        for client in CLIENTS {
-            let prefix = format!("/a/{client}/");
-            let args = ["--length", "1h", "--history", &truth, "--prefix", &prefix];
-            loads.push(Client::start(client, "load", "alice", &addresses, &args));
-        }
-        let hold = ["--age", "1s", "--hold", "0"];
-        let lock = Client::start("3.5.11", "mutex", "alice", &addresses, &hold);
-        for load in &loads {
-            load.says("ready").await;
-        }
-        lock.says("wait_called").await;
-
-        for _ in 0..rounds {
-            for replica in 0..2 {
-                pair.roll(replica).await;
-                lifetime(QUIET).await;
+        for void in 0.. {
+            let auth = Auth::On { extra_users: 0 };
+            let cluster = Cluster::start(&version, Options { members: 3, auth, ..Options::default() }).await;
+            let before = leader_changes(&cluster).await;
+            let (loads, lock, took) = rolled(&cluster).await;
+            let elected = leader_changes(&cluster).await != before;
+            println!("{version}: restarts (to the end, to ready): {took:?}; lock {}", lock.the("summary"));
+            if elected && void < REPEATS {
+                println!("{version}: void run: an election that no restart of Keyward explains");
+                continue;
             }
+            for (client, record) in CLIENTS.iter().zip(&loads) {
+                judge(&version, client, record);
+            }
+            let summary = lock.the("summary");
+            assert_eq!((&summary["result"], &summary["early"]), (&"ok".into(), &false.into()), "{summary}");
+            assert_eq!(lock.errors(), Vec::<String>::new());
+            break;
         }
-        for load in &loads {
-            load.finish();
-        }
-        lock.finish();
-        for (client, load) in CLIENTS.iter().zip(loads) {
-            judge(&version, client, &load.record().await);
-        }
-        let record = lock.record().await;
-        let summary = record.the("summary");
-        println!("{version}: restarts (to the end, to ready): {:?}; lock {summary}", pair.took);
-        assert_eq!((&summary["result"], &summary["early"]), (&"ok".into(), &false.into()), "{summary}");
-        assert_eq!(record.errors(), Vec::<String>::new());
-        assert_eq!(pair.took.len(), 2 * rounds);
     }
+}
+
+async fn leader_changes(cluster: &Cluster) -> Vec<f64> {
+    of_each(cluster, "etcd_server_leader_changes_seen_total", &[]).await
+}
+
+/// The loads' records, the lock's, and how long restarts took.
+async fn rolled(cluster: &Cluster) -> (Vec<Record>, Record, Vec<[Duration; 2]>) {
+    let rounds = if binary::full() { 10 } else { 2 };
+    let shared = Site::new();
+    let mut pair = Pair::start(cluster, &shared).await;
+    let addresses = pair.addresses();
+    let truth = cluster.address(0).to_string();
+    let mut loads = Vec::new();
+    for client in CLIENTS {
+        let prefix = format!("/a/{client}/");
+        let args = ["--length", "1h", "--history", &truth, "--prefix", &prefix];
+        loads.push(Client::start(client, "load", "alice", &addresses, &args));
+    }
+    let hold = ["--age", "1s", "--hold", "0"];
+    let lock = Client::start(CLIENTS[0], "mutex", "alice", &addresses, &hold);
+    for load in &loads {
+        load.says("ready").await;
+    }
+    lock.says("wait_called").await;
+    for _ in 0..rounds {
+        for replica in 0..2 {
+            pair.roll(replica).await;
+            lifetime(QUIET).await;
+        }
+    }
+    assert_eq!(pair.took.len(), 2 * rounds);
+    loads.iter().for_each(Client::finish);
+    lock.finish();
+    let mut records = Vec::new();
+    for load in loads {
+        records.push(load.record().await);
+    }
+    (records, lock.record().await, pair.took)
 }

@@ -351,16 +351,6 @@ impl Cluster {
         self.members[i].state = State::Dead;
     }
 
-    /// Restarts a member as another version: asked to end (SIGTERM), and back when this returns. What is restarted from then on is
-    /// of that version too.
-    pub(crate) async fn upgrade(&mut self, i: usize, version: &Version) {
-        self.members[i].process().signal(Signal::TERM);
-        self.members[i].process().ended(LIMIT).await;
-        self.members[i].state = State::Dead;
-        self.version = version.clone();
-        self.restart(i).await;
-    }
-
     /// Starts a killed member again, and returns when it serves.
     pub(crate) async fn restart(&mut self, i: usize) {
         self.relaunch(i);
