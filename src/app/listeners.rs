@@ -206,12 +206,16 @@ impl Listeners {
         self.follow_tls();
     }
 
-    /// Has certificates followed of those that are open now.
+    /// Has certificates followed of those that are open now. What is known of one that stays is what it was made by last, which
+    /// need not be what its listener was opened with.
     fn follow_tls(&self) {
         let open = self.open.borrow();
+        let before = self.running.take();
         let with_tls = |open: &Open| {
             let opened = open.now.load();
-            Running::new(&opened.config, opened.tls.clone()?)
+            let current = opened.tls.clone()?;
+            let known = before.iter().find(|running| running.is_of(&current)).cloned();
+            known.or_else(|| Running::new(&opened.config, current))
         };
         *self.running.borrow_mut() = open.iter().filter_map(with_tls).collect();
     }

@@ -47,7 +47,9 @@ pub fn addressed(
 fn found(named: &NamedMember, members: &Membership) -> Result<MemberId, Refusal> {
     let known = members.members.iter().map(|member| (member.id, &*member.name));
     if let Some((id, _)) = named.among(known, |(id, name)| (*id, *name)) {
-        return Ok(id);
+        // At its address there may be another cluster.
+        let ours = members.get(id).is_some_and(|member| member.is_ours());
+        return if ours { Ok(id) } else { Err(Refusal::NOTHING_SENT) };
     }
     let absent = members.absent.iter().map(|member| (member.id, &*member.name));
     // Nobody has answered yet, or there is nowhere to send it.

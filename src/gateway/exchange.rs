@@ -20,11 +20,13 @@ use crate::gateway::access_log::Record;
 use crate::identity::{MemberId, Revision};
 use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
+use crate::rpc::frame::PREFIX;
 use crate::rpc::method::{Class, Effect, Lane, Method, Stream};
 use crate::rpc::outcome::{
     Asked, AuthState, Verdict, auth_state, is_of_shared_watch, is_outdated, is_timeout, is_trouble,
     translate, verdict,
 };
+use crate::rpc::shape;
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::balance::Waiting;
 use crate::upstream::choose::{Chooser, Wanted};
@@ -42,6 +44,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// How often a member may say that users or roles changed meanwhile, before that is told: while an operator's script grants
 /// one role after another, each change refuses what is under way.
 const OUTDATED: usize = 5;
+/// A member sees a deadline a little earlier than we do.
+const MOMENT: Duration = Duration::from_millis(100);
 /// How often a call is sent that no member can keep waiting: its turn may have come.
 const TURN: Duration = Duration::from_secs(1);
 
@@ -277,11 +281,17 @@ impl Exchange<'_> {
         }
     }
 
-    /// Whether how long an answer takes tells how fast the member is: that of what asks the leader, not of what is local.
+    /// Whether how long an answer takes tells how fast the member is: that of what asks the leader, not of what is local, nor of
+    /// what a client can make as slow as it likes.
     fn is_comparable(&self) -> bool {
         let balanced =
             matches!(self.wanted, Wanted::Any | Wanted::Near | Wanted::Home(_) | Wanted::LeaderFirst);
-        balanced && matches!(self.method.class, Class::Read | Class::Write)
+        balanced && shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default())
+    }
+
+    /// Whether the client's own deadline, and not the member, ended it.
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() + MOMENT >= deadline)
     }
 
     /// What an answer that is passed on tells of its member.
@@ -326,7 +336,7 @@ impl Exchange<'_> {
             return Attempt::Answered(answer);
         };
         match waiting {
-            Some(waiting) if is_timeout(&status) => waiting.failed(),
+            Some(waiting) if is_timeout(&status) && !self.is_over() => waiting.failed(),
             Some(waiting) => waiting.answered(false),
             None => {}
         }

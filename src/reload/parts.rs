@@ -262,7 +262,8 @@ impl Part {
     }
 }
 
-/// A listener's TLS while it runs.
+/// A listener's TLS while it runs. Clones are of the same.
+#[derive(Clone)]
 pub struct Running {
     name: Arc<str>,
     /// What its connections call those by who show a certificate.
@@ -279,6 +280,12 @@ impl Running {
         let tls = listener.tls.as_ref()?;
         let published = Rc::new(RefCell::new(fingerprint(tls)));
         Some(Self { ca: ca_name(tls).map(Arc::from), name: listener.name.clone(), current, published })
+    }
+
+    /// Whether it is of this TLS.
+    #[must_use]
+    pub fn is_of(&self, current: &Current) -> bool {
+        Arc::ptr_eq(&self.current, current)
     }
 }
 

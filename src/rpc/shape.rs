@@ -41,6 +41,17 @@ pub fn range(body: &[u8]) -> RangeShape {
     RangeShape { serializable, bulk: has_end && many && lean == [false; 2] }
 }
 
+/// Whether it is about one key: no client can make it slow.
+#[must_use]
+pub fn is_of_one_key(method: &Method, body: &[u8]) -> bool {
+    let ends = || Fields::new(body).any(|field| field.map_or(true, |field| field.number == 2));
+    match method.body {
+        MessageId::PutRequest => true,
+        MessageId::RangeRequest => !ends(),
+        _ => false,
+    }
+}
+
 /// The lane of this very call.
 #[must_use]
 pub fn lane(method: &Method, body: &[u8]) -> Lane {

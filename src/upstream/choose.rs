@@ -102,7 +102,7 @@ impl Chooser {
             }
             Wanted::Near => self.near(&field, by).map(Arc::clone).or_else(any),
             Wanted::Any => any(),
-            Wanted::This(id) => members.get(id).cloned(),
+            Wanted::This(id) => members.get(id).filter(|member| member.is_ours()).cloned(),
         }
     }
 

@@ -300,6 +300,17 @@ impl Member {
         Spot { ip: self.at, port: self.endpoint.port }
     }
 
+    /// Whether it is known to be of our cluster: nothing is said to another, whoever names it.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        !matches!(
+            self.readiness,
+            Readiness::NotReady(
+                Reason::ForeignCluster | Reason::UnverifiedCluster | Reason::Unlisted | Reason::Unprobed
+            )
+        )
+    }
+
     /// Whether the member list has it, as far as that is known.
     #[must_use]
     pub fn is_listed(&self) -> bool {

@@ -116,6 +116,9 @@ impl Resolver<'_> {
                 self.checked(&format!("cluster.dns[{index}]"), values::name_server(text))
             })
             .collect();
+        // Whoever answers for DNS does not say by that whom the passwords go to.
+        let below = |srv: &Srv| vec![srv.domain.clone(), format!("*.{}", srv.domain)];
+        let allowed = allowed.or_else(|| srv.as_ref().map(below));
         let forms = allowed.iter().flatten().enumerate();
         let allowed_hosts = forms
             .filter_map(|(index, text)| {

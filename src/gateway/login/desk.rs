@@ -12,6 +12,7 @@ use std::mem::discriminant;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use moka::policy::EvictionPolicy;
@@ -60,6 +61,8 @@ pub struct Logins {
     flights: Flights,
     requests: mpsc::Sender<Request>,
     moves: Moves,
+    /// Whether another cluster was followed.
+    followed: AtomicBool,
 }
 
 /// What the control runtime runs for [`Logins`]. Without it, nobody logs in.
@@ -128,7 +131,7 @@ impl Logins {
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, LoginControl) {
         let moves = Moves::default();
-        let (sender, requests) = mpsc::channel(REQUESTS);
+        let (requests, asked) = mpsc::channel(REQUESTS);
         let passwords = Arc::new(Published::new(Arc::clone(config)));
         let (file, refused) = (Arc::new(UsersFile::new()), Refused::nothing());
         let sources = Sources {
@@ -139,12 +142,23 @@ impl Logins {
             moves: moves.clone(),
         };
         let limits = config.failed;
-        let control = LoginControl { requests, sources, refused: refused.clone(), limits, pages };
+        let control = LoginControl { requests: asked, sources, refused: refused.clone(), limits, pages };
         let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
         let proved = Arc::new(proved);
         let flights = Flights::default();
-        let logins =
-            Self { credentials, proved, passwords, file, refused, metrics, flights, requests: sender, moves };
+        let followed = AtomicBool::default();
+        let logins = Self {
+            credentials,
+            proved,
+            passwords,
+            file,
+            refused,
+            metrics,
+            flights,
+            requests,
+            moves,
+            followed,
+        };
         (Arc::new(logins), control)
     }
 
@@ -237,8 +251,9 @@ impl Logins {
     fn of_session(&self, session: &Session) -> Option<(Login, Purpose)> {
         let SessionPeer::Password { user, password } = &session.peer else { return None };
         let at = match session.proof {
-            Proof::Etcd { auth_revision } => auth_revision,
-            Proof::None | Proof::File { .. } => 0,
+            // Of which cluster that was, it does not say: another's may show the same number.
+            Proof::Etcd { auth_revision } if !self.followed.load(Ordering::Acquire) => auth_revision,
+            Proof::Etcd { .. } | Proof::None | Proof::File { .. } => 0,
         };
         Some((self.login(user, password), Purpose::Session(at)))
     }
@@ -273,6 +288,7 @@ impl Logins {
 
     /// Forgets what the cluster ever said of any password: another is followed from now on.
     pub fn forget_cluster(&self) {
+        self.followed.store(true, Ordering::Release);
         self.proved.invalidate_all();
         self.refused.forget_all();
     }

@@ -144,7 +144,8 @@ pub(super) fn take(facts: &Facts<'_>, now: Instant) -> Membership {
             Err(absent) => found.absent.push(absent),
         }
     }
-    let answers: Vec<&Answer> = found.members.iter().filter_map(|member| facts.answer(member.id)).collect();
+    let listed = found.members.iter().filter(|member| member.is_listed());
+    let answers: Vec<&Answer> = listed.filter_map(|member| facts.answer(member.id)).collect();
     found.term = answers.iter().map(|answer| answer.term).max().unwrap_or(0);
     found.leader = leader(&answers);
     found

@@ -48,6 +48,9 @@ const PAGE_KEPT: Duration = Duration::from_secs(10);
 /// A user that should not exist: asks etcd whether auth is on, without a password and without its bcrypt.
 const NOBODY: &str = "keyward-asks-whether-auth-is-on";
 
+/// Members of a list. Real clusters have at most some nine.
+const LISTED: usize = 64;
+
 /// As whom members are probed; replaced at run time.
 pub type ProbeLogin = Arc<ArcSwapOption<Login>>;
 
@@ -204,9 +207,8 @@ impl Prober {
         let mut report = Report { told, list: None, auth: None, login_refused };
         if report.told.is_ok() {
             if want.list {
-                report.list = Some(
-                    self.as_user(&mut report.login_refused, member_list).await.map(|list| listed(&list)),
-                );
+                let list = self.as_user(&mut report.login_refused, member_list).await;
+                report.list = Some(list.and_then(|list| listed(&list)));
             }
             if let Some(believed) = want.auth {
                 report.auth = self.auth(believed).await;
@@ -475,7 +477,11 @@ fn told_by_status(status: &StatusResponse, took: Duration) -> Option<Answer> {
     })
 }
 
-fn listed(list: &MemberListResponse) -> Vec<Listed> {
+/// A list that is longer than any real one is none.
+fn listed(list: &MemberListResponse) -> Result<Vec<Listed>, Refusal> {
+    if list.members.len() > LISTED {
+        return Err(Refusal::Silent(Silence::Gone));
+    }
     let members = list.members.iter().map(|member| Listed {
         id: MemberId(member.id),
         name: member.name.as_str().into(),
@@ -483,7 +489,7 @@ fn listed(list: &MemberListResponse) -> Vec<Listed> {
         client_urls: member.client_ur_ls.clone().into(),
         peer_urls: member.peer_ur_ls.clone().into(),
     });
-    members.collect()
+    Ok(members.collect())
 }
 
 fn role(is_learner: bool) -> Role {

@@ -7,7 +7,8 @@ use crate::upstream::membership::{Member, Membership, Readiness};
 
 /// Lays it down with every member of `members`. `near` has names of members and hosts of their addresses.
 pub(super) fn place(members: &Membership, near: &[String]) {
-    let newest = members.members.iter().filter_map(|member| Some(member.vitals.as_ref()?.applied)).max();
+    let serve = members.members.iter().filter(|member| member.readiness == Readiness::Ready);
+    let newest = serve.filter_map(|member| Some(member.vitals.as_ref()?.applied)).max();
     for member in &members.members {
         let applied = member.vitals.as_ref().map(|vitals| vitals.applied);
         let lag = newest.zip(applied).map_or(0, |(newest, applied)| newest.saturating_sub(applied));
