@@ -37,6 +37,8 @@ use status::{AbsentRow, Cluster, ForeignRow, Replica, Row, Status};
 
 /// How long a peer may take to send a request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Probes are half a second apart, and one that is not answered takes some more.
+const UNSEEN: Duration = Duration::from_secs(20);
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// The exposition format of the metrics library; Prometheus reads it since 2.5.
 const METRICS: HeaderValue =
@@ -81,7 +83,11 @@ impl State {
         if !self.register.is_known() {
             return Some("it is not known who was revoked".into());
         }
-        match self.members.snapshot.load().serving() {
+        let members = self.members.snapshot.load();
+        if members.serving() != Serving::NothingKnown && members.as_of.elapsed() > UNSEEN {
+            return Some("the members have not been looked at for long".into());
+        }
+        match members.serving() {
             Serving::Ready if !self.credentials.may_mint() => {
                 Some("mint.ca was not held against the members' peer URLs yet".into())
             }

@@ -169,18 +169,19 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let reload = Reload::new(path, Arc::clone(&config), trials, changing, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
-    let refused = tokio::select! {
-        () = signals.next() => None,
-        () = exit.asked() => None,
-        trusted = trust.follow() => Some(Error::Mint(trusted)),
+    let (refused, further) = tokio::select! {
+        () = signals.next() => (None, 1),
+        // Who asks for a drain and then stops the service means the same twice.
+        () = exit.asked() => (None, 2),
+        trusted = trust.follow() => (Some(Error::Mint(trusted)), 1),
     };
-    let outcome = end(signals, in_force.load().drain, &exit, &listeners, &drain, shards).await;
+    let outcome = end((signals, further), in_force.load().drain, &exit, &listeners, &drain, shards).await;
     refused.map_or(outcome, Err)
 }
 
-/// Ends; a second signal has it end at once.
+/// Ends; so many further signals have it end at once.
 async fn end(
-    mut signals: Signals,
+    (mut signals, further): (Signals, usize),
     settings: config::Drain,
     exit: &Exit,
     listeners: &Listeners,
@@ -189,9 +190,14 @@ async fn end(
 ) -> Result<(), Error> {
     tracing::info!("draining");
     let orderly = leave(settings, exit, listeners, drain, shards);
+    let hurried = async {
+        for _ in 0..further {
+            signals.next().await;
+        }
+    };
     let outcome = tokio::select! {
         outcome = orderly => outcome,
-        () = signals.next() => { tracing::warn!("ended at once by a second signal"); Ok(()) }
+        () = hurried => { tracing::warn!("ended at once by a second signal"); Ok(()) }
     };
     exit.enter(Stage::Ended);
     if tokio::time::timeout(LAST, exit.heard()).await.is_err() {

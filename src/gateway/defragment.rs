@@ -83,10 +83,11 @@ impl Register {
 pub fn is_ours(gateway: &Gateway, wanted: Wanted) -> bool {
     let members = gateway.door.members.snapshot.load();
     match wanted {
-        // One that is not ready, or without which the others are no quorum, is asked as by anybody else.
+        // One that is not ready, or without which the others are no quorum, is asked as by anybody else; not while another rests.
         Wanted::This(id) => {
             let voter = members.get(id).is_some_and(|member| member.role == Role::Voter);
-            voter && voters(&members).count() > 1 && unready(&members).is_none()
+            let rests = voters(&members).any(|member| member.rest.is_taken());
+            voter && voters(&members).count() > 1 && (rests || unready(&members).is_none())
         }
         _ => voters(&members).count() > 1 || !members.absent.is_empty(),
     }
@@ -109,10 +110,10 @@ pub async fn serve(
     let work = Work { gateway: Rc::clone(gateway), whom: caller.whom.clone(), deadline };
     // In a task of its own: what was begun goes on in the member, whether or not its client waits.
     let run = async move {
-        let (mut tell, _in_use) = (tell, in_use);
+        let (tell, _in_use) = (tell, in_use);
         let ended = match wanted {
-            Wanted::This(id) => work.one(id).await,
-            _ => work.all(&mut tell).await,
+            Wanted::This(id) => work.one(id, &tell).await,
+            _ => work.all(&tell).await,
         };
         if tell.send(ended).is_err() {
             tracing::info!("a defragmentation ended after its client had left");
@@ -162,6 +163,9 @@ impl From<ReadError> for Trouble {
     }
 }
 
+/// What the client is told: the member's answer, not framed.
+type Told = Result<Bytes, Refusal>;
+
 struct Work {
     gateway: Rc<Gateway>,
     whom: As,
@@ -170,42 +174,26 @@ struct Work {
 
 impl Work {
     /// The one that the client named.
-    async fn one(&self, id: MemberId) -> Result<Bytes, Refusal> {
-        permitted(&self.gateway.door, &self.whom)
-            .await
-            .map_err(|trouble| refusal(&trouble.into(), None, &[]))?;
-        let member = self.gateway.door.members.snapshot.load().get(id).cloned();
-        let member = member.ok_or(Refusal::NOTHING_SENT)?;
-        let done = rest::defragment(&self.gateway.door, &self.whom, &member).await;
-        done.inspect(|_| self.gateway.defragmentations.note(id))
-            .map_err(|trouble| refusal(&trouble, Some(&member), &[]))
+    async fn one(&self, id: MemberId, client: &oneshot::Sender<Told>) -> Told {
+        let (_running, mut lock) = self.alone().await?;
+        let members = self.gateway.door.members.snapshot.load_full();
+        let done = match (members.get(id), unready(&members)) {
+            (None, _) => Err(Refusal::NOTHING_SENT),
+            (Some(member), Some(unready)) => Err(refusal(&Trouble::NotReady(unready), Some(member), &[])),
+            (Some(member), None) => {
+                let done = self.done(member, lock.as_mut(), client).await;
+                done.map_err(|trouble| refusal(&trouble, Some(member), &[]))
+            }
+        };
+        if let Some(lock) = lock {
+            lock.release().await;
+        }
+        done
     }
 
     /// All voters.
-    async fn all(&self, client: &mut oneshot::Sender<Result<Bytes, Refusal>>) -> Result<Bytes, Refusal> {
-        permitted(&self.gateway.door, &self.whom)
-            .await
-            .map_err(|trouble| refusal(&trouble.into(), None, &[]))?;
-        let register = &self.gateway.defragmentations;
-        let _running = register.begin().ok_or(Refusal::DEFRAGMENTING)?;
-        let prefix = self.gateway.config.load().maintenance.etcd_prefix.clone();
-        let taken = match prefix {
-            Some(prefix) => lock::take(&self.gateway.door, &self.whom, prefix).await,
-            None => Ok(Taken::Nowhere),
-        };
-        let mut lock = match taken {
-            Ok(Taken::Ours(lock)) => Some(lock),
-            Ok(Taken::Nowhere) => None,
-            // A full store takes no lock, and defragmentation is what helps it.
-            Ok(Taken::NoSpace) => {
-                tracing::warn!(
-                    "etcd has no space for the lock of a defragmentation: other replicas do not know of it"
-                );
-                None
-            }
-            Ok(Taken::Anothers) => return Err(Refusal::DEFRAGMENTING),
-            Err(error) => return Err(refusal(&error.into(), None, &[])),
-        };
+    async fn all(&self, client: &oneshot::Sender<Told>) -> Told {
+        let (_running, mut lock) = self.alone().await?;
         let walked = self.walk(lock.as_mut(), client).await;
         if let Some(lock) = lock {
             lock.release().await;
@@ -213,11 +201,54 @@ impl Work {
         walked
     }
 
-    async fn walk(
+    /// Nobody else's until both are dropped, as far as there is a lock; whether the caller may is asked first.
+    async fn alone(&self) -> Result<(Running, Option<Lock>), Refusal> {
+        let told = |error: ReadError| refusal(&error.into(), None, &[]);
+        permitted(&self.gateway.door, &self.whom).await.map_err(told)?;
+        let running = self.gateway.defragmentations.begin().ok_or(Refusal::DEFRAGMENTING)?;
+        let prefix = self.gateway.config.load().maintenance.etcd_prefix.clone();
+        let Some(prefix) = prefix else { return Ok((running, None)) };
+        match lock::take(&self.gateway.door, &self.whom, prefix).await.map_err(told)? {
+            Taken::Ours(lock) => Ok((running, Some(lock))),
+            // A full store takes no lock, and defragmentation is what helps it.
+            Taken::NoSpace => {
+                tracing::warn!(
+                    "etcd has no space for the lock of a defragmentation: other replicas do not know of it"
+                );
+                Ok((running, None))
+            }
+            Taken::Anothers => Err(Refusal::DEFRAGMENTING),
+        }
+    }
+
+    /// Whether there is somebody to do it for.
+    fn may_begin(&self, client: &oneshot::Sender<Told>) -> bool {
+        !client.is_closed() && self.deadline.is_none_or(|deadline| Instant::now() < deadline)
+    }
+
+    /// One member, under the lock where there is one.
+    async fn done(
         &self,
-        mut lock: Option<&mut Lock>,
-        client: &mut oneshot::Sender<Result<Bytes, Refusal>>,
-    ) -> Result<Bytes, Refusal> {
+        member: &Arc<Member>,
+        lock: Option<&mut Lock>,
+        client: &oneshot::Sender<Told>,
+    ) -> Result<Bytes, Trouble> {
+        let may_begin = || self.may_begin(client);
+        let defragment = rest::defragment(&self.gateway.door, &self.whom, member, may_begin);
+        let answer = match lock {
+            None => defragment.await?,
+            Some(lock) => {
+                let answer = lock.held_while(defragment).await??;
+                lock.note(member.id).await;
+                answer
+            }
+        };
+        tracing::info!(member = %member.id, name = &*member.name, "a member was defragmented");
+        self.gateway.defragmentations.note(member.id);
+        Ok(answer)
+    }
+
+    async fn walk(&self, mut lock: Option<&mut Lock>, client: &oneshot::Sender<Told>) -> Told {
         let mut over = self.gateway.defragmentations.lately();
         if let Some(lock) = &lock {
             over.extend(lock.lately().await.map_err(|error| refusal(&error.into(), None, &[]))?);
@@ -226,23 +257,12 @@ impl Work {
         loop {
             let next = next(&self.gateway.door.members.snapshot.load(), &over);
             let Some(member) = next else { return Ok(answer) };
-            let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            let begin =
-                if client.is_closed() || late { Err(Trouble::NoTime) } else { self.all_ready().await };
-            let done = match (begin, lock.as_deref_mut()) {
-                (Err(trouble), _) => Err(trouble),
-                (Ok(()), None) => rest::defragment(&self.gateway.door, &self.whom, &member).await,
-                (Ok(()), Some(lock)) => {
-                    let defragment = rest::defragment(&self.gateway.door, &self.whom, &member);
-                    lock.held_while(defragment).await.and_then(|done| done)
-                }
+            let begin = if self.may_begin(client) { self.all_ready().await } else { Err(Trouble::NoTime) };
+            let done = match begin {
+                Ok(()) => self.done(&member, lock.as_deref_mut(), client).await,
+                Err(trouble) => Err(trouble),
             };
             answer = done.map_err(|trouble| refusal(&trouble, Some(&member), &names))?;
-            tracing::info!(member = %member.id, name = &*member.name, "a member was defragmented");
-            self.gateway.defragmentations.note(member.id);
-            if let Some(lock) = &lock {
-                lock.note(member.id).await;
-            }
             over.insert(member.id);
             names.push(Arc::clone(&member.name));
         }

@@ -201,6 +201,8 @@ impl Exchange<'_> {
         let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member));
         let reading = self.read(member, head);
         let read = match claim {
+            // It may take as long as it likes: pings tell when its member is gone.
+            None if self.takes_long() => reading.await,
             None => match self.unless_hung(member, tried, reading).await {
                 Some(read) => read,
                 None if self.effect == Effect::ReadOnly => {
@@ -289,6 +291,11 @@ impl Exchange<'_> {
         balanced && shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default())
     }
 
+    /// Whether it is no sign of a member that hangs that it is not answered.
+    fn takes_long(&self) -> bool {
+        self.lane != Lane::Unary || self.method.class == Class::Maintenance
+    }
+
     /// Whether the client's own deadline, and not the member, ended it.
     fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() + MOMENT >= deadline)
@@ -329,7 +336,7 @@ impl Exchange<'_> {
         let refused = status.as_ref().is_some_and(|status| !status.is_ok());
         let Some(status) = status.filter(|_| refused) else {
             if let Some(waiting) = waiting {
-                waiting.answered(self.is_comparable());
+                waiting.answered(true, self.is_comparable());
             }
             self.extended(shown);
             self.note(&mut answer, member);
@@ -337,7 +344,7 @@ impl Exchange<'_> {
         };
         match waiting {
             Some(waiting) if is_timeout(&status) && !self.is_over() => waiting.failed(),
-            Some(waiting) => waiting.answered(false),
+            Some(waiting) => waiting.answered(false, false),
             None => {}
         }
         if is_trouble(&status) {

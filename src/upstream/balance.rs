@@ -58,14 +58,17 @@ impl<'a> Waiting<'a> {
         self.began
     }
 
-    /// It was answered. `well`: in a way that tells how fast the member is.
-    pub fn answered(mut self, well: bool) {
+    /// It was answered; `well`: as it was asked to; `tells`: in a time that tells how fast the member is.
+    pub fn answered(mut self, well: bool, tells: bool) {
         self.answered = true;
         let now = Instant::now();
         let conduct = &self.member.conduct;
         conduct.heard(now);
         if !well {
             return;
+        }
+        if !tells {
+            return conduct.bore();
         }
         let took = now.saturating_duration_since(self.began);
         conduct.answered(now, took);

@@ -221,6 +221,11 @@ impl Conduct {
             self.estimate.store(smoothed(before, took, now.saturating_sub(last)), Relaxed);
             self.raised.store(now, Relaxed);
         }
+        self.bore();
+    }
+
+    /// It did what it was asked, however long that may take.
+    pub fn bore(&self) {
         if self.failures.load(Relaxed) > 0 {
             self.failures.store(0, Relaxed);
         }

@@ -297,7 +297,8 @@ impl Member {
     /// Where its connections lead: those to elsewhere are not its any more.
     #[must_use]
     pub fn spot(&self) -> Spot {
-        Spot { ip: self.at, port: self.endpoint.port }
+        let literal = || self.endpoint.host.parse().ok();
+        Spot { ip: self.at.or_else(literal), port: self.endpoint.port }
     }
 
     /// Whether it is known to be of our cluster: nothing is said to another, whoever names it.

@@ -335,7 +335,11 @@ fn one_that_is_named_is_freed_first_unless_the_others_are_not_all_ready() {
         let scene = Scene::new();
         assert_eq!(scene.defragment(Some("m1")).await.end.code(), Some(Code::Ok));
         assert_eq!(*scene.done.borrow(), [1]);
-        assert_eq!(scene.granted.borrow().len(), 0, "whoever names members decides about their order");
+        assert_eq!(*scene.granted.borrow(), [60, 60, 600], "nobody else's meanwhile");
+        let others = Scene { lock: Lock::Anothers, ..Scene::new() };
+        let another = (Code::FailedPrecondition, "keyward: another defragmentation is under way");
+        assert_eq!(others.defragment(Some("m1")).await.end.told(), another);
+        assert_eq!(others.done.borrow().len(), 0);
         scene.unready(2);
         let client = scene.keyward.client().await.header("x-keyward-member", "m1");
         let answers = async {

@@ -12,7 +12,7 @@ use crate::config::{Config, Keep, KeySource, Scheme};
 use crate::identity::MemberId;
 use crate::upstream::examine::Examined;
 use crate::upstream::membership::{
-    Absence, Auth, Member, Membership, PeerUrls, Readiness, Reason, Role, Serving,
+    Absence, Auth, Member, Membership, PeerUrls, Readiness, Reason, Role, Serving, Trouble,
 };
 
 /// A certificate that ends within this is to be renewed, and within that is nearly too late.
@@ -75,6 +75,23 @@ impl Facts<'_> {
                 format!("cluster {} answers there, which is not the one that is served", foreign.cluster);
             let fix = "take it out of cluster.endpoints, or name the cluster that is meant: cluster.id";
             findings.error("foreign_cluster", foreign.endpoint.to_string(), what, fix);
+        }
+        for address in &self.members.unanswered {
+            let fix = match address.trouble {
+                Trouble::Name => "mend the name's records, or cluster.endpoints",
+                Trouble::Connection => "start the member, or look at the firewall between",
+                Trouble::Tls => {
+                    "mend its certificate, or cluster.tls: its ca, and the certificate that we show"
+                }
+                Trouble::NoAnswer => "look at its log: it is starting, stopping, or stuck",
+                Trouble::Unidentified => "set cluster.probe to a user that may see Status",
+            };
+            findings.warning(
+                "address_unanswered",
+                address.endpoint.to_string(),
+                address.why.to_string(),
+                fix,
+            );
         }
     }
 

@@ -47,8 +47,6 @@ pub(super) enum Taken {
     Anothers,
     /// The store is full: it takes no key.
     NoSpace,
-    /// There is to be none.
-    Nowhere,
 }
 
 /// The lock, ours.

@@ -63,10 +63,18 @@ impl Drop for Freed {
 }
 
 /// Frees the member, defragments it, and lets calls back once it serves. The member's answer, not framed.
-pub(super) async fn defragment(door: &Rc<Door>, whom: &As, member: &Arc<Member>) -> Result<Bytes, Trouble> {
+pub(super) async fn defragment(
+    door: &Rc<Door>,
+    whom: &As,
+    member: &Arc<Member>,
+    may_begin: impl Fn() -> bool,
+) -> Result<Bytes, Trouble> {
     let freed = Freed::new(door, member);
     if freed.is_free() && timeout(CALLS, idle(member)).await.is_err() {
         tracing::info!(member = %member.id, "calls go on at a member that is about to be defragmented");
+    }
+    if !may_begin() {
+        return Err(Trouble::NoTime);
     }
     let began = Instant::now();
     // However long it takes: only the member knows, and the connection's pings tell when it is gone.
