@@ -175,21 +175,19 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         () = exit.asked() => (None, 2),
         trusted = trust.follow() => (Some(Error::Mint(trusted)), 1),
     };
-    let outcome = end((signals, further), in_force.load().drain, &exit, &listeners, &drain, shards).await;
+    let orderly = leave(in_force.load().drain, &exit, &listeners, &drain, shards);
+    let outcome = end(signals, further, &exit, orderly).await;
     refused.map_or(outcome, Err)
 }
 
-/// Ends; so many further signals have it end at once.
+/// Ends in an orderly way; so many further signals have it end at once.
 async fn end(
-    (mut signals, further): (Signals, usize),
-    settings: config::Drain,
+    mut signals: Signals,
+    further: usize,
     exit: &Exit,
-    listeners: &Listeners,
-    drain: &watch::Sender<Option<Instant>>,
-    shards: Vec<Shard>,
+    orderly: impl Future<Output = Result<(), Error>>,
 ) -> Result<(), Error> {
     tracing::info!("draining");
-    let orderly = leave(settings, exit, listeners, drain, shards);
     let hurried = async {
         for _ in 0..further {
             signals.next().await;

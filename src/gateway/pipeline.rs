@@ -270,8 +270,9 @@ async fn through(
 
 /// What follows for later calls from one that succeeded.
 async fn note(gateway: &Gateway, client: &Client, method: &Method, message: &Bytes, record: &Record) {
-    let changes = shape::effect(method, message) != Effect::ReadOnly;
-    if let (Class::Auth, true, Some(member)) = (method.class, changes, record.member) {
+    if let (Class::Auth, Some(member)) = (method.class, record.member)
+        && shape::effect(method, message) != Effect::ReadOnly
+    {
         client.stay_at(member);
     }
     note_auth_change(gateway, method, message);

@@ -52,12 +52,6 @@ impl<'a> Waiting<'a> {
         Self { door, member, began, answered: false }
     }
 
-    /// Since when.
-    #[must_use]
-    pub fn began(&self) -> Instant {
-        self.began
-    }
-
     /// It was answered; `well`: as it was asked to; `tells`: in a time that tells how fast the member is.
     pub fn answered(mut self, well: bool, tells: bool) {
         self.answered = true;

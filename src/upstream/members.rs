@@ -35,8 +35,8 @@ use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
-    Auth, AuthState, Changes, ChangesSender, ControlChannels, Hint, Hints, MembersHandle, Membership,
-    Readiness, Reason, Trouble, Unanswered,
+    Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason,
+    Trouble, Unanswered,
 };
 use crate::upstream::standing::Mark;
 
@@ -113,12 +113,8 @@ impl Members {
 
     /// Starts the task on this thread. It ends with the last clone of the handle, or with `tasks`.
     pub fn start(self, tasks: &Tasks) -> MembersHandle {
-        let (hints, hinted) = Hints::channel();
-        let (changed, changes) = Changes::channel();
-        let snapshot = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
-        let auth = Arc::new(AuthState::default());
-        let handle =
-            MembersHandle { snapshot: Arc::clone(&snapshot), changes, hints, auth: Arc::clone(&auth) };
+        let (handle, changed, hinted) = MembersHandle::showing(Membership::unknown(Instant::now()));
+        let (snapshot, auth) = (Arc::clone(&handle.snapshot), Arc::clone(&handle.auth));
         let task = Task::new(self, Published { snapshot, changed, auth });
         tasks.spawn("members", task.run(hinted)).detach();
         handle

@@ -502,6 +502,15 @@ pub struct MembersHandle {
 }
 
 impl MembersHandle {
+    /// One that shows this, before anything is known of auth; how changes are told, and where hints arrive.
+    #[must_use]
+    pub fn showing(membership: Membership) -> (Self, ChangesSender, mpsc::Receiver<Hint>) {
+        let (hints, hinted) = Hints::channel();
+        let (changed, changes) = Changes::channel();
+        let snapshot = Arc::new(ArcSwap::from_pointee(membership));
+        (Self { snapshot, changes, hints, auth: Arc::default() }, changed, hinted)
+    }
+
     /// Notes what an answer told of auth, for all shards at once, and has the members asked. What is known already wakes
     /// nobody: with auth on, every call without a token is told so.
     pub fn auth_is(&self, auth: Auth) {

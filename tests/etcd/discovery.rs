@@ -3,17 +3,12 @@
 //! The members' task alone against real clusters, with a name server of the test's own; then a whole Keyward whose member moves
 //! under its client.
 
-use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::{
-    ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Serves, Srv,
-};
+use keyward::config::{Cluster as Config, Discovery, Endpoint, Scheme, Srv};
 use keyward::identity::pattern::Glob;
-use keyward::pem::Roots;
-use keyward::secret::Secret;
 use keyward::tasks::Tasks;
 use keyward::upstream::connect::Connector;
 use keyward::upstream::members::{Members, SeedList};
@@ -25,7 +20,8 @@ use crate::harness::client::Client;
 use crate::harness::dns::{Dns, Record};
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::relay::Relay;
-use crate::harness::{Auth, Cluster, Options, Tls, newest, password, ports, wait};
+use crate::harness::{Auth, Cluster, Options, Tls, newest, ports, wait};
+use crate::members::{self, alone};
 
 const LIMIT: Duration = Duration::from_secs(40);
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
@@ -36,27 +32,10 @@ struct Found {
     _tasks: Tasks,
 }
 
-async fn alone(test: impl Future<Output = ()>) {
-    tokio::task::LocalSet::new().run_until(test).await;
-}
-
 fn config(cluster: &Cluster, dns: &Dns) -> Config {
-    let tls = (cluster.options().tls != Tls::Off)
-        .then(|| ClientTls { roots: Roots::read(&cluster.pki().ca).unwrap(), identity: None });
-    let login = |user: &str| Login { user: user.into(), password: Arc::new(Secret::new(password(user))) };
-    Config {
-        endpoints: Vec::new(),
-        tls,
-        connect_timeout: Duration::from_secs(2),
-        idle_timeout: Duration::from_secs(60),
-        token_ttl: Duration::from_secs(300),
-        pin: ClusterPin::FirstAnswer,
-        reads: Serves::Any,
-        writes: Serves::Any,
-        near: Vec::new(),
-        probe: (cluster.options().auth != Auth::Off).then(|| login("root")),
-        discovery: Discovery { dns: vec![dns.address], ..Discovery::default() },
-    }
+    let probe = (cluster.options().auth != Auth::Off).then_some("root");
+    let discovery = Discovery { dns: vec![dns.address], ..Discovery::default() };
+    Config { discovery, ..members::config(cluster, &[], probe) }
 }
 
 fn endpoint(scheme: Scheme, host: &str, port: u16) -> Endpoint {

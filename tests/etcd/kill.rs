@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::harness::binary::{self, Version};
 use crate::harness::client::lifetime;
-use crate::harness::{Cluster, versions, wait};
+use crate::harness::{Cluster, versions};
 use crate::steady::{Failed, Load, options, resumes, tally, unix_ms};
 
 /// etcd's own defaults.
@@ -50,12 +50,7 @@ async fn kill(cluster: &mut Cluster, load: &Load, member: usize) -> Kill {
     let after = resumes(load.keyward()).await;
     let resumed = [after[0] - before[0], after[1] - before[1]];
     cluster.restart(member).await;
-    let label = format!("{id:x}");
-    let ready = async || {
-        let ready = load.keyward().metric("keyward_member_ready", &[("member", &label)]).await;
-        (ready == 1.0).then_some(())
-    };
-    wait::until(BACK, "keyward uses the member again", ready).await;
+    load.keyward().uses(id, BACK).await;
     Kill { member, led: old == member, killed, leader, resumed, terms }
 }
 

@@ -36,11 +36,11 @@ struct Followed {
 }
 
 /// Runs a test on one thread, as the control runtime does.
-async fn alone(test: impl Future<Output = ()>) {
+pub(crate) async fn alone(test: impl Future<Output = ()>) {
     tokio::task::LocalSet::new().run_until(test).await;
 }
 
-fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
+pub(crate) fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) -> Config {
     let scheme = if cluster.options().tls == Tls::Off { Scheme::Http } else { Scheme::Https };
     let endpoint = |i: &usize| {
         let address = cluster.address(*i);

@@ -215,7 +215,7 @@ async fn lost_leader(
     fault: Fault,
 ) -> Duration {
     let old = cluster.leader().await;
-    let label = format!("{:x}", cluster.member_id(old).await);
+    let id = cluster.member_id(old).await;
     let lost = Instant::now();
     match fault {
         Fault::Stop => cluster.stop(old),
@@ -234,11 +234,7 @@ async fn lost_leader(
         Fault::Stop => cluster.resume(old),
         Fault::Kill => cluster.restart(old).await,
     }
-    let ready = async || {
-        let ready = keyward.metric("keyward_member_ready", &[("member", &label)]).await;
-        (ready == 1.0).then_some(())
-    };
-    wait::until(LIMIT, "the old leader is used again", ready).await;
+    keyward.uses(id, LIMIT).await;
     elected
 }
 

@@ -75,12 +75,7 @@ impl Rolling {
 
     /// Waits until Keyward sends calls to the member, and for some more.
     async fn used(&self, member: usize) {
-        let id = format!("{:x}", self.cluster.member_id(member).await);
-        let ready = async || {
-            let ready = self.load.keyward().metric("keyward_member_ready", &[("member", &id)]).await;
-            (ready == 1.0).then_some(())
-        };
-        wait::until(BACK, "keyward uses the member", ready).await;
+        self.load.keyward().uses(self.cluster.member_id(member).await, BACK).await;
         lifetime(Duration::from_secs(if binary::full() { 5 } else { 2 })).await;
     }
 

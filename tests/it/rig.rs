@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use keyward::admin::State;
@@ -35,8 +34,7 @@ use keyward::upstream::connect::{Connector, Dial};
 use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
 use keyward::upstream::fleet::Fleet;
 use keyward::upstream::membership::{
-    self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hints, MembersHandle, Membership,
-    Readiness, Role,
+    self, Auth, ChangesSender, ControlChannels, MembersHandle, Membership, Readiness, Role,
 };
 use keyward::users::Users;
 use prost::Message as _;
@@ -75,14 +73,7 @@ fn handle(
     membership: Membership,
     auth: Auth,
 ) -> (MembersHandle, ChangesSender, mpsc::Receiver<membership::Hint>) {
-    let (hints, hinted) = Hints::channel();
-    let (changes, changed) = Changes::channel();
-    let handle = MembersHandle {
-        snapshot: Arc::new(ArcSwap::from_pointee(membership)),
-        changes: changed,
-        hints,
-        auth: Arc::new(AuthState::default()),
-    };
+    let (handle, changes, hinted) = MembersHandle::showing(membership);
     handle.auth.set(auth);
     (handle, changes, hinted)
 }

@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use futures_util::FutureExt;
 use hyper_util::rt::TokioIo;
 use keyward::app::serving::{Parts, Serving};
@@ -25,8 +24,7 @@ use keyward::upstream::connect::{Connector, Dial};
 use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
 use keyward::upstream::fleet::Fleet;
 use keyward::upstream::membership::{
-    self, Auth, AuthState, Changes, ChangesSender, ControlChannels, Hint, Hints, MembersHandle, Membership,
-    Readiness, Role,
+    self, Auth, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Role,
 };
 use keyward::upstream::version::Version;
 use tokio::io::DuplexStream;
@@ -86,14 +84,7 @@ impl Keyward {
                 .collect(),
             ..Membership::unknown(Instant::now())
         };
-        let (hints, hinted) = Hints::channel();
-        let (changes, changed) = Changes::channel();
-        let handle = MembersHandle {
-            snapshot: Arc::new(ArcSwap::from_pointee(membership)),
-            changes: changed,
-            hints,
-            auth: Arc::new(AuthState::default()),
-        };
+        let (handle, changes, hinted) = MembersHandle::showing(membership);
         handle.auth.set(auth);
         let channels = ControlChannels::default();
         let all: HashMap<_, _> =

@@ -172,6 +172,16 @@ impl Keyward {
         http::sum(&self.admin("/metrics").await.1, metric, labels)
     }
 
+    /// Waits until it sends calls to the member of this id.
+    pub(crate) async fn uses(&self, id: u64, within: Duration) {
+        let label = format!("{id:x}");
+        let ready = async || {
+            let ready = self.metric("keyward_member_ready", &[("member", &label)]).await;
+            (ready == 1.0).then_some(())
+        };
+        wait::until(within, "keyward uses the member", ready).await;
+    }
+
     /// Bytes of memory that it has in use, as the system counts them.
     pub(crate) fn resident(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("it runs");
