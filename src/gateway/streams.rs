@@ -52,9 +52,9 @@ pub fn watch(
             whom: caller.whom.clone(),
             headers: headers.clone(),
             home: gateway.home(client),
+            floor: Rc::clone(&client.floor),
             share: Share::new(&gateway.watch_budget),
         },
-        floor: Rc::clone(&client.floor),
         wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),
         timing: Timing {
             idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.door.chooser)),

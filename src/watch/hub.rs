@@ -439,6 +439,12 @@ impl Hub {
         }
     }
 
+    /// The client's connection was shown this revision, be it by another call: what it asks from here on is answered from no
+    /// earlier point of history.
+    pub fn was_shown(&mut self, revision: Revision) {
+        self.known.shown = self.known.shown.max(revision.0);
+    }
+
     /// Takes one input and appends what is to be done. Outputs must be carried out in order.
     pub fn handle(&mut self, now: Instant, input: Input, out: &mut Vec<Output>) {
         if self.ended {

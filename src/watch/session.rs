@@ -40,8 +40,6 @@ const LEADERLESS: Duration = Duration::from_secs(3);
 pub struct Session {
     /// The way upstream, and as whom.
     pub route: Route,
-    /// The highest revision that the client's connection was shown.
-    pub floor: Rc<Cell<Revision>>,
     /// Whether the client asked for a leader.
     pub wants_leader: bool,
     /// The hub's times.
@@ -139,7 +137,7 @@ impl Session {
                 _ = drain.wait_for(Option::is_some) => break Refusal::SHUTTING_DOWN.status(),
                 asked = requests.next(), if reading && quiet && running.hub.accepts_client() => {
                     match asked {
-                        Asked::Message(message) => running.input(Input::Client(message)),
+                        Asked::Message(message) => running.client(message),
                         Asked::End => reading = false,
                         Asked::Bad(refusal) => break refusal.status(),
                         Asked::Gone => return,
@@ -184,6 +182,11 @@ impl Running {
             turn: 0,
             ended: None,
         }
+    }
+
+    fn client(&mut self, message: Bytes) {
+        self.hub.was_shown(self.session.route.floor.get());
+        self.input(Input::Client(message));
     }
 
     fn read(&mut self, input: Input, room: Room) {
@@ -252,7 +255,7 @@ impl Running {
             Output::Emit(message) => {
                 self.told = true;
                 if let Some(revision) = header::revision_of(&message) {
-                    let floor = &self.session.floor;
+                    let floor = &self.session.route.floor;
                     floor.set(floor.get().max(Revision(revision)));
                 }
                 let framed = encode(&message);
@@ -271,20 +274,22 @@ impl Running {
     fn anchor(&mut self, watch: WatchKey, stream: StreamId, key: Bytes, read: Read) {
         let Some(Upstream::Open(source)) = self.upstream.get(&stream) else { return };
         let (door, whom, member) = self.session.route.reader(source);
-        let floor = Rc::clone(&self.session.floor);
+        let floor = Rc::clone(&self.session.route.floor);
         let reading = async move {
-            let linearizable = async || linearizable_revision(&door, &whom, &member, &key).await;
+            let linearizable = async || {
+                let shown = floor.get();
+                let whole = linearizable_revision(&door, &whom, &member, &key).await?;
+                forget_above(&floor, shown, whole.revision);
+                Ok((whole, shown))
+            };
             let revealed = match read {
-                Read::Linearizable => linearizable().await,
+                Read::Linearizable => linearizable().await.map(|(whole, _)| whole),
                 Read::Local => match local_revision(&door, &whom, &member).await {
                     // Is the member behind what the client was shown, or is history another now?
                     Ok(local) if Revision(local.revision) < floor.get() => {
-                        let shown = floor.get();
                         let whole = linearizable().await;
-                        whole.map(|whole| Revealed {
-                            revision: not_below(&floor, shown, whole.revision),
-                            ..whole
-                        })
+                        whole
+                            .map(|(whole, shown)| Revealed { revision: whole.revision.min(shown.0), ..whole })
                     }
                     revealed => revealed,
                 },
@@ -395,13 +400,12 @@ impl Running {
     }
 }
 
-/// Where "now" is for a client that had been shown `shown`, on a member that had less: there, unless the whole cluster
-/// had less. Then what was shown is of a history that is gone, and counts no more.
-fn not_below(floor: &Cell<Revision>, shown: Revision, whole: i64) -> i64 {
+/// The whole cluster has less than the client had been shown before it was asked: that is of a history that is gone, and counts
+/// no more.
+fn forget_above(floor: &Cell<Revision>, shown: Revision, whole: i64) {
     if whole < shown.0 {
         floor.set(Revision(whole));
     }
-    whole.min(shown.0)
 }
 
 async fn at(deadline: Option<Instant>) {

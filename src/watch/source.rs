@@ -17,7 +17,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-use crate::identity::MemberId;
+use crate::identity::{MemberId, Revision};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::lookup;
 use crate::rpc::outcome::{Asked, Verdict, verdict};
@@ -54,6 +54,8 @@ pub struct Route {
     pub headers: HeaderMap,
     /// The client connection's own member.
     pub home: Option<MemberId>,
+    /// The highest revision that the client's connection was shown.
+    pub floor: Rc<Cell<Revision>>,
     /// What the client's stream may hold.
     pub share: Rc<Share>,
 }
@@ -138,7 +140,8 @@ impl Route {
         let resuming = (attempt > 0).then(|| self.door.resumes.begin());
         self.pause(attempt).await;
         let nobody = Failed { why: Loss::Upstream, member: None };
-        let member = self.door.choose(Wanted::Home(self.home), tried).ok_or(nobody)?;
+        let wanted = Wanted::Current { home: self.home, floor: self.floor.get() };
+        let member = self.door.choose(wanted, tried).ok_or(nobody)?;
         let failed = |why| Failed { why, member: Some(member.id) };
         let coming = resuming.map(|resuming| self.door.resumes.on(member.id, resuming));
         if credential == Credential::Fresh {

@@ -42,7 +42,8 @@ async fn opened(client: &Client, member: &Member) -> (Stream, Call, i64) {
     stream.say(&watch("k", 10)).await;
     let mut call = member.called(WATCH).await;
     let create = create_of(&call.messages.next().await.expect("a create")).expect("a create");
-    call.say(&created(create.watch_id, 9)).await.expect("taken");
+    // As far as any watch's events will go.
+    call.say(&created(create.watch_id, 10 + UNREAD)).await.expect("taken");
     assert!(watched(&stream.next().await.expect("created")).created);
     (stream, call, create.watch_id)
 }

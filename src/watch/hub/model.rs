@@ -668,6 +668,7 @@ impl World {
 
     fn ask(&mut self, request: pb::watch_request::RequestUnion) {
         if self.hub.accepts_client() {
+            self.hub.was_shown(Revision(self.client.shown));
             let message = pb::WatchRequest { request_union: Some(request) }.encode_to_vec().into();
             self.input(Input::Client(message));
         }
@@ -686,6 +687,11 @@ impl World {
             _ => (self.head() - self.dice.int(0, 15)).max(1),
         };
         self.client.serial += 1;
+        if self.dice.one_in(4) {
+            // Another call of its connection was answered, by a member that is about as far as any.
+            let shown = self.head() - self.dice.int(0, 3);
+            self.client.shown = self.client.shown.max(shown);
+        }
         let asked = Asked {
             serial: self.client.serial,
             range: Range { low, high },
@@ -776,12 +782,8 @@ impl World {
             asked.id
         };
         assert_eq!(response.watch_id, id, "Created in request order, with the id that etcd would give");
-        let start = if asked.start == 0 {
-            assert!(revision >= asked.shown.min(self.head()), "from now is not from before");
-            revision + 1
-        } else {
-            asked.start
-        };
+        assert!(revision >= asked.shown.min(self.head()), "no header goes back");
+        let start = if asked.start == 0 { revision + 1 } else { asked.start };
         let next = (start.max(1), 0);
         let seen = Seen { asked, next, last: 0, told: start - 1, in_fragments: false, compacted: false };
         self.client.denied.remove(&id);

@@ -104,6 +104,38 @@ fn from_now_is_never_before_what_the_client_was_shown() {
     assert_eq!(header_revision(&bench.emitted()), 20);
 }
 
+/// The connection's Put was answered by another member: what it wrote is not to come as an event of a later watch.
+#[test]
+fn from_now_is_not_before_what_another_call_was_shown() {
+    for traits in [MIDDLE, OLD] {
+        let mut bench = Bench::new();
+        bench.hub.was_shown(Revision(100));
+        bench.create(watch("a", 0));
+        bench.opened(1, traits);
+        bench.out.clear();
+        bench.up(1, created(1, 95));
+        assert_eq!(bench.next_cancel(1), 1);
+        assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
+        bench.anchored(1, 1, 101);
+        assert_eq!(bench.next_create(1), (2, 0));
+        bench.nothing();
+        bench.up(1, created(2, 101));
+        assert_eq!(header_revision(&bench.emitted()), 101);
+    }
+}
+
+#[test]
+fn created_of_a_watch_from_the_past_does_not_go_back_behind_another_call() {
+    let mut bench = Bench::new();
+    bench.hub.was_shown(Revision(100));
+    bench.create(watch("a", 5));
+    bench.opened(1, MIDDLE);
+    bench.out.clear();
+    bench.up(1, created(1, 95));
+    assert!(matches!(bench.out.remove(0), Output::Anchor { read: Read::Linearizable, .. }));
+    assert_eq!(header_revision(&bench.emitted()), 100);
+}
+
 #[test]
 fn odd_starts_reach_etcd_as_they_are() {
     let mut bench = Bench::new();
