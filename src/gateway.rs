@@ -52,6 +52,11 @@ use crate::watch::budget;
 /// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
 const WAITING: usize = 8 * 1024 * 1024;
 
+/// Requests in memory of one connection that are answered whoever asks, each and together: a name and a password each.
+pub const ANYBODYS: usize = 64 * 1024;
+/// One connection holds at most this part of a shard's budget for requests in memory.
+const PART: usize = 2;
+
 /// For how long what one member knows of users may be unknown to others (rules 21).
 const SPREADING: Duration = Duration::from_secs(2);
 
@@ -116,6 +121,9 @@ pub struct Client {
     /// Until when all its calls go home.
     at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
+    /// Of its requests, in memory: where it has to be known who asks, and where not.
+    held: Rc<Budget>,
+    anybodys: Rc<Budget>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
 }
@@ -157,6 +165,8 @@ impl Client {
             cluster,
             at_home_until: Cell::default(),
             dismissed: Cell::default(),
+            held: Rc::default(),
+            anybodys: Rc::default(),
             remembered,
         }
     }
@@ -208,6 +218,12 @@ impl Client {
     pub fn forget_seen(&self) {
         self.floor.set(Revision(0));
         self.term.set(0);
+    }
+
+    /// Nothing yet of what the connection may hold before it is known who asks.
+    #[must_use]
+    pub fn hold(&self) -> Held {
+        Held::of(&self.anybodys, ANYBODYS + PREFIX)
     }
 
     /// A change of users or roles is known at `member`; at others a little later.
@@ -278,13 +294,17 @@ impl Gateway {
         chosen
     }
 
-    /// Nothing yet of the shard's budget for requests in memory.
+    /// Nothing yet of the shard's budget for requests in memory, nor of this connection's part of it.
     #[must_use]
-    pub fn hold(&self) -> Held {
+    pub fn hold(&self, client: &Client) -> Held {
         let limits = self.config.load().limits;
         // At least one request of the largest size, or none of that size would ever pass.
-        let limit = (limits.replay_buffer / self.shards).max(limits.request_size + PREFIX);
-        Held { budget: Rc::clone(&self.held), limit, bytes: 0 }
+        let largest = limits.request_size + PREFIX;
+        let limit = limits.replay_buffer / self.shards;
+        let part = (Rc::clone(&client.held), (limit / PART).max(largest));
+        let mut held = Held::of(&self.held, limit.max(largest));
+        held.part = Some(part);
+        held
     }
 
     /// The same of the budget for requests that wait in etcd without limit: thousands of them must not keep all others
@@ -292,7 +312,7 @@ impl Gateway {
     #[must_use]
     pub fn hold_waiting(&self, bytes: usize) -> Option<Held> {
         let limit = WAITING.max(self.config.load().limits.request_size + PREFIX);
-        let mut held = Held { budget: Rc::clone(&self.waiting), limit, bytes: 0 };
+        let mut held = Held::of(&self.waiting, limit);
         held.more(bytes).then_some(held)
     }
 }
@@ -303,23 +323,44 @@ struct Budget {
     used: Cell<usize>,
 }
 
+impl Budget {
+    fn fits(&self, more: usize, limit: usize) -> bool {
+        self.used.get() + more <= limit
+    }
+
+    fn take(&self, bytes: usize) {
+        self.used.set(self.used.get() + bytes);
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.used.set(self.used.get().saturating_sub(bytes));
+    }
+}
+
 /// A part of a budget, given back on drop.
 pub struct Held {
     budget: Rc<Budget>,
     /// As it was when this was taken.
     limit: usize,
+    /// Of one connection, with the most that it may have of `budget`.
+    part: Option<(Rc<Budget>, usize)>,
     bytes: usize,
 }
 
 impl Held {
+    fn of(budget: &Rc<Budget>, limit: usize) -> Self {
+        Self { budget: Rc::clone(budget), limit, part: None, bytes: 0 }
+    }
+
     /// Takes `bytes` more; false where the budget is used up.
     #[must_use]
     pub fn more(&mut self, bytes: usize) -> bool {
-        let all = self.budget.used.get() + bytes;
-        if all > self.limit {
+        let fits = |(part, most): &(Rc<Budget>, usize)| part.fits(bytes, *most);
+        if !self.budget.fits(bytes, self.limit) || !self.part.as_ref().is_none_or(fits) {
             return false;
         }
-        self.budget.used.set(all);
+        self.budget.take(bytes);
+        self.part.iter().for_each(|(part, _)| part.take(bytes));
         self.bytes += bytes;
         true
     }
@@ -327,6 +368,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.budget.used.set(self.budget.used.get().saturating_sub(self.bytes));
+        self.budget.give_back(self.bytes);
+        self.part.iter().for_each(|(part, _)| part.give_back(self.bytes));
     }
 }

@@ -51,6 +51,8 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// 256 streams whose requests are not read, as where a Watch waits for its client: what one connection can make us hold.
 const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
 const SEND_BUFFER: usize = 128 * 1024;
+/// How long who was accepted may take to introduce itself once the process drains: some round trips.
+const MOMENT: Duration = Duration::from_millis(500);
 
 /// What a connection may take.
 #[derive(Clone, Copy, Debug)]
@@ -145,14 +147,11 @@ where
     B: Body<Data = Bytes, Error = Infallible> + 'static,
 {
     let began = Instant::now();
-    let introduced = tokio::select! {
-        biased; // a client that need not introduce itself is let in, and then drained; what is lost otherwise is nobody's
-        introduced = timeout(bounds.handshake, introduce(stream, beginning)) => introduced,
-        // Whoever has not introduced itself has nothing to finish.
-        _ = drain.wait_for(Option::is_some) => return Ok(Ended::Well),
+    let Some(introduced) = introduced(introduce(stream, beginning), bounds.handshake, &mut drain).await
+    else {
+        return Ok(Ended::Well);
     };
-    let Introduction { stream, source, server_name, mut shown, speaks, taken, odd_authority } =
-        introduced.map_err(|_| HandshakeError::TimedOut)??;
+    let Introduction { stream, source, server_name, mut shown, speaks, taken, odd_authority } = introduced?;
     let seen = Rc::new(Cell::new(0));
     let inbound = match (speaks, odd_authority) {
         (Speaks::Nothing, _) => return Ok(Ended::Well),
@@ -182,27 +181,57 @@ where
     // Boxed: hyper keeps room for it as long as the answer's body lives, which for a watch is days.
     let service = service_fn(move |request| Box::pin(answer(request)).map(Ok::<_, Infallible>));
     let mut connection = pin!(settings(bounds).serve_connection(io, service));
-    let mut preface = pin!(async {
-        // hyper waits for the preface without a limit.
-        tokio::time::sleep_until(began + bounds.handshake).await;
-        if seen.get() >= PREFACE {
-            std::future::pending::<()>().await;
-        }
-    });
-    let mut leaving = false;
+    let mut silence = pin!(silence(began + bounds.handshake, &seen));
+    let (mut leaving, mut told) = (false, false);
     loop {
+        let served = poll_fn(|cx| {
+            let polled = connection.as_mut().poll(cx);
+            // Before the preface hyper would close without a GOAWAY.
+            if polled.is_ready() || told || !leaving || seen.get() < PREFACE {
+                return polled;
+            }
+            told = true;
+            connection.as_mut().graceful_shutdown();
+            connection.as_mut().poll(cx)
+        });
         tokio::select! {
-            ended = poll_fn(|cx| connection.as_mut().poll(cx)) => { log_end(ended); return Ok(Ended::Well) }
-            () = preface.as_mut(), if !leaving => return Err(HandshakeError::TimedOut),
+            ended = served => { log_end(ended); return Ok(Ended::Well) }
+            () = silence.as_mut() => {
+                return if leaving { Ok(Ended::Well) } else { Err(HandshakeError::TimedOut) };
+            }
             turn = ends.next() => match turn {
                 Turn::Leave => {
                     leaving = true;
-                    connection.as_mut().graceful_shutdown();
+                    silence.set(self::silence((Instant::now() + MOMENT).min(began + bounds.handshake), &seen));
                 }
                 Turn::Cut => return Ok(Ended::Cut),
             },
         }
     }
+}
+
+/// Ends at `until` where the preface has not come by then: hyper waits for it without a limit.
+async fn silence(until: Instant, seen: &Cell<usize>) {
+    tokio::time::sleep_until(until).await;
+    if seen.get() >= PREFACE {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Who has introduced itself, or why it did not. None where the process drains before that: a client that was accepted and is
+/// about to say who it is has a moment for it, to be told by HTTP that it is to go elsewhere; a reset tells it nothing.
+async fn introduced<T>(
+    introducing: impl Future<Output = Result<T, HandshakeError>>,
+    limit: Duration,
+    drain: &mut watch::Receiver<Option<Instant>>,
+) -> Option<Result<T, HandshakeError>> {
+    let mut introducing = pin!(timeout(limit, introducing));
+    let introduced = tokio::select! {
+        biased; // who has introduced itself is let in
+        introduced = &mut introducing => introduced,
+        _ = drain.wait_for(Option::is_some) => timeout(MOMENT, introducing).await.ok()?,
+    };
+    Some(introduced.unwrap_or(Err(HandshakeError::TimedOut)))
 }
 
 /// A connection whose client has said who it is and what it speaks.

@@ -5,6 +5,9 @@
 //! came, unless the cluster itself is: then its history is another, and what was shown counts no more; the way that is always
 //! right is a linearizable read at that member first.
 
+use std::rc::Rc;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use tokio::time::timeout_at;
 
@@ -17,7 +20,9 @@ use crate::rpc::outcome::is_trouble;
 use crate::rpc::shape;
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
+use crate::upstream::membership::Member;
 use crate::upstream::read::{ReadError, linearizable_revision};
+use crate::upstream::send::{As, Door};
 
 /// How many members may fail to catch up.
 const ROUNDS: usize = 3;
@@ -59,14 +64,9 @@ async fn answered(
         let Some(member) = record.member.and_then(|id| members.get(id)) else { continue };
         exchange.gateway.metrics.tries.behind.inc();
         tracing::debug!(member = %member.id, "a member is behind what its client was shown");
-        let key = shape::first_key(exchange.method, message).unwrap_or_default();
-        match linearizable_revision(door, &exchange.whom, member, &key).await {
-            Ok(_) => {}
-            // Whether it may is looked at after the member has caught up.
-            Err(ReadError::Refused(status)) if !is_trouble(&status) => {}
-            Err(ReadError::Refused(_) | ReadError::Login(_) | ReadError::Lost | ReadError::NoRoom) => {
-                continue;
-            }
+        let key = shape::first_key(exchange.method, message);
+        if !catches_up(door, &exchange.whom, member, key.as_deref()).await {
+            continue;
         }
         exchange.wanted = Wanted::This(member.id);
         let answer = exchange.run(None, record).await?;
@@ -76,6 +76,44 @@ async fn answered(
         return Ok(answer);
     }
     Err(Refusal::REQUEST_TIMED_OUT)
+}
+
+/// Makes a call that a member answers by what it has applied, where the answer does not tell how far that is: a grant of a lease
+/// moves no revision. The member has applied whatever was acknowledged before the call.
+///
+/// # Errors
+/// Our own refusal, where no member's answer can be passed on.
+pub async fn caught_up(mut exchange: Exchange<'_>, record: &mut Record) -> Result<Answer, Refusal> {
+    let deadline = exchange.deadline;
+    let answered = async {
+        let mut tried = Vec::new();
+        for _ in 0..ROUNDS {
+            let door = &exchange.gateway.door;
+            let Some(member) = door.choose_for_call(exchange.wanted, &tried) else { break };
+            if catches_up(door, &exchange.whom, &member, None).await {
+                exchange.wanted = Wanted::This(member.id);
+                return exchange.run(None, record).await;
+            }
+            tried.push(member.id);
+        }
+        Err(if tried.is_empty() { Refusal::NO_LEADER } else { Refusal::REQUEST_TIMED_OUT })
+    };
+    match deadline {
+        None => answered.await,
+        Some(deadline) => timeout_at(deadline, answered).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED)),
+    }
+}
+
+/// Has the member apply what the cluster had agreed on by now; false where it cannot be told.
+async fn catches_up(door: &Rc<Door>, whom: &As, member: &Arc<Member>, key: Option<&[u8]>) -> bool {
+    // Without a key it is refused before it is waited for.
+    let key = key.filter(|key| !key.is_empty()).unwrap_or(b"\0");
+    match linearizable_revision(door, whom, member, key).await {
+        Ok(_) => true,
+        // Whether the caller may is looked at after the member has caught up.
+        Err(ReadError::Refused(status)) => !is_trouble(&status),
+        Err(ReadError::Login(_) | ReadError::Lost | ReadError::NoRoom) => false,
+    }
 }
 
 fn is_behind(answer: &Answer, shown: Seen) -> bool {

@@ -53,7 +53,7 @@ pub struct Register {
 }
 
 /// The one that runs in this process.
-struct Running(Arc<Register>);
+pub struct Running(Arc<Register>);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -62,9 +62,15 @@ impl Drop for Running {
 }
 
 impl Register {
-    fn begin(self: &Arc<Self>) -> Option<Running> {
+    /// None while another runs.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>) -> Option<Running> {
         let free = self.running.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         free.then(|| Running(Arc::clone(self)))
+    }
+
+    fn is_running(&self) -> bool {
+        self.running.load(Ordering::SeqCst)
     }
 
     fn note(&self, member: MemberId) {
@@ -83,11 +89,13 @@ impl Register {
 pub fn is_ours(gateway: &Gateway, wanted: Wanted) -> bool {
     let members = gateway.door.members.snapshot.load();
     match wanted {
-        // One that is not ready, or without which the others are no quorum, is asked as by anybody else; not while another rests.
+        // One that is not ready, or without which the others are no quorum, is asked as by anybody else; not while another rests,
+        // or is about to.
         Wanted::This(id) => {
             let voter = members.get(id).is_some_and(|member| member.role == Role::Voter);
             let rests = voters(&members).any(|member| member.rest.is_taken());
-            voter && voters(&members).count() > 1 && (rests || unready(&members).is_none())
+            let taken = rests || gateway.defragmentations.is_running();
+            voter && voters(&members).count() > 1 && (taken || unready(&members).is_none())
         }
         _ => voters(&members).count() > 1 || !members.absent.is_empty(),
     }

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use prost::Message as _;
 
 use crate::downstream::said::Speaker;
-use crate::gateway::pipeline::{Served, collect};
+use crate::gateway::pipeline::{Served, collect_of_anybody};
 use crate::gateway::{Client, Gateway};
 use crate::pb::health::health_check_response::ServingStatus;
 use crate::pb::health::{HealthCheckRequest, HealthCheckResponse};
@@ -22,8 +22,8 @@ use crate::upstream::membership::Serving;
 ///
 /// # Errors
 /// Another service than the whole server was asked for, or the request cannot be read.
-pub async fn check(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refusal> {
-    asked(gateway, body).await?;
+pub async fn check(gateway: &Gateway, client: &Client, body: Incoming) -> Result<Served, Refusal> {
+    asked(client, body).await?;
     Ok(Served::Ours(answer(now(gateway))))
 }
 
@@ -32,7 +32,7 @@ pub async fn check(gateway: &Rc<Gateway>, body: Incoming) -> Result<Served, Refu
 /// # Errors
 /// As [`check`].
 pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: Incoming) -> Result<Served, Refusal> {
-    asked(gateway, body).await?;
+    asked(client, body).await?;
     let (speaker, said) = Speaker::channel();
     let watched = Rc::clone(gateway);
     let mut drain = client.drain.clone();
@@ -58,8 +58,8 @@ pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: Incoming) -> Re
     Ok(Served::Stream(said))
 }
 
-async fn asked(gateway: &Rc<Gateway>, body: Incoming) -> Result<(), Refusal> {
-    let (framed, _held) = collect(gateway, body).await?;
+async fn asked(client: &Client, body: Incoming) -> Result<(), Refusal> {
+    let (framed, _held) = collect_of_anybody(client, body).await?;
     let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
     let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
     if asked.service.is_empty() { Ok(()) } else { Err(Refusal::UNKNOWN_HEALTH_SERVICE) }

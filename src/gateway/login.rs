@@ -27,7 +27,7 @@ use crate::downstream::session::{Inadmissible, Namespace, Proof, SealFailure, Se
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::sources::{Denied, Proved};
-use crate::gateway::pipeline::{Served, collect};
+use crate::gateway::pipeline::{Served, collect_of_anybody};
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
 use crate::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, ResponseHeader};
@@ -44,7 +44,7 @@ pub async fn authenticate(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    let (framed, _held) = collect(gateway, body).await?;
+    let (framed, _held) = collect_of_anybody(client, body).await?;
     let (user, password) = login_of(method, framed)?;
     let peer = SessionPeer::Password { user, password: password.clone() };
     // Neither the log nor the identities in memory take what could not become a session.

@@ -27,7 +27,7 @@ use crate::gateway::exchange::Exchange;
 use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::{
-    Client, Gateway, Held, addressed, blocked, current, defragment, health, leadership, login,
+    ANYBODYS, Client, Gateway, Held, addressed, blocked, current, defragment, health, leadership, login,
     member_answers, removal, streams,
 };
 use crate::identity::UserName;
@@ -134,7 +134,7 @@ async fn known(
     call::refuse_compression(headers)?;
     let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
     match method.path {
-        "/grpc.health.v1.Health/Check" => return health::check(gateway, body).await,
+        "/grpc.health.v1.Health/Check" => return health::check(gateway, client, body).await,
         "/grpc.health.v1.Health/Watch" => return health::watch(gateway, client, body).await,
         "/etcdserverpb.Auth/Authenticate" => {
             // What it would give counts for nothing here: nobody's password is looked at.
@@ -198,7 +198,7 @@ async fn through(
     record: &mut Record,
 ) -> Result<Served, Refusal> {
     let mut came = Came::AtOnce;
-    let collecting = waited_for(collect(gateway, body), &mut came);
+    let collecting = waited_for(collect(gateway, client, body), &mut came);
     let collected = match deadline {
         Some(deadline) => timeout_at(deadline, collecting).await,
         None => Ok(collecting.await),
@@ -229,6 +229,8 @@ async fn through(
         let work = defragment::serve(gateway, client, caller, wanted, deadline);
         return Box::pin(work).await.map(Served::Ours);
     }
+    // One that is passed on is under way as well: none of ours begins beside it.
+    let _defragments = (method.path == defragment::PATH).then(|| gateway.defragmentations.begin());
     let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
@@ -255,10 +257,8 @@ async fn through(
             None => waiting.await?,
             Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
         }
-    } else if local {
-        current::run(exchange, client, &message, record).await?
     } else {
-        removal::or_run(exchange, &message, record).await?
+        answered(exchange, client, local, &message, record).await?
     };
     // Without a status it is larger than what is held back, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {
@@ -266,6 +266,22 @@ async fn through(
         note(gateway, client, method, &message, record).await;
     }
     Ok(Served::Member(Box::new(answer), in_use, stay))
+}
+
+/// A member's answer, which tells nothing from before what the client was shown.
+async fn answered(
+    exchange: Exchange<'_>,
+    client: &Client,
+    local: bool,
+    message: &Bytes,
+    record: &mut Record,
+) -> Result<Answer, Refusal> {
+    match exchange.method.body {
+        MessageId::LeaseLeasesRequest => current::caught_up(exchange, record).await,
+        MessageId::LeaseTimeToLiveRequest => current::run(exchange, client, message, record).await,
+        _ if local => current::run(exchange, client, message, record).await,
+        _ => removal::or_run(exchange, message, record).await,
+    }
 }
 
 /// What follows for later calls from one that succeeded.
@@ -406,14 +422,28 @@ async fn unknown(
 }
 
 /// The whole body of a request whose message is at most as large as allowed, and comes within 30 seconds.
-pub async fn collect(gateway: &Rc<Gateway>, body: Incoming) -> Result<(Bytes, Held), Refusal> {
+///
+/// # Errors
+/// It did not come whole, is too large, or there is no room for it.
+pub async fn collect(gateway: &Gateway, client: &Client, body: Incoming) -> Result<(Bytes, Held), Refusal> {
+    let limit = gateway.config.load().limits.request_size;
     // What is held is everybody's: who does not end a request gives it back.
-    timeout(ARRIVAL, gather(gateway, body)).await.unwrap_or(Err(Refusal::NOTHING_SENT))
+    gather(body, limit, gateway.hold(client)).await
 }
 
-async fn gather(gateway: &Rc<Gateway>, mut body: Incoming) -> Result<(Bytes, Held), Refusal> {
-    let limit = gateway.config.load().limits.request_size;
-    let mut held = gateway.hold();
+/// The same of whoever has not said yet who it is: a little, and of its connection's own.
+///
+/// # Errors
+/// As [`collect`].
+pub async fn collect_of_anybody(client: &Client, body: Incoming) -> Result<(Bytes, Held), Refusal> {
+    gather(body, ANYBODYS, client.hold()).await
+}
+
+async fn gather(body: Incoming, limit: usize, held: Held) -> Result<(Bytes, Held), Refusal> {
+    timeout(ARRIVAL, gathered(body, limit, held)).await.unwrap_or(Err(Refusal::NOTHING_SENT))
+}
+
+async fn gathered(mut body: Incoming, limit: usize, mut held: Held) -> Result<(Bytes, Held), Refusal> {
     let mut first = Bytes::new();
     let mut more = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {

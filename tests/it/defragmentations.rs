@@ -56,6 +56,8 @@ enum Lock {
     Free,
     Anothers,
     Full,
+    /// It fills up once the first member is under way.
+    FillsUp,
 }
 
 impl Scene {
@@ -110,6 +112,10 @@ impl Scene {
         }
     }
 
+    fn is_full(&self) -> bool {
+        self.lock == Lock::Full || (self.lock == Lock::FillsUp && !self.done.borrow().is_empty())
+    }
+
     async fn answer(&self, id: u64, mut call: Call) {
         let path = call.path().to_owned();
         let message = call.message().await;
@@ -118,7 +124,7 @@ impl Scene {
                 Some((code, text)) => call.refuse(code, text),
                 None => call.reply(&[]).await,
             },
-            GRANT if self.lock == Lock::Full => {
+            GRANT if self.is_full() => {
                 call.refuse(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");
             }
             GRANT => {
@@ -136,7 +142,7 @@ impl Scene {
                 let found = RangeResponse { kvs: vec![held], ..Default::default() };
                 let answer = TxnResponse {
                     header: Some(header(5)),
-                    succeeded: self.lock == Lock::Free,
+                    succeeded: self.lock != Lock::Anothers,
                     responses: vec![ResponseOp { response: Some(Response::ResponseRange(found)) }],
                 };
                 call.reply(&answer.encode_to_vec()).await;
@@ -260,6 +266,58 @@ fn only_one_goes_on_at_a_time_and_a_full_store_is_helped_all_the_same() {
         };
         let (first, second) = scene.play(both).await;
         assert_eq!((first.end.code(), second.end.told()), (Some(Code::Ok), another));
+    });
+}
+
+#[test]
+fn a_store_that_fills_up_under_way_is_helped_to_the_end() {
+    paused(async {
+        let scene = Scene { lock: Lock::FillsUp, ..Scene::new() };
+        assert_eq!(scene.defragment(None).await.end.code(), Some(Code::Ok));
+        assert_eq!(*scene.done.borrow(), [2, 3, 1]);
+    });
+}
+
+/// Between two members, or while it is waited for a voter, nobody rests.
+#[test]
+fn one_that_is_named_does_not_slip_past_one_that_waits() {
+    paused(async {
+        let another = (Code::FailedPrecondition, "keyward: another defragmentation is under way");
+        let scene = Scene::new();
+        scene.unready(2);
+        let first = scene.keyward.client().await;
+        let second = scene.keyward.client().await.header("x-keyward-member", "m1");
+        let both = async {
+            let first = first.begin(DEFRAGMENT, []).await.expect("sent");
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let second = second.call(DEFRAGMENT, []).await;
+            (first.finish().await, second)
+        };
+        let (first, second) = scene.play(both).await;
+        assert_eq!((first.end.code(), second.end.told()), (Some(Code::FailedPrecondition), another));
+        assert_eq!(scene.done.borrow().len(), 0);
+    });
+}
+
+/// A voter is not ready: it is passed on, and under way all the same.
+#[test]
+fn none_is_begun_beside_one_that_was_passed_on() {
+    paused(async {
+        let another = (Code::FailedPrecondition, "keyward: another defragmentation is under way");
+        let scene = Scene::new();
+        scene.unready(2);
+        let client = scene.keyward.client().await.header("x-keyward-member", "m1");
+        let passed_on = client.begin(DEFRAGMENT, []).await.expect("sent");
+        let call = scene.members[0].called(DEFRAGMENT).await;
+        scene.keyward.publish(|membership| {
+            let mut member = membership::Member::clone(&membership.members[2]);
+            member.readiness = Readiness::Ready;
+            membership.members[2] = std::sync::Arc::new(member);
+        });
+        assert_eq!(scene.defragment(None).await.end.told(), another);
+        call.reply(&[]).await;
+        assert_eq!(passed_on.finish().await.end.code(), Some(Code::Ok));
+        assert_eq!(scene.defragment(None).await.end.code(), Some(Code::Ok));
     });
 }
 

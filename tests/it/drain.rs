@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use keyward::refusal::Code;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
 use crate::rig::{one_member, paused, settled};
@@ -31,6 +32,42 @@ fn open_calls_finish_and_new_ones_are_not_taken() {
             began.elapsed()
         );
     });
+}
+
+/// Its call may be on the way: a reset would leave it to guess.
+#[test]
+fn a_client_that_was_accepted_and_has_said_nothing_yet_is_told_by_goaway() {
+    paused(async {
+        for early in [true, false] {
+            let (_member, keyward) = one_member();
+            let mut peer = keyward.connect();
+            let begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+            if early {
+                peer.write_all(begun).await.expect("taken");
+            }
+            keyward.drain(Duration::from_secs(5));
+            settled().await;
+            if !early {
+                peer.write_all(begun).await.expect("taken");
+            }
+            let mut said = Vec::new();
+            peer.read_to_end(&mut said).await.expect("closed");
+            assert!(frames(&said).contains(&GOAWAY), "{:?}", frames(&said));
+        }
+    });
+}
+
+const GOAWAY: u8 = 7;
+
+/// The types of the HTTP/2 frames.
+fn frames(mut bytes: &[u8]) -> Vec<u8> {
+    let mut types = Vec::new();
+    while let [a, b, c, kind, rest @ ..] = bytes {
+        types.push(*kind);
+        let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+        bytes = rest.get(5 + length..).unwrap_or_default();
+    }
+    types
 }
 
 #[test]

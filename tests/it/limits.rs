@@ -16,6 +16,7 @@ use crate::wire::End;
 use crate::words::{PUT, RANGE, WATCH, put, range, ranged};
 
 const MAX: usize = 2 * 1024 * 1024;
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 
 #[test]
 fn a_message_of_one_byte_too_much_is_refused_in_etcds_words() {
@@ -68,12 +69,17 @@ fn requests_that_never_come_whole_cannot_use_up_memory() {
         let keyward = Keyward::configured(
             &[&member],
             Auth::Off,
-            "[limits]\nreplay_buffer = \"4MiB\"\n[runtime]\nshards = 1\n",
+            "[limits]\nreplay_buffer = \"8MiB\"\n[runtime]\nshards = 1\n",
         );
-        let client = keyward.client().await;
         let mut held = Vec::new();
         let mut refused = 0;
-        for _ in 0..12 {
+        let clients = [keyward.client().await, keyward.client().await, keyward.client().await];
+        for client in clients.iter().flat_map(|client| [client; 8]) {
+            if held.len() == 8 {
+                // One connection has what one may have: there is room for others.
+                let script = async { member.called(PUT).await.reply(b"").await };
+                tokio::join!(clients[1].call(PUT, put(1_500_000)), script).0.message();
+            }
             let mut stream = client.open(PUT).await.expect("open");
             let framed = keyward::rpc::frame::encode(&put(1_000_000)).slice(..900_000);
             // Refused while it is being sent, or at once after.
@@ -93,7 +99,9 @@ fn requests_that_never_come_whole_cannot_use_up_memory() {
                 Err(_) => open.push(stream),
             }
         }
-        assert!((7..=9).contains(&refused), "{refused} of 12 were refused");
+        // Four of each connection, until there is no room for anybody's.
+        assert!((15..=17).contains(&refused), "{refused} of 24 were refused");
+        let [client, ..] = clients;
         drop(open);
         settled().await;
         let script = async { member.called(PUT).await.reply(b"").await };
@@ -225,14 +233,53 @@ fn a_name_or_password_that_fits_into_no_session_is_not_even_asked_about() {
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::with_auth(&[&member]);
         let client = keyward.client().await;
-        for (name, password) in [(4097, 1), (1, 4097), (1_000_000, 1)] {
+        for (name, password) in [(4097, 1), (1, 4097), (40_000, 1)] {
             let login = AuthenticateRequest { name: "n".repeat(name), password: "p".repeat(password) };
-            let outcome = client.call("/etcdserverpb.Auth/Authenticate", login.encode_to_vec()).await;
+            let outcome = client.call(AUTHENTICATE, login.encode_to_vec()).await;
             let told =
                 (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password");
             assert_eq!(outcome.end.told(), told);
         }
+        let login = AuthenticateRequest { name: "n".repeat(1_000_000), password: "p".into() };
+        let outcome = client.call(AUTHENTICATE, login.encode_to_vec()).await;
+        let told = "grpc: received message larger than max (1000007 vs. 65536)";
+        assert_eq!(outcome.end.told(), (Code::ResourceExhausted, told));
         assert_eq!(member.logins(), 0);
+    });
+}
+
+/// What anybody may send, named or not, is of their own connection's and little: it takes nothing from those who are known.
+#[test]
+fn who_has_not_said_who_it_is_cannot_keep_others_from_being_heard() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let lines = "[limits]\nreplay_buffer = \"2MiB\"\n[runtime]\nshards = 1\n";
+        let keyward = Keyward::configured(&[&member], Auth::Off, lines);
+        let (mut clients, mut kept) = (Vec::new(), Vec::new());
+        for path in [AUTHENTICATE, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"] {
+            let client = keyward.client().await;
+            for _ in 0..80 {
+                let mut stream = client.open(path).await.expect("open");
+                let half = keyward::rpc::frame::encode(&vec![0; 60_000]).slice(..30_000);
+                drop(crate::wire::say_framed(&mut stream.send, half, false).await);
+                kept.push(stream);
+            }
+            settled().await;
+            clients.push(client);
+        }
+        let mut refused = 0;
+        for stream in &mut kept {
+            if let Ok(end) = tokio::time::timeout(Duration::from_millis(1), stream.next()).await {
+                let told = (Code::ResourceExhausted, "etcdserver: too many requests");
+                assert_eq!(end.expect_err("no message").told(), told);
+                refused += 1;
+            }
+        }
+        assert_eq!(refused, 3 * (80 - 2), "64 KiB for each connection");
+        // Nearly all that there is for everybody.
+        let script = async { member.called(PUT).await.reply(b"").await };
+        let client = keyward.client().await;
+        tokio::join!(client.call(PUT, put(MAX - 100)), script).0.message();
     });
 }
 
@@ -242,7 +289,7 @@ fn a_request_that_does_not_end_is_given_up() {
     paused(async {
         let (_member, keyward) = one_member();
         let client = keyward.client().await;
-        for path in [PUT, "/etcdserverpb.Auth/Authenticate"] {
+        for path in [PUT, AUTHENTICATE] {
             let began = Instant::now();
             let mut stream = client.open(path).await.expect("open");
             let half = keyward::rpc::frame::encode(&put(1000)).slice(..500);

@@ -6,7 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{join_all, select_all};
 use keyward::identity::MemberId;
-use keyward::pb::etcdserverpb::{AuthUserAddRequest, AuthUserAddResponse, RangeRequest, RangeResponse};
+use keyward::pb::etcdserverpb::{
+    AuthUserAddRequest, AuthUserAddResponse, LeaseLeasesResponse, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
+};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::upstream::membership::{Auth, Hint};
@@ -18,6 +21,8 @@ use crate::rig::{Keyward, paused, settled};
 use crate::words::{PUT, RANGE, header, put, range, ranged, was_put};
 
 const USER_ADD: &str = "/etcdserverpb.Auth/UserAdd";
+const LEASES: &str = "/etcdserverpb.Lease/LeaseLeases";
+const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
 const TOO_MANY: &str = "etcdserver: too many requests";
 
 fn three(lines: &str) -> (Vec<Member>, Keyward) {
@@ -159,6 +164,56 @@ fn a_local_read_below_what_was_shown_is_made_anew_after_a_linearizable_one() {
         }
         assert_eq!(keyward.metrics.tries.behind.get(), 2);
         assert!(members.iter().all(|member| member.was_called_again().is_none()));
+    });
+}
+
+/// A grant moves no revision: no answer tells whether its member knows of it yet.
+#[test]
+fn leases_are_listed_by_a_member_that_has_caught_up() {
+    paused(async {
+        let (members, keyward) = three("");
+        let client = keyward.client().await;
+        let script = async {
+            let (asked, mut call) = next_of(&members).await;
+            assert!(call.uri.path() == RANGE && !is_local(&call.message().await));
+            call.reply(&ranged(7)).await;
+            let (at, call) = next_of(&members).await;
+            assert_eq!(call.uri.path(), LEASES);
+            assert_eq!(at, asked);
+            let answer = LeaseLeasesResponse { header: Some(header(7)), leases: Vec::new() };
+            call.reply(&answer.encode_to_vec()).await;
+        };
+        let (outcome, ()) = tokio::join!(client.call(LEASES, b""), script);
+        outcome.message();
+    });
+}
+
+/// The leader may apply what it agreed on later than a follower.
+#[test]
+fn the_time_to_live_of_a_lease_is_not_told_from_before_what_was_shown() {
+    paused(async {
+        let (members, keyward) = three("");
+        let client = keyward.client().await;
+        let (written, ()) = tokio::join!(client.call(PUT, put(5)), async {
+            next_of(&members).await.1.reply(&was_put(10)).await;
+        });
+        written.message();
+        let lives =
+            |revision| LeaseTimeToLiveResponse { header: Some(header(revision)), ..Default::default() };
+        let script = async {
+            let (leader, call) = next_of(&members).await;
+            call.reply(&lives(9).encode_to_vec()).await;
+            for (path, answer) in [(RANGE, ranged(11)), (TIME_TO_LIVE, lives(11).encode_to_vec())] {
+                let (at, call) = next_of(&members).await;
+                assert_eq!(call.uri.path(), path);
+                assert_eq!(at, leader);
+                call.reply(&answer).await;
+            }
+        };
+        let asked = LeaseTimeToLiveRequest { id: 5, keys: true }.encode_to_vec();
+        let (outcome, ()) = tokio::join!(client.call(TIME_TO_LIVE, asked), script);
+        let told = LeaseTimeToLiveResponse::decode(outcome.message().clone()).expect("an answer");
+        assert_eq!(told.header.expect("a header").revision, 11);
     });
 }
 

@@ -169,8 +169,14 @@ impl Lock {
     /// # Errors
     /// [`Trouble::Another`]: it was lost before `work` began.
     pub(super) async fn held_while<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Trouble> {
-        if !self.renewed().await? {
-            return Err(Trouble::Another);
+        match self.renewed().await {
+            Ok(true) => {}
+            Ok(false) => return Err(Trouble::Another),
+            // It has filled up since the lock was taken; what is under way is what helps it.
+            Err(ReadError::Refused(status)) if is_full(&status) => tracing::warn!(
+                "etcd has no space to keep the lock of a defragmentation: other replicas may not know of it"
+            ),
+            Err(error) => return Err(error.into()),
         }
         let mut work = pin!(work);
         let mut turns = interval(TTL / 3);
