@@ -45,6 +45,8 @@ mod idle_clients;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]
+mod lagging;
+#[cfg(test)]
 mod large;
 #[cfg(test)]
 mod lent;

@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
-use keyward::pb::etcdserverpb::{PutRequest, RangeRequest};
 use keyward::tasks::Tasks;
 use tokio::time::Instant;
 
-use crate::crowd::{Crowd, Op, connect};
+use crate::crowd::{Crowd, Op};
 use crate::harness::binary::{Version, full};
 use crate::harness::client::lifetime;
 use crate::harness::keyward::{Keyward, Site};
@@ -236,65 +235,4 @@ async fn lost_leader(
     }
     keyward.uses(id, LIMIT).await;
     elected
-}
-
-/// Raft reaches a follower that was stopped a moment later than its clients do.
-#[tokio::test]
-async fn nobody_reads_less_than_it_wrote_while_a_member_lags() {
-    for version in versions() {
-        let mut cluster = Cluster::start(&version, Options { members: 3, ..Options::default() }).await;
-        let site = Site::new();
-        let config = site.in_front_of(&cluster);
-        let keyward = Keyward::start(site, &config).await;
-        let mut reads = 0;
-        for round in 0..if full() { 20 } else { 4 } {
-            let mut clients = Vec::new();
-            for number in 0..9 {
-                let mut client = connect(&keyward.url()).await;
-                // Its home is chosen while all members serve: those of some are the one that will lag.
-                client.range(local(&format!("{round}/{number}"))).await.expect("an answer");
-                clients.push(client);
-            }
-            let lagging = follower(&cluster).await;
-            cluster.stop(lagging);
-            for write in 0..50 {
-                let value = vec![b'v'; 100_000];
-                let put = PutRequest { key: "large".into(), value: value.into(), ..PutRequest::default() };
-                // One that was under way to it may fail.
-                drop(clients[write % 9].put(put).await);
-            }
-            cluster.resume(lagging);
-            for step in 0..20 {
-                for (number, client) in clients.iter_mut().enumerate() {
-                    let key = format!("{round}/{number}");
-                    let put = PutRequest {
-                        key: key.clone().into(),
-                        value: step.to_string().into(),
-                        ..PutRequest::default()
-                    };
-                    let Ok(written) = client.put(put).await else { continue };
-                    let written = written.into_inner().header.expect("a header");
-                    let read = client.range(local(&key)).await.expect("an answer").into_inner();
-                    let header = read.header.expect("a header");
-                    assert!(
-                        header.revision >= written.revision && header.raft_term >= written.raft_term,
-                        "{version}: {written:?} was written, {header:?} is shown"
-                    );
-                    assert_eq!(read.kvs[0].value, step.to_string(), "{version}");
-                    reads += 1;
-                }
-            }
-            let ready = async || (keyward.metric("keyward_member_ready", &[]).await == 3.0).then_some(());
-            wait::until(LIMIT, "all are ready", ready).await;
-        }
-        assert!(reads > 400, "{version}: {reads}");
-        let behind = keyward.metric("keyward_reads_behind_total", &[]).await;
-        println!(
-            "{version}: {reads} local reads, none below its client's write; {behind} were behind and made anew"
-        );
-    }
-}
-
-fn local(key: &str) -> RangeRequest {
-    RangeRequest { key: key.to_owned().into(), serializable: true, ..RangeRequest::default() }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Options {
     pub(crate) timing: Option<(u32, u32)>,
     /// Where clients are told to reach each member, if not at the member itself: relays.
     pub(crate) advertise: Vec<SocketAddr>,
+    /// Where other members reach each member, if not at the member itself: relays, and where each leads.
+    pub(crate) peer_relays: Vec<(SocketAddr, SocketAddr)>,
     /// Whether clients show it tokens that are not its own, which some versions write into their log.
     pub(crate) strangers: bool,
     /// Further flags of etcd, as they are.
@@ -82,6 +84,7 @@ impl Default for Options {
             fsync: false,
             timing: None,
             advertise: Vec::new(),
+            peer_relays: Vec::new(),
             strangers: false,
             flags: Vec::new(),
         }
@@ -110,6 +113,7 @@ struct Member {
     name: String,
     client: SocketAddr,
     peer: SocketAddr,
+    peer_relay: Option<SocketAddr>,
     metrics: SocketAddr,
     /// The etcd that it was started with last.
     version: Version,
@@ -147,7 +151,10 @@ impl Cluster {
         let folder = tempfile::Builder::new().prefix("keyward-etcd-").tempdir().expect("a temporary folder");
         let authority = |name| Box::new(Pki::new(&folder.path().join(name)));
         let (pki, peer_pki) = (authority("pki"), authority("peers"));
-        let members = (0..options.members).map(|i| Member::new(i, &version)).collect();
+        let mut members: Vec<_> = (0..options.members).map(|i| Member::new(i, &version)).collect();
+        for (member, (relay, behind)) in members.iter_mut().zip(&options.peer_relays) {
+            (member.peer, member.peer_relay) = (*behind, Some(*relay));
+        }
         Cluster { version, options, pki, peer_pki, members, folder }
     }
 
@@ -158,7 +165,7 @@ impl Cluster {
         let mut args = vec![
             format!("--name={}", member.name),
             format!("--data-dir={}", data.display()),
-            format!("--listen-peer-urls={}", self.peer_url(member)),
+            format!("--listen-peer-urls={}", self.peer_url_at(member.peer)),
             format!("--initial-advertise-peer-urls={}", self.peer_url(member)),
             format!("--listen-client-urls={}", self.url(i)),
             format!("--advertise-client-urls={}", self.advertised(i)),
@@ -245,9 +252,14 @@ impl Cluster {
         if self.options.peer_tls == PeerTls::Own { &self.peer_pki } else { &self.pki }
     }
 
+    /// Where other members reach it.
     fn peer_url(&self, member: &Member) -> String {
+        self.peer_url_at(member.peer_relay.unwrap_or(member.peer))
+    }
+
+    fn peer_url_at(&self, address: SocketAddr) -> String {
         let scheme = if self.options.peer_tls == PeerTls::Off { "http" } else { "https" };
-        format!("{scheme}://{}", member.peer)
+        format!("{scheme}://{address}")
     }
 
     /// The folder of this cluster, gone when it goes: room for a test's own files.
@@ -470,7 +482,8 @@ impl Member {
     fn new(i: usize, version: &Version) -> Member {
         let (client, peer, metrics) = (ports::free(), ports::free(), ports::free());
         let name = format!("m{i}");
-        Member { name, client, peer, metrics, version: version.clone(), removed: false, state: State::Dead }
+        let (version, state) = (version.clone(), State::Dead);
+        Member { name, client, peer, peer_relay: None, metrics, version, removed: false, state }
     }
 
     fn running(&self) -> Option<&Process> {
