@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
+use crate::gateway::retries::Trouble;
 use crate::identity::{MemberId, Revision};
 use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
@@ -82,6 +83,8 @@ enum Attempt {
     /// Nothing was applied: try again, elsewhere or after a pause. The answer is what the client is told if no
     /// later attempt goes better.
     Again(Option<Answer>, Refusal),
+    /// The same, since the caller could not be proved to this member: nobody else's trouble.
+    Unproved(Refusal),
     /// Try the same member again at once: its credential was renewed.
     Healed,
     /// This member refused the call in another's name: elsewhere, or here later.
@@ -122,6 +125,7 @@ impl Exchange<'_> {
                 record.member = Some(member.id);
                 record.attempts += 1;
                 let attempt = self.attempt(claim, &member, &tried, &mut healed, record.attempts).await;
+                let mut trouble = Trouble::Members;
                 if claim.is_some_and(Claim::take_in_line) {
                     patience = Instant::now() + PATIENCE;
                     pause = FIRST_PAUSE;
@@ -140,6 +144,10 @@ impl Exchange<'_> {
                         continue;
                     }
                     Attempt::Again(answer, refusal) => last = (answer, refusal),
+                    Attempt::Unproved(refusal) => {
+                        last = (None, refusal);
+                        trouble = self.own_trouble();
+                    }
                     Attempt::Mistaken(answer) => {
                         last = (Some(answer), Refusal::NO_LEADER);
                         patience = Instant::now() + PATIENCE;
@@ -147,7 +155,7 @@ impl Exchange<'_> {
                     }
                 }
                 // A call that waits in line for long has its own limits.
-                if claim.is_none() && !self.gateway.retries.take(Instant::now()) {
+                if claim.is_none() && !self.gateway.retries.take(trouble, Instant::now()) {
                     self.gateway.metrics.tries.refused.inc();
                     let (answer, refusal) = last;
                     return answer.ok_or(refusal);
@@ -225,6 +233,10 @@ impl Exchange<'_> {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)
             }
+            Err(NoAnswer::NotShown(reason)) => {
+                tracing::debug!(member = %member.id, %reason, "not sent: no connection with the user's certificate");
+                Attempt::Unproved(Refusal::NOTHING_SENT)
+            }
             Err(NoAnswer::NoRoom) => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
             Err(NoAnswer::Lost(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
@@ -240,6 +252,14 @@ impl Exchange<'_> {
                 }
                 Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
             }
+        }
+    }
+
+    /// Of whoever cannot be proved.
+    fn own_trouble(&self) -> Trouble {
+        match &self.whom {
+            As::User(identity) => Trouble::Own(identity.key()),
+            As::Nobody => Trouble::Members,
         }
     }
 
@@ -447,7 +467,7 @@ fn login_failed(failure: &LoginFailure) -> Attempt {
     if failure.is_refusal() {
         Attempt::Refused(Refusal::INVALID_AUTH_TOKEN)
     } else {
-        Attempt::Again(None, Refusal::NOTHING_SENT)
+        Attempt::Unproved(Refusal::NOTHING_SENT)
     }
 }
 

@@ -61,6 +61,8 @@ pub struct Head {
 pub enum NoAnswer {
     /// Nothing was sent: safe to go elsewhere, whatever the call.
     NeverSent(Arc<str>),
+    /// The same, since there is no connection to it that shows the user's own certificate: that may be the user's trouble alone.
+    NotShown(Arc<str>),
     /// Nothing was sent: a limit of ours is reached, and no other member helps.
     NoRoom,
     /// The member may have seen it. The outcome is unknown.
@@ -184,7 +186,8 @@ impl Door {
         let mut headers = Some(fields);
         // A pooled connection may turn out to be closing: what comes back unsent goes on a new one, once.
         for _ in 0..2 {
-            let seat = self.pool.seat(member, lane, certificate.as_ref()).await.map_err(never_sent)?;
+            let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
+            let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
             let request = request(&seat.connection, path.clone(), fields, taken);
             let in_flight = match lane {
@@ -249,9 +252,12 @@ fn request(
     request
 }
 
-fn never_sent(error: ConnectError) -> NoAnswer {
+fn never_sent(error: ConnectError, showing: bool) -> NoAnswer {
     match error {
         ConnectError::NoRoom => NoAnswer::NoRoom,
+        error @ (ConnectError::Handshake { .. } | ConnectError::NoCertificate(_)) if showing => {
+            NoAnswer::NotShown(error.to_string().into())
+        }
         error => NoAnswer::NeverSent(error.to_string().into()),
     }
 }

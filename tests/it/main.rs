@@ -68,6 +68,8 @@ mod observers;
 #[cfg(test)]
 mod odd_authorities;
 #[cfg(test)]
+mod own_troubles;
+#[cfg(test)]
 mod pinned;
 #[cfg(test)]
 mod proofs;
