@@ -29,7 +29,7 @@ use crate::rpc::outcome::{
 };
 use crate::rpc::shape;
 use crate::upstream::answer::{Answer, HELD};
-use crate::upstream::balance::Waiting;
+use crate::upstream::balance::{Time, Waiting};
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Shown};
@@ -206,7 +206,7 @@ impl Exchange<'_> {
         {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
-        let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member));
+        let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member, self.time()));
         let reading = self.read(member, head);
         let read = match claim {
             // It may take as long as it likes: pings tell when its member is gone.
@@ -305,10 +305,11 @@ impl Exchange<'_> {
 
     /// Whether how long an answer takes tells how fast the member is: that of what asks the leader, not of what is local, nor of
     /// what a client can make as slow as it likes.
-    fn is_comparable(&self) -> bool {
+    fn time(&self) -> Time {
         let balanced =
             matches!(self.wanted, Wanted::Any | Wanted::Near | Wanted::Home(_) | Wanted::LeaderFirst);
-        balanced && shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default())
+        let small = || shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default());
+        if balanced && small() { Time::Tells } else { Time::TellsNothing }
     }
 
     /// Whether it is no sign of a member that hangs that it is not answered.
@@ -356,7 +357,7 @@ impl Exchange<'_> {
         let refused = status.as_ref().is_some_and(|status| !status.is_ok());
         let Some(status) = status.filter(|_| refused) else {
             if let Some(waiting) = waiting {
-                waiting.answered(true, self.is_comparable());
+                waiting.answered(true);
             }
             self.extended(shown);
             self.note(&mut answer, member);
@@ -364,7 +365,7 @@ impl Exchange<'_> {
         };
         match waiting {
             Some(waiting) if is_timeout(&status) && !self.is_over() => waiting.failed(),
-            Some(waiting) => waiting.answered(false, false),
+            Some(waiting) => waiting.answered(false),
             None => {}
         }
         if is_trouble(&status) {

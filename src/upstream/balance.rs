@@ -35,10 +35,20 @@ const LOOK: Duration = Duration::from_millis(100);
 /// answers it in a few more.
 const GRACE: Duration = Duration::from_millis(250);
 
+/// What the time says that a call takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Time {
+    /// How fast the member is: all calls of this kind take about as long.
+    Tells,
+    /// Nothing: its client can make it as slow as it likes.
+    TellsNothing,
+}
+
 /// A call that waits for a member's answer. Dropped, it waits no more.
 pub struct Waiting<'a> {
     door: &'a Door,
     member: &'a Arc<Member>,
+    time: Time,
     began: Instant,
     answered: bool,
 }
@@ -46,14 +56,14 @@ pub struct Waiting<'a> {
 impl<'a> Waiting<'a> {
     /// One more call waits for `member`.
     #[must_use]
-    pub fn begin(door: &'a Door, member: &'a Arc<Member>) -> Self {
+    pub fn begin(door: &'a Door, member: &'a Arc<Member>, time: Time) -> Self {
         let began = Instant::now();
         member.conduct.enter(began);
-        Self { door, member, began, answered: false }
+        Self { door, member, time, began, answered: false }
     }
 
-    /// It was answered; `well`: as it was asked to; `tells`: in a time that tells how fast the member is.
-    pub fn answered(mut self, well: bool, tells: bool) {
+    /// It was answered; `well`: as it was asked to.
+    pub fn answered(mut self, well: bool) {
         self.answered = true;
         let now = Instant::now();
         let conduct = &self.member.conduct;
@@ -61,7 +71,7 @@ impl<'a> Waiting<'a> {
         if !well {
             return;
         }
-        if !tells {
+        if self.time == Time::TellsNothing {
             return conduct.bore();
         }
         let took = now.saturating_duration_since(self.began);
@@ -88,12 +98,21 @@ impl<'a> Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.member.conduct.leave();
-        let now = Instant::now();
-        let long = now.saturating_duration_since(self.began) >= UNANSWERED;
-        if !self.answered && long && !self.member.conduct.was_heard_since(self.began) {
+        if self.answered || self.time == Time::TellsNothing {
+            return;
+        }
+        let (now, members) = (Instant::now(), self.door.members.snapshot.load());
+        if is_against(&members, self.member, self.began, now) {
             self.note_failure(now);
         }
     }
+}
+
+/// Whether it speaks against `member` that a call whose time tells was given up at `now`: it answered nobody since that call
+/// began, long ago, while another answered. A client's patience alone is no sign, nor that nobody answers anything.
+fn is_against(members: &Membership, member: &Member, began: Instant, now: Instant) -> bool {
+    let long = now.saturating_duration_since(began) >= UNANSWERED;
+    long && !member.conduct.was_heard_since(began) && is_another_well(members, member.id, now)
 }
 
 /// Whether the others are far faster; not while nothing fresh is known of them.
@@ -267,6 +286,26 @@ mod tests {
         assert_eq!(ejected(&members, later), [1]);
         stalled.suspect();
         assert!(!is_hung(&members, stalled, later), "it is known already");
+    }
+
+    #[test]
+    fn a_call_that_is_given_up_speaks_against_a_member_that_alone_is_silent() {
+        let members = ready(3);
+        let [one, two, _] = &members.members[..] else { panic!() };
+        let began = Instant::now() + MS;
+        let now = began + UNANSWERED;
+        assert!(
+            !is_against(&members, one, began, now),
+            "nobody says anything: it is the cluster, or nobody asks"
+        );
+        two.conduct.heard(now - LATELY - MS);
+        assert!(!is_against(&members, one, began, now), "the other was well once");
+        two.conduct.heard(now);
+        assert!(is_against(&members, one, began, now));
+        assert!(!is_against(&members, one, began + MS, now), "its client waits for less than a second");
+        one.conduct.heard(began + MS);
+        assert!(!is_against(&members, one, began, now), "it answered somebody else meanwhile");
+        assert!(is_against(&members, one, began + 2 * MS, now + 2 * MS), "and nobody since");
     }
 
     #[test]

@@ -184,7 +184,8 @@ impl Conduct {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// It said something, whatever it was; also to a probe.
+    /// It answered a call, whatever it said. Not a probe: what asks it alone is answered by a member that has lost its leader or
+    /// its disk.
     pub fn heard(&self, now: Instant) {
         self.heard.store(self.at(now), Relaxed);
     }

@@ -11,11 +11,12 @@ use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::upstream::membership::{Auth, Hint};
 use prost::Message as _;
+use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
-use crate::words::{PUT, RANGE, header, put, range, ranged, was_put};
+use crate::words::{PUT, RANGE, TXN, header, put, range, ranged, was_put};
 
 const USER_ADD: &str = "/etcdserverpb.Auth/UserAdd";
 const TOO_MANY: &str = "etcdserver: too many requests";
@@ -126,6 +127,37 @@ fn a_write_at_a_member_that_hangs_is_never_sent_again_and_told_as_unknown() {
         assert_eq!(outcome.end.told(), (Code::Unavailable, "etcdserver: request timed out"));
         assert!(members.iter().all(|member| member.was_called_again().is_none()));
         drop(call);
+    });
+}
+
+/// How often members were ejected when a client gave up 20 calls, each after a second, while the other members answered.
+async fn ejections_by_giving_up(path: &str, message: &[u8]) -> u32 {
+    let (members, keyward) = three("");
+    let client = keyward.client().await;
+    for _ in 0..20 {
+        let stream = client.begin(path, message).await.expect("sent");
+        let (at, call) = next_of(&members).await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        for (other, member) in keyward.members.snapshot.load().members.iter().enumerate() {
+            if other != at {
+                member.conduct.heard(Instant::now());
+            }
+        }
+        stream.cancel();
+        settled().await;
+        drop(call);
+    }
+    keyward.members.snapshot.load().members.iter().map(|member| member.conduct.ejections()).sum()
+}
+
+#[test]
+fn a_client_that_gives_up_what_may_take_long_speaks_against_no_member() {
+    paused(async {
+        assert_eq!(ejections_by_giving_up(TXN, b"").await, 0);
+        let many =
+            RangeRequest { key: "a".into(), range_end: "b".into(), limit: 9, ..RangeRequest::default() };
+        assert_eq!(ejections_by_giving_up(RANGE, &many.encode_to_vec()).await, 0);
+        assert!(ejections_by_giving_up(RANGE, &range("k")).await > 0, "one key is never slow");
     });
 }
 
