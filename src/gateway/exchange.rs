@@ -29,7 +29,7 @@ use crate::rpc::outcome::{
 };
 use crate::rpc::shape;
 use crate::upstream::answer::{Answer, HELD};
-use crate::upstream::balance::{Time, Waiting};
+use crate::upstream::balance::{Time, Waiting, is_still_served};
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Shown};
@@ -280,7 +280,7 @@ impl Exchange<'_> {
         tried: &[MemberId],
         reading: impl Future<Output = T>,
     ) -> Option<T> {
-        let told = self.gateway.door.lingering.at(member.id);
+        let told = self.gateway.door.lingering.at(member);
         let began = Instant::now();
         let mut reading = pin!(reading);
         loop {
@@ -290,12 +290,14 @@ impl Exchange<'_> {
                 () = told.notified() => {}
             }
             let members = self.gateway.door.members.snapshot.load();
-            if members.get(member.id).is_some_and(|member| member.is_ready()) {
+            if is_still_served(&members, member) {
                 continue;
             }
             let tried: Vec<MemberId> = tried.iter().copied().chain([member.id]).collect();
-            let may_leave =
-                self.effect == Effect::ReadOnly && Chooser::another(&members, self.wanted, &tried);
+            // One that is ready where this call does not wait has moved there.
+            let moved = members.get(member.id).is_some_and(|now| now.is_ready());
+            let another = moved || Chooser::another(&members, self.wanted, &tried);
+            let may_leave = self.effect == Effect::ReadOnly && another;
             if may_leave || began.elapsed() >= PATIENCE {
                 tracing::debug!(member = %member.id, "a call leaves a member that hangs");
                 return None;

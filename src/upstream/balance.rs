@@ -6,10 +6,11 @@
 //!
 //! Owns: the rules that compare members with each other. Must not know: what a call is, who chooses. Invariants: nobody is
 //! ejected or suspected by calls while nobody else was heard: then it is the cluster, not the member; never more than half of
-//! the ready voters are ejected, never the last; a call leaves a member only when that is unready, or suspected for as long
-//! as a probe of a member that is well takes to clear it.
+//! the ready voters are ejected, never the last; a call leaves a member only when that is unready, gone from where the call
+//! waits, or suspected for as long as a probe of a member that is well takes to clear it.
 
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +18,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use crate::config::Endpoint;
 use crate::identity::MemberId;
 use crate::upstream::conduct::Ejection;
-use crate::upstream::membership::{Hint, Member, Membership, Readiness};
+use crate::upstream::membership::{Hint, Member, Membership, Readiness, Spot};
 use crate::upstream::send::Door;
 
 /// Whoever was heard so lately is well.
@@ -147,29 +149,62 @@ fn eject(members: &Membership, member: &Member, why: Ejection, now: Instant) {
     }
 }
 
-/// Who waits on one shard, by member: told when it is time to look whether to stay.
+/// Who waits on one shard, by member and where that was: told when it is time to look whether to stay.
 #[derive(Default)]
-pub struct Lingering(RefCell<Vec<(MemberId, Rc<Notify>)>>);
+pub struct Lingering(RefCell<Vec<Place>>);
+
+/// Where calls wait.
+struct Place {
+    member: MemberId,
+    endpoint: Endpoint,
+    at: Option<IpAddr>,
+    spot: Spot,
+    told: Rc<Notify>,
+}
+
+impl Place {
+    /// Compared as it is written, which costs a call less than what it means.
+    fn is_of(&self, member: &Member) -> bool {
+        self.member == member.id && self.at == member.at && self.endpoint == member.endpoint
+    }
+}
 
 impl Lingering {
-    /// Told whenever calls to `member` should look again.
+    /// Told whenever calls to `member`, where it is now, should look again.
     #[must_use]
-    pub fn at(&self, member: MemberId) -> Rc<Notify> {
+    pub fn at(&self, member: &Member) -> Rc<Notify> {
         let mut all = self.0.borrow_mut();
-        if let Some((_, told)) = all.iter().find(|(id, _)| *id == member) {
-            return Rc::clone(told);
+        if let Some(place) = all.iter().find(|place| place.is_of(member)) {
+            return Rc::clone(&place.told);
         }
         let told = Rc::new(Notify::new());
-        all.push((member, Rc::clone(&told)));
+        let (endpoint, spot) = (member.endpoint.clone(), member.spot());
+        all.push(Place { member: member.id, endpoint, at: member.at, spot, told: Rc::clone(&told) });
         told
     }
 
     fn tell(&self, member: MemberId) {
-        let told = self.0.borrow().iter().find(|(id, _)| *id == member).map(|(_, told)| Rc::clone(told));
-        if let Some(told) = told {
-            told.notify_waiters();
-        }
+        let all = self.0.borrow();
+        all.iter().filter(|place| place.member == member).for_each(|place| place.told.notify_waiters());
     }
+
+    /// Tells whoever waits where no member is any more: it was removed, or moved.
+    fn tell_strays(&self, members: &Membership) {
+        self.0.borrow_mut().retain(|place| {
+            let is_there = members.get(place.member).is_some_and(|member| member.spot() == place.spot);
+            if !is_there {
+                place.told.notify_waiters();
+            }
+            // Nobody but this list has it where nobody waits.
+            is_there || Rc::strong_count(&place.told) > 1
+        });
+    }
+}
+
+/// Whether a call that waits at `member` waits where that still is, and serves.
+#[must_use]
+pub fn is_still_served(members: &Membership, member: &Member) -> bool {
+    members.get(member.id).is_some_and(|now| now.is_ready() && now.spot() == member.spot())
 }
 
 /// Since when members are suspected; pure.
@@ -219,6 +254,7 @@ pub async fn look_after(door: Rc<Door>) {
                 door.lingering.tell(member.id);
             }
         }
+        door.lingering.tell_strays(&members);
     }
 }
 
@@ -228,6 +264,8 @@ fn is_hung(members: &Membership, member: &Member, now: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::upstream::membership::Reason;
     use crate::upstream::membership::tests::member;
@@ -320,6 +358,41 @@ mod tests {
         three.conduct.answered(now, 40 * MS);
         assert!(!is_far(&members, one, now), "a zone that is far");
         assert!(!is_far(&members, three, now), "40 ms are slow, and no reason to do without a member");
+    }
+
+    /// Says whether it was told since.
+    fn listening(told: &Notify) -> impl FnMut() -> bool {
+        let mut notified = Box::pin(told.notified());
+        notified.as_mut().enable();
+        move || notified.as_mut().now_or_never().is_some()
+    }
+
+    #[test]
+    fn who_waits_where_no_member_is_any_more_is_told() {
+        let mut members = ready(3);
+        let lingering = Lingering::default();
+        let [first, second, third] = [0, 1, 2].map(|at| lingering.at(&members.members[at]));
+        let [mut first_told, mut second_told, mut third_told] =
+            [&first, &second, &third].map(|told| listening(told));
+        lingering.tell_strays(&members);
+        assert!(!first_told() && !second_told() && !third_told(), "all are where they were");
+        let removed = members.members.remove(0);
+        let stayed = Arc::clone(&members.members[0]);
+        let mut moved = Member::clone(&stayed);
+        moved.endpoint.port += 1;
+        members.members[0] = Arc::new(moved);
+        assert!(!is_still_served(&members, &removed));
+        assert!(!is_still_served(&members, &stayed), "it is ready elsewhere");
+        assert!(is_still_served(&members, &members.members[1]));
+        lingering.tell_strays(&members);
+        assert!(first_told() && second_told() && !third_told());
+        let mut again = listening(&first);
+        lingering.tell_strays(&members);
+        assert!(again(), "for as long as somebody waits");
+        drop((again, first_told, second_told, third_told));
+        drop((first, second));
+        lingering.tell_strays(&members);
+        assert_eq!(lingering.0.borrow().len(), 1, "then it is forgotten");
     }
 
     #[test]

@@ -130,6 +130,45 @@ fn a_write_at_a_member_that_hangs_is_never_sent_again_and_told_as_unknown() {
     });
 }
 
+/// It hangs, and is gone from the list; or it is listed elsewhere, where another process is.
+#[test]
+fn a_read_leaves_a_member_that_was_removed_or_has_moved_and_a_write_ends_as_unknown() {
+    paused(async {
+        for is_moved in [false, true] {
+            let (members, keyward) = three("");
+            let client = keyward.client().await;
+            let (outcome, _held) = tokio::join!(client.call(RANGE, range("k")), async {
+                let (at, held) = next_of(&members).await;
+                change(&keyward, at, is_moved);
+                let (other, call) = next_of(&members).await;
+                assert_ne!(other, at);
+                call.reply(&ranged(5)).await;
+                held
+            });
+            outcome.message();
+            let (outcome, _held) = tokio::join!(client.call(PUT, put(1)), async {
+                let (at, held) = next_of(&members).await;
+                change(&keyward, at, is_moved);
+                held
+            });
+            assert_eq!(outcome.end.told(), (Code::Unavailable, "etcdserver: request timed out"));
+            assert!(members.iter().all(|member| member.was_called_again().is_none()));
+        }
+    });
+}
+
+fn change(keyward: &Keyward, at: usize, is_moved: bool) {
+    let id = MemberId(at as u64 + 1);
+    keyward.publish(|membership| {
+        let place = membership.members.iter().position(|member| member.id == id).expect("listed");
+        let mut moved = keyward::upstream::membership::Member::clone(&membership.members.remove(place));
+        if is_moved {
+            moved.endpoint.port += 1;
+            membership.members.insert(place, moved.into());
+        }
+    });
+}
+
 /// How often members were ejected when a client gave up 20 calls, each after a second, while the other members answered.
 async fn ejections_by_giving_up(path: &str, message: &[u8]) -> u32 {
     let (members, keyward) = three("");
