@@ -477,6 +477,8 @@ pub struct Limits {
     pub certificate_connections: usize,
     /// After how long, about, a client connection is told to go, if at all: what is open on it goes on.
     pub connection_age: Option<Duration>,
+    /// Calls that one member has to answer at a time, over all shards; streams are none.
+    pub member_in_flight: usize,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,
 }

@@ -47,6 +47,7 @@ use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
 use crate::upstream::send::Door;
+use crate::upstream::turns::Turns;
 use crate::watch::budget;
 
 /// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
@@ -81,6 +82,8 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     /// What may be sent again.
     pub retries: Retries,
+    /// Whose turn it is at members that have as much as they may.
+    pub turns: Turns,
     /// Defragmentations, on all shards.
     pub defragmentations: Arc<defragment::Register>,
     held: Rc<Budget>,
@@ -257,6 +260,7 @@ impl Gateway {
             defragmentations,
             door,
             retries: Retries::default(),
+            turns: Turns::new(begun.limits.member_in_flight / shards),
             live: Rc::default(),
             dismissed: Notify::new(),
             watch_budget,

@@ -324,6 +324,7 @@ pub(super) struct Limits {
     pub(super) handshake_timeout: Option<String>,
     pub(super) connection_age: Option<String>,
     pub(super) replay_buffer: Option<String>,
+    pub(super) member_in_flight: Option<u32>,
     pub(super) logins_in_flight_per_member: Option<u32>,
     pub(super) certificate_connections: Option<u32>,
 }

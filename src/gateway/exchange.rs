@@ -5,6 +5,8 @@
 //! proves that it was not applied; one fresh credential per member and call, a second refusal is the truth; nothing
 //! is retried once a byte of the reply went downstream; all of it within the client's deadline or [`PATIENCE`].
 
+mod turn;
+
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,8 +19,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
+use crate::gateway::exchange::turn::Placed;
 use crate::gateway::retries::Trouble;
-use crate::identity::{MemberId, Revision};
+use crate::identity::{ClusterId, MemberId, Revision};
 use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::PREFIX;
@@ -93,6 +96,48 @@ enum Attempt {
     Refused(Refusal),
 }
 
+/// How far the attempts of one call have come.
+struct Course {
+    /// Until when it is tried.
+    patience: Instant,
+    /// Members that had their turn since the last pause.
+    tried: Vec<MemberId>,
+    /// Members at which a credential was renewed, once for each time.
+    healed: Vec<MemberId>,
+    pause: Duration,
+    /// What the client is told if nothing goes better.
+    last: (Option<Answer>, Refusal),
+}
+
+impl Course {
+    fn new() -> Self {
+        Self {
+            patience: Instant::now() + PATIENCE,
+            tried: Vec::new(),
+            healed: Vec::new(),
+            pause: FIRST_PAUSE,
+            last: (None, Refusal::NO_LEADER),
+        }
+    }
+
+    /// Its troubles are counted anew.
+    fn begin_anew(&mut self) {
+        let last = std::mem::replace(&mut self.last, (None, Refusal::NO_LEADER));
+        *self = Self { last, ..Self::new() };
+    }
+
+    /// How long to wait once a credential was renewed: the first fresh one is tried at once.
+    fn after_healing(&self, member: &Member) -> Duration {
+        let before = self.healed.iter().filter(|id| **id == member.id).skip(1);
+        before.fold(Duration::ZERO, |pause, _| (2 * pause).max(FIRST_PAUSE))
+    }
+
+    fn end(self) -> Result<Answer, Refusal> {
+        let (answer, refusal) = self.last;
+        answer.ok_or(refusal)
+    }
+}
+
 impl Exchange<'_> {
     /// Tries until there is an answer for the client. A call with a claim is the same twice as once: it is also sent
     /// again where it may have been applied, and each time that it was seen in line its troubles are counted anew.
@@ -109,75 +154,89 @@ impl Exchange<'_> {
     }
 
     async fn attempts(&self, claim: Option<&Claim>, record: &mut Record) -> Result<Answer, Refusal> {
-        let mut patience = Instant::now() + PATIENCE;
-        let mut tried: Vec<MemberId> = Vec::new();
-        let mut healed: Vec<MemberId> = Vec::new();
-        let mut pause = FIRST_PAUSE;
-        let mut last = (None, Refusal::NO_LEADER);
+        let mut course = Course::new();
         let served = self.gateway.door.members.snapshot.load().cluster;
         loop {
-            let chosen = self.choose(&tried);
-            // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
-            if claim.is_none() && self.gateway.door.has_followed(served) {
-                return Err(Refusal::NOTHING_SENT);
-            }
-            if let Some(member) = chosen {
-                record.member = Some(member.id);
-                record.attempts += 1;
-                let attempt = self.attempt(claim, &member, &tried, &mut healed, record.attempts).await;
+            if let Some(member) = self.choose(&course.tried) {
+                let Some((member, attempt)) = self.at(member, claim, served, &mut course, record).await
+                else {
+                    continue;
+                };
                 let mut trouble = Trouble::Members;
-                if claim.is_some_and(Claim::take_in_line) {
-                    patience = Instant::now() + PATIENCE;
-                    pause = FIRST_PAUSE;
-                    tried.clear();
-                    healed.clear();
-                }
                 match attempt {
                     Attempt::Answered(answer) => return Ok(answer),
                     Attempt::Refused(refusal) => return Err(refusal),
                     Attempt::Healed => {
                         self.gateway.metrics.healed.inc();
-                        // The first fresh credential is tried at once.
-                        let before = healed.iter().filter(|id| **id == member.id).skip(1);
-                        let pause = before.fold(Duration::ZERO, |pause, _| (2 * pause).max(FIRST_PAUSE));
-                        tokio::time::sleep(pause).await;
+                        tokio::time::sleep(course.after_healing(&member)).await;
                         continue;
                     }
-                    Attempt::Again(answer, refusal) => last = (answer, refusal),
+                    Attempt::Again(answer, refusal) => course.last = (answer, refusal),
                     Attempt::Unproved(refusal) => {
-                        last = (None, refusal);
+                        course.last = (None, refusal);
                         trouble = self.own_trouble();
                     }
                     Attempt::Mistaken(answer) => {
-                        last = (Some(answer), Refusal::NO_LEADER);
-                        patience = Instant::now() + PATIENCE;
-                        pause = TURN;
+                        course.last = (Some(answer), Refusal::NO_LEADER);
+                        course.patience = Instant::now() + PATIENCE;
+                        course.pause = TURN;
                     }
                 }
                 // A call that waits in line for long has its own limits.
                 if claim.is_none() && !self.gateway.retries.take(trouble, Instant::now()) {
                     self.gateway.metrics.tries.refused.inc();
-                    let (answer, refusal) = last;
-                    return answer.ok_or(refusal);
+                    return course.end();
                 }
-                if !tried.contains(&member.id) {
-                    tried.push(member.id);
+                if !course.tried.contains(&member.id) {
+                    course.tried.push(member.id);
                 }
                 // Another member may do at once; when all had their turn, etcd needs time.
-                if self.gateway.door.another(self.wanted, &tried) {
+                if self.gateway.door.another(self.wanted, &course.tried) {
                     self.gateway.metrics.retried.inc();
                     continue;
                 }
-                tried.clear();
+                course.tried.clear();
+            } else if claim.is_none() && self.gateway.door.has_followed(served) {
+                return Err(Refusal::NOTHING_SENT);
             }
-            if Instant::now() + pause > patience {
-                let (answer, refusal) = last;
-                return answer.ok_or(refusal);
+            if Instant::now() + course.pause > course.patience {
+                return course.end();
             }
-            self.gateway.door.pause_or_change(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            self.gateway.door.pause_or_change(course.pause).await;
+            course.pause = (course.pause * 2).min(LONGEST_PAUSE);
             self.gateway.metrics.retried.inc();
         }
+    }
+
+    /// One attempt, at `member` or at another that has room. None where a member that was waited for serves no more.
+    async fn at(
+        &self,
+        member: Arc<Member>,
+        claim: Option<&Claim>,
+        served: Option<ClusterId>,
+        course: &mut Course,
+        record: &mut Record,
+    ) -> Option<(Arc<Member>, Attempt)> {
+        let (member, place) = match self.place(member, &course.tried, course.patience).await {
+            Placed::At(member, place) => (member, place),
+            Placed::Elsewhere(left) => {
+                course.tried.push(left);
+                return None;
+            }
+            Placed::Nowhere(member) => return Some((member, Attempt::Refused(Refusal::TOO_MANY_REQUESTS))),
+        };
+        // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
+        if claim.is_none() && self.gateway.door.has_followed(served) {
+            return Some((member, Attempt::Refused(Refusal::NOTHING_SENT)));
+        }
+        record.member = Some(member.id);
+        record.attempts += 1;
+        let attempt = self.attempt(claim, &member, &course.tried, &mut course.healed, record.attempts).await;
+        drop(place);
+        if claim.is_some_and(Claim::take_in_line) {
+            course.begin_anew();
+        }
+        Some((member, attempt))
     }
 
     fn choose(&self, tried: &[MemberId]) -> Option<Arc<Member>> {

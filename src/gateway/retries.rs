@@ -146,8 +146,9 @@ mod tests {
         let retries = Retries::default();
         let now = Instant::now();
         let take = |identity, now| retries.take(Trouble::Own(IdentityKey::numbered(identity)), now);
+        let shared = usize::try_from(SAVED / 2).unwrap();
         for identity in 0..5000 {
-            assert_eq!(take(identity, now), identity < IDENTITIES + SAVED as usize / 2, "{identity}");
+            assert_eq!(take(identity, now), identity < IDENTITIES + shared, "{identity}");
         }
         assert_eq!(retries.own.borrow().len(), IDENTITIES + 1);
         assert!(take(0, now), "who has an account keeps it");

@@ -96,6 +96,8 @@ mod sockets;
 #[cfg(test)]
 mod storms;
 #[cfg(test)]
+mod turns;
+#[cfg(test)]
 mod unproved_logins;
 #[cfg(test)]
 mod upstream_headers;
