@@ -212,6 +212,8 @@ pub struct Cluster {
     pub writes: Serves,
     /// Names of members, or hosts of their addresses, that serve reads before others.
     pub near: Vec<String>,
+    /// After what time a second member is asked for a linearizable read that the first has not answered, if at all.
+    pub hedge_after: Option<Duration>,
     /// As whom members are probed; nobody where auth is off.
     pub probe: Option<Login>,
     /// How members are found beside the endpoints.

@@ -82,6 +82,8 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     /// What may be sent again.
     pub retries: Retries,
+    /// After what time a second member is asked for a read, if at all.
+    hedge_after: Option<Duration>,
     /// Whose turn it is at members that have as much as they may.
     pub turns: Turns,
     /// Defragmentations, on all shards.
@@ -260,6 +262,7 @@ impl Gateway {
             defragmentations,
             door,
             retries: Retries::default(),
+            hedge_after: begun.cluster.hedge_after,
             turns: Turns::new(begun.limits.member_in_flight / shards),
             live: Rc::default(),
             dismissed: Notify::new(),

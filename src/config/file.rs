@@ -133,6 +133,7 @@ pub(super) struct Cluster {
     pub(super) reads: Option<Target>,
     pub(super) writes: Option<Target>,
     pub(super) near: Option<Vec<String>>,
+    pub(super) hedge_after: Option<String>,
     #[serde(deserialize_with = "some_table")]
     pub(super) probe: Option<Probe>,
 }

@@ -5,6 +5,7 @@
 //! proves that it was not applied; one fresh credential per member and call, a second refusal is the truth; nothing
 //! is retried once a byte of the reply went downstream; all of it within the client's deadline or [`PATIENCE`].
 
+mod hedge;
 mod turn;
 
 use std::future::Future;
@@ -105,6 +106,8 @@ struct Course {
     /// Members at which a credential was renewed, once for each time.
     healed: Vec<MemberId>,
     pause: Duration,
+    /// Whether a second member was asked beside the first.
+    hedged: bool,
     /// What the client is told if nothing goes better.
     last: (Option<Answer>, Refusal),
 }
@@ -116,6 +119,7 @@ impl Course {
             tried: Vec::new(),
             healed: Vec::new(),
             pause: FIRST_PAUSE,
+            hedged: false,
             last: (None, Refusal::NO_LEADER),
         }
     }
@@ -231,7 +235,15 @@ impl Exchange<'_> {
         }
         record.member = Some(member.id);
         record.attempts += 1;
-        let attempt = self.attempt(claim, &member, &course.tried, &mut course.healed, record.attempts).await;
+        let (member, attempt) = match self.hedge_after(claim, course) {
+            None => {
+                let Course { tried, healed, .. } = course;
+                let attempt = self.attempt(claim, &member, tried, healed, record.attempts).await;
+                (member, attempt)
+            }
+            Some(after) => Box::pin(self.hedged(after, &member, course, record)).await,
+        };
+        record.member = Some(member.id);
         drop(place);
         if claim.is_some_and(Claim::take_in_line) {
             course.begin_anew();

@@ -42,6 +42,8 @@ mod forged_sessions;
 #[cfg(test)]
 mod guesses;
 #[cfg(test)]
+mod hedges;
+#[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
 mod http1;
