@@ -37,9 +37,9 @@ use crate::upstream::balance::{Time, Waiting, is_still_served};
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Shown};
-use crate::upstream::membership::{Auth, Hint, Member};
+use crate::upstream::membership::{Auth, Hint, Member, Membership};
 use crate::upstream::read::ReadError;
-use crate::upstream::send::{As, Head, NoAnswer, upstream_headers};
+use crate::upstream::send::{As, Head, NoAnswer, is_another, upstream_headers};
 
 /// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
 /// 1 s), after which its clients are used to `etcdserver: request timed out`.
@@ -99,6 +99,8 @@ enum Attempt {
 
 /// How far the attempts of one call have come.
 struct Course {
+    /// The cluster that was served when it began.
+    served: Option<Option<ClusterId>>,
     /// Until when it is tried.
     patience: Instant,
     /// Members that had their turn since the last pause.
@@ -115,6 +117,7 @@ struct Course {
 impl Course {
     fn new() -> Self {
         Self {
+            served: None,
             patience: Instant::now() + PATIENCE,
             tried: Vec::new(),
             healed: Vec::new(),
@@ -159,11 +162,18 @@ impl Exchange<'_> {
 
     async fn attempts(&self, claim: Option<&Claim>, record: &mut Record) -> Result<Answer, Refusal> {
         let mut course = Course::new();
-        let served = self.gateway.door.members.snapshot.load().cluster;
         loop {
-            if let Some(member) = self.choose(&course.tried) {
-                let Some((member, attempt)) = self.at(member, claim, served, &mut course, record).await
-                else {
+            // Both of one snapshot.
+            let (chosen, cluster) = {
+                let members = self.gateway.door.members.snapshot.load();
+                (self.choose_among(&members, &course.tried), members.cluster)
+            };
+            // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
+            if claim.is_none() && is_another(*course.served.get_or_insert(cluster), cluster) {
+                return Err(Refusal::NOTHING_SENT);
+            }
+            if let Some(member) = chosen {
+                let Some((member, attempt)) = self.at(member, claim, &mut course, record).await else {
                     continue;
                 };
                 let mut trouble = Trouble::Members;
@@ -200,8 +210,6 @@ impl Exchange<'_> {
                     continue;
                 }
                 course.tried.clear();
-            } else if claim.is_none() && self.gateway.door.has_followed(served) {
-                return Err(Refusal::NOTHING_SENT);
             }
             if Instant::now() + course.pause > course.patience {
                 return course.end();
@@ -217,22 +225,17 @@ impl Exchange<'_> {
         &self,
         member: Arc<Member>,
         claim: Option<&Claim>,
-        served: Option<ClusterId>,
         course: &mut Course,
         record: &mut Record,
     ) -> Option<(Arc<Member>, Attempt)> {
-        let (member, place) = match self.place(member, &course.tried, course.patience).await {
+        let (member, place) = match self.place(member, course).await {
             Placed::At(member, place) => (member, place),
             Placed::Elsewhere(left) => {
                 course.tried.push(left);
                 return None;
             }
-            Placed::Nowhere(member) => return Some((member, Attempt::Refused(Refusal::TOO_MANY_REQUESTS))),
+            Placed::Refused(member, refusal) => return Some((member, Attempt::Refused(refusal))),
         };
-        // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
-        if claim.is_none() && self.gateway.door.has_followed(served) {
-            return Some((member, Attempt::Refused(Refusal::NOTHING_SENT)));
-        }
         record.member = Some(member.id);
         record.attempts += 1;
         let (member, attempt) = match self.hedge_after(claim, course) {
@@ -252,9 +255,13 @@ impl Exchange<'_> {
     }
 
     fn choose(&self, tried: &[MemberId]) -> Option<Arc<Member>> {
+        self.choose_among(&self.gateway.door.members.snapshot.load(), tried)
+    }
+
+    fn choose_among(&self, members: &Membership, tried: &[MemberId]) -> Option<Arc<Member>> {
         match self.lane {
-            Lane::Unary => self.gateway.door.choose_for_call(self.wanted, tried),
-            Lane::Stream | Lane::Bulk => self.gateway.door.choose(self.wanted, tried),
+            Lane::Unary => self.gateway.door.choose_for_call(members, self.wanted, tried),
+            Lane::Stream | Lane::Bulk => self.gateway.door.choose_among(members, self.wanted, tried),
         }
     }
 

@@ -23,7 +23,7 @@ use crate::upstream::choose::{By, Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
 use crate::upstream::credential::{CertificateIdentity, Credentials, Identity, LoginFailure, Shown};
-use crate::upstream::membership::{Auth, Hint, Member, MembersHandle, Role};
+use crate::upstream::membership::{Auth, Hint, Member, MembersHandle, Membership, Role};
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
 
@@ -115,27 +115,42 @@ impl Door {
     /// that voters have given.
     #[must_use]
     pub fn prover(&self, member: &Member) -> MemberId {
-        let members = self.members.snapshot.load();
-        let voter = || members.leader().or_else(|| members.ready_voters().next());
-        match member.role {
-            Role::Voter => member.id,
-            Role::Learner => voter().map_or(member.id, |voter| voter.id),
+        if member.role == Role::Voter {
+            return member.id;
         }
+        let members = self.members.snapshot.load();
+        let voter = members.leader().or_else(|| members.ready_voters().next());
+        voter.map_or(member.id, |voter| voter.id)
     }
 
     /// A member for a call that wants `wanted`; members in `tried` come last. A stream that is on its way to a member
     /// counts there already.
     #[must_use]
     pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
-        let members = self.members.snapshot.load();
+        self.choose_among(&self.members.snapshot.load(), wanted, tried)
+    }
+
+    /// The same of this snapshot.
+    #[must_use]
+    pub fn choose_among(
+        &self,
+        members: &Membership,
+        wanted: Wanted,
+        tried: &[MemberId],
+    ) -> Option<Arc<Member>> {
         let load = |id| self.pool.in_flight(id) + self.resumes.coming(id);
-        self.chooser.choose(&members, wanted, tried, By::Load(&load), Instant::now())
+        self.chooser.choose(members, wanted, tried, By::Load(&load), Instant::now())
     }
 
     /// The same for a short call, by how members bear those.
     #[must_use]
-    pub fn choose_for_call(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
-        self.chooser.choose(&self.members.snapshot.load(), wanted, tried, By::Conduct, Instant::now())
+    pub fn choose_for_call(
+        &self,
+        members: &Membership,
+        wanted: Wanted,
+        tried: &[MemberId],
+    ) -> Option<Arc<Member>> {
+        self.chooser.choose(members, wanted, tried, By::Conduct, Instant::now())
     }
 
     /// Whether a ready member is left that is not among `tried`.
@@ -155,8 +170,7 @@ impl Door {
     /// Whether another cluster is followed by now than `before`: what was decided for that one is to be decided anew.
     #[must_use]
     pub fn has_followed(&self, before: Option<ClusterId>) -> bool {
-        let now = self.members.snapshot.load().cluster;
-        before.is_some() && now.is_some() && now != before
+        is_another(before, self.members.snapshot.load().cluster)
     }
 
     /// See [`MembersHandle::pause_or_change`].
@@ -209,6 +223,12 @@ impl Door {
         }
         Err(NoAnswer::NeverSent("the connection to the member was closing".into()))
     }
+}
+
+/// Whether another cluster is served `now` than `before`.
+#[must_use]
+pub fn is_another(before: Option<ClusterId>, now: Option<ClusterId>) -> bool {
+    before.is_some() && now.is_some() && now != before
 }
 
 /// The header that a member sees: the allowed fields of `client`'s, then ours.

@@ -8,14 +8,16 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
-use super::Exchange;
+use super::{Course, Exchange};
 use crate::identity::MemberId;
+use crate::refusal::Refusal;
 use crate::rpc::method::Lane;
 use crate::upstream::balance::is_still_served;
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::membership::Member;
+use crate::upstream::send::is_another;
 use crate::upstream::turns::{Full, Place, Urgency};
 
 /// What became of the wish to be sent to a member.
@@ -24,25 +26,25 @@ pub(super) enum Placed {
     At(Arc<Member>, Option<Place>),
     /// This one serves no more, and another does.
     Elsewhere(MemberId),
-    /// Too many wait at this one.
-    Nowhere(Arc<Member>),
+    /// It is not sent at all. This is where it waited.
+    Refused(Arc<Member>, Refusal),
 }
 
 impl Exchange<'_> {
     /// A place at `member`, or at another that has room; where none has, this call's turn is waited for.
-    pub(super) async fn place(&self, member: Arc<Member>, tried: &[MemberId], patience: Instant) -> Placed {
+    pub(super) async fn place(&self, member: Arc<Member>, course: &Course) -> Placed {
         if self.lane == Lane::Stream {
             return Placed::At(member, None);
         }
         match self.gateway.turns.at(&member).enter() {
             Some(place) => Placed::At(member, Some(place)),
             // Apart: no call is to be larger for it that finds room.
-            None => Box::pin(self.turn(member, tried, patience)).await,
+            None => Box::pin(self.turn(member, course)).await,
         }
     }
 
-    async fn turn(&self, member: Arc<Member>, tried: &[MemberId], patience: Instant) -> Placed {
-        let mut full: Vec<MemberId> = tried.to_vec();
+    async fn turn(&self, member: Arc<Member>, course: &Course) -> Placed {
+        let mut full: Vec<MemberId> = course.tried.clone();
         full.push(member.id);
         while matches!(self.wanted, Wanted::Any | Wanted::Near | Wanted::LeaderFirst)
             && let Some(other) = self.choose(&full).filter(|other| !full.contains(&other.id))
@@ -62,17 +64,20 @@ impl Exchange<'_> {
                 biased; // a turn that has come counts
                 placed = &mut waiting => match placed {
                     Ok(place) => Some(place),
-                    Err(Full) => return Placed::Nowhere(member),
+                    Err(Full) => return Placed::Refused(member, Refusal::TOO_MANY_REQUESTS),
                 },
                 () = told.notified() => None,
-                () = sleep_until(patience) => {
+                () = sleep_until(course.patience) => {
                     turn.refused();
-                    return Placed::Nowhere(member);
+                    return Placed::Refused(member, Refusal::TOO_MANY_REQUESTS);
                 }
             };
             // Nothing was sent: it may leave a member that hangs or is to have rest, whatever it is.
             let members = door.members.snapshot.load();
-            let tried: Vec<MemberId> = tried.iter().copied().chain([member.id]).collect();
+            if is_another(course.served.flatten(), members.cluster) {
+                return Placed::Refused(member, Refusal::NOTHING_SENT);
+            }
+            let tried: Vec<MemberId> = course.tried.iter().copied().chain([member.id]).collect();
             if !is_still_served(&members, &member) && Chooser::another(&members, self.wanted, &tried) {
                 return Placed::Elsewhere(member.id);
             }
