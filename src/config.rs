@@ -212,6 +212,8 @@ pub struct Cluster {
     pub writes: Serves,
     /// Names of members, or hosts of their addresses, that serve reads before others.
     pub near: Vec<String>,
+    /// After what time a second member is asked for a linearizable read that the first has not answered, if at all.
+    pub hedge_after: Option<Duration>,
     /// As whom members are probed; nobody where auth is off.
     pub probe: Option<Login>,
     /// How members are found beside the endpoints.
@@ -477,6 +479,8 @@ pub struct Limits {
     pub certificate_connections: usize,
     /// After how long, about, a client connection is told to go, if at all: what is open on it goes on.
     pub connection_age: Option<Duration>,
+    /// Calls that one member has to answer at a time, over all shards; streams are none.
+    pub member_in_flight: usize,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,
 }

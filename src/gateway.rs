@@ -47,6 +47,7 @@ use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
 use crate::upstream::send::Door;
+use crate::upstream::turns::Turns;
 use crate::watch::budget;
 
 /// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
@@ -86,6 +87,10 @@ pub struct Gateway {
     pub claims: Arc<Claims>,
     /// What may be sent again.
     pub retries: Retries,
+    /// After what time a second member is asked for a read, if at all.
+    hedge_after: Option<Duration>,
+    /// Whose turn it is at members that have as much as they may.
+    pub turns: Turns,
     /// Defragmentations, on all shards.
     pub defragmentations: Arc<defragment::Register>,
     held: Rc<Budget>,
@@ -273,6 +278,8 @@ impl Gateway {
             defragmentations,
             door,
             retries: Retries::default(),
+            hedge_after: begun.cluster.hedge_after,
+            turns: Turns::new(begun.limits.member_in_flight / shards),
             live: Rc::default(),
             dismissed: Notify::new(),
             watch_budget,

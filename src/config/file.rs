@@ -133,6 +133,7 @@ pub(super) struct Cluster {
     pub(super) reads: Option<Target>,
     pub(super) writes: Option<Target>,
     pub(super) near: Option<Vec<String>>,
+    pub(super) hedge_after: Option<String>,
     #[serde(deserialize_with = "some_table")]
     pub(super) probe: Option<Probe>,
 }
@@ -324,6 +325,7 @@ pub(super) struct Limits {
     pub(super) handshake_timeout: Option<String>,
     pub(super) connection_age: Option<String>,
     pub(super) replay_buffer: Option<String>,
+    pub(super) member_in_flight: Option<u32>,
     pub(super) logins_in_flight_per_member: Option<u32>,
     pub(super) certificate_connections: Option<u32>,
 }

@@ -190,6 +190,12 @@ impl Resolver<'_> {
                 1024,
                 1..=1 << 20,
             ),
+            member_in_flight: self.count(
+                "limits.member_in_flight",
+                limits.member_in_flight,
+                4096,
+                1..=1 << 20,
+            ),
             logins_in_flight_per_member: self.count(
                 "limits.logins_in_flight_per_member",
                 logins_in_flight_per_member,

@@ -5,6 +5,9 @@
 //! proves that it was not applied; one fresh credential per member and call, a second refusal is the truth; nothing
 //! is retried once a byte of the reply went downstream; all of it within the client's deadline or [`PATIENCE`].
 
+mod hedge;
+mod turn;
+
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,7 +20,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
-use crate::identity::{MemberId, Revision};
+use crate::gateway::exchange::turn::Placed;
+use crate::gateway::retries::Trouble;
+use crate::identity::{ClusterId, MemberId, Revision};
 use crate::lease::claim::Claim;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::PREFIX;
@@ -28,13 +33,13 @@ use crate::rpc::outcome::{
 };
 use crate::rpc::shape;
 use crate::upstream::answer::{Answer, HELD};
-use crate::upstream::balance::Waiting;
+use crate::upstream::balance::{Time, Waiting, is_still_served};
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Shown};
-use crate::upstream::membership::{Auth, Hint, Member};
+use crate::upstream::membership::{Auth, Hint, Member, Membership};
 use crate::upstream::read::ReadError;
-use crate::upstream::send::{As, Head, NoAnswer, upstream_headers};
+use crate::upstream::send::{As, Head, NoAnswer, is_another, upstream_headers};
 
 /// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
 /// 1 s), after which its clients are used to `etcdserver: request timed out`.
@@ -82,12 +87,62 @@ enum Attempt {
     /// Nothing was applied: try again, elsewhere or after a pause. The answer is what the client is told if no
     /// later attempt goes better.
     Again(Option<Answer>, Refusal),
+    /// The same, since the caller could not be proved to this member: nobody else's trouble.
+    Unproved(Refusal),
     /// Try the same member again at once: its credential was renewed.
     Healed,
     /// This member refused the call in another's name: elsewhere, or here later.
     Mistaken(Answer),
     /// No further attempt.
     Refused(Refusal),
+}
+
+/// How far the attempts of one call have come.
+struct Course {
+    /// The cluster that was served when it began.
+    served: Option<Option<ClusterId>>,
+    /// Until when it is tried.
+    patience: Instant,
+    /// Members that had their turn since the last pause.
+    tried: Vec<MemberId>,
+    /// Members at which a credential was renewed, once for each time.
+    healed: Vec<MemberId>,
+    pause: Duration,
+    /// Whether a second member was asked beside the first.
+    hedged: bool,
+    /// What the client is told if nothing goes better.
+    last: (Option<Answer>, Refusal),
+}
+
+impl Course {
+    fn new() -> Self {
+        Self {
+            served: None,
+            patience: Instant::now() + PATIENCE,
+            tried: Vec::new(),
+            healed: Vec::new(),
+            pause: FIRST_PAUSE,
+            hedged: false,
+            last: (None, Refusal::NO_LEADER),
+        }
+    }
+
+    /// Its troubles are counted anew.
+    fn begin_anew(&mut self) {
+        let last = std::mem::replace(&mut self.last, (None, Refusal::NO_LEADER));
+        *self = Self { last, ..Self::new() };
+    }
+
+    /// How long to wait once a credential was renewed: the first fresh one is tried at once.
+    fn after_healing(&self, member: &Member) -> Duration {
+        let before = self.healed.iter().filter(|id| **id == member.id).skip(1);
+        before.fold(Duration::ZERO, |pause, _| (2 * pause).max(FIRST_PAUSE))
+    }
+
+    fn end(self) -> Result<Answer, Refusal> {
+        let (answer, refusal) = self.last;
+        answer.ok_or(refusal)
+    }
 }
 
 impl Exchange<'_> {
@@ -106,76 +161,107 @@ impl Exchange<'_> {
     }
 
     async fn attempts(&self, claim: Option<&Claim>, record: &mut Record) -> Result<Answer, Refusal> {
-        let mut patience = Instant::now() + PATIENCE;
-        let mut tried: Vec<MemberId> = Vec::new();
-        let mut healed: Vec<MemberId> = Vec::new();
-        let mut pause = FIRST_PAUSE;
-        let mut last = (None, Refusal::NO_LEADER);
-        let served = self.gateway.door.members.snapshot.load().cluster;
+        let mut course = Course::new();
         loop {
-            let chosen = self.choose(&tried);
+            // Both of one snapshot.
+            let (chosen, cluster) = {
+                let members = self.gateway.door.members.snapshot.load();
+                (self.choose_among(&members, &course.tried), members.cluster)
+            };
             // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
-            if claim.is_none() && self.gateway.door.has_followed(served) {
+            if claim.is_none() && is_another(*course.served.get_or_insert(cluster), cluster) {
                 return Err(Refusal::NOTHING_SENT);
             }
             if let Some(member) = chosen {
-                record.member = Some(member.id);
-                record.attempts += 1;
-                let attempt = self.attempt(claim, &member, &tried, &mut healed, record.attempts).await;
-                if claim.is_some_and(Claim::take_in_line) {
-                    patience = Instant::now() + PATIENCE;
-                    pause = FIRST_PAUSE;
-                    tried.clear();
-                    healed.clear();
-                }
+                let Some((member, attempt)) = self.at(member, claim, &mut course, record).await else {
+                    continue;
+                };
+                let mut trouble = Trouble::Members;
                 match attempt {
                     Attempt::Answered(answer) => return Ok(answer),
                     Attempt::Refused(refusal) => return Err(refusal),
                     Attempt::Healed => {
                         self.gateway.metrics.healed.inc();
-                        // The first fresh credential is tried at once.
-                        let before = healed.iter().filter(|id| **id == member.id).skip(1);
-                        let pause = before.fold(Duration::ZERO, |pause, _| (2 * pause).max(FIRST_PAUSE));
-                        tokio::time::sleep(pause).await;
+                        tokio::time::sleep(course.after_healing(&member)).await;
                         continue;
                     }
-                    Attempt::Again(answer, refusal) => last = (answer, refusal),
+                    Attempt::Again(answer, refusal) => course.last = (answer, refusal),
+                    Attempt::Unproved(refusal) => {
+                        course.last = (None, refusal);
+                        trouble = self.own_trouble();
+                    }
                     Attempt::Mistaken(answer) => {
-                        last = (Some(answer), Refusal::NO_LEADER);
-                        patience = Instant::now() + PATIENCE;
-                        pause = TURN;
+                        course.last = (Some(answer), Refusal::NO_LEADER);
+                        course.patience = Instant::now() + PATIENCE;
+                        course.pause = TURN;
                     }
                 }
                 // A call that waits in line for long has its own limits.
-                if claim.is_none() && !self.gateway.retries.take(Instant::now()) {
+                if claim.is_none() && !self.gateway.retries.take(trouble, Instant::now()) {
                     self.gateway.metrics.tries.refused.inc();
-                    let (answer, refusal) = last;
-                    return answer.ok_or(refusal);
+                    return course.end();
                 }
-                if !tried.contains(&member.id) {
-                    tried.push(member.id);
+                if !course.tried.contains(&member.id) {
+                    course.tried.push(member.id);
                 }
                 // Another member may do at once; when all had their turn, etcd needs time.
-                if self.gateway.door.another(self.wanted, &tried) {
+                if self.gateway.door.another(self.wanted, &course.tried) {
                     self.gateway.metrics.retried.inc();
                     continue;
                 }
-                tried.clear();
+                course.tried.clear();
             }
-            if Instant::now() + pause > patience {
-                let (answer, refusal) = last;
-                return answer.ok_or(refusal);
+            if Instant::now() + course.pause > course.patience {
+                return course.end();
             }
-            self.gateway.door.pause_or_change(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            self.gateway.door.pause_or_change(course.pause).await;
+            course.pause = (course.pause * 2).min(LONGEST_PAUSE);
             self.gateway.metrics.retried.inc();
         }
     }
 
+    /// One attempt, at `member` or at another that has room. None where a member that was waited for serves no more.
+    async fn at(
+        &self,
+        member: Arc<Member>,
+        claim: Option<&Claim>,
+        course: &mut Course,
+        record: &mut Record,
+    ) -> Option<(Arc<Member>, Attempt)> {
+        let (member, place) = match self.place(member, course).await {
+            Placed::At(member, place) => (member, place),
+            Placed::Elsewhere(left) => {
+                course.tried.push(left);
+                return None;
+            }
+            Placed::Refused(member, refusal) => return Some((member, Attempt::Refused(refusal))),
+        };
+        record.member = Some(member.id);
+        record.attempts += 1;
+        let (member, attempt) = match self.hedge_after(claim, course) {
+            None => {
+                let Course { tried, healed, .. } = course;
+                let attempt = self.attempt(claim, &member, tried, healed, record.attempts).await;
+                (member, attempt)
+            }
+            Some(after) => Box::pin(self.hedged(after, &member, course, record)).await,
+        };
+        record.member = Some(member.id);
+        drop(place);
+        if claim.is_some_and(Claim::take_in_line) {
+            course.begin_anew();
+        }
+        Some((member, attempt))
+    }
+
     fn choose(&self, tried: &[MemberId]) -> Option<Arc<Member>> {
+        self.choose_among(&self.gateway.door.members.snapshot.load(), tried)
+    }
+
+    fn choose_among(&self, members: &Membership, tried: &[MemberId]) -> Option<Arc<Member>> {
         match self.lane {
-            Lane::Unary => self.gateway.door.choose_for_call(self.wanted, tried),
-            Lane::Stream | Lane::Bulk => self.gateway.door.choose(self.wanted, tried),
+            Lane::Unary => self.gateway.door.choose_for_call(members, self.wanted, tried),
+            Lane::Stream | Lane::Bulk => self.gateway.door.choose_among(members, self.wanted, tried),
         }
     }
 
@@ -198,7 +284,7 @@ impl Exchange<'_> {
         {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
-        let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member));
+        let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member, self.time()));
         let reading = self.read(member, head);
         let read = match claim {
             // It may take as long as it likes: pings tell when its member is gone.
@@ -225,6 +311,10 @@ impl Exchange<'_> {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)
             }
+            Err(NoAnswer::NotShown(reason)) => {
+                tracing::debug!(member = %member.id, %reason, "not sent: no connection with the user's certificate");
+                Attempt::Unproved(Refusal::NOTHING_SENT)
+            }
             Err(NoAnswer::NoRoom) => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
             Err(NoAnswer::Lost(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
@@ -240,6 +330,14 @@ impl Exchange<'_> {
                 }
                 Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
             }
+        }
+    }
+
+    /// Of whoever cannot be proved.
+    fn own_trouble(&self) -> Trouble {
+        match &self.whom {
+            As::User(identity) => Trouble::Own(identity.key()),
+            As::Nobody => Trouble::Members,
         }
     }
 
@@ -260,7 +358,7 @@ impl Exchange<'_> {
         tried: &[MemberId],
         reading: impl Future<Output = T>,
     ) -> Option<T> {
-        let told = self.gateway.door.lingering.at(member.id);
+        let told = self.gateway.door.lingering.at(member);
         let began = Instant::now();
         let mut reading = pin!(reading);
         loop {
@@ -270,12 +368,14 @@ impl Exchange<'_> {
                 () = told.notified() => {}
             }
             let members = self.gateway.door.members.snapshot.load();
-            if members.get(member.id).is_some_and(|member| member.is_ready()) {
+            if is_still_served(&members, member) {
                 continue;
             }
             let tried: Vec<MemberId> = tried.iter().copied().chain([member.id]).collect();
-            let may_leave =
-                self.effect == Effect::ReadOnly && Chooser::another(&members, self.wanted, &tried);
+            // One that is ready where this call does not wait has moved there.
+            let moved = members.get(member.id).is_some_and(|now| now.is_ready());
+            let another = moved || Chooser::another(&members, self.wanted, &tried);
+            let may_leave = self.effect == Effect::ReadOnly && another;
             if may_leave || began.elapsed() >= PATIENCE {
                 tracing::debug!(member = %member.id, "a call leaves a member that hangs");
                 return None;
@@ -285,10 +385,11 @@ impl Exchange<'_> {
 
     /// Whether how long an answer takes tells how fast the member is: that of what asks the leader, not of what is local, nor of
     /// what a client can make as slow as it likes.
-    fn is_comparable(&self) -> bool {
+    fn time(&self) -> Time {
         let balanced =
             matches!(self.wanted, Wanted::Any | Wanted::Near | Wanted::Home(_) | Wanted::LeaderFirst);
-        balanced && shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default())
+        let small = || shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default());
+        if balanced && small() { Time::Tells } else { Time::TellsNothing }
     }
 
     /// Whether it is no sign of a member that hangs that it is not answered.
@@ -336,7 +437,7 @@ impl Exchange<'_> {
         let refused = status.as_ref().is_some_and(|status| !status.is_ok());
         let Some(status) = status.filter(|_| refused) else {
             if let Some(waiting) = waiting {
-                waiting.answered(true, self.is_comparable());
+                waiting.answered(true);
             }
             self.extended(shown);
             self.note(&mut answer, member);
@@ -344,7 +445,7 @@ impl Exchange<'_> {
         };
         match waiting {
             Some(waiting) if is_timeout(&status) && !self.is_over() => waiting.failed(),
-            Some(waiting) => waiting.answered(false, false),
+            Some(waiting) => waiting.answered(false),
             None => {}
         }
         if is_trouble(&status) {
@@ -447,7 +548,7 @@ fn login_failed(failure: &LoginFailure) -> Attempt {
     if failure.is_refusal() {
         Attempt::Refused(Refusal::INVALID_AUTH_TOKEN)
     } else {
-        Attempt::Again(None, Refusal::NOTHING_SENT)
+        Attempt::Unproved(Refusal::NOTHING_SENT)
     }
 }
 

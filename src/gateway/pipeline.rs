@@ -415,7 +415,7 @@ async fn unknown(
         Ok((response, in_flight)) => {
             Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use(), stay))
         }
-        Err(NoAnswer::NeverSent(_)) => Err(Refusal::NOTHING_SENT),
+        Err(NoAnswer::NeverSent(_) | NoAnswer::NotShown(_)) => Err(Refusal::NOTHING_SENT),
         Err(NoAnswer::NoRoom) => Err(Refusal::TOO_MANY_REQUESTS),
         Err(NoAnswer::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
     }

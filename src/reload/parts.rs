@@ -341,7 +341,7 @@ fn ca_name(tls: &ServerTls) -> Option<&str> {
 
 /// The limits that are looked at whenever they count; the others are what something was made with.
 fn followed(limits: Limits) -> Limits {
-    Limits { certificate_connections: 0, logins_in_flight_per_member: 0, ..limits }
+    Limits { certificate_connections: 0, member_in_flight: 0, logins_in_flight_per_member: 0, ..limits }
 }
 
 /// Sections that differ from what the process was started with, and are no part.
@@ -369,7 +369,12 @@ pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
     differ("login", &started.passwords.failed, &read.passwords.failed);
     differ("revocation", &kept(started), &kept(read));
     differ("watch.buffer", &started.watch.buffer, &read.watch.buffer);
-    let made = |limits: Limits| (limits.certificate_connections, limits.logins_in_flight_per_member);
+    let made = |limits: Limits| Limits {
+        certificate_connections: limits.certificate_connections,
+        member_in_flight: limits.member_in_flight,
+        logins_in_flight_per_member: limits.logins_in_flight_per_member,
+        ..started.limits
+    };
     differ("limits", &made(started.limits), &made(read.limits));
     differ("admin", &started.admin, &read.admin);
     differ("log", &started.log, &read.log);

@@ -37,6 +37,14 @@ pub struct Figures {
     pub calls: u64,
     /// Those that wait for its answer.
     pub waiting: u64,
+    /// Those that wait for their turn to be sent to it.
+    pub queued: u64,
+    /// How many had to, and for how long all together.
+    pub queue_waits: (u64, Duration),
+    /// Those that were refused since they had none.
+    pub refused: u64,
+    /// Calls and streams that waited for a connection with room, and for how long all together.
+    pub seat_waits: (u64, Duration),
     /// Raft entries that it is behind.
     pub lag: u64,
     /// Its raft term.
@@ -49,6 +57,34 @@ pub struct Figures {
     pub quota: Option<u64>,
 }
 
+/// How many waited, and for how long.
+struct Waits {
+    ended: Family<One, Counter>,
+    took: Family<One, Counter<f64, AtomicU64>>,
+}
+
+impl Waits {
+    fn registered(registry: &mut Registry, name: &str, for_what: &str) -> Self {
+        let waits = Self { ended: Family::default(), took: Family::default() };
+        registry.register(
+            format!("{name}_waits"),
+            format!("Calls that waited {for_what}"),
+            waits.ended.clone(),
+        );
+        let help = format!("How long calls waited {for_what}, all together");
+        registry.register_with_unit(format!("{name}_wait"), help, Unit::Seconds, waits.took.clone());
+        waits
+    }
+
+    fn put(&self, label: &One, (ended, took): (u64, Duration)) {
+        let counter = self.ended.get_or_create(label);
+        counter.inc_by(ended.saturating_sub(counter.get()));
+        drop(counter);
+        let counter = self.took.get_or_create(label);
+        counter.inc_by((took.as_secs_f64() - counter.get()).max(0.0));
+    }
+}
+
 /// The families.
 pub struct MemberFigures {
     ready: Gauges,
@@ -58,6 +94,10 @@ pub struct MemberFigures {
     latency: Family<One, Gauge<f64, AtomicU64>>,
     calls: Family<One, Counter>,
     waiting: Gauges,
+    queued: Gauges,
+    queue_waits: Waits,
+    refused: Family<One, Counter>,
+    seat_waits: Waits,
     lag: Gauges,
     term: Gauges,
     errors: Gauges,
@@ -81,6 +121,8 @@ impl MemberFigures {
         let ejected = gauges("member_ejected", "1 for members that are ejected", None);
         let help = "Short calls that wait for the member's answer";
         let waiting = gauges("member_calls_in_flight", help, None);
+        let queued =
+            gauges("member_calls_queued", "Calls that wait for their turn to be sent to the member", None);
         let lag = gauges("member_lag_entries", "Raft entries that the member is behind", None);
         let term = gauges("member_raft_term", "The member's raft term", None);
         let errors = gauges("member_errors", "Alarms and other errors that the member reports", None);
@@ -91,6 +133,11 @@ impl MemberFigures {
             (Family::default(), Family::<One, Gauge<f64, AtomicU64>>::default(), Family::default());
         let calls = Family::<One, Counter>::default();
         registry.register("member_calls", "Short calls that the member was sent", calls.clone());
+        let refused = Family::<One, Counter>::default();
+        registry.register("member_calls_refused", "Calls that had no turn at the member", refused.clone());
+        let queue_waits = Waits::registered(registry, "member_queue", "for their turn at the member");
+        let seat_waits =
+            Waits::registered(registry, "member_stream", "for a connection to the member with room");
         registry.register("member_ejections", "Times that the member was ejected", Family::clone(&ejections));
         let help = "How long the member takes to answer, smoothed";
         registry.register_with_unit("member_latency", help, Unit::Seconds, latency.clone());
@@ -103,6 +150,10 @@ impl MemberFigures {
             latency,
             calls,
             waiting,
+            queued,
+            queue_waits,
+            refused,
+            seat_waits,
             lag,
             term,
             errors,
@@ -115,6 +166,7 @@ impl MemberFigures {
 
     /// Puts down the figures of all members.
     pub fn put(&self, members: &[Figures]) {
+        self.queued.clear();
         let gauges = [&self.ejected, &self.waiting, &self.lag, &self.term, &self.errors, &self.size];
         gauges.into_iter().chain([&self.in_use, &self.quota]).for_each(Family::clear);
         self.latency.clear();
@@ -133,6 +185,7 @@ impl MemberFigures {
         set(&self.leader, Some(figures.leader.into()));
         set(&self.ejected, Some(figures.ejected.into()));
         set(&self.waiting, Some(figures.waiting));
+        set(&self.queued, Some(figures.queued));
         set(&self.lag, Some(figures.lag));
         set(&self.term, Some(figures.term).filter(|term| *term > 0));
         set(&self.errors, figures.errors);
@@ -148,6 +201,9 @@ impl MemberFigures {
         };
         count(&self.ejections, figures.ejections);
         count(&self.calls, figures.calls);
+        count(&self.refused, figures.refused);
+        self.queue_waits.put(&label, figures.queue_waits);
+        self.seat_waits.put(&label, figures.seat_waits);
         let info = [
             ("member", figures.member.clone()),
             ("name", figures.name.clone()),

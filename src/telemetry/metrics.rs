@@ -49,6 +49,10 @@ struct Row {
 pub struct Tries {
     /// Calls that were not sent again since too many others were.
     pub refused: Counter,
+    /// Reads that a second member was asked for beside the first.
+    pub hedged: Counter,
+    /// Those that the second answered first.
+    pub hedges_won: Counter,
     /// Reads of a member's own store that were behind what their client had been shown, and were made anew.
     pub behind: Counter,
 }
@@ -57,8 +61,10 @@ impl Tries {
     fn registered(registry: &mut Registry) -> Self {
         let help = "Calls not sent again since too many others were";
         let refused = registered(registry, "calls_not_retried", help);
+        let hedged = registered(registry, "calls_hedged", "Reads that a second member was asked for");
+        let hedges_won = registered(registry, "calls_hedges_won", "Those that the second answered first");
         let help = "Local reads behind what their client had been shown, made anew";
-        Self { refused, behind: registered(registry, "reads_behind", help) }
+        Self { refused, hedged, hedges_won, behind: registered(registry, "reads_behind", help) }
     }
 }
 

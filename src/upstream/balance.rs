@@ -6,10 +6,11 @@
 //!
 //! Owns: the rules that compare members with each other. Must not know: what a call is, who chooses. Invariants: nobody is
 //! ejected or suspected by calls while nobody else was heard: then it is the cluster, not the member; never more than half of
-//! the ready voters are ejected, never the last; a call leaves a member only when that is unready, or suspected for as long
-//! as a probe of a member that is well takes to clear it.
+//! the ready voters are ejected, never the last; a call leaves a member only when that is unready, gone from where the call
+//! waits, or suspected for as long as a probe of a member that is well takes to clear it.
 
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +18,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use crate::config::Endpoint;
 use crate::identity::MemberId;
 use crate::upstream::conduct::Ejection;
-use crate::upstream::membership::{Hint, Member, Membership, Readiness};
+use crate::upstream::membership::{Hint, Member, Membership, Readiness, Spot};
 use crate::upstream::send::Door;
 
 /// Whoever was heard so lately is well.
@@ -35,10 +37,20 @@ const LOOK: Duration = Duration::from_millis(100);
 /// answers it in a few more.
 const GRACE: Duration = Duration::from_millis(250);
 
+/// What the time says that a call takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Time {
+    /// How fast the member is: all calls of this kind take about as long.
+    Tells,
+    /// Nothing: its client can make it as slow as it likes.
+    TellsNothing,
+}
+
 /// A call that waits for a member's answer. Dropped, it waits no more.
 pub struct Waiting<'a> {
     door: &'a Door,
     member: &'a Arc<Member>,
+    time: Time,
     began: Instant,
     answered: bool,
 }
@@ -46,14 +58,14 @@ pub struct Waiting<'a> {
 impl<'a> Waiting<'a> {
     /// One more call waits for `member`.
     #[must_use]
-    pub fn begin(door: &'a Door, member: &'a Arc<Member>) -> Self {
+    pub fn begin(door: &'a Door, member: &'a Arc<Member>, time: Time) -> Self {
         let began = Instant::now();
         member.conduct.enter(began);
-        Self { door, member, began, answered: false }
+        Self { door, member, time, began, answered: false }
     }
 
-    /// It was answered; `well`: as it was asked to; `tells`: in a time that tells how fast the member is.
-    pub fn answered(mut self, well: bool, tells: bool) {
+    /// It was answered; `well`: as it was asked to.
+    pub fn answered(mut self, well: bool) {
         self.answered = true;
         let now = Instant::now();
         let conduct = &self.member.conduct;
@@ -61,7 +73,7 @@ impl<'a> Waiting<'a> {
         if !well {
             return;
         }
-        if !tells {
+        if self.time == Time::TellsNothing {
             return conduct.bore();
         }
         let took = now.saturating_duration_since(self.began);
@@ -88,12 +100,21 @@ impl<'a> Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.member.conduct.leave();
-        let now = Instant::now();
-        let long = now.saturating_duration_since(self.began) >= UNANSWERED;
-        if !self.answered && long && !self.member.conduct.was_heard_since(self.began) {
+        if self.answered || self.time == Time::TellsNothing {
+            return;
+        }
+        let (now, members) = (Instant::now(), self.door.members.snapshot.load());
+        if is_against(&members, self.member, self.began, now) {
             self.note_failure(now);
         }
     }
+}
+
+/// Whether it speaks against `member` that a call whose time tells was given up at `now`: it answered nobody since that call
+/// began, long ago, while another answered. A client's patience alone is no sign, nor that nobody answers anything.
+fn is_against(members: &Membership, member: &Member, began: Instant, now: Instant) -> bool {
+    let long = now.saturating_duration_since(began) >= UNANSWERED;
+    long && !member.conduct.was_heard_since(began) && is_another_well(members, member.id, now)
 }
 
 /// Whether the others are far faster; not while nothing fresh is known of them.
@@ -128,29 +149,62 @@ fn eject(members: &Membership, member: &Member, why: Ejection, now: Instant) {
     }
 }
 
-/// Who waits on one shard, by member: told when it is time to look whether to stay.
+/// Who waits on one shard, by member and where that was: told when it is time to look whether to stay.
 #[derive(Default)]
-pub struct Lingering(RefCell<Vec<(MemberId, Rc<Notify>)>>);
+pub struct Lingering(RefCell<Vec<Place>>);
+
+/// Where calls wait.
+struct Place {
+    member: MemberId,
+    endpoint: Endpoint,
+    at: Option<IpAddr>,
+    spot: Spot,
+    told: Rc<Notify>,
+}
+
+impl Place {
+    /// Compared as it is written, which costs a call less than what it means.
+    fn is_of(&self, member: &Member) -> bool {
+        self.member == member.id && self.at == member.at && self.endpoint == member.endpoint
+    }
+}
 
 impl Lingering {
-    /// Told whenever calls to `member` should look again.
+    /// Told whenever calls to `member`, where it is now, should look again.
     #[must_use]
-    pub fn at(&self, member: MemberId) -> Rc<Notify> {
+    pub fn at(&self, member: &Member) -> Rc<Notify> {
         let mut all = self.0.borrow_mut();
-        if let Some((_, told)) = all.iter().find(|(id, _)| *id == member) {
-            return Rc::clone(told);
+        if let Some(place) = all.iter().find(|place| place.is_of(member)) {
+            return Rc::clone(&place.told);
         }
         let told = Rc::new(Notify::new());
-        all.push((member, Rc::clone(&told)));
+        let (endpoint, spot) = (member.endpoint.clone(), member.spot());
+        all.push(Place { member: member.id, endpoint, at: member.at, spot, told: Rc::clone(&told) });
         told
     }
 
     fn tell(&self, member: MemberId) {
-        let told = self.0.borrow().iter().find(|(id, _)| *id == member).map(|(_, told)| Rc::clone(told));
-        if let Some(told) = told {
-            told.notify_waiters();
-        }
+        let all = self.0.borrow();
+        all.iter().filter(|place| place.member == member).for_each(|place| place.told.notify_waiters());
     }
+
+    /// Tells whoever waits where no member is any more: it was removed, or moved.
+    fn tell_strays(&self, members: &Membership) {
+        self.0.borrow_mut().retain(|place| {
+            let is_there = members.get(place.member).is_some_and(|member| member.spot() == place.spot);
+            if !is_there {
+                place.told.notify_waiters();
+            }
+            // Nobody but this list has it where nobody waits.
+            is_there || Rc::strong_count(&place.told) > 1
+        });
+    }
+}
+
+/// Whether a call that waits at `member` waits where that still is, and serves.
+#[must_use]
+pub fn is_still_served(members: &Membership, member: &Member) -> bool {
+    members.get(member.id).is_some_and(|now| now.is_ready() && now.spot() == member.spot())
 }
 
 /// Since when members are suspected; pure.
@@ -200,6 +254,7 @@ pub async fn look_after(door: Rc<Door>) {
                 door.lingering.tell(member.id);
             }
         }
+        door.lingering.tell_strays(&members);
     }
 }
 
@@ -209,6 +264,8 @@ fn is_hung(members: &Membership, member: &Member, now: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::upstream::membership::Reason;
     use crate::upstream::membership::tests::member;
@@ -270,6 +327,26 @@ mod tests {
     }
 
     #[test]
+    fn a_call_that_is_given_up_speaks_against_a_member_that_alone_is_silent() {
+        let members = ready(3);
+        let [one, two, _] = &members.members[..] else { panic!() };
+        let began = Instant::now() + MS;
+        let now = began + UNANSWERED;
+        assert!(
+            !is_against(&members, one, began, now),
+            "nobody says anything: it is the cluster, or nobody asks"
+        );
+        two.conduct.heard(now - LATELY - MS);
+        assert!(!is_against(&members, one, began, now), "the other was well once");
+        two.conduct.heard(now);
+        assert!(is_against(&members, one, began, now));
+        assert!(!is_against(&members, one, began + MS, now), "its client waits for less than a second");
+        one.conduct.heard(began + MS);
+        assert!(!is_against(&members, one, began, now), "it answered somebody else meanwhile");
+        assert!(is_against(&members, one, began + 2 * MS, now + 2 * MS), "and nobody since");
+    }
+
+    #[test]
     fn far_slower_is_told_by_the_slowest_of_the_others() {
         let members = ready(3);
         let now = Instant::now() + MS;
@@ -281,6 +358,41 @@ mod tests {
         three.conduct.answered(now, 40 * MS);
         assert!(!is_far(&members, one, now), "a zone that is far");
         assert!(!is_far(&members, three, now), "40 ms are slow, and no reason to do without a member");
+    }
+
+    /// Says whether it was told since.
+    fn listening(told: &Notify) -> impl FnMut() -> bool {
+        let mut notified = Box::pin(told.notified());
+        notified.as_mut().enable();
+        move || notified.as_mut().now_or_never().is_some()
+    }
+
+    #[test]
+    fn who_waits_where_no_member_is_any_more_is_told() {
+        let mut members = ready(3);
+        let lingering = Lingering::default();
+        let [first, second, third] = [0, 1, 2].map(|at| lingering.at(&members.members[at]));
+        let [mut first_told, mut second_told, mut third_told] =
+            [&first, &second, &third].map(|told| listening(told));
+        lingering.tell_strays(&members);
+        assert!(!first_told() && !second_told() && !third_told(), "all are where they were");
+        let removed = members.members.remove(0);
+        let stayed = Arc::clone(&members.members[0]);
+        let mut moved = Member::clone(&stayed);
+        moved.endpoint.port += 1;
+        members.members[0] = Arc::new(moved);
+        assert!(!is_still_served(&members, &removed));
+        assert!(!is_still_served(&members, &stayed), "it is ready elsewhere");
+        assert!(is_still_served(&members, &members.members[1]));
+        lingering.tell_strays(&members);
+        assert!(first_told() && second_told() && !third_told());
+        let mut again = listening(&first);
+        lingering.tell_strays(&members);
+        assert!(again(), "for as long as somebody waits");
+        drop((again, first_told, second_told, third_told));
+        drop((first, second));
+        lingering.tell_strays(&members);
+        assert_eq!(lingering.0.borrow().len(), 1, "then it is forgotten");
     }
 
     #[test]

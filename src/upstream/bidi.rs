@@ -214,7 +214,7 @@ async fn receive(state: &mut State) -> Came {
                 Came::Opened(State::Open(body, head.headers, in_flight))
             }
             Err(NoAnswer::Lost(reason)) => Came::Broken(reason),
-            Err(NoAnswer::NeverSent(reason)) => Came::Unopened(reason),
+            Err(NoAnswer::NeverSent(reason) | NoAnswer::NotShown(reason)) => Came::Unopened(reason),
             Err(NoAnswer::NoRoom) => Came::NoRoom,
         },
         State::Open(body, headers, in_flight) => {

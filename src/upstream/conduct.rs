@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::identity::Revision;
+use crate::upstream::delays::Delays;
 
 /// As many calls must wait for a member, for so long and without a word from it, before it counts as stalled. A lone slow
 /// read is none; a pause of the machine is shorter.
@@ -76,6 +77,11 @@ pub struct Conduct {
     revision: AtomicI64,
     lag: AtomicU64,
     near: AtomicBool,
+    /// Calls that wait for their turn to be sent.
+    pub queue: Delays,
+    /// Calls and streams that wait for a connection with room.
+    pub seats: Delays,
+    refused: AtomicU64,
 }
 
 impl Default for Conduct {
@@ -100,6 +106,9 @@ impl Default for Conduct {
             revision: AtomicI64::default(),
             lag: AtomicU64::default(),
             near: AtomicBool::default(),
+            queue: Delays::default(),
+            seats: Delays::default(),
+            refused: AtomicU64::default(),
         }
     }
 }
@@ -121,6 +130,16 @@ impl Conduct {
     #[must_use]
     pub fn latency(&self) -> Option<Duration> {
         (self.sampled.load(Relaxed) > 0).then(|| Duration::from_micros(self.estimate.load(Relaxed)))
+    }
+
+    /// Calls that were refused since as many as may be waited for their turn, or none came.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    pub(super) fn count_refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
     }
 
     /// Why it is ejected at `now`, and for how much longer.
@@ -184,7 +203,8 @@ impl Conduct {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// It said something, whatever it was; also to a probe.
+    /// It answered a call, whatever it said. Not a probe: what asks it alone is answered by a member that has lost its leader or
+    /// its disk.
     pub fn heard(&self, now: Instant) {
         self.heard.store(self.at(now), Relaxed);
     }

@@ -87,6 +87,18 @@ pub enum Identity {
     Acting(Arc<ActingIdentity>),
 }
 
+/// Tells identities apart, for as long as they live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IdentityKey(usize);
+
+impl IdentityKey {
+    /// The key of a number, for tests.
+    #[cfg(test)]
+    pub(crate) fn numbered(number: usize) -> Self {
+        Self(number)
+    }
+}
+
 /// What one call shows one member.
 #[derive(Clone, Debug)]
 pub enum Shown {
@@ -108,6 +120,17 @@ impl Identity {
             Self::Signed(identity) => identity.user(),
             Self::Acting(identity) => identity.user(),
         }
+    }
+
+    /// What tells it from others: two passwords of one user are two identities.
+    #[must_use]
+    pub fn key(&self) -> IdentityKey {
+        IdentityKey(match self {
+            Self::Password(identity) => Arc::as_ptr(identity).addr(),
+            Self::Certificate(identity) => Arc::as_ptr(identity).addr(),
+            Self::Signed(identity) => Arc::as_ptr(identity).addr(),
+            Self::Acting(identity) => Arc::as_ptr(identity).addr(),
+        })
     }
 
     /// What proves the user now, which is never an [`Identity::Acting`].

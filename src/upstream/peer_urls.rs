@@ -324,6 +324,7 @@ mod tests {
             reads: Serves::Any,
             writes: Serves::Any,
             near: Vec::new(),
+            hedge_after: None,
             probe: None,
             discovery: crate::config::Discovery::default(),
         };

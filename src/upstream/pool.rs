@@ -84,6 +84,7 @@ impl Pool {
         };
         let calls = self.calls(member.id);
         let mut opened = false;
+        let mut delayed = None;
         loop {
             let begin = || self.open(&shelf, &key, Arc::clone(member), certificate.cloned());
             let opening = match shelf.with(|slots| slots.find(&key, &calls, opened, begin)) {
@@ -91,6 +92,7 @@ impl Pool {
                 Found::GivenUp => return Err(given_up()),
                 Found::Opening(opening) => opening,
             };
+            delayed.get_or_insert_with(|| member.conduct.seats.begin());
             // All who waited look again: a burst needs more connections than one.
             opening.await.map_err(|_| given_up())??;
             opened = true;

@@ -151,7 +151,7 @@ pub async fn ask_patiently(
 fn lost(why: NoAnswer) -> ReadError {
     match why {
         NoAnswer::NoRoom => ReadError::NoRoom,
-        NoAnswer::NeverSent(_) | NoAnswer::Lost(_) => ReadError::Lost,
+        NoAnswer::NeverSent(_) | NoAnswer::NotShown(_) | NoAnswer::Lost(_) => ReadError::Lost,
     }
 }
 

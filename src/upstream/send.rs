@@ -23,7 +23,7 @@ use crate::upstream::choose::{By, Chooser, Wanted};
 use crate::upstream::connect::ConnectError;
 use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
 use crate::upstream::credential::{CertificateIdentity, Credentials, Identity, LoginFailure, Shown};
-use crate::upstream::membership::{Auth, Hint, Member, MembersHandle, Role};
+use crate::upstream::membership::{Auth, Hint, Member, MembersHandle, Membership, Role};
 use crate::upstream::pool::Pool;
 use crate::upstream::resumes::Resumes;
 
@@ -61,6 +61,8 @@ pub struct Head {
 pub enum NoAnswer {
     /// Nothing was sent: safe to go elsewhere, whatever the call.
     NeverSent(Arc<str>),
+    /// The same, since there is no connection to it that shows the user's own certificate: that may be the user's trouble alone.
+    NotShown(Arc<str>),
     /// Nothing was sent: a limit of ours is reached, and no other member helps.
     NoRoom,
     /// The member may have seen it. The outcome is unknown.
@@ -113,27 +115,42 @@ impl Door {
     /// that voters have given.
     #[must_use]
     pub fn prover(&self, member: &Member) -> MemberId {
-        let members = self.members.snapshot.load();
-        let voter = || members.leader().or_else(|| members.ready_voters().next());
-        match member.role {
-            Role::Voter => member.id,
-            Role::Learner => voter().map_or(member.id, |voter| voter.id),
+        if member.role == Role::Voter {
+            return member.id;
         }
+        let members = self.members.snapshot.load();
+        let voter = members.leader().or_else(|| members.ready_voters().next());
+        voter.map_or(member.id, |voter| voter.id)
     }
 
     /// A member for a call that wants `wanted`; members in `tried` come last. A stream that is on its way to a member
     /// counts there already.
     #[must_use]
     pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
-        let members = self.members.snapshot.load();
+        self.choose_among(&self.members.snapshot.load(), wanted, tried)
+    }
+
+    /// The same of this snapshot.
+    #[must_use]
+    pub fn choose_among(
+        &self,
+        members: &Membership,
+        wanted: Wanted,
+        tried: &[MemberId],
+    ) -> Option<Arc<Member>> {
         let load = |id| self.pool.in_flight(id) + self.resumes.coming(id);
-        self.chooser.choose(&members, wanted, tried, By::Load(&load), Instant::now())
+        self.chooser.choose(members, wanted, tried, By::Load(&load), Instant::now())
     }
 
     /// The same for a short call, by how members bear those.
     #[must_use]
-    pub fn choose_for_call(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
-        self.chooser.choose(&self.members.snapshot.load(), wanted, tried, By::Conduct, Instant::now())
+    pub fn choose_for_call(
+        &self,
+        members: &Membership,
+        wanted: Wanted,
+        tried: &[MemberId],
+    ) -> Option<Arc<Member>> {
+        self.chooser.choose(members, wanted, tried, By::Conduct, Instant::now())
     }
 
     /// Whether a ready member is left that is not among `tried`.
@@ -153,8 +170,7 @@ impl Door {
     /// Whether another cluster is followed by now than `before`: what was decided for that one is to be decided anew.
     #[must_use]
     pub fn has_followed(&self, before: Option<ClusterId>) -> bool {
-        let now = self.members.snapshot.load().cluster;
-        before.is_some() && now.is_some() && now != before
+        is_another(before, self.members.snapshot.load().cluster)
     }
 
     /// See [`MembersHandle::pause_or_change`].
@@ -184,7 +200,8 @@ impl Door {
         let mut headers = Some(fields);
         // A pooled connection may turn out to be closing: what comes back unsent goes on a new one, once.
         for _ in 0..2 {
-            let seat = self.pool.seat(member, lane, certificate.as_ref()).await.map_err(never_sent)?;
+            let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
+            let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
             let request = request(&seat.connection, path.clone(), fields, taken);
             let in_flight = match lane {
@@ -206,6 +223,12 @@ impl Door {
         }
         Err(NoAnswer::NeverSent("the connection to the member was closing".into()))
     }
+}
+
+/// Whether another cluster is served `now` than `before`.
+#[must_use]
+pub fn is_another(before: Option<ClusterId>, now: Option<ClusterId>) -> bool {
+    before.is_some() && now.is_some() && now != before
 }
 
 /// The header that a member sees: the allowed fields of `client`'s, then ours.
@@ -249,9 +272,12 @@ fn request(
     request
 }
 
-fn never_sent(error: ConnectError) -> NoAnswer {
+fn never_sent(error: ConnectError, showing: bool) -> NoAnswer {
     match error {
         ConnectError::NoRoom => NoAnswer::NoRoom,
+        error @ (ConnectError::Handshake { .. } | ConnectError::NoCertificate(_)) if showing => {
+            NoAnswer::NotShown(error.to_string().into())
+        }
         error => NoAnswer::NeverSent(error.to_string().into()),
     }
 }

@@ -58,6 +58,7 @@ pub(crate) fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) 
         reads: Serves::Any,
         writes: Serves::Any,
         near: Vec::new(),
+        hedge_after: None,
         probe: probe.map(|user| login(user, &password(user))),
         discovery: Discovery::default(),
     }

@@ -42,6 +42,8 @@ mod forged_sessions;
 #[cfg(test)]
 mod guesses;
 #[cfg(test)]
+mod hedges;
+#[cfg(test)]
 mod honest_ends;
 #[cfg(test)]
 mod http1;
@@ -68,6 +70,8 @@ mod observers;
 #[cfg(test)]
 mod odd_authorities;
 #[cfg(test)]
+mod own_troubles;
+#[cfg(test)]
 mod pinned;
 #[cfg(test)]
 mod proofs;
@@ -93,6 +97,8 @@ mod slow_watchers;
 mod sockets;
 #[cfg(test)]
 mod storms;
+#[cfg(test)]
+mod turns;
 #[cfg(test)]
 mod unproved_logins;
 #[cfg(test)]

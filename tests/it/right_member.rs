@@ -14,11 +14,12 @@ use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::upstream::membership::{Auth, Hint};
 use prost::Message as _;
+use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
-use crate::words::{PUT, RANGE, header, put, range, ranged, was_put};
+use crate::words::{PUT, RANGE, TXN, header, put, range, ranged, was_put};
 
 const USER_ADD: &str = "/etcdserverpb.Auth/UserAdd";
 const LEASES: &str = "/etcdserverpb.Lease/LeaseLeases";
@@ -131,6 +132,76 @@ fn a_write_at_a_member_that_hangs_is_never_sent_again_and_told_as_unknown() {
         assert_eq!(outcome.end.told(), (Code::Unavailable, "etcdserver: request timed out"));
         assert!(members.iter().all(|member| member.was_called_again().is_none()));
         drop(call);
+    });
+}
+
+/// It hangs, and is gone from the list; or it is listed elsewhere, where another process is.
+#[test]
+fn a_read_leaves_a_member_that_was_removed_or_has_moved_and_a_write_ends_as_unknown() {
+    paused(async {
+        for is_moved in [false, true] {
+            let (members, keyward) = three("");
+            let client = keyward.client().await;
+            let (outcome, _held) = tokio::join!(client.call(RANGE, range("k")), async {
+                let (at, held) = next_of(&members).await;
+                change(&keyward, at, is_moved);
+                let (other, call) = next_of(&members).await;
+                assert_ne!(other, at);
+                call.reply(&ranged(5)).await;
+                held
+            });
+            outcome.message();
+            let (outcome, _held) = tokio::join!(client.call(PUT, put(1)), async {
+                let (at, held) = next_of(&members).await;
+                change(&keyward, at, is_moved);
+                held
+            });
+            assert_eq!(outcome.end.told(), (Code::Unavailable, "etcdserver: request timed out"));
+            assert!(members.iter().all(|member| member.was_called_again().is_none()));
+        }
+    });
+}
+
+fn change(keyward: &Keyward, at: usize, is_moved: bool) {
+    let id = MemberId(at as u64 + 1);
+    keyward.publish(|membership| {
+        let place = membership.members.iter().position(|member| member.id == id).expect("listed");
+        let mut moved = keyward::upstream::membership::Member::clone(&membership.members.remove(place));
+        if is_moved {
+            moved.endpoint.port += 1;
+            membership.members.insert(place, moved.into());
+        }
+    });
+}
+
+/// How often members were ejected when a client gave up 20 calls, each after a second, while the other members answered.
+async fn ejections_by_giving_up(path: &str, message: &[u8]) -> u32 {
+    let (members, keyward) = three("");
+    let client = keyward.client().await;
+    for _ in 0..20 {
+        let stream = client.begin(path, message).await.expect("sent");
+        let (at, call) = next_of(&members).await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        for (other, member) in keyward.members.snapshot.load().members.iter().enumerate() {
+            if other != at {
+                member.conduct.heard(Instant::now());
+            }
+        }
+        stream.cancel();
+        settled().await;
+        drop(call);
+    }
+    keyward.members.snapshot.load().members.iter().map(|member| member.conduct.ejections()).sum()
+}
+
+#[test]
+fn a_client_that_gives_up_what_may_take_long_speaks_against_no_member() {
+    paused(async {
+        assert_eq!(ejections_by_giving_up(TXN, b"").await, 0);
+        let many =
+            RangeRequest { key: "a".into(), range_end: "b".into(), limit: 9, ..RangeRequest::default() };
+        assert_eq!(ejections_by_giving_up(RANGE, &many.encode_to_vec()).await, 0);
+        assert!(ejections_by_giving_up(RANGE, &range("k")).await > 0, "one key is never slow");
     });
 }
 

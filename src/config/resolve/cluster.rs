@@ -3,6 +3,8 @@
 //! Owns: `[cluster]`. Must not know: listeners.
 //! Invariants: endpoints are of one scheme and no two the same, or DNS says them; TLS is there exactly where they are https.
 
+use std::time::Duration;
+
 use super::{DAY, MOMENT, Resolver, SECOND};
 use crate::config::{ClientTls, Cluster, ClusterPin, Discovery, Endpoint, Scheme, Serves, Srv, file, values};
 
@@ -48,6 +50,8 @@ impl Resolver<'_> {
             self.login("cluster.probe.user", probe.user, "cluster.probe.password_file", probe.password_file)
         });
         let pin = self.pin(cluster.id, cluster.identity);
+        let hedge_after =
+            self.duration("cluster.hedge_after", cluster.hedge_after, Duration::ZERO, Duration::ZERO..=DAY);
         let discovery = self.discovery(srv, cluster.dns, cluster.allowed_hosts);
         Cluster {
             tls,
@@ -68,6 +72,7 @@ impl Resolver<'_> {
             reads: serves(cluster.reads),
             writes: serves(cluster.writes),
             near: cluster.near.unwrap_or_default(),
+            hedge_after: Some(hedge_after).filter(|after| !after.is_zero()),
             probe,
             endpoints,
             discovery,

@@ -346,6 +346,7 @@ mod tests {
             reads: Serves::Any,
             writes: Serves::Any,
             near: Vec::new(),
+            hedge_after: None,
             probe: None,
             discovery: crate::config::Discovery::default(),
         };

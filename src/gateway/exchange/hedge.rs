@@ -1,0 +1,97 @@
+//! A second member that is asked beside the first, which takes long to answer.
+//!
+//! Owns: when there is a second, and which answer counts. Must not know: how one is asked. Invariants: none unless
+//! `cluster.hedge_after` says so; only a linearizable read that any member can serve has a second, one, within what may be sent
+//! again, and where there is room at once; the first good answer counts, and the other stream is reset.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{Attempt, Course, Exchange};
+use crate::gateway::access_log::Record;
+use crate::gateway::retries::Trouble;
+use crate::identity::MemberId;
+use crate::lease::claim::Claim;
+use crate::rpc::method::{Effect, Lane, Stream};
+use crate::upstream::choose::Wanted;
+use crate::upstream::membership::Member;
+use crate::upstream::turns::Place;
+
+impl Exchange<'_> {
+    /// After what time a second member is asked; none where that is not to be.
+    pub(super) fn hedge_after(&self, claim: Option<&Claim>, course: &Course) -> Option<Duration> {
+        let after = self.gateway.hedge_after?;
+        // What is local goes home, what names a member or the leader to that one: only these may go anywhere.
+        let anywhere = matches!(self.wanted, Wanted::Any | Wanted::Near);
+        let reads = self.effect == Effect::ReadOnly && self.method.stream == Stream::Unary;
+        let short = self.lane == Lane::Unary && !self.takes_long();
+        (anywhere && reads && short && claim.is_none() && !course.hedged).then_some(after)
+    }
+
+    /// One attempt at `member`, and after that time another beside it. Returns who came first, and with what.
+    pub(super) async fn hedged(
+        &self,
+        after: Duration,
+        member: &Arc<Member>,
+        course: &mut Course,
+        record: &mut Record,
+    ) -> (Arc<Member>, Attempt) {
+        let Course { tried, healed, hedged, .. } = course;
+        let tried: &[MemberId] = tried;
+        let mut first = pin!(self.attempt(None, member, tried, healed, record.attempts));
+        tokio::select! {
+            biased; // what was answered needs no second
+            attempt = &mut first => return (Arc::clone(member), attempt),
+            () = sleep(after) => {}
+        }
+        let Some((second_member, _place)) = self.second(member, tried) else {
+            return (Arc::clone(member), first.await);
+        };
+        *hedged = true;
+        record.attempts += 1;
+        self.gateway.metrics.tries.hedged.inc();
+        let mut renewed = Vec::new();
+        let mut second = pin!(self.attempt(None, &second_member, tried, &mut renewed, record.attempts));
+        let first_ended = tokio::select! {
+            biased; // of two good answers the first
+            attempt = &mut first => Some(attempt),
+            attempt = &mut second => match attempt {
+                Attempt::Answered(_) => {
+                    self.gateway.metrics.tries.hedges_won.inc();
+                    return (Arc::clone(&second_member), attempt);
+                }
+                // The first decides, as if there had been no other.
+                _ => None,
+            },
+        };
+        let ended = match first_ended {
+            None => first.await,
+            Some(Attempt::Answered(answer)) => Attempt::Answered(answer),
+            Some(ended) => {
+                let other = second.await;
+                if let Attempt::Answered(_) = &other {
+                    self.gateway.metrics.tries.hedges_won.inc();
+                    return (Arc::clone(&second_member), other);
+                }
+                ended
+            }
+        };
+        (Arc::clone(member), ended)
+    }
+
+    /// Another ready member with room, within what may be sent again.
+    fn second(&self, first: &Member, tried: &[MemberId]) -> Option<(Arc<Member>, Place)> {
+        let mut avoid = tried.to_vec();
+        avoid.push(first.id);
+        let other = self.choose(&avoid).filter(|other| other.is_ready() && !avoid.contains(&other.id))?;
+        let place = self.gateway.turns.at(&other).enter()?;
+        if !self.gateway.retries.take(Trouble::Members, Instant::now()) {
+            self.gateway.metrics.tries.refused.inc();
+            return None;
+        }
+        Some((other, place))
+    }
+}
