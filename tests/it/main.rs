@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod admin_commands;
 #[cfg(test)]
+mod advertised;
+#[cfg(test)]
 mod ages;
 #[cfg(test)]
 mod authority;
