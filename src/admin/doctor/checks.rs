@@ -39,6 +39,8 @@ const CLOCK_NOTED: Duration = Duration::from_secs(5);
 pub(super) struct Facts<'a> {
     pub(super) now: SystemTime,
     pub(super) config: &'a Config,
+    /// Keys that say otherwise in the file.
+    pub(super) waiting: &'a [&'static str],
     pub(super) members: &'a Membership,
     pub(super) auth: Auth,
     /// What each member told anybody who asks; none where it told nothing.
@@ -59,6 +61,11 @@ impl Facts<'_> {
         self.versions(&mut findings);
         self.identities(&mut findings);
         self.certificates(&mut findings);
+        for key in self.waiting {
+            let what = "it says otherwise in the file: that is not in force, and waits for a restart";
+            let fix = "keyward drain, and start it again; with several replicas, one after the other";
+            findings.warning("restart_pending", *key, what, fix);
+        }
         let Findings { mut found, unseen } = findings;
         found.sort();
         Report { findings: found, unseen }
