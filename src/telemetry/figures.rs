@@ -37,6 +37,8 @@ pub struct Figures {
     pub calls: u64,
     /// Those that wait for its answer.
     pub waiting: u64,
+    /// Streams that it carries: of watches, of keepalives, others.
+    pub streams: [u64; 3],
     /// Raft entries that it is behind.
     pub lag: u64,
     /// Its raft term.
@@ -58,6 +60,7 @@ pub struct MemberFigures {
     latency: Family<One, Gauge<f64, AtomicU64>>,
     calls: Family<One, Counter>,
     waiting: Gauges,
+    streams: Family<[(&'static str, String); 2], Gauge>,
     lag: Gauges,
     term: Gauges,
     errors: Gauges,
@@ -89,6 +92,8 @@ impl MemberFigures {
         let quota = gauges("member_db_quota", "The member's quota", Some(Unit::Bytes));
         let (ejections, latency, info) =
             (Family::default(), Family::<One, Gauge<f64, AtomicU64>>::default(), Family::default());
+        let streams = Family::default();
+        registry.register("member_streams", "Open streams to the member", Family::clone(&streams));
         let calls = Family::<One, Counter>::default();
         registry.register("member_calls", "Short calls that the member was sent", calls.clone());
         registry.register("member_ejections", "Times that the member was ejected", Family::clone(&ejections));
@@ -103,6 +108,7 @@ impl MemberFigures {
             latency,
             calls,
             waiting,
+            streams,
             lag,
             term,
             errors,
@@ -118,6 +124,7 @@ impl MemberFigures {
         let gauges = [&self.ejected, &self.waiting, &self.lag, &self.term, &self.errors, &self.size];
         gauges.into_iter().chain([&self.in_use, &self.quota]).for_each(Family::clear);
         self.latency.clear();
+        self.streams.clear();
         self.info.clear();
         members.iter().for_each(|figures| self.put_one(figures));
     }
@@ -133,6 +140,10 @@ impl MemberFigures {
         set(&self.leader, Some(figures.leader.into()));
         set(&self.ejected, Some(figures.ejected.into()));
         set(&self.waiting, Some(figures.waiting));
+        for (kind, count) in ["watch", "keepalive", "other"].into_iter().zip(figures.streams) {
+            let labels = [("member", figures.member.clone()), ("kind", kind.to_owned())];
+            self.streams.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
         set(&self.lag, Some(figures.lag));
         set(&self.term, Some(figures.term).filter(|term| *term > 0));
         set(&self.errors, figures.errors);

@@ -23,9 +23,9 @@ const ALIKE: Duration = Duration::from_millis(15);
 /// Of equally fast members one is too busy when it has twice as many calls as another, and this many more: what the slower
 /// of two must have under way to answer as many as the faster.
 const BUSIER: u32 = 8;
-/// Raft entries that a member may be behind. etcd itself refuses writes at a member that has 5,000 left to apply; probes are
+/// Raft entries that a member may be behind ([`Membership::lag`]). etcd itself refuses writes at a member that has 5,000 left to apply; probes are
 /// up to half a second apart, in which a fast cluster writes some thousand more.
-const LAG: u64 = 10_000;
+pub const LAG: u64 = 10_000;
 /// Entries of the log that seconds of a heavy load leave. etcd itself refuses proposals from 5,000 on.
 const BEHIND: u64 = 1000;
 

@@ -5,12 +5,14 @@
 //! chosen. All of it is atomic: no lock, no allocation; of two that write in one moment one may be lost, which a figure of
 //! this kind survives. Invariants: a revision only grows; an ejection ends by itself.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::identity::Revision;
+use crate::upstream::carried::Streams;
 
 /// As many calls must wait for a member, for so long and without a word from it, before it counts as stalled. A lone slow
 /// read is none; a pause of the machine is shorter.
@@ -76,6 +78,7 @@ pub struct Conduct {
     revision: AtomicI64,
     lag: AtomicU64,
     near: AtomicBool,
+    streams: Arc<Streams>,
 }
 
 impl Default for Conduct {
@@ -100,6 +103,7 @@ impl Default for Conduct {
             revision: AtomicI64::default(),
             lag: AtomicU64::default(),
             near: AtomicBool::default(),
+            streams: Arc::default(),
         }
     }
 }
@@ -115,6 +119,12 @@ impl Conduct {
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.load(Relaxed)
+    }
+
+    /// The streams that it carries, over all shards.
+    #[must_use]
+    pub fn streams(&self) -> &Arc<Streams> {
+        &self.streams
     }
 
     /// How long it takes to answer, smoothed; none before the first answer.

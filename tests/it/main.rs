@@ -30,6 +30,8 @@ mod budgets;
 #[cfg(test)]
 mod cancel_bursts;
 #[cfg(test)]
+mod carried;
+#[cfg(test)]
 mod certificates;
 #[cfg(test)]
 mod crowded;
