@@ -155,7 +155,8 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     tasks
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
-    let (state, desk) = administration(&parts, &in_force, &register, healthy, &exit);
+    let waiting = Arc::new(Published::new(Vec::new()));
+    let (state, desk) = administration(&parts, &in_force, &waiting, &register, healthy, &exit);
     open_admin(&config, &state, desk, &tasks).await?;
     let listeners = Listeners::open(&in_force, &parts.tls, intakes, Arc::clone(&metrics))?;
     let trust = peer_trust(&config, &parts);
@@ -166,7 +167,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     changing.push(Part::in_force(Arc::clone(&in_force)));
     // Last: what is bound is not to be given up again.
     changing.push(listeners.part());
-    let reload = Reload::new(path, Arc::clone(&config), trials, changing, metrics);
+    let reload = Reload::new(path, &config, trials, changing, waiting, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
     let (refused, further) = tokio::select! {
@@ -229,6 +230,7 @@ impl Signals {
 fn administration(
     parts: &Parts,
     in_force: &Arc<Published<Config>>,
+    waiting: &Arc<Published<Vec<&'static str>>>,
     register: &Register,
     healthy: Arc<AtomicBool>,
     exit: &Arc<Exit>,
@@ -244,6 +246,7 @@ fn administration(
     ));
     let doctor = Doctor {
         config: Arc::clone(in_force),
+        waiting: Arc::clone(waiting),
         members: parts.members.clone(),
         pages: pages(&parts.connector, &parts.members),
         register: register.clone(),

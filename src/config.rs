@@ -327,13 +327,31 @@ pub struct Endpoint {
     pub port: u16,
 }
 
-/// What member answers call us.
+/// What member answers call us: to each client what leads it back by the way that it came.
 #[derive(Clone, Debug)]
 pub struct Advertise {
+    /// One per listener, in their order.
+    pub(crate) rows: Vec<Advertised>,
+}
+
+/// The same for the clients of one listener.
+#[derive(Clone, Debug)]
+pub struct Advertised {
+    /// The listener's name.
+    pub listener: Arc<str>,
     /// The client URLs of every member, as clients are told them.
     pub client_urls: Vec<String>,
     /// Those of single members instead.
     pub members: Vec<(NamedMember, Vec<String>)>,
+}
+
+impl Advertise {
+    /// What clients of this listener are told; where there is no such listener any more, those of the first. None where there is no
+    /// listener at all.
+    #[must_use]
+    pub fn to_clients_of(&self, listener: &str) -> Option<&Advertised> {
+        self.rows.iter().find(|row| *row.listener == *listener).or(self.rows.first())
+    }
 }
 
 /// How sessions are sealed.

@@ -7,6 +7,7 @@
 
 mod files;
 mod parts;
+mod restart;
 
 use std::panic::resume_unwind;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::{self, Config, Faults, Warning};
+use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
 use files::{Print, Watched};
 
@@ -76,27 +78,26 @@ impl Ready {
 /// What is read again, and what follows from it.
 pub struct Reload {
     path: PathBuf,
-    /// As the process was started: what differs from it and is no part needs a restart.
-    started: Arc<Config>,
-    /// As it was last published.
+    /// What is in force: as it was last read, but for what needs a restart. Its files are all that are named.
     current: Config,
+    waiting: Arc<Published<Vec<&'static str>>>,
     trials: Vec<Trial>,
     parts: Vec<Part>,
     metrics: Arc<Metrics>,
 }
 
 impl Reload {
-    /// Of the configuration in `path`, of which `started` was read.
+    /// Of the configuration in `path`, of which `started` was read. Keys that were changed and need a restart are told in `waiting`.
     #[must_use]
     pub fn new(
         path: PathBuf,
-        started: Arc<Config>,
+        started: &Config,
         trials: Vec<Trial>,
         parts: Vec<Part>,
+        waiting: Arc<Published<Vec<&'static str>>>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let current = Config::clone(&started);
-        Self { path, started, current, trials, parts, metrics }
+        Self { path, current: started.clone(), waiting, trials, parts, metrics }
     }
 
     /// Waits for reasons to read it again, for ever.
@@ -138,8 +139,8 @@ impl Reload {
         tokio::task::spawn_blocking(move || Print::of(names)).await.unwrap_or_default()
     }
 
-    /// Whether what was read is what runs now.
-    async fn read_again(&mut self) -> bool {
+    /// Reads it at once. Whether what was read is what runs now.
+    pub(crate) async fn read_again(&mut self) -> bool {
         let published = match self.read().await {
             Ok((config, warnings)) => {
                 for warning in warnings {
@@ -170,7 +171,8 @@ impl Reload {
         }
     }
 
-    async fn publish(&mut self, config: Config) -> bool {
+    async fn publish(&mut self, read: Config) -> bool {
+        let config = restart::in_force(&self.current, read.clone());
         for trial in &self.trials {
             if let Err(fault) = (trial.run)(&config).await {
                 tracing::error!(%fault, "configuration not reloaded");
@@ -196,7 +198,11 @@ impl Reload {
         if changed == 0 {
             tracing::info!("configuration read again: nothing has changed that can change while running");
         }
-        parts::name_what_needs_a_restart(&self.started, &config);
+        let waiting = restart::waiting(&config, &read);
+        for section in &waiting {
+            tracing::warn!(section, "changed in the file; takes effect at the next start");
+        }
+        self.waiting.publish(waiting);
         self.current = config;
         true
     }
@@ -212,11 +218,11 @@ mod tests {
 
     use super::*;
 
-    fn configuration(path: &Path, realm: &str) -> Result<(), std::io::Error> {
+    fn configuration(path: &Path, prefix: &str) -> Result<(), std::io::Error> {
         let text = format!(
             "listener = [{{ name = 'a', address = '127.0.0.1:1' }}]\n\
              cluster.endpoints = ['http://127.0.0.1:2']\n\
-             session.realm = '{realm}'\n"
+             maintenance.etcd_prefix = '/{prefix}/'\n"
         );
         std::fs::write(path, text)
     }
@@ -224,25 +230,25 @@ mod tests {
     fn reload(path: &Path, parts: Vec<Part>) -> Reload {
         let (config, _) = config::load(path).unwrap();
         let trial = Trial::new(|config| {
-            let realm = format!("{:?}", config.session.realm);
-            async move { if realm.contains("tried") { Err("found wanting".into()) } else { Ok(()) } }
+            let prefix = format!("{:?}", config.maintenance);
+            async move { if prefix.contains("tried") { Err("found wanting".into()) } else { Ok(()) } }
                 .boxed_local()
         });
-        let metrics = Arc::new(Metrics::new(Vec::new()));
-        Reload::new(path.to_owned(), Arc::new(config), vec![trial], parts, metrics)
+        let (waiting, metrics) = (Arc::new(Published::new(Vec::new())), Arc::new(Metrics::new(Vec::new())));
+        Reload::new(path.to_owned(), &config, vec![trial], parts, waiting, metrics)
     }
 
-    /// Takes down what it publishes; refuses the realm "bad".
+    /// Takes down what it publishes; refuses the prefix "bad".
     fn noting(published: &Rc<RefCell<Vec<String>>>) -> Part {
         let published = Rc::clone(published);
         Part::new(move |before, now| {
-            let (before, now) = (format!("{:?}", before.session.realm), format!("{:?}", now.session.realm));
+            let (before, now) = (format!("{:?}", before.maintenance), format!("{:?}", now.maintenance));
             if now.contains("bad") {
-                return Err("a bad realm".into());
+                return Err("a bad prefix".into());
             }
             let published = Rc::clone(&published);
-            let note = move || published.borrow_mut().push("realm".into());
-            Ok((before != now).then(|| Ready::new(vec!["realm".into()], note)))
+            let note = move || published.borrow_mut().push("prefix".into());
+            Ok((before != now).then(|| Ready::new(vec!["prefix".into()], note)))
         })
     }
 
@@ -260,12 +266,12 @@ mod tests {
         let mut reload = reload(&path, vec![other, noting(&published)]);
         configuration(&path, "two").unwrap();
         assert!(reload.read_again().await);
-        assert_eq!(published.take(), ["other", "realm"]);
+        assert_eq!(published.take(), ["other", "prefix"]);
         assert!(reload.read_again().await);
         assert_eq!(published.take(), ["other"], "it is compared with what was published last");
 
-        for realm in ["bad", "tried"] {
-            configuration(&path, realm).unwrap();
+        for prefix in ["bad", "tried"] {
+            configuration(&path, prefix).unwrap();
             assert!(!reload.read_again().await);
         }
         std::fs::write(&path, "nonsense").unwrap();
@@ -274,6 +280,32 @@ mod tests {
         assert!(!reload.read_again().await);
         assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 4));
+    }
+
+    /// Parts see what is in force, however often the file says otherwise; who asks what waits is told.
+    #[tokio::test]
+    async fn what_waits_for_a_restart_is_told_until_it_is_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keyward.toml");
+        configuration(&path, "one").unwrap();
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let shards = Rc::clone(&seen);
+        let part = Part::new(move |_, now| {
+            shards.borrow_mut().push(now.runtime.shards.get());
+            Ok(None)
+        });
+        let mut reload = reload(&path, vec![part]);
+        let begun = reload.current.runtime.shards.get();
+        for (line, waits) in [("runtime.shards = 7\n", &["runtime"][..]), ("", &[])] {
+            for _ in 0..2 {
+                configuration(&path, "one").unwrap();
+                let text = std::fs::read_to_string(&path).unwrap() + line;
+                std::fs::write(&path, text).unwrap();
+                assert!(reload.read_again().await);
+                assert_eq!(**reload.waiting.load(), waits);
+            }
+        }
+        assert_eq!(seen.take(), [begun; 4]);
     }
 
     /// A file of which nothing comes, as on a file system that hangs.

@@ -61,6 +61,8 @@ pub enum Severity {
 pub struct Doctor {
     /// The configuration that is in force.
     pub config: Arc<Published<Config>>,
+    /// Keys that say otherwise in the file, and wait for a restart.
+    pub waiting: Arc<Published<Vec<&'static str>>>,
     /// The members.
     pub members: MembersHandle,
     /// Reaches the pages that they serve.
@@ -81,6 +83,7 @@ impl Doctor {
         Facts {
             now: SystemTime::now(),
             config: &config,
+            waiting: &self.waiting.load_full(),
             members: &members,
             auth: self.members.auth.now(),
             examined: &examined,

@@ -15,6 +15,7 @@ pub(super) fn of(members: &Membership) -> Vec<Figures> {
 
 fn one(members: &Membership, member: &Member, now: Instant) -> Figures {
     let vitals = member.vitals.as_deref();
+    let streams = member.conduct.streams().counts();
     Figures {
         member: member.id.to_string(),
         name: member.name.as_ref().into(),
@@ -30,6 +31,7 @@ fn one(members: &Membership, member: &Member, now: Instant) -> Figures {
         queue_waits: (member.conduct.queue.ended(), member.conduct.queue.took()),
         refused: member.conduct.refused(),
         seat_waits: (member.conduct.seats.ended(), member.conduct.seats.took()),
+        streams: [streams.watches, streams.keepalives, streams.others].map(Into::into),
         lag: member.conduct.lag(),
         term: member.term,
         errors: vitals.map(|vitals| u64::try_from(vitals.errors.len()).unwrap_or(u64::MAX)),

@@ -105,7 +105,7 @@ pub struct Row {
     pub ready: bool,
     /// Why it gets none.
     pub why: Option<String>,
-    /// How far its log ends before that of the furthest member.
+    /// How many entries it has not applied that the furthest member has ([`Membership::lag`]).
     pub raft_lag: Option<u64>,
     /// How long its last Status took.
     pub status_micros: Option<u64>,
@@ -123,16 +123,31 @@ pub struct Load {
     pub in_flight: u32,
     /// How long its calls took lately.
     pub latency_micros: Option<u64>,
+    /// Streams that it carries, over all shards.
+    pub streams: Streams,
+}
+
+/// Streams that a member carries, by what they are.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Streams {
+    /// Watches of one client stream share one.
+    pub watch: u32,
+    /// Of leases.
+    pub keepalive: u32,
+    /// Observe, and Lock and Campaign that wait.
+    pub other: u32,
 }
 
 impl Load {
     /// What is counted of a member, over all shards.
     pub(super) fn of(member: &Member) -> Self {
         let latency = member.conduct.latency();
+        let streams = member.conduct.streams().counts();
         Self {
             ejected: member.conduct.ejected(Instant::now()).is_some(),
             in_flight: member.conduct.in_flight(),
             latency_micros: latency.map(|latency| u64::try_from(latency.as_micros()).unwrap_or(u64::MAX)),
+            streams: Streams { watch: streams.watches, keepalive: streams.keepalives, other: streams.others },
         }
     }
 }
@@ -175,7 +190,6 @@ impl Cluster {
 impl Row {
     pub(super) fn of(member: &Member, members: &Membership) -> Self {
         let vitals = member.vitals.as_deref();
-        let furthest = furthest(members);
         Self {
             endpoint: member.endpoint.to_string(),
             id: member.id.to_string(),
@@ -193,7 +207,7 @@ impl Row {
             errors: vitals.map(|vitals| vitals.errors.to_vec()).unwrap_or_default(),
             ready: member.is_ready(),
             why: why_not(member),
-            raft_lag: vitals.map(|vitals| furthest.saturating_sub(vitals.applied)),
+            raft_lag: members.lag(member),
             status_micros: vitals.map(|vitals| u64::try_from(vitals.took.as_micros()).unwrap_or(u64::MAX)),
             load: Load::of(member),
         }
@@ -209,12 +223,6 @@ impl AbsentRow {
         };
         Self { id: absent.id.to_string(), name: (*absent.name).to_owned(), why: why.into() }
     }
-}
-
-/// The newest entry that any member has in its log.
-pub(super) fn furthest(members: &Membership) -> u64 {
-    let known = members.members.iter().filter_map(|member| Some(member.vitals.as_ref()?.raft_index));
-    known.max().unwrap_or(0)
 }
 
 fn why_not(member: &Member) -> Option<String> {
@@ -310,8 +318,20 @@ fn etcds_view(members: &[Row]) -> Table {
 
 /// What Keyward makes of it.
 fn our_view(members: &[Row]) -> Table {
-    let head =
-        ["ID", "NAME", "READY", "EJECTED", "IN FLIGHT", "LATENCY", "STATUS TOOK", "RAFT LAG", "WHY NOT"];
+    let head = [
+        "ID",
+        "NAME",
+        "READY",
+        "EJECTED",
+        "IN FLIGHT",
+        "WATCH",
+        "KEEPALIVE",
+        "OTHER STREAMS",
+        "LATENCY",
+        "STATUS TOOK",
+        "RAFT LAG",
+        "WHY NOT",
+    ];
     let mut table = Table::new(&head);
     let millis = |micros: u64| format!("{}.{} ms", micros / 1000, micros % 1000 / 100);
     for row in members {
@@ -321,6 +341,9 @@ fn our_view(members: &[Row]) -> Table {
             row.ready.to_string(),
             row.load.ejected.to_string(),
             row.load.in_flight.to_string(),
+            row.load.streams.watch.to_string(),
+            row.load.streams.keepalive.to_string(),
+            row.load.streams.other.to_string(),
             told(row.load.latency_micros.map(millis)),
             told(row.status_micros.map(millis)),
             told(row.raft_lag),

@@ -253,3 +253,80 @@ fn remove_file(address: &Address) {
         tracing::debug!(%error, path = %path.display(), "a socket's file is left behind");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rcgen::{CertificateParams, KeyPair};
+    use tokio::runtime::{Builder, LocalOptions};
+
+    use super::*;
+    use crate::config;
+    use crate::reload::Reload;
+
+    /// A configuration whose first listener shows this certificate, with further listeners.
+    fn configure(folder: &Path, shows: &str, further: &str) {
+        let text = format!(
+            "[[listener]]\nname = 'a'\naddress = 'unix:a.sock'\ntls = {{ cert = '{shows}.crt', key = '{shows}.key' }}\n\
+             {further}[cluster]\nendpoints = ['http://127.0.0.1:2']\n"
+        )
+        .replace("unix:", &format!("unix:{}/", folder.display()));
+        std::fs::write(folder.join("keyward.toml"), text).unwrap();
+    }
+
+    fn write(folder: &Path, name: &str) {
+        let key = KeyPair::generate().unwrap();
+        let made = CertificateParams::new([name.to_owned()]).unwrap().self_signed(&key).unwrap();
+        std::fs::write(folder.join(name).with_extension("crt"), made.pem()).unwrap();
+        std::fs::write(folder.join(name).with_extension("key"), key.serialize_pem()).unwrap();
+    }
+
+    const B: &str = "[[listener]]\nname = 'b'\naddress = 'unix:b.sock'\n";
+    const OTHER_B: &str = "[[listener]]\nname = 'c'\naddress = 'unix:b.sock'\n";
+
+    /// What a listener was opened with is not what it shows now: when others come, change and go, that stays known.
+    #[test]
+    fn a_certificate_is_taken_back_whatever_becomes_of_other_listeners() {
+        let runtime =
+            Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).unwrap();
+        runtime.block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            ["one", "two"].into_iter().for_each(|name| write(folder.path(), name));
+            configure(folder.path(), "one", "");
+            let path = folder.path().join("keyward.toml");
+            let config = config::load(&path).unwrap().0;
+            let current: Current = tls_of(&config.listeners[0]).unwrap().unwrap();
+            let in_force = Arc::new(Published::new(config.clone()));
+            let metrics = Arc::new(Metrics::new(Vec::new()));
+            let (intake, _taken) = Intake::new();
+            let tls = [Some(Arc::clone(&current))];
+            let listeners = Listeners::open(&in_force, &tls, vec![intake], Arc::clone(&metrics))
+                .unwrap_or_else(|error| panic!("{error}"));
+            let parts = vec![Part::tls(listeners.running()), listeners.part()];
+            let waiting = Arc::new(Published::new(Vec::new()));
+            let mut reload = Reload::new(path, &config, Vec::new(), parts, waiting, metrics);
+            let mut changed = Vec::new();
+            for (shows, further, open) in [
+                ("two", "", 1),
+                // Its own certificate is followed by who knows what it shows, not by what it was opened with.
+                ("two", B, 2),
+                ("one", B, 2),
+                ("two", OTHER_B, 2),
+                ("one", OTHER_B, 2),
+                ("two", "", 1),
+                // Both at once.
+                ("one", B, 2),
+                ("one", "", 1),
+            ] {
+                configure(folder.path(), shows, further);
+                let before = current.load_full();
+                assert!(reload.read_again().await);
+                assert_eq!(listeners.open.borrow().len(), open, "{shows} {further}");
+                changed.push(!Arc::ptr_eq(&before, &current.load_full()));
+            }
+            assert_eq!(changed, [true, false, true, true, true, true, true, false]);
+            listeners.close().await;
+        });
+    }
+}

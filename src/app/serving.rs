@@ -241,6 +241,7 @@ impl Serving {
         // Other shards' calls on connections that this one drives.
         self.gateway.door.pool.lent().joined().await;
         // What is left are streams upstream and flushers: nobody downstream waits for them any more.
+        self.gateway.door.pool.retire();
         drop((self.gateway, self.departures, self.fallen));
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();

@@ -73,6 +73,7 @@ pub(super) struct Listener {
     pub(super) proxy_protocol_from: Option<Vec<String>>,
     pub(super) member: Option<String>,
     pub(super) server_names: Option<BTreeMap<String, String>>,
+    pub(super) client_urls: Option<Vec<String>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

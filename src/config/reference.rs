@@ -179,7 +179,8 @@ fn its_examples_are_valid_together() {
     assert!(cluster.tls.as_ref().unwrap().identity.is_some());
     assert!(matches!(cluster.pin, ClusterPin::Id(id) if id.to_string() == "cdf818194e3a8c32"));
     assert_eq!(cluster.probe.as_ref().unwrap().password.expose(), "probe-hunter2");
-    assert_eq!(config.advertise.client_urls, ["https://etcd.example.com:2379"]);
+    let told = config.advertise.to_clients_of(&listener.name).unwrap();
+    assert_eq!(told.client_urls, ["https://etcd.example.com:2379"]);
     assert_eq!(config.session.keys[0].expose()[..3], [0xab, 0xcd, 0xef]);
     assert_eq!(config.session.realm, Realm::Named("production".into()));
     let printed = format!("{config:#?}");

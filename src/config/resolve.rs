@@ -99,19 +99,20 @@ struct Resolver<'a> {
 }
 
 impl Resolver<'_> {
-    fn config(&mut self, file: File) -> Option<Config> {
+    fn config(&mut self, mut file: File) -> Option<Config> {
         let cluster = self.cluster(file.cluster);
         let rows = self.users(file.user, file.mint, file.sign_jwt, &cluster);
         let mapped = file.mapping.default.is_some() || file.map.iter().any(may_know_certificates);
         let issuers = self.issuers(file.jwt);
         let named = issuers.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
         let (mut defaults, ways) = (Vec::new(), Ways { mapped, jwts: !issuers.is_empty() });
+        let reached = self.reached(&mut file.listener);
         let listeners = self.listeners(file.listener, &rows, ways, &mut defaults);
         let mapping = self.mapping(file.map, file.mapping, &rows, named, &listeners, defaults);
         let revocation = self.revocation(file.revocation, &rows, cluster.probe.as_ref());
         let admin = self.admin(file.admin, &listeners);
         Some(Config {
-            advertise: Arc::new(self.advertise(file.advertise, &listeners)),
+            advertise: Arc::new(self.advertise(file.advertise, &reached, &listeners)),
             session: Arc::new(self.session(file.session)),
             passwords: Arc::new(self.passwords(file.login)),
             maintenance: self.maintenance(file.maintenance, &revocation),
@@ -424,7 +425,7 @@ mod tests {
     fn the_smallest_configuration_is_valid() {
         let (config, warnings) = valid(&format!("{CLUSTER}{LISTENER}"));
         assert_eq!(config.listeners.len(), 1);
-        assert_eq!(config.advertise.client_urls, ["http://127.0.0.1:2"]);
+        assert_eq!(told(&config, "a").client_urls, ["http://127.0.0.1:2"]);
         assert_eq!(config.cluster.pin, ClusterPin::FirstAnswer);
         assert_eq!(config.session.keys.len(), 1);
         assert_eq!(warnings, ["session.key_files"]);
@@ -744,7 +745,7 @@ mod tests {
             assert_eq!(fault_paths(&tls(&format!("{pair}, {bad}"))), [format!("listener[0].tls.{path}")]);
         }
         let (config, _) = valid(&tls(pair));
-        assert_eq!(config.advertise.client_urls, ["https://127.0.0.1:2"]);
+        assert_eq!(told(&config, "a").client_urls, ["https://127.0.0.1:2"]);
     }
 
     #[test]
@@ -807,7 +808,7 @@ mod tests {
     fn advertised_urls_must_lead_somewhere() {
         let advertise = |urls: &str| format!("{CLUSTER}{LISTENER}[advertise]\nclient_urls = [{urls}]\n");
         let (config, _) = valid(&advertise("'http://a:1/', 'https://b:1'"));
-        assert_eq!(config.advertise.client_urls, ["http://a:1", "https://b:1"]);
+        assert_eq!(told(&config, "a").client_urls, ["http://a:1", "https://b:1"]);
         assert_eq!(fault_paths(&advertise("")), ["advertise.client_urls"]);
         assert_eq!(fault_paths(&advertise("'a:1'")), ["advertise.client_urls[0]"]);
         assert_eq!(valid(&advertise("'http://0.0.0.0:1'")).1[0], "advertise.client_urls[0]");
@@ -816,7 +817,66 @@ mod tests {
             assert!(warnings.contains(&"advertise.client_urls".to_owned()), "{address}");
         }
         let (config, _) = valid(&format!("{CLUSTER}{LISTENER}").replace("127.0.0.1:2", "unix:/run/k.sock"));
-        assert_eq!(config.advertise.client_urls, ["unix:///run/k.sock"]);
+        assert_eq!(told(&config, "a").client_urls, ["unix:///run/k.sock"]);
+    }
+
+    /// What clients of this listener are told.
+    fn told<'a>(config: &'a Config, listener: &str) -> &'a crate::config::Advertised {
+        config.advertise.to_clients_of(listener).expect("there is a listener")
+    }
+
+    #[test]
+    fn clients_are_led_back_by_the_way_that_they_came() {
+        let one = |name: &str, address: &str, fields: &str| {
+            format!("[[listener]]\nname = '{name}'\naddress = '{address}'\n{fields}\n")
+        };
+        let pair = "tls = { cert = 'a.crt', key = 'a.key' }";
+        let listeners = [
+            one("plain", "127.0.0.1:3", ""),
+            one("tls", "127.0.0.1:4", pair),
+            one("socket", "unix:/run/k.sock", ""),
+            one("own", "0.0.0.0:5", "client_urls = ['https://k.test:5/', 'unix:///run/l.sock']"),
+            one("m1", "127.0.0.1:6", &format!("member = 'm1'\n{pair}")),
+            one("m2", "127.0.0.1:7", "member = 'm2'\nclient_urls = ['http://k.test:7']"),
+        ]
+        .concat();
+        let shared = |config: &Config| {
+            ["plain", "tls", "socket", "own", "m1", "m2"].map(|name| told(config, name).client_urls.join(" "))
+        };
+        let (config, warnings) = valid(&format!("{CLUSTER}{listeners}"));
+        let own = "https://k.test:5 unix:///run/l.sock";
+        let (plain, tls) = ("http://127.0.0.1:3", "https://127.0.0.1:4");
+        assert_eq!(shared(&config), [plain, tls, "unix:///run/k.sock", own, tls, plain]);
+        assert!(!warnings.contains(&"advertise.client_urls".to_owned()), "{warnings:?}");
+        let members = |name: &str| {
+            let members = &told(&config, name).members;
+            members.iter().map(|(name, urls)| format!("{} {}", name.as_str(), urls[0])).collect::<Vec<_>>()
+        };
+        for name in ["plain", "own", "m2"] {
+            assert_eq!(members(name), ["m2 http://k.test:7"], "{name}");
+        }
+        for name in ["tls", "m1"] {
+            assert_eq!(members(name), ["m1 https://127.0.0.1:6"], "{name}");
+        }
+        assert!(members("socket").is_empty());
+
+        // What is written for all holds for all but those that say otherwise themselves.
+        let (config, _) =
+            valid(&format!("{CLUSTER}{listeners}[advertise]\nclient_urls = ['https://all:1']\n"));
+        let all = "https://all:1";
+        assert_eq!(shared(&config), [all, all, all, own, all, all]);
+
+        for (urls, path) in [("", ""), ("'k.test:5'", "[0]"), ("'unix://run/k.sock'", "[0]")] {
+            let text = format!("{CLUSTER}{LISTENER}client_urls = [{urls}]\n");
+            assert_eq!(fault_paths(&text), [format!("listener[0].client_urls{path}")]);
+        }
+        let everywhere = format!("{}{}", one("b", "0.0.0.0:8", ""), one("c", "0.0.0.0:9", pair));
+        let (_, warnings) = valid(&format!("{CLUSTER}{LISTENER}{everywhere}"));
+        assert_eq!(
+            warnings.iter().filter(|path| *path == "advertise.client_urls").count(),
+            2,
+            "{warnings:?}"
+        );
     }
 
     #[test]
@@ -829,26 +889,34 @@ mod tests {
         let hosts =
             own("z", 5, &format!("{pair}\nserver_names = {{ 'M3.kw.test' = 'm3', 'm1.kw.test' = 'm1' }}"));
         let (config, _) = valid(&format!("{CLUSTER}{m1}{m2}{hosts}{LISTENER}"));
-        assert_eq!(
-            config.advertise.client_urls,
-            ["https://127.0.0.1:5"],
-            "what is one member's is not shared"
-        );
-        let told: Vec<_> =
-            config.advertise.members.iter().map(|(name, urls)| (name.as_str(), urls[0].as_str())).collect();
-        let expected =
-            [("m1", "http://127.0.0.1:3"), ("b2", "http://127.0.0.1:4"), ("m3", "https://m3.kw.test:5")];
-        assert_eq!(told, expected);
+        let told_by = |listener: &str| {
+            let told = told(&config, listener);
+            let members = told.members.iter().map(|(name, urls)| format!("{} {}", name.as_str(), urls[0]));
+            (
+                told.client_urls[0].clone(),
+                members.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", "),
+            )
+        };
+        let expected = ("http://127.0.0.1:2", "b2 http://127.0.0.1:4, m1 http://127.0.0.1:3");
+        for listener in ["a", "x", "y", "gone"] {
+            let (shared, members) = told_by(listener);
+            assert_eq!((&*shared, &*members), expected, "{listener}: what is one member's is not shared");
+        }
+        let (shared, members) = told_by("z");
+        let expected = ("https://127.0.0.1:5", "m1 https://m1.kw.test:5, m3 https://m3.kw.test:5");
+        assert_eq!((&*shared, &*members), expected, "who comes by TLS comes back by TLS");
         let about =
             |listener: usize, host| config.listeners[listener].member_of(host).map(|named| named.as_str());
         assert_eq!((about(0, None), about(0, Some("m3.kw.test"))), (Some("m1"), Some("m1")));
         assert_eq!((about(2, None), about(2, Some("m3.KW.test"))), (None, Some("m3")));
         assert_eq!(about(3, Some("m3.kw.test")), None);
 
-        let told = "[advertise]\nmembers = { m1 = ['http://k:7/', 'http://l:7'] }\n";
-        let (config, _) = valid(&format!("{CLUSTER}{m1}{LISTENER}{told}"));
-        assert_eq!(config.advertise.members[0].1, ["http://k:7", "http://l:7"]);
-        assert_eq!(config.advertise.members.len(), 1);
+        let named = "[advertise]\nmembers = { m1 = ['http://k:7/', 'http://l:7'] }\n";
+        let (config, _) = valid(&format!("{CLUSTER}{m1}{LISTENER}{named}"));
+        for listener in ["a", "x"] {
+            let members = &told(&config, listener).members;
+            assert_eq!((members.len(), &*members[0].1), (1, &["http://k:7".into(), "http://l:7".into()][..]));
+        }
         let anywhere = m1.replace("127.0.0.1", "0.0.0.0");
         assert_eq!(valid(&format!("{CLUSTER}{LISTENER}{anywhere}")).1[0], "advertise.members.m1");
 

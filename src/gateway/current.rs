@@ -89,7 +89,8 @@ pub async fn caught_up(mut exchange: Exchange<'_>, record: &mut Record) -> Resul
         let mut tried = Vec::new();
         for _ in 0..ROUNDS {
             let door = &exchange.gateway.door;
-            let Some(member) = door.choose_for_call(exchange.wanted, &tried) else { break };
+            let members = door.members.snapshot.load_full();
+            let Some(member) = door.choose_for_call(&members, exchange.wanted, &tried) else { break };
             if catches_up(door, &exchange.whom, &member, None).await {
                 exchange.wanted = Wanted::This(member.id);
                 return exchange.run(None, record).await;

@@ -361,12 +361,9 @@ fn finish(
         // One that is too large to be read whole would name the members' own addresses.
         let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
         let config = gateway.config.load();
-        let rewritten = member_answers::rewrite(
-            message.ok_or(Refusal::UNREADABLE_ANSWER)?,
-            fields,
-            &config.advertise.members,
-            &config.advertise.client_urls,
-        );
+        let told = config.advertise.to_clients_of(&client.listener.name);
+        let (message, told) = message.zip(told).ok_or(Refusal::UNREADABLE_ANSWER)?;
+        let rewritten = member_answers::rewrite(message, fields, &told.members, &told.client_urls);
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
     } else if let Some(seen) = answer.seen {
         client.shown(seen);

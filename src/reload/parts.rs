@@ -1,20 +1,20 @@
-//! What can change while we run, and the names of what cannot.
+//! What can change while we run.
 //!
 //! Owns: for each part, what is new and what it becomes. Must not know: when it is read. Invariant: keys are told by
 //! their ids, certificates by their fingerprints.
 
 use std::cell::RefCell;
-use std::fmt::{Debug, Write as _};
+use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
+use super::restart::same;
 use super::{Part, Ready, Trial};
 use crate::config::{
-    ClientAuth, ClientCa, ClientTls, Cluster, Config, Discovery, Keep, KeySource, Limits, Listener, Login,
-    ServerTls, Serves,
+    ClientAuth, ClientCa, ClientTls, Cluster, Config, KeySource, Listener, Login, ServerTls,
 };
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{Current, ListenerTls};
@@ -168,9 +168,8 @@ impl Part {
     pub fn cluster_tls(connector: Connector) -> Self {
         Self::new(move |before, now| {
             let (Some(was), Some(is)) = (&before.cluster.tls, &now.cluster.tls) else { return Ok(None) };
-            // A certificate that comes or goes changes how members are asked: that needs a restart.
             let (was, seen) = (towards_members(was), towards_members(is));
-            if was == seen || shows(&before.cluster) != shows(&now.cluster) {
+            if was == seen {
                 return Ok(None);
             }
             let made = client_config(is).map_err(|error| format!("cluster.tls: {error}"))?;
@@ -196,7 +195,7 @@ impl Part {
         })
     }
 
-    /// What was read last and could be taken: for who looks at it at every connection or call, such as for the limits, and for
+    /// What was read last, as far as it could be taken: for who looks at it at every connection or call, such as for the limits, and for
     /// who wants to know all of it.
     #[must_use]
     pub fn in_force(current: Arc<Published<Config>>) -> Self {
@@ -207,7 +206,7 @@ impl Part {
                     changes.push(format!("{section}: changed, for what comes"));
                 }
             };
-            told("limits", same(&followed(before.limits), &followed(now.limits)));
+            told("limits", before.limits == now.limits);
             told("advertise", same(&before.advertise, &now.advertise));
             told("watch.idle_progress", before.watch.idle_progress == now.watch.idle_progress);
             told("drain", before.drain == now.drain);
@@ -329,67 +328,9 @@ fn towards_members(tls: &ClientTls) -> String {
     }
 }
 
-/// Whether we show members a certificate; none where there is no TLS.
-fn shows(cluster: &Cluster) -> Option<bool> {
-    cluster.tls.as_ref().map(|tls| tls.identity.is_some())
-}
-
 /// What peers are called by that show a certificate.
 fn ca_name(tls: &ServerTls) -> Option<&str> {
     tls.clients.ca().map(|ca| &*ca.name)
-}
-
-/// The limits that are looked at whenever they count; the others are what something was made with.
-fn followed(limits: Limits) -> Limits {
-    Limits { certificate_connections: 0, member_in_flight: 0, logins_in_flight_per_member: 0, ..limits }
-}
-
-/// Sections that differ from what the process was started with, and are no part.
-pub(super) fn name_what_needs_a_restart(started: &Config, read: &Config) {
-    // Logins are a part, and so is what TLS shows.
-    let cluster = |config: &Config| Cluster {
-        probe: None,
-        tls: None,
-        endpoints: Vec::new(),
-        discovery: Discovery { dns: config.cluster.discovery.dns.clone(), ..Discovery::default() },
-        reads: Serves::Any,
-        writes: Serves::Any,
-        ..Cluster::clone(&config.cluster)
-    };
-    differ("cluster.endpoints", &started.cluster.scheme(), &read.cluster.scheme());
-    let kept = |config: &Config| match &config.revocation.keep {
-        Keep::Etcd { prefix, .. } => {
-            (Keep::Etcd { prefix: prefix.clone(), login: None }, config.revocation.max_age)
-        }
-        keep => (keep.clone(), config.revocation.max_age),
-    };
-    differ("cluster", &cluster(started), &cluster(read));
-    differ("cluster.tls", &shows(&started.cluster), &shows(&read.cluster));
-    differ("session.realm", &started.session.realm, &read.session.realm);
-    differ("login", &started.passwords.failed, &read.passwords.failed);
-    differ("revocation", &kept(started), &kept(read));
-    differ("watch.buffer", &started.watch.buffer, &read.watch.buffer);
-    let made = |limits: Limits| Limits {
-        certificate_connections: limits.certificate_connections,
-        member_in_flight: limits.member_in_flight,
-        logins_in_flight_per_member: limits.logins_in_flight_per_member,
-        ..started.limits
-    };
-    differ("limits", &made(started.limits), &made(read.limits));
-    differ("admin", &started.admin, &read.admin);
-    differ("log", &started.log, &read.log);
-    differ("runtime", &started.runtime, &read.runtime);
-}
-
-fn differ<T: Debug>(section: &'static str, started: &T, read: &T) {
-    if !same(started, read) {
-        tracing::warn!(section, "changed in the file; takes effect at the next start");
-    }
-}
-
-/// Whether two look the same. No secret is looked at.
-fn same<T: Debug>(one: &T, other: &T) -> bool {
-    format!("{one:?}") == format!("{other:?}")
 }
 
 #[cfg(test)]
@@ -435,7 +376,9 @@ mod tests {
             let current: Current = Arc::new(Published::new(made));
             let running = Running::new(&listener, Arc::clone(&current)).into_iter().collect();
             let parts = vec![Part::tls(Rc::new(RefCell::new(running)))];
-            let reload = Reload::new(path, config, Vec::new(), parts, Arc::new(Metrics::new(Vec::new())));
+            let (waiting, metrics) =
+                (Arc::new(Published::new(Vec::new())), Arc::new(Metrics::new(Vec::new())));
+            let reload = Reload::new(path, &config, Vec::new(), parts, waiting, metrics);
             Self { folder, reload, current }
         }
 

@@ -45,6 +45,8 @@ pub struct Figures {
     pub refused: u64,
     /// Calls and streams that waited for a connection with room, and for how long all together.
     pub seat_waits: (u64, Duration),
+    /// Streams that it carries: of watches, of keepalives, others.
+    pub streams: [u64; 3],
     /// Raft entries that it is behind.
     pub lag: u64,
     /// Its raft term.
@@ -98,6 +100,7 @@ pub struct MemberFigures {
     queue_waits: Waits,
     refused: Family<One, Counter>,
     seat_waits: Waits,
+    streams: Family<[(&'static str, String); 2], Gauge>,
     lag: Gauges,
     term: Gauges,
     errors: Gauges,
@@ -131,6 +134,8 @@ impl MemberFigures {
         let quota = gauges("member_db_quota", "The member's quota", Some(Unit::Bytes));
         let (ejections, latency, info) =
             (Family::default(), Family::<One, Gauge<f64, AtomicU64>>::default(), Family::default());
+        let streams = Family::default();
+        registry.register("member_streams", "Open streams to the member", Family::clone(&streams));
         let calls = Family::<One, Counter>::default();
         registry.register("member_calls", "Short calls that the member was sent", calls.clone());
         let refused = Family::<One, Counter>::default();
@@ -154,6 +159,7 @@ impl MemberFigures {
             queue_waits,
             refused,
             seat_waits,
+            streams,
             lag,
             term,
             errors,
@@ -170,6 +176,7 @@ impl MemberFigures {
         let gauges = [&self.ejected, &self.waiting, &self.lag, &self.term, &self.errors, &self.size];
         gauges.into_iter().chain([&self.in_use, &self.quota]).for_each(Family::clear);
         self.latency.clear();
+        self.streams.clear();
         self.info.clear();
         members.iter().for_each(|figures| self.put_one(figures));
     }
@@ -186,6 +193,10 @@ impl MemberFigures {
         set(&self.ejected, Some(figures.ejected.into()));
         set(&self.waiting, Some(figures.waiting));
         set(&self.queued, Some(figures.queued));
+        for (kind, count) in ["watch", "keepalive", "other"].into_iter().zip(figures.streams) {
+            let labels = [("member", figures.member.clone()), ("kind", kind.to_owned())];
+            self.streams.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
         set(&self.lag, Some(figures.lag));
         set(&self.term, Some(figures.term).filter(|term| *term > 0));
         set(&self.errors, figures.errors);

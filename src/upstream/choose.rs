@@ -23,10 +23,10 @@ const ALIKE: Duration = Duration::from_millis(15);
 /// Of equally fast members one is too busy when it has twice as many calls as another, and this many more: what the slower
 /// of two must have under way to answer as many as the faster.
 const BUSIER: u32 = 8;
-/// Raft entries that a member may be behind the furthest one, for calls that any serves. etcd itself refuses writes at a member
+/// Raft entries that a member may be behind ([`Membership::lag`]), for calls that any serves. etcd itself refuses writes at a member
 /// that has 5,000 left to apply; members are probed up to half a second apart, in which a fast cluster writes some thousand more,
 /// so that a smaller figure may be no lag at all.
-const LAG: u64 = 10_000;
+pub const LAG: u64 = 10_000;
 /// Entries of its own log that a member may have left to apply, for what shows its store as it is: Snapshot. One probe tells both
 /// figures, so that this one can be smaller than [`LAG`]: seconds of a heavy load.
 const BEHIND: u64 = 1000;

@@ -5,12 +5,14 @@
 //! chosen. All of it is atomic: no lock, no allocation; of two that write in one moment one may be lost, which a figure of
 //! this kind survives. Invariants: a revision only grows; an ejection ends by itself.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::identity::Revision;
+use crate::upstream::carried::Streams;
 use crate::upstream::delays::Delays;
 
 /// As many calls must wait for a member, for so long and without a word from it, before it counts as stalled. A lone slow
@@ -82,6 +84,7 @@ pub struct Conduct {
     /// Calls and streams that wait for a connection with room.
     pub seats: Delays,
     refused: AtomicU64,
+    streams: Arc<Streams>,
 }
 
 impl Default for Conduct {
@@ -109,6 +112,7 @@ impl Default for Conduct {
             queue: Delays::default(),
             seats: Delays::default(),
             refused: AtomicU64::default(),
+            streams: Arc::default(),
         }
     }
 }
@@ -124,6 +128,12 @@ impl Conduct {
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.load(Relaxed)
+    }
+
+    /// The streams that it carries, over all shards.
+    #[must_use]
+    pub fn streams(&self) -> &Arc<Streams> {
+        &self.streams
     }
 
     /// How long it takes to answer, smoothed; none before the first answer.

@@ -32,6 +32,7 @@ use crate::io::coalesce::coalesce;
 use crate::io::cut::{Scissors, cuttable};
 use crate::rpc::method::Lane;
 use crate::tasks::{LocalExecutor, Tasks};
+use crate::upstream::carried::Carried;
 use crate::upstream::standing::Busy;
 
 /// etcd refuses pings closer than 5 s; we stay well clear.
@@ -274,6 +275,7 @@ pub struct InFlight {
     load: Arc<Load>,
     member: Rc<Cell<usize>>,
     busy: Option<Busy>,
+    carried: Option<Carried>,
 }
 
 impl InFlight {
@@ -282,6 +284,14 @@ impl InFlight {
     pub fn of_busy(self, busy: Busy) -> Self {
         let mut counted = self;
         counted.busy = Some(busy);
+        counted
+    }
+
+    /// The same, counted as a stream that its member carries.
+    #[must_use]
+    pub fn of_stream(self, carried: Carried) -> Self {
+        let mut counted = self;
+        counted.carried = Some(carried);
         counted
     }
 
@@ -421,7 +431,8 @@ impl Connection {
             return None;
         }
         member.set(member.get() + 1);
-        Some(InFlight { load: Arc::clone(&self.load), member: Rc::clone(member), busy: None })
+        let (load, member) = (Arc::clone(&self.load), Rc::clone(member));
+        Some(InFlight { load, member, busy: None, carried: None })
     }
 
     /// Sends a request and waits for the reply's headers. Dropping the future, or the reply's body, resets the stream.

@@ -252,6 +252,15 @@ impl Membership {
         self.get(self.leader?).filter(|member| member.is_ready())
     }
 
+    /// How far a member is behind: the raft entries that it has not applied and that the furthest of those that serve has. None where
+    /// either does not tell. This is what "lag" means everywhere.
+    #[must_use]
+    pub fn lag(&self, member: &Member) -> Option<u64> {
+        let serve = self.members.iter().filter(|member| member.readiness == Readiness::Ready);
+        let furthest = serve.filter_map(|member| Some(member.vitals.as_ref()?.applied)).max()?;
+        Some(furthest.saturating_sub(member.vitals.as_ref()?.applied))
+    }
+
     /// The member of this id, ready or not.
     #[must_use]
     pub fn get(&self, id: MemberId) -> Option<&Arc<Member>> {

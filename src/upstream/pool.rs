@@ -142,6 +142,12 @@ impl Pool {
         self.lent.clone()
     }
 
+    /// Closes all connections of this shard's own once no call is on them. Without that they stay: what tells of a connection's end
+    /// knows where it is found again.
+    pub fn retire(&self) {
+        self.own.borrow().all().for_each(|connection| connection.retire());
+    }
+
     fn calls(&self, member: MemberId) -> Rc<Cell<usize>> {
         Rc::clone(self.calls.borrow_mut().entry(member).or_default())
     }

@@ -205,7 +205,7 @@ impl Door {
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
             let request = request(&seat.connection, path.clone(), fields, taken);
             let in_flight = match lane {
-                Lane::Stream => seat.in_flight,
+                Lane::Stream => seat.in_flight.of_stream(member.conduct.streams().carry(path.path())),
                 Lane::Unary | Lane::Bulk => seat.in_flight.of_busy(member.rest.begin()),
             };
             match seat.connection.send(request, in_flight).await {

@@ -1,6 +1,7 @@
 //! How many bytes the watch streams of one shard hold.
 //!
-//! Owns: the count, by client stream. Must not know: watches, clients, what is done where it is too much.
+//! Owns: the count, by client stream. Must not know: watches, clients, what is done where it is too much: a stream begins anew upstream,
+//! never downstream.
 //! Invariants: what is held is counted until it is dropped; a stream that holds alone is never too much, so that one
 //! revision of any size that is taken at all passes; a little is free, so that ordinary events ask nobody.
 

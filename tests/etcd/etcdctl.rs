@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::harness::binary::Version;
 use crate::harness::ctl::Ctl;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, versions};
@@ -13,11 +12,8 @@ async fn through(cluster: &Cluster) -> (Keyward, Ctl) {
     let site = Site::new();
     let config = site.in_front_of(cluster);
     let keyward = Keyward::start(site, &config).await;
-    // etcdctl 3.4 dials `passthrough:///http://…` for calls that name an endpoint (status, defrag, hashkv, snapshot); the
-    // URL becomes its `:authority`, which h2 refuses, as it refuses clientv3 3.5.0's. So 3.4 is driven by 3.5.1's.
-    let own = cluster.version();
-    let ctl = if own.at_least("3.5.0") { own.clone() } else { Version::parse("3.5.1") };
-    let ctl = Ctl::new(&ctl, vec![keyward.url()]);
+    // That of 3.4 names a whole URL as its `:authority` for calls that name an endpoint (status, defrag, hashkv, snapshot).
+    let ctl = Ctl::new(cluster.version(), vec![keyward.url()]);
     (keyward, ctl)
 }
 

@@ -68,14 +68,15 @@ impl Scene {
         [asked - reads, counter("grpc_server_handled_total", &refused).await, other]
     }
 
-    /// Which member answered is in Keyward's record of each call.
-    async fn assert_no_call_at_the_learner(&self, keyward: &Keyward) {
+    /// Which member answered is in Keyward's record of each call. Returns how many there were.
+    async fn assert_no_call_at_the_learner(&self, keyward: &Keyward) -> usize {
         let learner = format!("member={:x}", self.cluster.member_id(LEARNER).await);
         let log = keyward.log();
         let answered = log.lines().filter(|line| line.contains(" member=")).count();
         assert!(answered > 100, "{answered} calls were recorded");
         let there = log.lines().find(|line| line.contains("method=") && line.contains(&learner));
         assert_eq!(there, None);
+        answered
     }
 }
 
@@ -169,9 +170,17 @@ async fn through_keyward(scene: &Scene, transport: Transport) {
         good.the("wire")
     );
     stayed_at(&good, listen, &given, &format!("{scheme}://{listen}"));
-    assert_eq!(scene.bypasses(), bypasses, "nobody went where the members say that they are");
-    assert_eq!(scene.learner_was_asked().await, asked);
-    scene.assert_no_call_at_the_learner(&keyward).await;
+    let (bypassed, asked_since) = (scene.bypasses() - bypasses, scene.learner_was_asked().await);
+    let calls = scene.assert_no_call_at_the_learner(&keyward).await;
+    println!(
+        "{version} {CLIENT} {transport:?}, {}: {} errors; {bypassed} connections past Keyward; of {calls} calls 0 at the learner, \
+         which was asked {:?} times more",
+        length(),
+        good.errors().len(),
+        [0, 1, 2].map(|i| asked_since[i] - asked[i]),
+    );
+    assert_eq!(bypassed, 0, "nobody went where the members say that they are");
+    assert_eq!(asked_since, asked);
     let odd = keyward.metric("keyward_odd_authority_connections_total", &[]).await;
     assert!(odd >= 4.0, "{odd} connections were odd");
     assert_eq!(keyward.metric("keyward_odd_authority_refused_total", &[]).await, 0.0);

@@ -81,10 +81,7 @@ impl Rolling {
 
     /// etcdctl as root, through Keyward.
     fn ctl(&self) -> Ctl {
-        // See `etcdctl`: that of 3.4 names a URL as its authority.
-        let own = self.cluster.version();
-        let version = if own.at_least("3.5.0") { own.clone() } else { Version::parse("3.5.1") };
-        Ctl::new(&version, vec![self.load.keyward().url()]).as_user("root")
+        Ctl::new(self.cluster.version(), vec![self.load.keyward().url()]).as_user("root")
     }
 
     /// Takes a member out, adds a learner instead and promotes it, all through Keyward.

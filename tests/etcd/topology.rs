@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use crate::harness::binary::Version;
 use crate::harness::ctl::Ctl;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, Tls, ports, versions};
@@ -51,10 +50,7 @@ impl Front {
 
     /// etcdctl as root, for the address that is everybody's.
     pub(crate) fn root(&self, cluster: &Cluster) -> Ctl {
-        // etcdctl 3.4 names the whole URL as `:authority` for calls that name an endpoint, which HTTP/2 forbids.
-        let own = cluster.version();
-        let version = if own.at_least("3.5.0") { own.clone() } else { Version::parse("3.5.1") };
-        let ctl = Ctl::new(&version, vec![self.url()]).as_user("root");
+        let ctl = Ctl::new(cluster.version(), vec![self.url()]).as_user("root");
         if cluster.options().tls == Tls::Off { ctl } else { ctl.with_tls(cluster.pki(), None) }
     }
 }

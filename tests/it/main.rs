@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod admin_commands;
 #[cfg(test)]
+mod advertised;
+#[cfg(test)]
 mod ages;
 #[cfg(test)]
 mod authority;
@@ -27,6 +29,8 @@ mod addressed;
 mod budgets;
 #[cfg(test)]
 mod cancel_bursts;
+#[cfg(test)]
+mod carried;
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]

@@ -278,6 +278,7 @@ impl Keyward {
         );
         let doctor = Doctor {
             config: Arc::new(Published::new(config)),
+            waiting: Arc::new(Published::new(Vec::new())),
             members: self.members.clone(),
             pages: self.pages.clone(),
             register: register.clone(),

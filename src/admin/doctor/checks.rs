@@ -10,6 +10,7 @@ use super::certificates;
 use super::{Finding, Report, Severity};
 use crate::config::{Config, Keep, KeySource, Scheme};
 use crate::identity::MemberId;
+use crate::upstream::choose::LAG;
 use crate::upstream::examine::Examined;
 use crate::upstream::membership::{
     Absence, Auth, Member, Membership, PeerUrls, Readiness, Reason, Role, Serving, Trouble,
@@ -28,8 +29,6 @@ const LONG_KEPT: u64 = 100_000;
 const LONG_AGO: Duration = Duration::from_secs(24 * 3600);
 /// etcd refuses proposals past this (server/etcdserver/v3_server.go, maxGapBetweenApplyAndCommitIndex).
 const UNAPPLIED: u64 = 5_000;
-/// Members tell their indexes up to half a second apart, in which a busy cluster writes some thousand entries.
-const BEHIND: u64 = 10_000;
 /// What is minted and signed begins this long ago (rules 19); half of it is for the way.
 const CLOCK: Duration = Duration::from_secs(150);
 /// A clock that runs apart by as much harms leases' ends and logs, no tokens.
@@ -39,6 +38,8 @@ const CLOCK_NOTED: Duration = Duration::from_secs(5);
 pub(super) struct Facts<'a> {
     pub(super) now: SystemTime,
     pub(super) config: &'a Config,
+    /// Keys that say otherwise in the file.
+    pub(super) waiting: &'a [&'static str],
     pub(super) members: &'a Membership,
     pub(super) auth: Auth,
     /// What each member told anybody who asks; none where it told nothing.
@@ -59,6 +60,11 @@ impl Facts<'_> {
         self.versions(&mut findings);
         self.identities(&mut findings);
         self.certificates(&mut findings);
+        for key in self.waiting {
+            let what = "it says otherwise in the file: that is not in force, and waits for a restart";
+            let fix = "keyward drain, and start it again; with several replicas, one after the other";
+            findings.warning("restart_pending", *key, what, fix);
+        }
         let Findings { mut found, unseen } = findings;
         found.sort();
         Report { findings: found, unseen }
@@ -137,9 +143,11 @@ impl Facts<'_> {
             let fix = "look at its disk: etcd_disk_backend_commit_duration_seconds in its /metrics";
             findings.error("apply_lag", about.clone(), what, fix);
         }
-        let lag = super::super::status::furthest(self.members).saturating_sub(vitals.raft_index);
-        if lag > BEHIND && member.role == Role::Voter {
-            let what = format!("its log ends {lag} entries before that of the furthest member");
+        let lag = self.members.lag(member).unwrap_or(0);
+        if lag > LAG && member.role == Role::Voter {
+            let what = format!(
+                "it has {lag} entries left to apply that the furthest member has applied, and gets no calls"
+            );
             findings.warning("raft_lag", about, what, "look at its disk and at its network to the leader");
         }
     }

@@ -1,14 +1,18 @@
 //! What clients are told of where members are: us, and which part of us is about which member.
 //!
 //! Owns: `[advertise]`, what listeners say of members, and what follows where neither says it. Must not know: the cluster,
-//! so that a name that no member has is no fault. Invariant: a URL never comes from what a client says.
+//! so that a name that no member has is no fault. Invariants: a URL never comes from what a client says; what follows from
+//! listeners leads a client back by TLS if and only if it came by TLS, and by a socket if and only if it came by one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Resolver;
-use crate::config::{Address, Advertise, Endpoint, Listener, Scheme, ServerTls, file};
+use crate::config::{Address, Advertise, Advertised, Endpoint, Listener, Scheme, ServerTls, file};
 use crate::identity::named::NamedMember;
+
+/// Where a listener is reached that says so itself, by its name.
+pub(super) type Reached = BTreeMap<String, Vec<String>>;
 
 const CLIENT_URLS: &str = "advertise.client_urls";
 const MEMBERS: &str = "advertise.members";
@@ -51,49 +55,92 @@ impl Resolver<'_> {
         names
     }
 
+    /// Where listeners are reached that say so themselves, by their names.
+    pub(super) fn reached(&mut self, rows: &mut [file::Listener]) -> Reached {
+        let mut reached = Reached::new();
+        for (index, row) in rows.iter_mut().enumerate() {
+            let (Some(name), Some(urls)) = (&row.name, row.client_urls.take()) else { continue };
+            let urls = self.urls(&format!("listener[{index}].client_urls"), urls);
+            reached.insert(name.clone(), urls);
+        }
+        reached
+    }
+
     /// URLs lose the `/` at their end, so that clients see what etcd would write.
-    pub(super) fn advertise(&mut self, advertise: file::Advertise, listeners: &[Arc<Listener>]) -> Advertise {
-        let client_urls = match advertise.client_urls {
-            Some(urls) => {
-                if urls.is_empty() {
-                    self.findings
-                        .fault(CLIENT_URLS, "names no URL; leave it out to advertise the first listener");
-                }
-                self.urls(CLIENT_URLS, urls)
-            }
-            None => {
-                // One member's own is nobody else's.
-                let shared = listeners.iter().find(|listener| listener.member.is_none());
-                let first = shared.or(listeners.first());
-                first.map(|first| self.derived(CLIENT_URLS, first, None)).into_iter().collect()
-            }
-        };
-        let mut members = Vec::new();
+    pub(super) fn advertise(
+        &mut self,
+        advertise: file::Advertise,
+        reached: &Reached,
+        listeners: &[Arc<Listener>],
+    ) -> Advertise {
+        let everywhere = advertise.client_urls.map(|urls| self.urls(CLIENT_URLS, urls));
+        let mut named = Vec::new();
         for (name, urls) in advertise.members.unwrap_or_default() {
             let path = format!("{MEMBERS}.{name}");
-            if urls.is_empty() {
-                self.findings.fault(&path, "names no URL");
-            }
-            let Some(named) = self.member_named(&path, &name) else { continue };
-            members.push((named, self.urls(&path, urls)));
+            let Some(member) = self.member_named(&path, &name) else { continue };
+            named.push((member, self.urls(&path, urls)));
         }
+        let own = self.members_own(&named, reached, listeners);
+        let mut shared: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        let mut rows = Vec::new();
         for listener in listeners {
-            let own = listener.member.iter().map(|member| (member, None));
-            let hosts = listener.server_names.iter().map(|(host, member)| (member, Some(host.as_str())));
-            for (member, host) in own.chain(hosts) {
+            // One member's own is nobody else's, unless there is nothing else.
+            let back = listeners.iter().find(|other| other.member.is_none() && alike(other, listener));
+            let back = if listener.member.is_none() { listener } else { back.unwrap_or(listener) };
+            let client_urls = shared.entry(&back.name).or_insert_with(|| {
+                let told = reached.get(&*back.name).or(everywhere.as_ref()).cloned();
+                told.unwrap_or_else(|| vec![self.derived(CLIENT_URLS, back, None)])
+            });
+            let mut members = named.clone();
+            // What the listener itself has of a member goes before what others have.
+            let mine = own.iter().filter(|(of, ..)| Arc::ptr_eq(of, listener));
+            let others = own.iter().filter(|(of, ..)| alike(of, listener));
+            for (_, member, urls) in mine.chain(others) {
                 if members.iter().all(|(known, _)| known != member) {
-                    let url = self.derived(&format!("{MEMBERS}.{member}"), listener, host);
-                    members.push((member.clone(), vec![url]));
+                    members.push((member.clone(), urls.clone()));
                 }
             }
+            let name = Arc::clone(&listener.name);
+            rows.push(Advertised { listener: name, client_urls: client_urls.clone(), members });
         }
-        Advertise { client_urls, members }
+        Advertise { rows }
+    }
+
+    /// What listeners have of members for whom no URL is `named`.
+    fn members_own<'a>(
+        &mut self,
+        named: &[(NamedMember, Vec<String>)],
+        reached: &Reached,
+        listeners: &'a [Arc<Listener>],
+    ) -> Vec<(&'a Arc<Listener>, NamedMember, Vec<String>)> {
+        let mut own = Vec::new();
+        for listener in listeners {
+            let itself = listener.member.iter().map(|member| (member, None));
+            let hosts = listener.server_names.iter().map(|(host, member)| (member, Some(host.as_str())));
+            for (member, host) in itself.chain(hosts) {
+                if named.iter().any(|(known, _)| known == member) {
+                    continue;
+                }
+                let told = reached.get(&*listener.name).filter(|_| host.is_none()).cloned();
+                let urls = told
+                    .unwrap_or_else(|| vec![self.derived(&format!("{MEMBERS}.{member}"), listener, host)]);
+                own.push((listener, member.clone(), urls));
+            }
+        }
+        own
     }
 
     fn urls(&mut self, path: &str, urls: Vec<String>) -> Vec<String> {
+        if urls.is_empty() {
+            self.findings.fault(path, "names no URL; leave it out for what follows from listeners");
+        }
         let mut checked = Vec::new();
-        for (index, url) in urls.iter().enumerate() {
+        for (index, url) in urls.into_iter().enumerate() {
             let path = format!("{path}[{index}]");
+            if is_socket(&url) {
+                checked.push(url);
+                continue;
+            }
             let Some(url) = self.checked(&path, url.parse::<Endpoint>()) else { continue };
             if url.is_wildcard() {
                 self.findings
@@ -125,6 +172,18 @@ impl Resolver<'_> {
         }
         url.to_string()
     }
+}
+
+/// Whether who came by the one can come by the other as well, with what it knows of TLS and of sockets.
+fn alike(one: &Listener, other: &Listener) -> bool {
+    let is_socket = |listener: &Listener| matches!(listener.address, Address::Unix(_));
+    one.tls.is_some() == other.tls.is_some() && is_socket(one) == is_socket(other)
+}
+
+/// A unix socket as etcd's own clients write it: `unix:///path`, with TLS `unixs:///path`.
+fn is_socket(url: &str) -> bool {
+    let path = url.strip_prefix("unix://").or_else(|| url.strip_prefix("unixs://"));
+    path.is_some_and(|path| path.starts_with('/') && !path.contains(char::is_control))
 }
 
 /// What a client can name in TLS: no address, no port.

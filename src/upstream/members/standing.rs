@@ -7,11 +7,8 @@ use crate::upstream::membership::{Member, Membership, Readiness};
 
 /// Lays it down with every member of `members`. `near` has names of members and hosts of their addresses.
 pub(super) fn place(members: &Membership, near: &[String]) {
-    let serve = members.members.iter().filter(|member| member.readiness == Readiness::Ready);
-    let newest = serve.filter_map(|member| Some(member.vitals.as_ref()?.applied)).max();
     for member in &members.members {
-        let applied = member.vitals.as_ref().map(|vitals| vitals.applied);
-        let lag = newest.zip(applied).map_or(0, |(newest, applied)| newest.saturating_sub(applied));
+        let lag = members.lag(member).unwrap_or(0);
         member.conduct.place(lag, near.iter().any(|named| is_named(member, named)));
         if member.readiness != Readiness::Ready {
             member.conduct.begin_anew();

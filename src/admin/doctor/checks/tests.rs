@@ -22,6 +22,7 @@ const MIB: u64 = 1 << 20;
 struct Scene {
     folder: tempfile::TempDir,
     lines: String,
+    waiting: Vec<&'static str>,
     members: Membership,
     auth: Auth,
     examined: Vec<(MemberId, Option<Examined>)>,
@@ -78,6 +79,7 @@ impl Scene {
             lines: "session.key_files = ['session.key']\nrevocation.etcd_prefix = '/keyward/'\n\
                     cluster.probe = { user = 'keyward', password_file = 'password' }\n"
                 .to_owned(),
+            waiting: Vec::new(),
             members,
             auth: Auth::On,
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
@@ -123,6 +125,7 @@ impl Scene {
         Facts {
             now: *NOW,
             config: &config,
+            waiting: &self.waiting,
             members: &self.members,
             auth: self.auth,
             examined: &self.examined,
@@ -153,6 +156,13 @@ use Severity::{Error, Warning};
 #[test]
 fn nothing_is_found_where_all_is_well() {
     assert_eq!(Scene::new().finds(&[]), "nothing found\n");
+}
+
+#[test]
+fn keys_that_wait_for_a_restart() {
+    let scene = Scene::new().with(|scene| scene.waiting = vec!["cluster.tls", "runtime"]);
+    let said = scene.finds(&[(Warning, "restart_pending"), (Warning, "restart_pending")]);
+    assert!(said.contains("cluster.tls: ") && said.contains("runtime: "), "{said}");
 }
 
 #[test]
@@ -258,13 +268,12 @@ fn a_log_that_is_behind() {
     let scene = |index, applied| {
         Scene::new().third_says(|vitals| (vitals.raft_index, vitals.applied) = (index, applied))
     };
-    scene(1000 + BEHIND, 1000 + BEHIND - UNAPPLIED).finds(&[]);
-    // The two others are behind it, and it has not applied what it has.
-    scene(1001 + BEHIND, 1000 + BEHIND - UNAPPLIED).finds(&[
-        (Error, "apply_lag"),
-        (Warning, "raft_lag"),
-        (Warning, "raft_lag"),
-    ]);
+    scene(1000 + LAG, 1000 + LAG - UNAPPLIED).finds(&[]);
+    scene(1000 + LAG, 999 + LAG - UNAPPLIED).finds(&[(Error, "apply_lag")]);
+    scene(1000 + LAG, 1000 + LAG).finds(&[]);
+    // The two others are behind it.
+    let said = scene(1001 + LAG, 1001 + LAG).finds(&[(Warning, "raft_lag"), (Warning, "raft_lag")]);
+    assert!(said.contains("m1 (1): it has 10001 entries"), "{said}");
 }
 
 #[test]

@@ -1,0 +1,50 @@
+//! How many streams a member carries is known by what they are, from their beginning to their end.
+
+use keyward::upstream::carried::Counts;
+
+use crate::rig::{one_member, paused, settled};
+use crate::words::{KEEP_ALIVE, RANGE, WATCH, create_of, created, range, ranged, renew, renewed, watch};
+
+const OBSERVE: &str = "/v3electionpb.Election/Observe";
+
+#[test]
+fn streams_of_a_member_are_counted_from_their_beginning_to_their_end() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let counts = || keyward.members.snapshot.load().members[0].conduct.streams().counts();
+        let client = keyward.client().await;
+        assert_eq!(counts(), Counts::default());
+
+        let mut watching = client.open(WATCH).await.expect("open");
+        watching.say(&watch("k", 5)).await;
+        let mut watched = member.called(WATCH).await;
+        let create = create_of(&watched.messages.next().await.expect("a create")).expect("a create");
+        watched.say(&created(create.watch_id, 9)).await.expect("taken");
+        watching.next().await.expect("created");
+        assert_eq!(counts(), Counts { watches: 1, ..Counts::default() });
+
+        let mut renewing = client.open(KEEP_ALIVE).await.expect("open");
+        renewing.say(&renew(7)).await;
+        let mut renewals = member.called(KEEP_ALIVE).await;
+        renewals.say(&renewed(7, 5)).await.expect("taken");
+        renewing.next().await.expect("renewed");
+        let observing = client.begin(OBSERVE, []).await.expect("sent");
+        let observed = member.called(OBSERVE).await;
+        settled().await;
+        assert_eq!(counts(), Counts { watches: 1, keepalives: 1, others: 1 });
+
+        // A short call is none.
+        let short = client.begin(RANGE, range("k")).await.expect("sent");
+        let call = member.called(RANGE).await;
+        assert_eq!(counts(), Counts { watches: 1, keepalives: 1, others: 1 });
+        call.reply(&ranged(1)).await;
+        short.finish().await.message();
+
+        drop((watching, watched));
+        settled().await;
+        assert_eq!(counts(), Counts { watches: 0, keepalives: 1, others: 1 });
+        drop((client, renewing, observing, renewals, observed));
+        settled().await;
+        assert_eq!(counts(), Counts::default());
+    });
+}
