@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use keyward::identity::ClusterId;
 use keyward::pb::etcdserverpb::{LeaseGrantRequest, RangeRequest};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
@@ -143,6 +144,22 @@ fn who_has_no_turn_within_its_time_is_refused_and_was_not_sent() {
         assert_eq!(refused.end.told(), TOO_MANY);
         assert!(come(&members[0]).is_empty());
         drop(held);
+    });
+}
+
+/// Who calls was decided of the cluster that was served when it came.
+#[test]
+fn who_waits_while_another_cluster_is_followed_is_not_sent_there() {
+    paused(async {
+        let (members, keyward) = site(1);
+        let client = keyward.client().await;
+        let (_reads, mut held) = filled(&members[0], &client).await;
+        let put = begin(&client, PUT, put(1)).await;
+        keyward.publish(|membership| membership.cluster = Some(ClusterId(0xc2)));
+        held.remove(0).reply(&ranged(5)).await;
+        let end = put.finish().await.end;
+        assert_eq!(end.told(), (Code::Unavailable, "there is no connection available"));
+        assert!(come(&members[0]).is_empty());
     });
 }
 
