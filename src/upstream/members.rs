@@ -38,7 +38,7 @@ use crate::upstream::membership::{
     Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason,
     Trouble, Unanswered,
 };
-use crate::upstream::standing::Mark;
+use crate::upstream::standing::{Mark, Suspicion};
 
 pub(super) use census::usable;
 use census::{Facts, Listed, Seen, Sighting, Source};
@@ -219,7 +219,8 @@ impl Task {
         for place in self.places.iter_mut().filter(|place| place.due <= now) {
             let Some(prober) = place.prober.take() else { continue };
             let member = place.member().and_then(|id| snapshot.get(id));
-            place.mark = member.map(|member| (member.id, member.suspicion.mark()));
+            place.mark =
+                member.map(|member| (member.id, Arc::clone(&member.suspicion), member.suspicion.mark()));
             place.asked = Some(now);
             place.due = now + PROBE;
             self.probes.push(prober.ask(std::mem::take(&mut place.want)).boxed());
@@ -321,16 +322,17 @@ impl Task {
         }
         self.pin();
         self.conclude();
-        if let (Ok(told), Some((member, mark))) = (&report.told, mark) {
-            self.clear(index, told, member, mark);
+        if let (Ok(told), Some((member, suspicion, mark))) = (&report.told, mark) {
+            self.clear(index, told, (member, &suspicion), mark);
         }
     }
 
     /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used.
-    fn clear(&self, index: usize, told: &Told, member: MemberId, mark: Mark) {
+    fn clear(&self, index: usize, told: &Told, (member, suspicion): (MemberId, &Arc<Suspicion>), mark: Mark) {
         let snapshot = self.published.snapshot.load();
         let Some(known) = snapshot.get(member) else { return };
-        let here = self.places.get(index).is_some_and(|place| place.is_at(&known.endpoint, known.at));
+        let here = self.places.get(index).is_some_and(|place| place.sighting.is_of(known))
+            && Arc::ptr_eq(&known.suspicion, suspicion);
         if here && told.answer.member == member && known.suspicion.is_raised() {
             known.suspicion.clear(mark);
             known.conduct.cleared(Instant::now());
@@ -427,7 +429,9 @@ impl Task {
     /// Goes to another cluster once the configured endpoints have agreed on it for long enough.
     fn follow(&mut self) {
         let (ClusterPin::Follow, Some(left)) = (self.setup.pin, self.pinned) else { return };
-        let agreed = agreed(left, &self.sightings());
+        let mut sightings = self.sightings();
+        sightings.retain(|sighting| self.seeds.leads_to(&sighting.endpoint, sighting.at));
+        let agreed = agreed(left, &sightings);
         let Some(followed) = self.following.look(agreed, Instant::now()) else { return };
         self.following.end();
         tracing::warn!(
@@ -442,8 +446,8 @@ impl Task {
         (self.list_due, self.auth_due) = (Instant::now(), Instant::now());
     }
 
-    /// Asks where the configured endpoints lead now, and at the listed addresses of members for which none of them answers; at
-    /// no others.
+    /// Asks where the configured endpoints lead now, and at the listed addresses of members for which none of them answers; and
+    /// for a while where a name has ceased to lead and a member that we use still is. At no others.
     fn settle(&mut self) {
         let now = Instant::now();
         let listed = self.listed_endpoints();
@@ -452,6 +456,7 @@ impl Task {
         let mut wanted: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
         let of =
             |endpoints: Vec<Endpoint>, source| endpoints.into_iter().map(move |endpoint| (endpoint, source));
+        let mut stay: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
         for (endpoint, source) in of(configured, Source::Configured).chain(of(listed, Source::Listed)) {
             if let Lead::To(addresses) = self.seeds.lead(&endpoint) {
                 for at in addresses {
@@ -460,7 +465,16 @@ impl Task {
                     }
                 }
             }
+            let used =
+                self.places.iter().filter(|place| place.sighting.endpoint == endpoint && self.uses(place));
+            let left_out = used.filter(|place| self.seeds.leaves_out(&endpoint, place.sighting.at));
+            for at in left_out.map(|place| place.sighting.at) {
+                if stay.iter().all(|(known, known_at, _)| (known, *known_at) != (&endpoint, at)) {
+                    stay.push((endpoint.clone(), at, source));
+                }
+            }
         }
+        wanted.extend(stay);
         let mut before = std::mem::take(&mut self.places);
         for (endpoint, at, source) in wanted {
             if let Some(known) = before.iter().position(|place| place.is_at(&endpoint, at)) {
@@ -472,6 +486,14 @@ impl Task {
                 self.places.extend(Place::new(&self.setup, (&endpoint, at), source, self.serials, now));
             }
         }
+    }
+
+    /// Whether a member of ours is found there, and answers.
+    fn uses(&self, place: &Place) -> bool {
+        let snapshot = self.published.snapshot.load();
+        let member = place.answers().and_then(|id| snapshot.get(id));
+        member.is_some_and(|member| place.sighting.is_of(member))
+            && (place.cluster().is_none() || place.cluster() == self.pinned)
     }
 
     fn listed_endpoints(&self) -> Vec<Endpoint> {

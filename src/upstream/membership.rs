@@ -74,7 +74,7 @@ pub struct Member {
     pub vitals: Option<Arc<Vitals>>,
     /// As in the member list.
     pub client_urls: Arc<[String]>,
-    /// Shared by all snapshots.
+    /// Shared by all snapshots that have it at this address.
     pub suspicion: Arc<Suspicion>,
     /// Shared by all snapshots.
     pub rest: Arc<Rest>,
@@ -281,7 +281,8 @@ impl Member {
     }
 
     /// Takes the member out of every shard's choice at once, until a probe that begins later has succeeded. For a
-    /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`].
+    /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`]. It is of the member at this
+    /// address: of one that is found elsewhere by now it says nothing.
     pub fn suspect(&self) {
         self.suspicion.raise();
         self.conduct.begin_anew();

@@ -12,7 +12,7 @@ use keyward::identity::pattern::Glob;
 use keyward::tasks::Tasks;
 use keyward::upstream::connect::Connector;
 use keyward::upstream::members::{Members, SeedList};
-use keyward::upstream::membership::{Absence, MembersHandle, Membership, Trouble};
+use keyward::upstream::membership::{Absence, Member, MembersHandle, Membership, Trouble};
 use keyward::upstream::names::Names;
 use keyward::upstream::tls;
 
@@ -162,6 +162,20 @@ async fn each_address_of_a_name_may_be_a_member() {
                 == [(Some(IpAddr::V4(ips[3])), Trouble::Connection)]
         };
         found.until("nobody is at the fourth, which is told", nobody).await;
+        // In another order, and one at a time: nobody moves.
+        let stand = |now: &Membership| {
+            let of_one = |member: &Arc<Member>| (member.id, member.endpoint.host.clone(), member.at);
+            now.members.iter().map(of_one).collect::<Vec<_>>()
+        };
+        let before = stand(&now);
+        for told in [&[ips[2], ips[0], ips[1]][..], &ips[1..2], &ips[..1]] {
+            says(told);
+            let asked = dns.questions();
+            // For either kind of address: when it is asked anew, what it was answered first has been taken in.
+            let again = async || (dns.questions() >= asked + 4).then_some(());
+            wait::until(LIMIT, "it is asked again", again).await;
+            assert_eq!(stand(&found.handle.snapshot.load()), before, "{told:?}");
+        }
         // One leaves the name: its own address in the member list is all that is left of it.
         says(&ips[1..3]);
         let by_list = |now: &Membership| ready(now) == 3 && hosts(now) == ["127.0.3.1", name, name];

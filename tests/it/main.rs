@@ -94,6 +94,8 @@ mod sockets;
 #[cfg(test)]
 mod storms;
 #[cfg(test)]
+mod strays;
+#[cfg(test)]
 mod unproved_logins;
 #[cfg(test)]
 mod upstream_headers;

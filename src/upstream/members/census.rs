@@ -3,7 +3,9 @@
 //! Owns: which cluster is pinned, which address stands for which member, who is ready, who leads. Must not know: how
 //! anything was asked, time (it only stamps the result).
 //! Invariants: a member's identity is what it says itself, never its address; an answer from another cluster makes
-//! nobody ready; the leader is named only where the members of the highest term do not contradict each other.
+//! nobody ready; the leader is named only where the members of the highest term do not contradict each other; a member stays
+//! where it was found for as long as it answers there, in whatever order addresses are told, and leaves only for a configured
+//! endpoint; a suspicion is of a member at one address, and is not taken along to another.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,6 +54,13 @@ pub(super) struct Sighting {
     pub(super) at: Option<IpAddr>,
     pub(super) source: Source,
     pub(super) seen: Seen,
+}
+
+impl Sighting {
+    /// Whether it is where the member was found.
+    pub(super) fn is_of(&self, member: &Member) -> bool {
+        self.endpoint == member.endpoint && self.at == member.at
+    }
 }
 
 /// How we came to an address. The order is the preference.
@@ -219,16 +228,19 @@ impl Facts<'_> {
     }
 
     /// The address that stands for a member: one that answers before one that does not, a configured one before a
-    /// listed one, then in their order.
+    /// listed one, the one that stood for it before any other, then in their order.
     fn stands_for(&self, id: MemberId) -> Option<&Sighting> {
+        let stood = self.before.get(id);
         let rank = |sighting: &&Sighting| match &sighting.seen {
             Seen::Answered(answer) if self.is_ours(answer) && answer.member == id => Some(0),
             Seen::Silent(Some(answer)) if self.is_ours(answer) && answer.member == id => Some(1),
             _ => None,
         };
+        let moves = |sighting: &Sighting| stood.is_none_or(|member| !sighting.is_of(member));
         let candidates =
             self.sightings.iter().filter_map(|sighting| Some((rank(&sighting)?, sighting.source, sighting)));
-        candidates.min_by_key(|(rank, source, _)| (*rank, *source)).map(|(_, _, sighting)| sighting)
+        let best = candidates.min_by_key(|(rank, source, sighting)| (*rank, *source, moves(sighting)));
+        best.map(|(_, _, sighting)| sighting)
     }
 
     /// What the member says now.
@@ -256,6 +268,7 @@ impl Facts<'_> {
             Seen::NotAsked | Seen::Silent(None) => None,
         });
         let listed_role = listed.map_or(Role::Voter, |listed| listed.role);
+        let stayed = known.filter(|member| member.endpoint == endpoint && member.at == at);
         Ok(Member {
             id,
             name: listed.map_or_else(|| "".into(), |listed| Arc::clone(&listed.name)),
@@ -267,7 +280,7 @@ impl Facts<'_> {
             term: last.map_or(0, |answer| answer.term),
             vitals: last.and_then(|answer| answer.vitals.clone()),
             client_urls: listed.map_or_else(Arc::default, |listed| Arc::clone(&listed.client_urls)),
-            suspicion: known.map_or_else(Arc::default, |member| Arc::clone(&member.suspicion)),
+            suspicion: stayed.map_or_else(Arc::default, |member| Arc::clone(&member.suspicion)),
             rest: known.map_or_else(Arc::default, |member| Arc::clone(&member.rest)),
             conduct: known.map_or_else(Arc::default, |member| Arc::clone(&member.conduct)),
         })
@@ -414,6 +427,70 @@ mod tests {
         assert_eq!(states(&census(&one, Some(&list))), [(1, 21, Ready)]);
         let none = [configured(11, silent), by_url(21, Seen::Silent(None))];
         assert_eq!(states(&census(&none, Some(&list))), [(1, 11, NotReady(Reason::Unreachable))]);
+    }
+
+    fn resolved(last: u8, seen: Seen) -> Sighting {
+        Sighting { at: Some(IpAddr::from([127, 0, 0, last])), ..configured(11, seen) }
+    }
+
+    fn after(before: &Membership, sightings: &[Sighting], list: Option<&[Listed]>) -> Membership {
+        let now = Instant::now();
+        let facts = Facts {
+            pin: ClusterPin::FirstAnswer,
+            pinned: Some(OURS),
+            scheme: Scheme::Http,
+            discovery: &Discovery::default(),
+            sightings,
+            list,
+            refused: false,
+            before,
+        };
+        take(&facts, now)
+    }
+
+    fn at(membership: &Membership) -> (Option<IpAddr>, u16) {
+        let member = membership.get(MemberId(1)).unwrap();
+        (member.at, member.endpoint.port)
+    }
+
+    #[test]
+    fn a_member_stays_where_it_was_found_in_whatever_order_addresses_are_told() {
+        let ours = || led_by(1, 1);
+        let ip = |last: u8| Some(IpAddr::from([127, 0, 0, last]));
+        let first = census(&[resolved(1, ours()), resolved(2, ours())], None);
+        assert_eq!(at(&first), (ip(1), 11));
+        let turned = after(&first, &[resolved(2, ours()), resolved(1, ours())], None);
+        assert_eq!(at(&turned), (ip(1), 11), "another order moves nobody");
+        // It moves when nobody answers there any more, or somebody else; and stays then, too.
+        let silent = Seen::Silent(Some(answer(1, Sight::Nobody, 1)));
+        for gone in [silent.clone(), led_by(2, 1)] {
+            let moved = after(&turned, &[resolved(2, ours()), resolved(1, gone)], None);
+            assert_eq!(at(&moved), (ip(2), 11));
+            let back = after(&moved, &[resolved(1, ours()), resolved(2, ours())], None);
+            assert_eq!(at(&back), (ip(2), 11));
+        }
+        // A name leads there no more.
+        assert_eq!(at(&after(&turned, &[resolved(2, ours())], None)), (ip(2), 11));
+        // Where nobody answers nowhere it is shown where it was.
+        let down = after(&turned, &[resolved(2, silent.clone()), resolved(1, silent)], None);
+        assert_eq!(at(&down), (ip(1), 11));
+        // A configured endpoint is preferred all the same.
+        let list = [listed(1, 21)];
+        let by_list = census(&[by_url(21, ours())], Some(&list));
+        assert_eq!(at(&by_list), (None, 21));
+        let both = after(&by_list, &[by_url(21, ours()), resolved(1, ours())], Some(&list));
+        assert_eq!(at(&both), (ip(1), 11));
+    }
+
+    /// What was sent to the first address says nothing of the second.
+    #[test]
+    fn a_suspicion_is_of_a_member_at_one_address() {
+        let before = census(&[resolved(1, led_by(1, 1))], None);
+        let stays = after(&before, &[resolved(1, led_by(1, 1))], None);
+        let moved = after(&before, &[resolved(2, led_by(1, 1))], None);
+        before.members[0].suspect();
+        assert!(!stays.members[0].is_ready());
+        assert!(moved.members[0].is_ready());
     }
 
     #[test]
