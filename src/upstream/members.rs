@@ -17,7 +17,7 @@ mod probe;
 mod seeds;
 mod standing;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +58,8 @@ const LIST: Duration = Duration::from_secs(10);
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 /// Addresses taken from the member list. Real clusters have at most some nine members.
 const LISTED_ADDRESSES: usize = 64;
+/// Members that are remembered to be of the cluster.
+const KNOWN: usize = 128;
 /// The members' task before it runs.
 pub struct Members {
     setup: Setup,
@@ -144,6 +146,8 @@ struct Task {
     list: Option<Vec<Listed>>,
     list_refused: bool,
     pinned: Option<ClusterId>,
+    /// See [`Facts::known`].
+    known: BTreeSet<MemberId>,
     following: Following,
     list_asked: Option<Instant>,
     list_due: Instant,
@@ -174,6 +178,7 @@ impl Task {
             list: None,
             list_refused: false,
             pinned,
+            known: BTreeSet::new(),
             following: Following::default(),
             list_asked: None,
             list_due: now,
@@ -228,7 +233,7 @@ impl Task {
     }
 
     /// Chooses who is asked for the member list and about auth, when they are due: the leader, else a ready voter,
-    /// else anybody who answers.
+    /// else anybody who answers; but first those who tell of which cluster they are, since others tell no list either.
     fn assign(&mut self, now: Instant) {
         if now < self.list_due && now < self.auth_due {
             return;
@@ -244,7 +249,7 @@ impl Task {
                 Readiness::NotReady(Reason::NoLeader | Reason::Unlisted) => 2,
                 Readiness::NotReady(_) => return None,
             };
-            stands.then_some(rank)
+            stands.then_some((answer.cluster.is_none(), rank))
         };
         let ranked = self.places.iter_mut().filter_map(|place| Some((rank(place)?, place)));
         let Some((_, place)) = ranked.min_by_key(|(rank, _)| *rank) else { return };
@@ -350,6 +355,7 @@ impl Task {
                 self.list_refused = false;
                 let leads = told.as_ref().is_ok_and(|told| told.answer.leader != census::Sight::Nobody);
                 if leads || self.list.is_none() {
+                    self.known = list.iter().map(|listed| listed.id).collect();
                     self.list = Some(list);
                 }
             }
@@ -394,6 +400,12 @@ impl Task {
     fn conclude(&mut self) {
         self.follow();
         self.settle();
+        let named =
+            self.places.iter().filter(|place| place.cluster().is_some() && place.cluster() == self.pinned);
+        let room = KNOWN.saturating_sub(self.known.len());
+        let new: Vec<MemberId> =
+            named.filter_map(Place::answers).filter(|id| !self.known.contains(id)).take(room).collect();
+        self.known.extend(new);
         let before = self.published.snapshot.load_full();
         let sightings = self.sightings();
         let facts = Facts {
@@ -404,12 +416,17 @@ impl Task {
             sightings: &sightings,
             list: self.list.as_deref(),
             refused: self.list_refused,
+            known: &self.known,
             before: &before,
         };
         let mut after = census::take(&facts, Instant::now());
         after.unanswered = self.unanswered();
-        let unlisted = |reason| reason == Readiness::NotReady(Reason::Unlisted);
-        if after.members.iter().any(|member| unlisted(member.readiness)) {
+        let by_list = |readiness| match readiness {
+            Readiness::NotReady(Reason::Unlisted) => true,
+            Readiness::NotReady(Reason::UnverifiedCluster) => !matches!(self.setup.pin, ClusterPin::Id(_)),
+            Readiness::Ready | Readiness::NotReady(_) => false,
+        };
+        if after.members.iter().any(|member| by_list(member.readiness)) {
             self.look_at_list_soon();
         }
         if before.serving() != after.serving() || before.cluster != after.cluster {
@@ -442,6 +459,7 @@ impl Task {
         (self.forget)(left, followed);
         self.pinned = Some(followed);
         (self.list, self.list_refused) = (None, false);
+        self.known.clear();
         self.published.auth.set(Auth::Unknown);
         (self.list_due, self.auth_due) = (Instant::now(), Instant::now());
     }
@@ -546,8 +564,14 @@ impl Task {
             trouble: Trouble::Name,
             why,
         });
+        let not_allowed = self.seeds.not_allowed().into_iter().map(|endpoint| Unanswered {
+            endpoint,
+            at: None,
+            trouble: Trouble::NotAllowed,
+            why: "its host is not among cluster.allowed_hosts: it is not spoken to".into(),
+        });
         let mut all: Vec<Unanswered> = self.places.iter().filter_map(of_place).collect();
-        for one in nowhere.chain(no_record) {
+        for one in nowhere.chain(no_record).chain(not_allowed) {
             if !all.contains(&one) {
                 all.push(one);
             }

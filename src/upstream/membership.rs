@@ -122,7 +122,8 @@ pub enum Reason {
     Learner,
     /// Another cluster answers at its address.
     ForeignCluster,
-    /// The configuration pins a cluster id, and the member tells none to the probing user.
+    /// It does not tell the probing user of which cluster it is, and the configuration pins an id, or others have told theirs and
+    /// their list does not have it.
     UnverifiedCluster,
     /// It is not in the member list: removed, or added a moment ago.
     Unlisted,
@@ -168,6 +169,8 @@ pub struct Unanswered {
 pub enum Trouble {
     /// Its name leads nowhere.
     Name,
+    /// DNS names it, and its host is not among `cluster.allowed_hosts`: nothing is sent there.
+    NotAllowed,
     /// No connection.
     Connection,
     /// A connection, and no TLS on it: the certificate is for another name, by another authority or too old, or ours is not

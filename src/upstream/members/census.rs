@@ -101,6 +101,8 @@ pub(super) struct Facts<'a> {
     pub(super) list: Option<&'a [Listed]>,
     /// Whether the list was refused where it was last asked for.
     pub(super) refused: bool,
+    /// Who is known to be of the pinned cluster: by an answer of its own that named it, or by the last list that was had.
+    pub(super) known: &'a BTreeSet<MemberId>,
     /// For the suspicions, which outlive snapshots.
     pub(super) before: &'a Membership,
 }
@@ -153,8 +155,8 @@ pub(super) fn take(facts: &Facts<'_>, now: Instant) -> Membership {
             Err(absent) => found.absent.push(absent),
         }
     }
-    let listed = found.members.iter().filter(|member| member.is_listed());
-    let answers: Vec<&Answer> = listed.filter_map(|member| facts.answer(member.id)).collect();
+    let ours = found.members.iter().filter(|member| member.is_ours());
+    let answers: Vec<&Answer> = ours.filter_map(|member| facts.answer(member.id)).collect();
     found.term = answers.iter().map(|answer| answer.term).max().unwrap_or(0);
     found.leader = leader(&answers);
     found
@@ -191,6 +193,14 @@ fn leader(answers: &[&Answer]) -> Option<MemberId> {
     (voices.values().filter(|count| *count == most).count() == 1).then_some(*leader)
 }
 
+/// What it says itself, if it says enough of itself to be believed; else what the list says.
+fn role(answer: &Answer, listed: Option<&Listed>) -> Role {
+    match (answer.cluster, listed) {
+        (None, Some(listed)) if listed.role == Role::Learner => Role::Learner,
+        _ => answer.role,
+    }
+}
+
 impl Facts<'_> {
     fn peer_urls(&self) -> PeerUrls {
         let of_one = |listed: &Listed| Peering {
@@ -216,9 +226,23 @@ impl Facts<'_> {
         listed.chain(heard).collect()
     }
 
-    /// An answer of no other cluster. While none is pinned yet an answer that names one is nobody's.
+    /// An answer of no other cluster, as far as it tells. While none is pinned yet an answer that names one is nobody's.
     fn is_ours(&self, answer: &Answer) -> bool {
         answer.cluster.is_none() || answer.cluster == self.pinned
+    }
+
+    /// Whether it is certain of which cluster the answer is. Where auth is on and the probing user has no rights, or there is none,
+    /// members do not tell: as long as nobody has named a cluster there is nothing to hold them against. Once one has, who names
+    /// none must have done so before, or be in the list of those who did. Where an id is configured only that id counts.
+    fn is_verified(&self, answer: &Answer, listed: Option<&Listed>) -> bool {
+        answer.cluster.is_some()
+            || match (self.pin, self.pinned) {
+                (ClusterPin::Id(_), _) => false,
+                (ClusterPin::FirstAnswer | ClusterPin::Follow, None) => true,
+                (ClusterPin::FirstAnswer | ClusterPin::Follow, Some(_)) => {
+                    listed.is_some() || self.known.contains(&answer.member)
+                }
+            }
     }
 
     fn foreign(&self, sighting: &Sighting) -> Option<Foreign> {
@@ -274,7 +298,7 @@ impl Facts<'_> {
             name: listed.map_or_else(|| "".into(), |listed| Arc::clone(&listed.name)),
             endpoint,
             at,
-            role: last.map_or(listed_role, |answer| answer.role),
+            role: last.map_or(listed_role, |answer| role(answer, listed)),
             version: last.and_then(|answer| answer.version),
             readiness,
             term: last.map_or(0, |answer| answer.term),
@@ -290,12 +314,15 @@ impl Facts<'_> {
         let Seen::Answered(answer) = &sighting.seen else {
             return Readiness::NotReady(Reason::Unreachable);
         };
-        let unverified = matches!(self.pin, ClusterPin::Id(_)) && answer.cluster.is_none();
-        if unverified {
+        let learns = role(answer, listed) == Role::Learner;
+        if learns && listed.is_some() {
+            // The list knows it, and a learner tells nobody of which cluster it is where auth is on.
+            Readiness::NotReady(Reason::Learner)
+        } else if !self.is_verified(answer, listed) {
             Readiness::NotReady(Reason::UnverifiedCluster)
         } else if self.list.is_some() && listed.is_none() {
             Readiness::NotReady(Reason::Unlisted)
-        } else if answer.role == Role::Learner {
+        } else if learns {
             Readiness::NotReady(Reason::Learner)
         } else if answer.leader == Sight::Nobody {
             Readiness::NotReady(Reason::NoLeader)
@@ -393,6 +420,7 @@ mod tests {
                 sightings,
                 list,
                 refused: false,
+                known: &BTreeSet::new(),
                 before: &before,
             },
             now,
@@ -443,6 +471,7 @@ mod tests {
             sightings,
             list,
             refused: false,
+            known: &BTreeSet::new(),
             before,
         };
         take(&facts, now)
@@ -539,6 +568,59 @@ mod tests {
         let of = |pin, pinned| states(&census_of(pin, pinned, &sightings, None));
         assert_eq!(of(ClusterPin::FirstAnswer, None), [(1, 11, Ready)]);
         assert_eq!(of(ClusterPin::Id(OURS), Some(OURS)), [(1, 11, NotReady(Reason::UnverifiedCluster))]);
+    }
+
+    #[test]
+    fn once_a_cluster_is_known_who_tells_none_must_be_known_or_listed() {
+        let nameless = |member: u64, port| {
+            let mut answer = answer(member, Sight::Member(MemberId(member)), 9);
+            answer.cluster = None;
+            configured(port, Seen::Answered(answer))
+        };
+        let sightings = [configured(11, led_by(1, 1)), nameless(2, 12)];
+        let seen = |pinned, list: Option<&[Listed]>, known: &[u64]| {
+            let known = known.iter().copied().map(MemberId).collect();
+            let before = Membership::unknown(Instant::now());
+            let facts = Facts {
+                pin: ClusterPin::FirstAnswer,
+                pinned,
+                scheme: Scheme::Http,
+                discovery: &Discovery::default(),
+                sightings: &sightings,
+                list,
+                refused: false,
+                known: &known,
+                before: &before,
+            };
+            take(&facts, Instant::now())
+        };
+        let unverified = NotReady(Reason::UnverifiedCluster);
+        let stranger = seen(Some(OURS), None, &[1]);
+        assert_eq!(states(&stranger), [(1, 11, Ready), (2, 12, unverified)]);
+        assert_eq!((stranger.leader, stranger.term), (Some(MemberId(1)), 2), "its word counts for nothing");
+        assert_eq!(
+            states(&seen(Some(OURS), Some(&[listed(1, 11)]), &[1])),
+            [(1, 11, Ready), (2, 12, unverified)]
+        );
+        // Auth was turned on, or there is no list to be had any more: it is who it was.
+        assert_eq!(states(&seen(Some(OURS), None, &[1, 2]))[1], (2, 12, Ready));
+        assert_eq!(states(&seen(Some(OURS), Some(&[listed(1, 11), listed(2, 12)]), &[]))[1], (2, 12, Ready));
+        assert_eq!(states(&seen(None, None, &[])), [(2, 12, Ready)], "nobody is held against nothing");
+    }
+
+    #[test]
+    fn a_learner_that_the_list_has_is_one_whether_or_not_it_tells_its_cluster() {
+        let mut shy = answer(2, Sight::Somebody, 0);
+        shy.cluster = None;
+        let sightings = [configured(11, led_by(1, 1)), configured(12, Seen::Answered(shy))];
+        let list = [listed(1, 11), Listed { role: Role::Learner, ..listed(2, 12) }];
+        for pin in [ClusterPin::Id(OURS), ClusterPin::FirstAnswer] {
+            let seen = census_of(pin, Some(OURS), &sightings, Some(&list));
+            assert_eq!(states(&seen)[1], (2, 12, NotReady(Reason::Learner)));
+            assert_eq!(seen.members[1].role, Role::Learner);
+            let promoted = census_of(pin, Some(OURS), &[configured(12, led_by(2, 1))], Some(&list));
+            assert_eq!(states(&promoted)[1], (2, 12, Ready), "it says itself that it votes by now");
+        }
     }
 
     #[test]
@@ -652,6 +734,7 @@ mod tests {
             sightings: &[],
             list: None,
             refused: true,
+            known: &BTreeSet::new(),
             before: &before,
         };
         assert_eq!(take(&facts, Instant::now()).peer_urls, PeerUrls::Refused);
@@ -671,6 +754,7 @@ mod tests {
                 sightings: &sightings,
                 list: None,
                 refused: false,
+                known: &BTreeSet::new(),
                 before: &first,
             },
             now,

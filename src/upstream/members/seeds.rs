@@ -5,7 +5,7 @@
 //! nobody wants any more is forgotten; an address needs no question. An address that answers leave out is told as such for
 //! [`LEFT_OUT`] of them, since a name server may give some of a name's addresses at a time: a member that is used there and goes
 //! on answering is left only then. After a change of the hosts file the next answer is all there is. Records of a domain are
-//! taken to be complete.
+//! taken to be complete; targets of another form than is allowed are told, and never asked for.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -215,6 +215,13 @@ impl Seeds {
         }
     }
 
+    /// Endpoints that DNS names and that may not be used.
+    pub(super) fn not_allowed(&self) -> Vec<Endpoint> {
+        let configured = self.configured.borrow();
+        let found = self.srv.iter().filter_map(|service| service.found.as_ref().ok()?.as_ref()).flatten();
+        found.filter(|found| !configured.discovery.allows(&found.host)).cloned().collect()
+    }
+
     /// Why DNS names no endpoints, where that was asked in vain: the record, and why.
     pub(super) fn fault(&self) -> Option<(Endpoint, Arc<str>)> {
         let Service { srv, found, .. } = self.srv.as_ref()?;
@@ -349,7 +356,14 @@ impl Seeds {
                 };
                 let good_for = found.as_ref().ok().and_then(|found| found.good_for);
                 service.turn.ended(good_for, LATEST_SRV, found.is_err());
-                take_in(&mut service.found, found, &srv.record())
+                let changed = take_in(&mut service.found, found, &srv.record());
+                for endpoint in changed.then(|| self.not_allowed()).into_iter().flatten() {
+                    tracing::warn!(
+                        %endpoint,
+                        "an SRV record names a host that is not among cluster.allowed_hosts: nothing is sent there"
+                    );
+                }
+                changed
             }
             Answered::HostsFile(print) => {
                 if std::mem::replace(&mut self.print, print) != print {
