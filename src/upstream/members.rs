@@ -148,6 +148,8 @@ struct Task {
     pinned: Option<ClusterId>,
     /// See [`Facts::known`].
     known: BTreeSet<MemberId>,
+    /// See [`Membership::confirmed`].
+    confirmed: Instant,
     following: Following,
     list_asked: Option<Instant>,
     list_due: Instant,
@@ -179,6 +181,7 @@ impl Task {
             list_refused: false,
             pinned,
             known: BTreeSet::new(),
+            confirmed: now,
             following: Following::default(),
             list_asked: None,
             list_due: now,
@@ -326,10 +329,22 @@ impl Task {
             self.authenticated(auth);
         }
         self.pin();
+        if report.told.as_ref().is_ok_and(|told| self.confirms(&told.answer)) {
+            self.confirmed = Instant::now();
+        }
         self.conclude();
         if let (Ok(told), Some((member, suspicion, mark))) = (&report.told, mark) {
             self.clear(index, told, (member, &suspicion), mark);
         }
+    }
+
+    /// Whether it is the answer of a member of the cluster that sees a leader, and so most of the others too.
+    fn confirms(&self, answer: &census::Answer) -> bool {
+        let ours = match answer.cluster {
+            Some(cluster) => self.pinned == Some(cluster),
+            None => self.pinned.is_none() || self.known.contains(&answer.member),
+        };
+        ours && answer.leader != census::Sight::Nobody
     }
 
     /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used.
@@ -419,7 +434,7 @@ impl Task {
             known: &self.known,
             before: &before,
         };
-        let mut after = census::take(&facts, Instant::now());
+        let mut after = census::take(&facts, self.confirmed);
         after.unanswered = self.unanswered();
         let by_list = |readiness| match readiness {
             Readiness::NotReady(Reason::Unlisted) => true,

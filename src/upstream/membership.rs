@@ -47,8 +47,8 @@ pub struct Membership {
     pub unanswered: Vec<Unanswered>,
     /// Where members speak to each other.
     pub peer_urls: PeerUrls,
-    /// When this was put together.
-    pub as_of: Instant,
+    /// When a member of the cluster that sees a leader last answered a probe; before the first, when we began to ask.
+    pub confirmed: Instant,
 }
 
 /// One member and how to reach it.
@@ -240,7 +240,7 @@ impl Membership {
             foreign: Vec::new(),
             unanswered: Vec::new(),
             peer_urls: PeerUrls::Unknown,
-            as_of: now,
+            confirmed: now,
         }
     }
 

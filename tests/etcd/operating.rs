@@ -105,9 +105,19 @@ async fn status_tells_of_each_member_what_etcdctl_tells() {
         let missed = async || {
             let (serves, told) = status(&keyward).await;
             let row = told["members"].as_array()?.iter().find(|row| row["id"] == *gone)?.clone();
-            (serves && row["why"] == "unreachable" && row["ready"] == false).then_some(())
+            (serves && row["why"] == "unreachable" && row["ready"] == false).then_some(told)
         };
-        wait::until(LIMIT, "the killed member is missed", missed).await;
+        let told = wait::until(LIMIT, "the killed member is missed", missed).await;
+        let unanswered = told["unanswered"].as_array().expect("addresses");
+        assert_eq!(unanswered.len(), 1, "{told}");
+        assert_eq!(
+            (&unanswered[0]["endpoint"], &unanswered[0]["at"]),
+            (&cluster.url(follower).into(), &Value::Null)
+        );
+        let (_, table) = command(&keyward, &["status"]).await;
+        assert!(table.contains(&format!("unanswered: {}: ", cluster.url(follower))), "{table}");
+        let age = keyward.metric("keyward_members_age_seconds", &[]).await;
+        assert!((0.0..20.0).contains(&age), "as long as /readyz says yes: {age}");
         drop(stranger);
     }
 }

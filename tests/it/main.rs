@@ -92,6 +92,8 @@ mod slow_watchers;
 #[cfg(test)]
 mod sockets;
 #[cfg(test)]
+mod stale;
+#[cfg(test)]
 mod storms;
 #[cfg(test)]
 mod strays;

@@ -1,7 +1,7 @@
 //! From what was heard at each address to who the members are: pure.
 //!
 //! Owns: which cluster is pinned, which address stands for which member, who is ready, who leads. Must not know: how
-//! anything was asked, time (it only stamps the result).
+//! anything was asked, time (it only passes on when the cluster was last seen whole).
 //! Invariants: a member's identity is what it says itself, never its address; an answer from another cluster makes
 //! nobody ready; the leader is named only where the members of the highest term do not contradict each other; a member stays
 //! where it was found for as long as it answers there, in whatever order addresses are told, and leaves only for a configured
@@ -145,8 +145,8 @@ pub(super) fn choose_cluster(sightings: &[Sighting]) -> Option<Pinning> {
 }
 
 /// Who the members are.
-pub(super) fn take(facts: &Facts<'_>, now: Instant) -> Membership {
-    let mut found = Membership { cluster: facts.pinned, ..Membership::unknown(now) };
+pub(super) fn take(facts: &Facts<'_>, confirmed: Instant) -> Membership {
+    let mut found = Membership { cluster: facts.pinned, ..Membership::unknown(confirmed) };
     found.peer_urls = facts.peer_urls();
     found.foreign = facts.sightings.iter().filter_map(|sighting| facts.foreign(sighting)).collect();
     for id in facts.ids() {
