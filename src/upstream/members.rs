@@ -16,9 +16,9 @@ mod place;
 mod probe;
 mod seeds;
 mod standing;
+mod whereabouts;
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,25 +30,24 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
 
-use crate::config::{Cluster, ClusterPin, Endpoint};
+use crate::config::{Cluster, ClusterPin};
 use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
     Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason,
-    Trouble, Unanswered,
 };
 use crate::upstream::standing::{Mark, Suspicion};
 
 pub(super) use census::usable;
-use census::{Facts, Listed, Seen, Sighting, Source};
+use census::{Facts, Listed, Seen};
 use following::{Following, agreed};
 use notices::Notices;
 use place::{FORCED, Place, Setup};
 pub use probe::ProbeLogin;
 use probe::{Identity, Prober, Refusal, Report, Silence, Told};
 pub use seeds::SeedList;
-use seeds::{Lead, Seeds};
+use seeds::Seeds;
 
 /// Between two probes of an address.
 const PROBE: Duration = Duration::from_millis(500);
@@ -461,9 +460,7 @@ impl Task {
     /// Goes to another cluster once the configured endpoints have agreed on it for long enough.
     fn follow(&mut self) {
         let (ClusterPin::Follow, Some(left)) = (self.setup.pin, self.pinned) else { return };
-        let mut sightings = self.sightings();
-        sightings.retain(|sighting| self.seeds.leads_to(&sighting.endpoint, sighting.at));
-        let agreed = agreed(left, &sightings);
+        let agreed = agreed(left, &self.sightings_of_now());
         let Some(followed) = self.following.look(agreed, Instant::now()) else { return };
         self.following.end();
         tracing::warn!(
@@ -477,121 +474,6 @@ impl Task {
         self.known.clear();
         self.published.auth.set(Auth::Unknown);
         (self.list_due, self.auth_due) = (Instant::now(), Instant::now());
-    }
-
-    /// Asks where the configured endpoints lead now, and at the listed addresses of members for which none of them answers; and
-    /// for a while where a name has ceased to lead and a member that we use still is. At no others.
-    fn settle(&mut self) {
-        let now = Instant::now();
-        let listed = self.listed_endpoints();
-        self.seeds.ask(&listed, now);
-        let configured = self.seeds.endpoints();
-        let mut wanted: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
-        let of =
-            |endpoints: Vec<Endpoint>, source| endpoints.into_iter().map(move |endpoint| (endpoint, source));
-        let mut stay: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
-        for (endpoint, source) in of(configured, Source::Configured).chain(of(listed, Source::Listed)) {
-            if let Lead::To(addresses) = self.seeds.lead(&endpoint) {
-                for at in addresses {
-                    if wanted.iter().all(|(known, known_at, _)| (known, *known_at) != (&endpoint, at)) {
-                        wanted.push((endpoint.clone(), at, source));
-                    }
-                }
-            }
-            let used =
-                self.places.iter().filter(|place| place.sighting.endpoint == endpoint && self.uses(place));
-            let left_out = used.filter(|place| self.seeds.leaves_out(&endpoint, place.sighting.at));
-            for at in left_out.map(|place| place.sighting.at) {
-                if stay.iter().all(|(known, known_at, _)| (known, *known_at) != (&endpoint, at)) {
-                    stay.push((endpoint.clone(), at, source));
-                }
-            }
-        }
-        wanted.extend(stay);
-        let mut before = std::mem::take(&mut self.places);
-        for (endpoint, at, source) in wanted {
-            if let Some(known) = before.iter().position(|place| place.is_at(&endpoint, at)) {
-                let mut place = before.swap_remove(known);
-                place.sighting.source = source;
-                self.places.push(place);
-            } else {
-                self.serials += 1;
-                self.places.extend(Place::new(&self.setup, (&endpoint, at), source, self.serials, now));
-            }
-        }
-    }
-
-    /// Whether a member of ours is found there, and answers.
-    fn uses(&self, place: &Place) -> bool {
-        let snapshot = self.published.snapshot.load();
-        let member = place.answers().and_then(|id| snapshot.get(id));
-        member.is_some_and(|member| place.sighting.is_of(member))
-            && (place.cluster().is_none() || place.cluster() == self.pinned)
-    }
-
-    fn listed_endpoints(&self) -> Vec<Endpoint> {
-        let answering: Vec<MemberId> = self
-            .places
-            .iter()
-            .filter(|place| place.sighting.source == Source::Configured)
-            .filter(|place| place.cluster().is_none() || place.cluster() == self.pinned)
-            .filter_map(Place::answers)
-            .collect();
-        let list = self.list.iter().flatten().filter(|listed| !answering.contains(&listed.id));
-        let urls = list.flat_map(|listed| listed.client_urls.iter());
-        let usable = urls.filter_map(|url| usable(url, self.setup.scheme));
-        usable.filter(|endpoint| self.seeds.allows(&endpoint.host)).take(LISTED_ADDRESSES).collect()
-    }
-
-    /// What is known of every address, those included of which there is none yet.
-    fn sightings(&self) -> Vec<Sighting> {
-        let configured = self.seeds.endpoints().into_iter().map(|endpoint| (endpoint, Source::Configured));
-        let listed = self.listed_endpoints().into_iter().map(|endpoint| (endpoint, Source::Listed));
-        let mut sightings: Vec<Sighting> = self.places.iter().map(|place| place.sighting.clone()).collect();
-        for (endpoint, source) in configured.chain(listed) {
-            let seen = match self.seeds.lead(&endpoint) {
-                Lead::Unknown => Seen::NotAsked,
-                Lead::Nowhere(_) => Seen::Silent(None),
-                Lead::To(_) => continue,
-            };
-            if sightings.iter().all(|sighting| sighting.endpoint != endpoint) {
-                sightings.push(Sighting { endpoint, at: None, source, seen });
-            }
-        }
-        sightings
-    }
-
-    /// The addresses where nobody is known to be, and why.
-    fn unanswered(&self) -> Vec<Unanswered> {
-        let of_place = |place: &Place| {
-            let Sighting { endpoint, at, .. } = &place.sighting;
-            let (trouble, why) = place.trouble.clone()?;
-            Some(Unanswered { endpoint: endpoint.clone(), at: *at, trouble, why })
-        };
-        let nowhere = self.seeds.endpoints().into_iter().chain(self.listed_endpoints());
-        let nowhere = nowhere.filter_map(|endpoint| match self.seeds.lead(&endpoint) {
-            Lead::Nowhere(why) => Some(Unanswered { endpoint, at: None, trouble: Trouble::Name, why }),
-            Lead::Unknown | Lead::To(_) => None,
-        });
-        let no_record = self.seeds.fault().map(|(endpoint, why)| Unanswered {
-            endpoint,
-            at: None,
-            trouble: Trouble::Name,
-            why,
-        });
-        let not_allowed = self.seeds.not_allowed().into_iter().map(|endpoint| Unanswered {
-            endpoint,
-            at: None,
-            trouble: Trouble::NotAllowed,
-            why: "its host is not among cluster.allowed_hosts: it is not spoken to".into(),
-        });
-        let mut all: Vec<Unanswered> = self.places.iter().filter_map(of_place).collect();
-        for one in nowhere.chain(no_record).chain(not_allowed) {
-            if !all.contains(&one) {
-                all.push(one);
-            }
-        }
-        all
     }
 
     /// Publishes the channels of the members that answered, by the addresses at which they are used.

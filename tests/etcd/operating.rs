@@ -18,7 +18,7 @@ async fn start(cluster: &Cluster, lines: &str) -> Keyward {
 }
 
 /// `keyward status -o json`, and whether it calls the replica serving.
-async fn status(keyward: &Keyward) -> (bool, Value) {
+pub(crate) async fn status(keyward: &Keyward) -> (bool, Value) {
     let (code, said) = command(keyward, &["status", "-o", "json"]).await;
     assert!(matches!(code, Some(0 | 1)), "{said}");
     (code == Some(0), serde_json::from_str(&said).expect("JSON"))
