@@ -16,7 +16,6 @@ use keyward::pb::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse}
 use keyward::tasks::Tasks;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use serde_json::Value;
 use tokio_rustls::TlsConnector;
 use tonic::{Code, Streaming};
 
@@ -268,6 +267,18 @@ async fn limits_and_what_is_advertised_change_under_open_connections() {
     assert!(log.contains("limits: changed") && !log.contains("at the next start"), "{log}");
 }
 
+/// Waits until three members are ready, at these.
+async fn found_at(keyward: &Keyward, urls: &[String; 3]) {
+    let look = async || {
+        let (serves, told) = status(keyward).await;
+        let rows = told["members"].as_array()?;
+        let at: BTreeSet<_> = rows.iter().filter_map(|row| row["endpoint"].as_str()).collect();
+        let ready = rows.iter().filter(|row| row["ready"] == true).count();
+        (serves && ready == 3 && at == urls.iter().map(String::as_str).collect()).then_some(())
+    };
+    wait::until(LIMIT, &format!("members are found at {urls:?}"), look).await;
+}
+
 /// Where members are found first is replaced: by other names for the same addresses, then another address for one member. The
 /// member list has none of them.
 #[tokio::test]
@@ -293,18 +304,7 @@ async fn endpoints_change_and_streams_to_members_that_are_still_there_stay() {
             format!("{base}\nadmin.socket = \"admin.sock\"\ncluster.endpoints = {urls:?}\n")
         };
         let keyward = Keyward::start(site, &with(&by("127.0.0.1"))).await;
-        let found_at = async |what: &str, urls: &[String]| {
-            let look = async || {
-                let (serves, told) = status(&keyward).await;
-                let rows = told["members"].as_array()?;
-                let endpoint = |row: &Value| row["endpoint"].as_str().map(str::to_owned);
-                let at: BTreeSet<_> = rows.iter().filter_map(endpoint).collect();
-                let ready = rows.iter().filter(|row| row["ready"] == true).count();
-                (serves && ready == 3 && at == urls.iter().cloned().collect()).then_some(())
-            };
-            wait::until(LIMIT, what, look).await;
-        };
-        found_at("all are found", &by("127.0.0.1")).await;
+        found_at(&keyward, &by("127.0.0.1")).await;
         let mut watches = Vec::new();
         for _ in 0..WATCHES {
             let alice = Caller::log_in(keyward.site().listen, "alice").await;
@@ -328,13 +328,13 @@ async fn endpoints_change_and_streams_to_members_that_are_still_there_stay() {
 
         let mut urls = by("localhost");
         keyward.reload(&with(&urls));
-        found_at("all are found by their names", &urls).await;
+        found_at(&keyward, &urls).await;
         all_hear().await;
         assert_eq!(resumes().await, 0.0, "they are where they were");
 
         urls[0] = cluster.url(0);
         keyward.reload(&with(&urls));
-        found_at("one is found elsewhere", &urls).await;
+        found_at(&keyward, &urls).await;
         let left = async || (relays[0].live() == 0).then_some(());
         wait::until(LIMIT, "nothing is left where that one was", left).await;
         all_hear().await;
