@@ -33,7 +33,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::upstream::credential::Credentials;
 use crate::upstream::membership::{Foreign, MembersHandle, Serving};
 use drain::{Exit, Stage};
-use status::{AbsentRow, Cluster, ForeignRow, Replica, Row, Status};
+use status::{AbsentRow, Cluster, ForeignRow, Replica, Row, Status, UnansweredRow};
 
 /// How long a peer may take to send a request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -84,10 +84,10 @@ impl State {
             return Some("it is not known who was revoked".into());
         }
         let members = self.members.snapshot.load();
-        if members.serving() != Serving::NothingKnown && members.as_of.elapsed() > UNSEEN {
-            return Some("the members have not been looked at for long".into());
-        }
         match members.serving() {
+            Serving::Ready if members.confirmed.elapsed() > UNSEEN => {
+                Some("the members have not been looked at for long".into())
+            }
             Serving::Ready if !self.credentials.may_mint() => {
                 Some("mint.ca was not held against the members' peer URLs yet".into())
             }
@@ -124,6 +124,7 @@ impl State {
             members: members.members.iter().map(|member| Row::of(member, &members)).collect(),
             absent: members.absent.iter().map(AbsentRow::of).collect(),
             foreign: members.foreign.iter().map(foreign).collect(),
+            unanswered: members.unanswered.iter().map(UnansweredRow::of).collect(),
         }
     }
 
@@ -152,7 +153,9 @@ impl State {
         self.metrics
             .revocation_entries
             .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
-        self.metrics.member_figures.put(&figures::of(&self.members.snapshot.load()));
+        let members = self.members.snapshot.load();
+        self.metrics.members_age.set(members.confirmed.elapsed().as_secs_f64());
+        self.metrics.member_figures.put(&figures::of(&members));
         let mut text = self.metrics.text()?;
         text.truncate(text.trim_end_matches("# EOF\n").len());
         let counters = self.credentials.counters();

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::table::{Table, plain, size};
-use crate::upstream::membership::{Absence, Absent, Auth, Member, Membership, Readiness, Reason, Role};
+use crate::upstream::membership::{
+    Absence, Absent, Auth, Member, Membership, Readiness, Reason, Role, Unanswered,
+};
 
 /// One replica's view, all of it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,6 +26,8 @@ pub struct Status {
     pub absent: Vec<AbsentRow>,
     /// Addresses behind which another cluster answers.
     pub foreign: Vec<ForeignRow>,
+    /// Addresses where nobody is known to be.
+    pub unanswered: Vec<UnansweredRow>,
 }
 
 /// How the replica is doing.
@@ -172,6 +176,17 @@ pub struct ForeignRow {
     pub cluster: String,
 }
 
+/// An address where nobody is known to be.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct UnansweredRow {
+    /// What was asked; for an SRV record that names nothing, that one.
+    pub endpoint: String,
+    /// At which address of its name.
+    pub at: Option<String>,
+    /// What is wrong, in the words of whoever said so.
+    pub why: String,
+}
+
 impl Cluster {
     pub(super) fn of(members: &Membership, auth: Auth) -> Self {
         Self {
@@ -225,6 +240,14 @@ impl AbsentRow {
     }
 }
 
+impl UnansweredRow {
+    pub(super) fn of(unanswered: &Unanswered) -> Self {
+        let Unanswered { endpoint, at, why, .. } = unanswered;
+        let endpoint = if endpoint.port == 0 { endpoint.host.clone() } else { endpoint.to_string() };
+        Self { endpoint, at: at.map(|at| at.to_string()), why: (**why).to_owned() }
+    }
+}
+
 fn why_not(member: &Member) -> Option<String> {
     match member.readiness {
         _ if member.is_ready() => None,
@@ -240,7 +263,7 @@ fn why_not(member: &Member) -> Option<String> {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { replica, cluster, members, absent, foreign } = self;
+        let Self { replica, cluster, members, absent, foreign, unanswered } = self;
         let state = match replica.state {
             State::Serving => "serving",
             State::NotReady => "not ready",
@@ -273,6 +296,10 @@ impl fmt::Display for Status {
         }
         for foreign in foreign {
             writeln!(f, "foreign: at {} cluster {} answers", foreign.endpoint, foreign.cluster)?;
+        }
+        for UnansweredRow { endpoint, at, why } in unanswered {
+            let at = at.as_ref().map(|at| format!(" ({at})")).unwrap_or_default();
+            writeln!(f, "unanswered: {}{at}: {}", plain(endpoint), plain(why))?;
         }
         Ok(())
     }

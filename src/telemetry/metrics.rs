@@ -121,6 +121,8 @@ pub struct Metrics {
     pub reloads_refused: Counter,
     /// How old what is known of revocations is, in seconds.
     pub revocation_age: Gauge<f64, AtomicU64>,
+    /// Since when no member of the cluster that sees a leader has answered a probe.
+    pub members_age: Gauge<f64, AtomicU64>,
     /// Users and sessions that were revoked.
     pub revocation_entries: Gauge,
     /// Connections that show a user's own certificate to a member.
@@ -178,6 +180,9 @@ impl Metrics {
         let revocation_age = Gauge::<f64, AtomicU64>::default();
         let help = "How old what is known of revocations is";
         registry.register_with_unit("revocation_age", help, Unit::Seconds, revocation_age.clone());
+        let members_age = Gauge::<f64, AtomicU64>::default();
+        let help = "Since when no member of the cluster that sees a leader has answered a probe";
+        registry.register_with_unit("members_age", help, Unit::Seconds, members_age.clone());
         let revocation_entries =
             registered(&mut registry, "revocation_entries", "Users and sessions revoked");
         let watch_held_bytes = registered(&mut registry, "watch_held_bytes", "Bytes that watch streams hold");
@@ -221,6 +226,7 @@ impl Metrics {
             reloads,
             reloads_refused,
             revocation_age,
+            members_age,
             revocation_entries,
             certificate_connections,
             certificate_connections_refused,

@@ -48,7 +48,7 @@ pub enum Next {
     Ended(Status),
     /// It broke: the member is out of reach.
     Broken(Arc<str>),
-    /// It is given up: the member is to have rest, and nothing is wrong with it.
+    /// It is given up: the member is to have rest, is found elsewhere, or was left already. It says nothing of the member.
     Left,
     /// It never came to be. Whether the member is out of reach was told already.
     Unopened(Arc<str>),
@@ -229,6 +229,7 @@ async fn receive(state: &mut State) -> Came {
                     Ok(data) => Came::Data(data),
                     Err(frame) => end(frame.trailers_ref().and_then(Status::from_headers)),
                 },
+                Some(Err(_)) if in_flight.is_given_up() => Came::Left,
                 Some(Err(error)) => Came::Broken(error.to_string().into()),
                 None => end(Status::from_headers(headers)),
             }

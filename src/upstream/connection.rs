@@ -125,6 +125,8 @@ pub enum Ended {
     Lost,
     /// Ours: nobody used it.
     Unused,
+    /// Ours: what it carried was not to wait for it any more. That says nothing of where it led.
+    GivenUp,
 }
 
 /// What a member is called in `:scheme` and `:authority`.
@@ -166,6 +168,8 @@ struct Load {
     retired: AtomicBool,
     /// Streams that can go on elsewhere are to do so.
     left: AtomicBool,
+    /// It ends by our doing, with all that it carries.
+    given_up: AtomicBool,
     /// Wakes the task that closes it.
     look: Notify,
     /// Wakes who waits for its end, or to be told to leave.
@@ -181,6 +185,7 @@ impl Load {
             quiet_since: AtomicU64::new(0),
             retired: AtomicBool::new(false),
             left: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
             look: Notify::new(),
             ended: Notify::new(),
         }
@@ -295,6 +300,12 @@ impl InFlight {
         counted
     }
 
+    /// Whether its connection was given up, for which its end says nothing of the member.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.load.given_up.load(Ordering::SeqCst)
+    }
+
     /// Waits until what can go on elsewhere is to do so. Cancel-safe.
     pub async fn told_to_leave(&self) {
         self.load.is_left().await;
@@ -347,7 +358,7 @@ impl Connection {
                         if let Err(error) = driven {
                             tracing::debug!(%error, "upstream connection ended");
                         }
-                        Ended::Lost
+                        if seen.given_up.load(Ordering::SeqCst) { Ended::GivenUp } else { Ended::Lost }
                     }
                     () = seen.unused(keeping.idle) => Ended::Unused,
                 }
@@ -398,8 +409,9 @@ impl Connection {
         self.retire();
     }
 
-    /// Ends the connection at once, and every call on it as lost.
+    /// Ends the connection at once, and every call on it as lost; see [`Ended::GivenUp`].
     pub fn give_up(&self) {
+        self.load.given_up.store(true, Ordering::SeqCst);
         self.scissors.cut();
     }
 
@@ -530,6 +542,33 @@ mod tests {
         *request.method_mut() = http::Method::POST;
         *request.uri_mut() = connection.uri(PathAndQuery::from_static("/etcdserverpb.KV/Put"));
         connection.send(request, in_flight).await.map(drop)
+    }
+
+    #[test]
+    fn how_it_ended_tells_our_doing_from_the_members() {
+        let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+        runtime.expect("a runtime").block_on(async {
+            for (give_up, how) in [(true, Ended::GivenUp), (false, Ended::Lost)] {
+                let (ours, theirs) = tokio::io::duplex(64 * 1024);
+                let tasks = Tasks::default();
+                let endpoint = Endpoint { scheme: Scheme::Http, host: "m".into(), port: 1 };
+                let origin = Origin::of(&endpoint).expect("an origin");
+                let keeping = Keeping { idle: Duration::from_secs(60), fresh_until: None };
+                let (tell, told) = tokio::sync::oneshot::channel();
+                let ended = move |how| tell.send(how).expect("somebody asks");
+                let opened =
+                    Connection::open(Box::new(ours), origin, Lane::Stream, &tasks, keeping, (), ended);
+                let connection = opened.await.expect("open");
+                let in_flight = connection.enter(&Rc::default()).expect("room");
+                if give_up {
+                    connection.give_up();
+                } else {
+                    drop(theirs);
+                }
+                assert_eq!(told.await, Ok(how));
+                assert_eq!(in_flight.is_given_up(), give_up);
+            }
+        });
     }
 
     #[test]

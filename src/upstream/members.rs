@@ -16,9 +16,9 @@ mod place;
 mod probe;
 mod seeds;
 mod standing;
+mod whereabouts;
 
-use std::collections::HashMap;
-use std::net::IpAddr;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,25 +30,24 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
 
-use crate::config::{Cluster, ClusterPin, Endpoint};
+use crate::config::{Cluster, ClusterPin};
 use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
     Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason,
-    Trouble, Unanswered,
 };
-use crate::upstream::standing::Mark;
+use crate::upstream::standing::{Mark, Suspicion};
 
 pub(super) use census::usable;
-use census::{Facts, Listed, Seen, Sighting, Source};
+use census::{Facts, Listed, Seen};
 use following::{Following, agreed};
 use notices::Notices;
 use place::{FORCED, Place, Setup};
 pub use probe::ProbeLogin;
 use probe::{Identity, Prober, Refusal, Report, Silence, Told};
 pub use seeds::SeedList;
-use seeds::{Lead, Seeds};
+use seeds::Seeds;
 
 /// Between two probes of an address.
 const PROBE: Duration = Duration::from_millis(500);
@@ -58,6 +57,8 @@ const LIST: Duration = Duration::from_secs(10);
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 /// Addresses taken from the member list. Real clusters have at most some nine members.
 const LISTED_ADDRESSES: usize = 64;
+/// Members that are remembered to be of the cluster.
+const KNOWN: usize = 128;
 /// The members' task before it runs.
 pub struct Members {
     setup: Setup,
@@ -144,6 +145,10 @@ struct Task {
     list: Option<Vec<Listed>>,
     list_refused: bool,
     pinned: Option<ClusterId>,
+    /// See [`Facts::known`].
+    known: BTreeSet<MemberId>,
+    /// See [`Membership::confirmed`].
+    confirmed: Instant,
     following: Following,
     list_asked: Option<Instant>,
     list_due: Instant,
@@ -174,6 +179,8 @@ impl Task {
             list: None,
             list_refused: false,
             pinned,
+            known: BTreeSet::new(),
+            confirmed: now,
             following: Following::default(),
             list_asked: None,
             list_due: now,
@@ -219,7 +226,8 @@ impl Task {
         for place in self.places.iter_mut().filter(|place| place.due <= now) {
             let Some(prober) = place.prober.take() else { continue };
             let member = place.member().and_then(|id| snapshot.get(id));
-            place.mark = member.map(|member| (member.id, member.suspicion.mark()));
+            place.mark =
+                member.map(|member| (member.id, Arc::clone(&member.suspicion), member.suspicion.mark()));
             place.asked = Some(now);
             place.due = now + PROBE;
             self.probes.push(prober.ask(std::mem::take(&mut place.want)).boxed());
@@ -227,7 +235,7 @@ impl Task {
     }
 
     /// Chooses who is asked for the member list and about auth, when they are due: the leader, else a ready voter,
-    /// else anybody who answers.
+    /// else anybody who answers; but first those who tell of which cluster they are, since others tell no list either.
     fn assign(&mut self, now: Instant) {
         if now < self.list_due && now < self.auth_due {
             return;
@@ -243,7 +251,7 @@ impl Task {
                 Readiness::NotReady(Reason::NoLeader | Reason::Unlisted) => 2,
                 Readiness::NotReady(_) => return None,
             };
-            stands.then_some(rank)
+            stands.then_some((answer.cluster.is_none(), rank))
         };
         let ranked = self.places.iter_mut().filter_map(|place| Some((rank(place)?, place)));
         let Some((_, place)) = ranked.min_by_key(|(rank, _)| *rank) else { return };
@@ -320,17 +328,30 @@ impl Task {
             self.authenticated(auth);
         }
         self.pin();
+        if report.told.as_ref().is_ok_and(|told| self.confirms(&told.answer)) {
+            self.confirmed = Instant::now();
+        }
         self.conclude();
-        if let (Ok(told), Some((member, mark))) = (&report.told, mark) {
-            self.clear(index, told, member, mark);
+        if let (Ok(told), Some((member, suspicion, mark))) = (&report.told, mark) {
+            self.clear(index, told, (member, &suspicion), mark);
         }
     }
 
+    /// Whether it is the answer of a member of the cluster that sees a leader, and so most of the others too.
+    fn confirms(&self, answer: &census::Answer) -> bool {
+        let ours = match answer.cluster {
+            Some(cluster) => self.pinned == Some(cluster),
+            None => self.pinned.is_none() || self.known.contains(&answer.member),
+        };
+        ours && answer.leader != census::Sight::Nobody
+    }
+
     /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used.
-    fn clear(&self, index: usize, told: &Told, member: MemberId, mark: Mark) {
+    fn clear(&self, index: usize, told: &Told, (member, suspicion): (MemberId, &Arc<Suspicion>), mark: Mark) {
         let snapshot = self.published.snapshot.load();
         let Some(known) = snapshot.get(member) else { return };
-        let here = self.places.get(index).is_some_and(|place| place.is_at(&known.endpoint, known.at));
+        let here = self.places.get(index).is_some_and(|place| place.sighting.is_of(known))
+            && Arc::ptr_eq(&known.suspicion, suspicion);
         if here && told.answer.member == member && known.suspicion.is_raised() {
             known.suspicion.clear(mark);
             known.conduct.cleared(Instant::now());
@@ -348,6 +369,7 @@ impl Task {
                 self.list_refused = false;
                 let leads = told.as_ref().is_ok_and(|told| told.answer.leader != census::Sight::Nobody);
                 if leads || self.list.is_none() {
+                    self.known = list.iter().map(|listed| listed.id).collect();
                     self.list = Some(list);
                 }
             }
@@ -392,6 +414,12 @@ impl Task {
     fn conclude(&mut self) {
         self.follow();
         self.settle();
+        let named =
+            self.places.iter().filter(|place| place.cluster().is_some() && place.cluster() == self.pinned);
+        let room = KNOWN.saturating_sub(self.known.len());
+        let new: Vec<MemberId> =
+            named.filter_map(Place::answers).filter(|id| !self.known.contains(id)).take(room).collect();
+        self.known.extend(new);
         let before = self.published.snapshot.load_full();
         let sightings = self.sightings();
         let facts = Facts {
@@ -402,12 +430,17 @@ impl Task {
             sightings: &sightings,
             list: self.list.as_deref(),
             refused: self.list_refused,
+            known: &self.known,
             before: &before,
         };
-        let mut after = census::take(&facts, Instant::now());
+        let mut after = census::take(&facts, self.confirmed);
         after.unanswered = self.unanswered();
-        let unlisted = |reason| reason == Readiness::NotReady(Reason::Unlisted);
-        if after.members.iter().any(|member| unlisted(member.readiness)) {
+        let by_list = |readiness| match readiness {
+            Readiness::NotReady(Reason::Unlisted) => true,
+            Readiness::NotReady(Reason::UnverifiedCluster) => !matches!(self.setup.pin, ClusterPin::Id(_)),
+            Readiness::Ready | Readiness::NotReady(_) => false,
+        };
+        if after.members.iter().any(|member| by_list(member.readiness)) {
             self.look_at_list_soon();
         }
         if before.serving() != after.serving() || before.cluster != after.cluster {
@@ -427,7 +460,7 @@ impl Task {
     /// Goes to another cluster once the configured endpoints have agreed on it for long enough.
     fn follow(&mut self) {
         let (ClusterPin::Follow, Some(left)) = (self.setup.pin, self.pinned) else { return };
-        let agreed = agreed(left, &self.sightings());
+        let agreed = agreed(left, &self.sightings_of_now());
         let Some(followed) = self.following.look(agreed, Instant::now()) else { return };
         self.following.end();
         tracing::warn!(
@@ -438,99 +471,9 @@ impl Task {
         (self.forget)(left, followed);
         self.pinned = Some(followed);
         (self.list, self.list_refused) = (None, false);
+        self.known.clear();
         self.published.auth.set(Auth::Unknown);
         (self.list_due, self.auth_due) = (Instant::now(), Instant::now());
-    }
-
-    /// Asks where the configured endpoints lead now, and at the listed addresses of members for which none of them answers; at
-    /// no others.
-    fn settle(&mut self) {
-        let now = Instant::now();
-        let listed = self.listed_endpoints();
-        self.seeds.ask(&listed, now);
-        let configured = self.seeds.endpoints();
-        let mut wanted: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
-        let of =
-            |endpoints: Vec<Endpoint>, source| endpoints.into_iter().map(move |endpoint| (endpoint, source));
-        for (endpoint, source) in of(configured, Source::Configured).chain(of(listed, Source::Listed)) {
-            if let Lead::To(addresses) = self.seeds.lead(&endpoint) {
-                for at in addresses {
-                    if wanted.iter().all(|(known, known_at, _)| (known, *known_at) != (&endpoint, at)) {
-                        wanted.push((endpoint.clone(), at, source));
-                    }
-                }
-            }
-        }
-        let mut before = std::mem::take(&mut self.places);
-        for (endpoint, at, source) in wanted {
-            if let Some(known) = before.iter().position(|place| place.is_at(&endpoint, at)) {
-                let mut place = before.swap_remove(known);
-                place.sighting.source = source;
-                self.places.push(place);
-            } else {
-                self.serials += 1;
-                self.places.extend(Place::new(&self.setup, (&endpoint, at), source, self.serials, now));
-            }
-        }
-    }
-
-    fn listed_endpoints(&self) -> Vec<Endpoint> {
-        let answering: Vec<MemberId> = self
-            .places
-            .iter()
-            .filter(|place| place.sighting.source == Source::Configured)
-            .filter(|place| place.cluster().is_none() || place.cluster() == self.pinned)
-            .filter_map(Place::answers)
-            .collect();
-        let list = self.list.iter().flatten().filter(|listed| !answering.contains(&listed.id));
-        let urls = list.flat_map(|listed| listed.client_urls.iter());
-        let usable = urls.filter_map(|url| usable(url, self.setup.scheme));
-        usable.filter(|endpoint| self.seeds.allows(&endpoint.host)).take(LISTED_ADDRESSES).collect()
-    }
-
-    /// What is known of every address, those included of which there is none yet.
-    fn sightings(&self) -> Vec<Sighting> {
-        let configured = self.seeds.endpoints().into_iter().map(|endpoint| (endpoint, Source::Configured));
-        let listed = self.listed_endpoints().into_iter().map(|endpoint| (endpoint, Source::Listed));
-        let mut sightings: Vec<Sighting> = self.places.iter().map(|place| place.sighting.clone()).collect();
-        for (endpoint, source) in configured.chain(listed) {
-            let seen = match self.seeds.lead(&endpoint) {
-                Lead::Unknown => Seen::NotAsked,
-                Lead::Nowhere(_) => Seen::Silent(None),
-                Lead::To(_) => continue,
-            };
-            if sightings.iter().all(|sighting| sighting.endpoint != endpoint) {
-                sightings.push(Sighting { endpoint, at: None, source, seen });
-            }
-        }
-        sightings
-    }
-
-    /// The addresses where nobody is known to be, and why.
-    fn unanswered(&self) -> Vec<Unanswered> {
-        let of_place = |place: &Place| {
-            let Sighting { endpoint, at, .. } = &place.sighting;
-            let (trouble, why) = place.trouble.clone()?;
-            Some(Unanswered { endpoint: endpoint.clone(), at: *at, trouble, why })
-        };
-        let nowhere = self.seeds.endpoints().into_iter().chain(self.listed_endpoints());
-        let nowhere = nowhere.filter_map(|endpoint| match self.seeds.lead(&endpoint) {
-            Lead::Nowhere(why) => Some(Unanswered { endpoint, at: None, trouble: Trouble::Name, why }),
-            Lead::Unknown | Lead::To(_) => None,
-        });
-        let no_record = self.seeds.fault().map(|(endpoint, why)| Unanswered {
-            endpoint,
-            at: None,
-            trouble: Trouble::Name,
-            why,
-        });
-        let mut all: Vec<Unanswered> = self.places.iter().filter_map(of_place).collect();
-        for one in nowhere.chain(no_record) {
-            if !all.contains(&one) {
-                all.push(one);
-            }
-        }
-        all
     }
 
     /// Publishes the channels of the members that answered, by the addresses at which they are used.

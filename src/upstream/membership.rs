@@ -47,8 +47,8 @@ pub struct Membership {
     pub unanswered: Vec<Unanswered>,
     /// Where members speak to each other.
     pub peer_urls: PeerUrls,
-    /// When this was put together.
-    pub as_of: Instant,
+    /// When a member of the cluster that sees a leader last answered a probe; before the first, when we began to ask.
+    pub confirmed: Instant,
 }
 
 /// One member and how to reach it.
@@ -74,7 +74,7 @@ pub struct Member {
     pub vitals: Option<Arc<Vitals>>,
     /// As in the member list.
     pub client_urls: Arc<[String]>,
-    /// Shared by all snapshots.
+    /// Shared by all snapshots that have it at this address.
     pub suspicion: Arc<Suspicion>,
     /// Shared by all snapshots.
     pub rest: Arc<Rest>,
@@ -122,7 +122,8 @@ pub enum Reason {
     Learner,
     /// Another cluster answers at its address.
     ForeignCluster,
-    /// The configuration pins a cluster id, and the member tells none to the probing user.
+    /// It does not tell the probing user of which cluster it is, and the configuration pins an id, or others have told theirs and
+    /// their list does not have it.
     UnverifiedCluster,
     /// It is not in the member list: removed, or added a moment ago.
     Unlisted,
@@ -168,6 +169,8 @@ pub struct Unanswered {
 pub enum Trouble {
     /// Its name leads nowhere.
     Name,
+    /// DNS names it, and its host is not among `cluster.allowed_hosts`: nothing is sent there.
+    NotAllowed,
     /// No connection.
     Connection,
     /// A connection, and no TLS on it: the certificate is for another name, by another authority or too old, or ours is not
@@ -237,7 +240,7 @@ impl Membership {
             foreign: Vec::new(),
             unanswered: Vec::new(),
             peer_urls: PeerUrls::Unknown,
-            as_of: now,
+            confirmed: now,
         }
     }
 
@@ -290,7 +293,8 @@ impl Member {
     }
 
     /// Takes the member out of every shard's choice at once, until a probe that begins later has succeeded. For a
-    /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`].
+    /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`]. It is of the member at this
+    /// address: of one that is found elsewhere by now it says nothing.
     pub fn suspect(&self) {
         self.suspicion.raise();
         self.conduct.begin_anew();

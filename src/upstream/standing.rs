@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Whether the data path lost a member since the probe that last succeeded began. One per member, for its whole life.
+/// Whether the data path lost a member since the probe that last succeeded began. One per member and address, for as long as it
+/// is found there.
 #[derive(Debug, Default)]
 pub struct Suspicion {
     raised: AtomicU32,

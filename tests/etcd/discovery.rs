@@ -12,7 +12,7 @@ use keyward::identity::pattern::Glob;
 use keyward::tasks::Tasks;
 use keyward::upstream::connect::Connector;
 use keyward::upstream::members::{Members, SeedList};
-use keyward::upstream::membership::{Absence, MembersHandle, Membership, Trouble};
+use keyward::upstream::membership::{Absence, Member, MembersHandle, Membership, Trouble, Unanswered};
 use keyward::upstream::names::Names;
 use keyward::upstream::tls;
 
@@ -74,6 +74,8 @@ fn hosts(now: &Membership) -> Vec<&str> {
 }
 
 const RECORD: &str = "_etcd-client-blue._tcp.keyward.test";
+/// Not of the domain.
+const ELSEWHERE: &str = "m0.keyward.test.elsewhere.test";
 const TARGETS: [&str; 3] = ["m0.keyward.test", "m1.keyward.test", "m2.keyward.test"];
 
 #[tokio::test]
@@ -82,18 +84,23 @@ async fn srv_records_say_which_members_there_are_and_are_followed() {
         let cluster = Cluster::start(&newest("3.5"), Options { members: 3, ..Options::default() }).await;
         let tasks = Tasks::default();
         let dns = Dns::start(&tasks).await;
+        // Of nobody's business, and always among what is told.
+        let elsewhere = std::net::TcpListener::bind((LOOPBACK, 0)).unwrap();
+        elsewhere.set_nonblocking(true).unwrap();
+        let its_port = elsewhere.local_addr().unwrap().port();
         let says = |targets: &[usize]| {
             let services = targets
                 .iter()
                 .map(|i| (RECORD, Record::Srv(cluster.address(*i).port(), TARGETS[*i].to_owned())));
-            let addresses = TARGETS.iter().map(|target| (*target, Record::A(LOOPBACK)));
-            dns.says(services.chain(addresses).collect());
+            let services = services.chain([(RECORD, Record::Srv(its_port, ELSEWHERE.to_owned()))]);
+            let names = TARGETS.iter().chain([&ELSEWHERE]);
+            dns.says(services.chain(names.map(|name| (*name, Record::A(LOOPBACK)))).collect());
         };
         let mut config = config(&cluster, &dns);
         let srv = Srv { domain: "keyward.test".into(), name: Some("blue".into()), scheme: Scheme::Http };
         config.discovery.srv = Some(srv);
-        // What is told is used in this form only; the member list names addresses, which are not.
-        config.discovery.allowed_hosts = vec![Glob::new("*.keyward.test")];
+        // As where nothing is configured: what is told is used in this form only; the member list names addresses, which are not.
+        config.discovery.allowed_hosts = vec![Glob::new("keyward.test"), Glob::new("*.keyward.test")];
         dns.fails(true);
         let found = Found::start(&config);
         let no_record = |now: &Membership| {
@@ -109,6 +116,11 @@ async fn srv_records_say_which_members_there_are_and_are_followed() {
         assert_eq!(now.members[0].at, Some(IpAddr::V4(LOOPBACK)));
         let absent: Vec<Absence> = now.absent.iter().map(|absent| absent.why).collect();
         assert_eq!(absent, [Absence::NotAllowed; 2], "their addresses in the list are of another form");
+        let not_allowed = |now: &Membership| {
+            let of_one = |one: &Unanswered| (one.endpoint.host.clone(), one.endpoint.port, one.trouble);
+            now.unanswered.iter().map(of_one).collect::<Vec<_>>()
+        };
+        assert_eq!(not_allowed(&now), [(ELSEWHERE.to_owned(), its_port, Trouble::NotAllowed)]);
         says(&[0, 1, 2]);
         let now = found.until("three are told", |now| ready(now) == 3).await;
         assert_eq!(hosts(&now), TARGETS);
@@ -123,6 +135,8 @@ async fn srv_records_say_which_members_there_are_and_are_followed() {
         .await;
         let now = found.handle.snapshot.load_full();
         assert_eq!((ready(&now), hosts(&now)), (2, TARGETS[1..].to_vec()), "the last answer stays");
+        let refused = elsewhere.accept().expect_err("nobody has ever connected there").kind();
+        assert_eq!(refused, std::io::ErrorKind::WouldBlock);
         drop((found, dns, tasks));
     })
     .await;
@@ -162,6 +176,20 @@ async fn each_address_of_a_name_may_be_a_member() {
                 == [(Some(IpAddr::V4(ips[3])), Trouble::Connection)]
         };
         found.until("nobody is at the fourth, which is told", nobody).await;
+        // In another order, and one at a time: nobody moves.
+        let stand = |now: &Membership| {
+            let of_one = |member: &Arc<Member>| (member.id, member.endpoint.host.clone(), member.at);
+            now.members.iter().map(of_one).collect::<Vec<_>>()
+        };
+        let before = stand(&now);
+        for told in [&[ips[2], ips[0], ips[1]][..], &ips[1..2], &ips[..1]] {
+            says(told);
+            let asked = dns.questions();
+            // For either kind of address: when it is asked anew, what it was answered first has been taken in.
+            let again = async || (dns.questions() >= asked + 4).then_some(());
+            wait::until(LIMIT, "it is asked again", again).await;
+            assert_eq!(stand(&found.handle.snapshot.load()), before, "{told:?}");
+        }
         // One leaves the name: its own address in the member list is all that is left of it.
         says(&ips[1..3]);
         let by_list = |now: &Membership| ready(now) == 3 && hosts(now) == ["127.0.3.1", name, name];

@@ -305,8 +305,23 @@ async fn without_a_quorum_nobody_is_ready() {
                 .until("the last one sees no leader", |now| readiness(now, alive) == Some(leaderless))
                 .await;
             assert_ne!(now.serving(), Serving::Ready, "{version}");
+            // It goes on answering, which confirms nothing.
+            let seen = std::cell::RefCell::new((Arc::clone(&now), 0));
+            let another = async || {
+                let mut seen = seen.borrow_mut();
+                let later = followed.handle.snapshot.load_full();
+                if !Arc::ptr_eq(&seen.0, &later) {
+                    *seen = (later, seen.1 + 1);
+                }
+                (seen.1 > 8).then(|| seen.0.confirmed)
+            };
+            let confirmed = wait::within_limit(LIMIT, another).await.expect("it is asked again");
+            assert_eq!(confirmed, now.confirmed, "{version}");
             cluster.relaunch(1);
-            followed.until("two are ready", |now| ready(now) == 2 && now.serving() == Serving::Ready).await;
+            let now = followed
+                .until("two are ready", |now| ready(now) == 2 && now.serving() == Serving::Ready)
+                .await;
+            assert!(now.confirmed > confirmed, "{version}");
         }
     })
     .await;

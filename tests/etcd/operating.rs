@@ -18,7 +18,7 @@ async fn start(cluster: &Cluster, lines: &str) -> Keyward {
 }
 
 /// `keyward status -o json`, and whether it calls the replica serving.
-async fn status(keyward: &Keyward) -> (bool, Value) {
+pub(crate) async fn status(keyward: &Keyward) -> (bool, Value) {
     let (code, said) = command(keyward, &["status", "-o", "json"]).await;
     assert!(matches!(code, Some(0 | 1)), "{said}");
     (code == Some(0), serde_json::from_str(&said).expect("JSON"))
@@ -38,6 +38,17 @@ fn as_etcdctl_tells(told: &Value, theirs: &[Value]) {
         assert!(row["db_size"].as_u64() > Some(0) && row["raft_applied_index"].as_u64() > Some(0), "{row}");
         assert!(row["raft_index"].as_u64() <= status["raftIndex"].as_u64(), "{row}");
     }
+}
+
+/// One address alone; the others have confirmed what is known a moment ago.
+async fn nobody_answers(keyward: &Keyward, told: &Value, url: String) {
+    let unanswered = told["unanswered"].as_array().expect("addresses");
+    assert_eq!(unanswered.len(), 1, "{told}");
+    let (_, table) = command(keyward, &["status"]).await;
+    assert!(table.contains(&format!("unanswered: {url}: ")), "{table}");
+    assert_eq!((&unanswered[0]["endpoint"], &unanswered[0]["at"]), (&url.into(), &Value::Null));
+    let age = keyward.metric("keyward_members_age_seconds", &[]).await;
+    assert!((0.0..20.0).contains(&age), "as long as /readyz says yes: {age}");
 }
 
 #[tokio::test]
@@ -105,9 +116,10 @@ async fn status_tells_of_each_member_what_etcdctl_tells() {
         let missed = async || {
             let (serves, told) = status(&keyward).await;
             let row = told["members"].as_array()?.iter().find(|row| row["id"] == *gone)?.clone();
-            (serves && row["why"] == "unreachable" && row["ready"] == false).then_some(())
+            (serves && row["why"] == "unreachable" && row["ready"] == false).then_some(told)
         };
-        wait::until(LIMIT, "the killed member is missed", missed).await;
+        let told = wait::until(LIMIT, "the killed member is missed", missed).await;
+        nobody_answers(&keyward, &told, cluster.url(follower)).await;
         drop(stranger);
     }
 }

@@ -1,5 +1,6 @@
 //! Files change while Keyward runs: it follows without a signal, keeps what it had where the new is bad, and no stream ends.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
@@ -12,6 +13,7 @@ use keyward::pb::etcdserverpb::cluster_client::ClusterClient;
 use keyward::pb::etcdserverpb::watch_client::WatchClient;
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::pb::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
+use keyward::tasks::Tasks;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
@@ -19,7 +21,9 @@ use tonic::{Code, Streaming};
 
 use crate::caller::Caller;
 use crate::harness::keyward::{Keyward, Site};
+use crate::harness::relay::Relay;
 use crate::harness::{Auth, Cluster, Options, versions, wait};
+use crate::operating::status;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -261,4 +265,87 @@ async fn limits_and_what_is_advertised_change_under_open_connections() {
     assert_eq!(seen, [4096, 5]);
     let log = keyward.log();
     assert!(log.contains("limits: changed") && !log.contains("at the next start"), "{log}");
+}
+
+/// Waits until three members are ready, at these.
+async fn found_at(keyward: &Keyward, urls: &[String; 3]) {
+    let look = async || {
+        let (serves, told) = status(keyward).await;
+        let rows = told["members"].as_array()?;
+        let at: BTreeSet<_> = rows.iter().filter_map(|row| row["endpoint"].as_str()).collect();
+        let ready = rows.iter().filter(|row| row["ready"] == true).count();
+        (serves && ready == 3 && at == urls.iter().map(String::as_str).collect()).then_some(())
+    };
+    wait::until(LIMIT, &format!("members are found at {urls:?}"), look).await;
+}
+
+/// Where members are found first is replaced: by other names for the same addresses, then another address for one member. The
+/// member list has none of them.
+#[tokio::test]
+async fn endpoints_change_and_streams_to_members_that_are_still_there_stay() {
+    const WATCHES: usize = 6;
+    let changed = Box::pin(async {
+        let version = versions().pop().expect("one is pinned");
+        let tasks = Tasks::default();
+        let options = Options { members: 3, auth: Auth::On { extra_users: 0 }, ..Options::default() };
+        let cluster = Cluster::start(&version, options).await;
+        let mut relays = Vec::new();
+        for i in 0..3 {
+            let relay = Relay::start(&tasks).await;
+            relay.open(cluster.address(i));
+            relays.push(relay);
+        }
+        let by = |host: &str| [0, 1, 2].map(|i: usize| format!("http://{host}:{}", relays[i].address.port()));
+        let site = Site::new();
+        let base = site.in_front_of(&cluster);
+        let base =
+            base.lines().filter(|line| !line.starts_with("cluster.endpoints")).collect::<Vec<_>>().join("\n");
+        let with = |urls: &[String]| {
+            format!("{base}\nadmin.socket = \"admin.sock\"\ncluster.endpoints = {urls:?}\n")
+        };
+        let keyward = Keyward::start(site, &with(&by("127.0.0.1"))).await;
+        found_at(&keyward, &by("127.0.0.1")).await;
+        let mut watches = Vec::new();
+        for _ in 0..WATCHES {
+            let alice = Caller::log_in(keyward.site().listen, "alice").await;
+            watches.push((watching(&alice).await, alice));
+        }
+        let mut puts = 0;
+        let mut all_hear = async || {
+            puts += 1;
+            let value = vec![b'v'; puts];
+            watches[0].1.put("/a/k", value.clone(), 0).await.expect("put");
+            for (watch, _) in &mut watches {
+                let told = watch.message().await.expect("no stream has ended").expect("no stream has ended");
+                let heard: Vec<_> =
+                    told.events.iter().map(|event| &event.kv.as_ref().expect("a put").value).collect();
+                assert_eq!(heard, [&value]);
+            }
+        };
+        all_hear().await;
+        let resumes = async || keyward.metric("keyward_watch_resumes_total", &[]).await;
+        assert_eq!(resumes().await, 0.0);
+
+        let mut urls = by("localhost");
+        keyward.reload(&with(&urls));
+        found_at(&keyward, &urls).await;
+        all_hear().await;
+        assert_eq!(resumes().await, 0.0, "they are where they were");
+
+        urls[0] = cluster.url(0);
+        keyward.reload(&with(&urls));
+        found_at(&keyward, &urls).await;
+        let left = async || (relays[0].live() == 0).then_some(());
+        wait::until(LIMIT, "nothing is left where that one was", left).await;
+        all_hear().await;
+        let resumed = resumes().await;
+        println!(
+            "{version}: {resumed} of {WATCHES} watch streams were at the member that is found elsewhere now"
+        );
+        assert!(resumed > 0.0 && resumed < WATCHES as f64, "{resumed}");
+        let log = keyward.log();
+        assert!(!log.contains("at the next start"), "{log}");
+        drop((keyward, relays));
+    });
+    tokio::task::LocalSet::new().run_until(changed).await;
 }

@@ -100,7 +100,11 @@ mod slow_watchers;
 #[cfg(test)]
 mod sockets;
 #[cfg(test)]
+mod stale;
+#[cfg(test)]
 mod storms;
+#[cfg(test)]
+mod strays;
 #[cfg(test)]
 mod turns;
 #[cfg(test)]

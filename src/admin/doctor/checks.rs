@@ -85,6 +85,7 @@ impl Facts<'_> {
         for address in &self.members.unanswered {
             let fix = match address.trouble {
                 Trouble::Name => "mend the name's records, or cluster.endpoints",
+                Trouble::NotAllowed => "mend the SRV records, or add its host to cluster.allowed_hosts",
                 Trouble::Connection => "start the member, or look at the firewall between",
                 Trouble::Tls => {
                     "mend its certificate, or cluster.tls: its ca, and the certificate that we show"

@@ -196,6 +196,13 @@ mod tests {
         assert_eq!((by_srv.endpoints.len(), by_srv.scheme()), (0, Scheme::Http));
         let record = |cluster: &Cluster| cluster.discovery.srv.as_ref().map(Srv::record);
         assert_eq!(record(&by_srv).as_deref(), Some("_etcd-client-blue._tcp.example.com."));
+        // Whoever answers for DNS leads no password elsewhere.
+        for host in ["example.com", "m1.example.com", "a.b.Example.com"] {
+            assert!(by_srv.discovery.allows(host), "{host}");
+        }
+        for host in ["m1.example.com.elsewhere.org", "notexample.com", "10.0.0.1", "example.org"] {
+            assert!(!by_srv.discovery.allows(host), "{host}");
+        }
         let secure = "srv = { domain = 'example.com' }\n";
         assert_eq!(faults(secure), ["cluster.tls.ca"], "https, unless it says http");
         assert_eq!(faults("srv = { domain = 'a b', scheme = 'http' }\n"), ["cluster.srv.domain"]);

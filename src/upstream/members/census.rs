@@ -1,9 +1,11 @@
 //! From what was heard at each address to who the members are: pure.
 //!
 //! Owns: which cluster is pinned, which address stands for which member, who is ready, who leads. Must not know: how
-//! anything was asked, time (it only stamps the result).
+//! anything was asked, time (it only passes on when the cluster was last seen whole).
 //! Invariants: a member's identity is what it says itself, never its address; an answer from another cluster makes
-//! nobody ready; the leader is named only where the members of the highest term do not contradict each other.
+//! nobody ready; the leader is named only where the members of the highest term do not contradict each other; a member stays
+//! where it was found for as long as it answers there, in whatever order addresses are told, and leaves only for a configured
+//! endpoint; a suspicion is of a member at one address, and is not taken along to another.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +56,13 @@ pub(super) struct Sighting {
     pub(super) seen: Seen,
 }
 
+impl Sighting {
+    /// Whether it is where the member was found.
+    pub(super) fn is_of(&self, member: &Member) -> bool {
+        self.endpoint == member.endpoint && self.at == member.at
+    }
+}
+
 /// How we came to an address. The order is the preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Source {
@@ -92,6 +101,8 @@ pub(super) struct Facts<'a> {
     pub(super) list: Option<&'a [Listed]>,
     /// Whether the list was refused where it was last asked for.
     pub(super) refused: bool,
+    /// Who is known to be of the pinned cluster: by an answer of its own that named it, or by the last list that was had.
+    pub(super) known: &'a BTreeSet<MemberId>,
     /// For the suspicions, which outlive snapshots.
     pub(super) before: &'a Membership,
 }
@@ -134,8 +145,8 @@ pub(super) fn choose_cluster(sightings: &[Sighting]) -> Option<Pinning> {
 }
 
 /// Who the members are.
-pub(super) fn take(facts: &Facts<'_>, now: Instant) -> Membership {
-    let mut found = Membership { cluster: facts.pinned, ..Membership::unknown(now) };
+pub(super) fn take(facts: &Facts<'_>, confirmed: Instant) -> Membership {
+    let mut found = Membership { cluster: facts.pinned, ..Membership::unknown(confirmed) };
     found.peer_urls = facts.peer_urls();
     found.foreign = facts.sightings.iter().filter_map(|sighting| facts.foreign(sighting)).collect();
     for id in facts.ids() {
@@ -144,8 +155,8 @@ pub(super) fn take(facts: &Facts<'_>, now: Instant) -> Membership {
             Err(absent) => found.absent.push(absent),
         }
     }
-    let listed = found.members.iter().filter(|member| member.is_listed());
-    let answers: Vec<&Answer> = listed.filter_map(|member| facts.answer(member.id)).collect();
+    let ours = found.members.iter().filter(|member| member.is_ours());
+    let answers: Vec<&Answer> = ours.filter_map(|member| facts.answer(member.id)).collect();
     found.term = answers.iter().map(|answer| answer.term).max().unwrap_or(0);
     found.leader = leader(&answers);
     found
@@ -182,6 +193,14 @@ fn leader(answers: &[&Answer]) -> Option<MemberId> {
     (voices.values().filter(|count| *count == most).count() == 1).then_some(*leader)
 }
 
+/// What it says itself, if it says enough of itself to be believed; else what the list says.
+fn role(answer: &Answer, listed: Option<&Listed>) -> Role {
+    match (answer.cluster, listed) {
+        (None, Some(listed)) if listed.role == Role::Learner => Role::Learner,
+        _ => answer.role,
+    }
+}
+
 impl Facts<'_> {
     fn peer_urls(&self) -> PeerUrls {
         let of_one = |listed: &Listed| Peering {
@@ -207,9 +226,23 @@ impl Facts<'_> {
         listed.chain(heard).collect()
     }
 
-    /// An answer of no other cluster. While none is pinned yet an answer that names one is nobody's.
+    /// An answer of no other cluster, as far as it tells. While none is pinned yet an answer that names one is nobody's.
     fn is_ours(&self, answer: &Answer) -> bool {
         answer.cluster.is_none() || answer.cluster == self.pinned
+    }
+
+    /// Whether it is certain of which cluster the answer is. Where auth is on and the probing user has no rights, or there is none,
+    /// members do not tell: as long as nobody has named a cluster there is nothing to hold them against. Once one has, who names
+    /// none must have done so before, or be in the list of those who did. Where an id is configured only that id counts.
+    fn is_verified(&self, answer: &Answer, listed: Option<&Listed>) -> bool {
+        answer.cluster.is_some()
+            || match (self.pin, self.pinned) {
+                (ClusterPin::Id(_), _) => false,
+                (ClusterPin::FirstAnswer | ClusterPin::Follow, None) => true,
+                (ClusterPin::FirstAnswer | ClusterPin::Follow, Some(_)) => {
+                    listed.is_some() || self.known.contains(&answer.member)
+                }
+            }
     }
 
     fn foreign(&self, sighting: &Sighting) -> Option<Foreign> {
@@ -219,16 +252,19 @@ impl Facts<'_> {
     }
 
     /// The address that stands for a member: one that answers before one that does not, a configured one before a
-    /// listed one, then in their order.
+    /// listed one, the one that stood for it before any other, then in their order.
     fn stands_for(&self, id: MemberId) -> Option<&Sighting> {
+        let stood = self.before.get(id);
         let rank = |sighting: &&Sighting| match &sighting.seen {
             Seen::Answered(answer) if self.is_ours(answer) && answer.member == id => Some(0),
             Seen::Silent(Some(answer)) if self.is_ours(answer) && answer.member == id => Some(1),
             _ => None,
         };
+        let moves = |sighting: &Sighting| stood.is_none_or(|member| !sighting.is_of(member));
         let candidates =
             self.sightings.iter().filter_map(|sighting| Some((rank(&sighting)?, sighting.source, sighting)));
-        candidates.min_by_key(|(rank, source, _)| (*rank, *source)).map(|(_, _, sighting)| sighting)
+        let best = candidates.min_by_key(|(rank, source, sighting)| (*rank, *source, moves(sighting)));
+        best.map(|(_, _, sighting)| sighting)
     }
 
     /// What the member says now.
@@ -256,18 +292,19 @@ impl Facts<'_> {
             Seen::NotAsked | Seen::Silent(None) => None,
         });
         let listed_role = listed.map_or(Role::Voter, |listed| listed.role);
+        let stayed = known.filter(|member| member.endpoint == endpoint && member.at == at);
         Ok(Member {
             id,
             name: listed.map_or_else(|| "".into(), |listed| Arc::clone(&listed.name)),
             endpoint,
             at,
-            role: last.map_or(listed_role, |answer| answer.role),
+            role: last.map_or(listed_role, |answer| role(answer, listed)),
             version: last.and_then(|answer| answer.version),
             readiness,
             term: last.map_or(0, |answer| answer.term),
             vitals: last.and_then(|answer| answer.vitals.clone()),
             client_urls: listed.map_or_else(Arc::default, |listed| Arc::clone(&listed.client_urls)),
-            suspicion: known.map_or_else(Arc::default, |member| Arc::clone(&member.suspicion)),
+            suspicion: stayed.map_or_else(Arc::default, |member| Arc::clone(&member.suspicion)),
             rest: known.map_or_else(Arc::default, |member| Arc::clone(&member.rest)),
             conduct: known.map_or_else(Arc::default, |member| Arc::clone(&member.conduct)),
         })
@@ -277,12 +314,15 @@ impl Facts<'_> {
         let Seen::Answered(answer) = &sighting.seen else {
             return Readiness::NotReady(Reason::Unreachable);
         };
-        let unverified = matches!(self.pin, ClusterPin::Id(_)) && answer.cluster.is_none();
-        if unverified {
+        let learns = role(answer, listed) == Role::Learner;
+        if learns && listed.is_some() {
+            // The list knows it, and a learner tells nobody of which cluster it is where auth is on.
+            Readiness::NotReady(Reason::Learner)
+        } else if !self.is_verified(answer, listed) {
             Readiness::NotReady(Reason::UnverifiedCluster)
         } else if self.list.is_some() && listed.is_none() {
             Readiness::NotReady(Reason::Unlisted)
-        } else if answer.role == Role::Learner {
+        } else if learns {
             Readiness::NotReady(Reason::Learner)
         } else if answer.leader == Sight::Nobody {
             Readiness::NotReady(Reason::NoLeader)
@@ -380,6 +420,7 @@ mod tests {
                 sightings,
                 list,
                 refused: false,
+                known: &BTreeSet::new(),
                 before: &before,
             },
             now,
@@ -414,6 +455,71 @@ mod tests {
         assert_eq!(states(&census(&one, Some(&list))), [(1, 21, Ready)]);
         let none = [configured(11, silent), by_url(21, Seen::Silent(None))];
         assert_eq!(states(&census(&none, Some(&list))), [(1, 11, NotReady(Reason::Unreachable))]);
+    }
+
+    fn resolved(last: u8, seen: Seen) -> Sighting {
+        Sighting { at: Some(IpAddr::from([127, 0, 0, last])), ..configured(11, seen) }
+    }
+
+    fn after(before: &Membership, sightings: &[Sighting], list: Option<&[Listed]>) -> Membership {
+        let now = Instant::now();
+        let facts = Facts {
+            pin: ClusterPin::FirstAnswer,
+            pinned: Some(OURS),
+            scheme: Scheme::Http,
+            discovery: &Discovery::default(),
+            sightings,
+            list,
+            refused: false,
+            known: &BTreeSet::new(),
+            before,
+        };
+        take(&facts, now)
+    }
+
+    fn at(membership: &Membership) -> (Option<IpAddr>, u16) {
+        let member = membership.get(MemberId(1)).unwrap();
+        (member.at, member.endpoint.port)
+    }
+
+    #[test]
+    fn a_member_stays_where_it_was_found_in_whatever_order_addresses_are_told() {
+        let ours = || led_by(1, 1);
+        let ip = |last: u8| Some(IpAddr::from([127, 0, 0, last]));
+        let first = census(&[resolved(1, ours()), resolved(2, ours())], None);
+        assert_eq!(at(&first), (ip(1), 11));
+        let turned = after(&first, &[resolved(2, ours()), resolved(1, ours())], None);
+        assert_eq!(at(&turned), (ip(1), 11), "another order moves nobody");
+        // It moves when nobody answers there any more, or somebody else; and stays then, too.
+        let silent = Seen::Silent(Some(answer(1, Sight::Nobody, 1)));
+        for gone in [silent.clone(), led_by(2, 1)] {
+            let moved = after(&turned, &[resolved(2, ours()), resolved(1, gone)], None);
+            assert_eq!(at(&moved), (ip(2), 11));
+            let back = after(&moved, &[resolved(1, ours()), resolved(2, ours())], None);
+            assert_eq!(at(&back), (ip(2), 11));
+        }
+        // A name leads there no more.
+        assert_eq!(at(&after(&turned, &[resolved(2, ours())], None)), (ip(2), 11));
+        // Where nobody answers nowhere it is shown where it was.
+        let down = after(&turned, &[resolved(2, silent.clone()), resolved(1, silent)], None);
+        assert_eq!(at(&down), (ip(1), 11));
+        // A configured endpoint is preferred all the same.
+        let list = [listed(1, 21)];
+        let by_list = census(&[by_url(21, ours())], Some(&list));
+        assert_eq!(at(&by_list), (None, 21));
+        let both = after(&by_list, &[by_url(21, ours()), resolved(1, ours())], Some(&list));
+        assert_eq!(at(&both), (ip(1), 11));
+    }
+
+    /// What was sent to the first address says nothing of the second.
+    #[test]
+    fn a_suspicion_is_of_a_member_at_one_address() {
+        let before = census(&[resolved(1, led_by(1, 1))], None);
+        let stays = after(&before, &[resolved(1, led_by(1, 1))], None);
+        let moved = after(&before, &[resolved(2, led_by(1, 1))], None);
+        before.members[0].suspect();
+        assert!(!stays.members[0].is_ready());
+        assert!(moved.members[0].is_ready());
     }
 
     #[test]
@@ -462,6 +568,59 @@ mod tests {
         let of = |pin, pinned| states(&census_of(pin, pinned, &sightings, None));
         assert_eq!(of(ClusterPin::FirstAnswer, None), [(1, 11, Ready)]);
         assert_eq!(of(ClusterPin::Id(OURS), Some(OURS)), [(1, 11, NotReady(Reason::UnverifiedCluster))]);
+    }
+
+    #[test]
+    fn once_a_cluster_is_known_who_tells_none_must_be_known_or_listed() {
+        let nameless = |member: u64, port| {
+            let mut answer = answer(member, Sight::Member(MemberId(member)), 9);
+            answer.cluster = None;
+            configured(port, Seen::Answered(answer))
+        };
+        let sightings = [configured(11, led_by(1, 1)), nameless(2, 12)];
+        let seen = |pinned, list: Option<&[Listed]>, known: &[u64]| {
+            let known = known.iter().copied().map(MemberId).collect();
+            let before = Membership::unknown(Instant::now());
+            let facts = Facts {
+                pin: ClusterPin::FirstAnswer,
+                pinned,
+                scheme: Scheme::Http,
+                discovery: &Discovery::default(),
+                sightings: &sightings,
+                list,
+                refused: false,
+                known: &known,
+                before: &before,
+            };
+            take(&facts, Instant::now())
+        };
+        let unverified = NotReady(Reason::UnverifiedCluster);
+        let stranger = seen(Some(OURS), None, &[1]);
+        assert_eq!(states(&stranger), [(1, 11, Ready), (2, 12, unverified)]);
+        assert_eq!((stranger.leader, stranger.term), (Some(MemberId(1)), 2), "its word counts for nothing");
+        assert_eq!(
+            states(&seen(Some(OURS), Some(&[listed(1, 11)]), &[1])),
+            [(1, 11, Ready), (2, 12, unverified)]
+        );
+        // Auth was turned on, or there is no list to be had any more: it is who it was.
+        assert_eq!(states(&seen(Some(OURS), None, &[1, 2]))[1], (2, 12, Ready));
+        assert_eq!(states(&seen(Some(OURS), Some(&[listed(1, 11), listed(2, 12)]), &[]))[1], (2, 12, Ready));
+        assert_eq!(states(&seen(None, None, &[])), [(2, 12, Ready)], "nobody is held against nothing");
+    }
+
+    #[test]
+    fn a_learner_that_the_list_has_is_one_whether_or_not_it_tells_its_cluster() {
+        let mut shy = answer(2, Sight::Somebody, 0);
+        shy.cluster = None;
+        let sightings = [configured(11, led_by(1, 1)), configured(12, Seen::Answered(shy))];
+        let list = [listed(1, 11), Listed { role: Role::Learner, ..listed(2, 12) }];
+        for pin in [ClusterPin::Id(OURS), ClusterPin::FirstAnswer] {
+            let seen = census_of(pin, Some(OURS), &sightings, Some(&list));
+            assert_eq!(states(&seen)[1], (2, 12, NotReady(Reason::Learner)));
+            assert_eq!(seen.members[1].role, Role::Learner);
+            let promoted = census_of(pin, Some(OURS), &[configured(12, led_by(2, 1))], Some(&list));
+            assert_eq!(states(&promoted)[1], (2, 12, Ready), "it says itself that it votes by now");
+        }
     }
 
     #[test]
@@ -575,6 +734,7 @@ mod tests {
             sightings: &[],
             list: None,
             refused: true,
+            known: &BTreeSet::new(),
             before: &before,
         };
         assert_eq!(take(&facts, Instant::now()).peer_urls, PeerUrls::Refused);
@@ -594,6 +754,7 @@ mod tests {
                 sightings: &sightings,
                 list: None,
                 refused: false,
+                known: &BTreeSet::new(),
                 before: &first,
             },
             now,

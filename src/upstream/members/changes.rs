@@ -187,7 +187,7 @@ mod tests {
         let before = snapshot(vec![member(1)]);
         let later = Member { vitals: Some(Arc::default()), term: 3, ..member(1) };
         let mut after = snapshot(vec![later]);
-        after.as_of += std::time::Duration::from_secs(1);
+        after.confirmed += std::time::Duration::from_secs(1);
         assert_eq!(between(&before, &after), []);
     }
 

@@ -1,8 +1,10 @@
 //! Whether all members have become another cluster (`cluster.identity = "follow"`): pure.
 //!
 //! Owns: what counts as agreement, and how long it must last. Must not know: what follows from it.
-//! Invariants (rules 20): more than half of the configured endpoints name the new cluster and see a leader there; none that
-//! answers names another, or none; all of that without a break for [`AGREED`].
+//! Invariants (rules 20): every configured endpoint, or target of an SRV record, names the new cluster and sees a leader there, and
+//! does so at more than half of the addresses that its name leads to; at none of them anybody names another cluster, or none;
+//! all of that without a break for [`AGREED`]. Who is silent agrees to nothing: one endpoint that answers nowhere keeps us where we
+//! are, until it answers, leads elsewhere, or is taken out of the configuration.
 
 use std::time::Duration;
 
@@ -15,16 +17,19 @@ use crate::identity::ClusterId;
 /// How long they must have agreed.
 pub(super) const AGREED: Duration = Duration::from_secs(3);
 
-/// The other cluster that the configured endpoints agree on now. Addresses of one endpoint have one voice together; a member
-/// without a leader, and an address where nobody answers, have none.
+/// The other cluster that the configured endpoints agree on now. `sightings` has each address that their names lead to now; of an
+/// endpoint that leads nowhere, one without an answer.
 pub(super) fn agreed(pinned: ClusterId, sightings: &[Sighting]) -> Option<ClusterId> {
     let configured = || sightings.iter().filter(|sighting| sighting.source == Source::Configured);
-    let mut endpoints: Vec<&Endpoint> = configured().map(|sighting| &sighting.endpoint).collect();
-    endpoints.sort_unstable_by_key(|endpoint| (&endpoint.host, endpoint.port));
-    endpoints.dedup();
+    let mut endpoints: Vec<Addresses<'_>> = Vec::new();
     let mut named = None;
-    let mut voices: Vec<&Endpoint> = Vec::new();
     for sighting in configured() {
+        let at = endpoints.iter().position(|known| known.of == &sighting.endpoint);
+        let at = at.unwrap_or_else(|| {
+            endpoints.push(Addresses { of: &sighting.endpoint, all: 0, agree: 0 });
+            endpoints.len() - 1
+        });
+        endpoints[at].all += 1;
         let Seen::Answered(answer) = &sighting.seen else { continue };
         // Who names none may be of the old cluster.
         let cluster = answer.cluster?;
@@ -32,11 +37,16 @@ pub(super) fn agreed(pinned: ClusterId, sightings: &[Sighting]) -> Option<Cluste
             return None;
         }
         named = Some(cluster);
-        if answer.leader != Sight::Nobody && !voices.contains(&&sighting.endpoint) {
-            voices.push(&sighting.endpoint);
-        }
+        endpoints[at].agree += usize::from(answer.leader != Sight::Nobody);
     }
-    named.filter(|_| voices.len() * 2 > endpoints.len())
+    named.filter(|_| endpoints.iter().all(|endpoint| endpoint.agree * 2 > endpoint.all))
+}
+
+/// Where one endpoint leads, and at how many of these addresses the other cluster is seen with a leader.
+struct Addresses<'a> {
+    of: &'a Endpoint,
+    all: usize,
+    agree: usize,
 }
 
 /// Since when they agree, on what.
@@ -110,11 +120,12 @@ mod tests {
     }
 
     #[test]
-    fn all_who_answer_and_more_than_half_must_name_one_other_cluster() {
+    fn every_endpoint_must_name_one_other_cluster() {
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), of(3, NEW)]), Some(NEW));
-        assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), silent(3)]), Some(NEW));
-        assert_eq!(agreed(OLD, &[of(1, NEW), silent(2), silent(3)]), None, "less than half");
-        assert_eq!(agreed(OLD, &[of(1, NEW), silent(2)]), None, "a half is not more than half");
+        assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), silent(3)]), None, "one says nothing");
+        let lost = at(3, Source::Configured, Seen::NotAsked);
+        assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), lost]), None, "one was not asked yet");
+        assert_eq!(agreed(OLD, &[of(1, NEW), silent(2)]), None);
         assert_eq!(agreed(OLD, &[of(1, NEW)]), Some(NEW));
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), of(3, OLD)]), None, "one is still there");
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), of(3, THIRD)]), None, "they disagree");
@@ -125,19 +136,38 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_no_leader_has_no_voice_and_disagrees_all_the_same() {
+    fn who_sees_no_leader_agrees_to_nothing_and_disagrees_all_the_same() {
         let leaderless = |port, cluster| says(port, Some(cluster), Sight::Nobody);
         assert_eq!(agreed(OLD, &[leaderless(1, NEW), leaderless(2, NEW), leaderless(3, NEW)]), None);
-        assert_eq!(agreed(OLD, &[leaderless(1, NEW), of(2, NEW), of(3, NEW)]), Some(NEW));
+        assert_eq!(agreed(OLD, &[leaderless(1, NEW), of(2, NEW), of(3, NEW)]), None);
         assert_eq!(agreed(OLD, &[leaderless(1, OLD), of(2, NEW), of(3, NEW)]), None);
     }
 
     #[test]
-    fn addresses_of_one_endpoint_have_one_voice_and_listed_ones_none() {
-        assert_eq!(agreed(OLD, &[of(1, NEW), of(1, NEW), silent(2), silent(3)]), None);
-        let mut listed = of(4, OLD);
-        listed.source = Source::Listed;
-        assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), listed]), Some(NEW));
+    fn of_the_addresses_of_each_endpoint_more_than_half_must_agree_and_none_differ() {
+        // All of one port are addresses of one endpoint.
+        assert_eq!(agreed(OLD, &[of(1, NEW), silent(1)]), None, "a half is not more than half");
+        assert_eq!(agreed(OLD, &[of(1, NEW), of(1, NEW), silent(1)]), Some(NEW));
+        let leaderless = says(1, Some(NEW), Sight::Nobody);
+        assert_eq!(agreed(OLD, &[of(1, NEW), of(1, NEW), leaderless.clone()]), Some(NEW));
+        assert_eq!(agreed(OLD, &[of(1, NEW), leaderless]), None);
+        assert_eq!(agreed(OLD, &[of(1, NEW), of(1, NEW), of(1, NEW), of(1, OLD)]), None, "one differs");
+        assert_eq!(
+            agreed(OLD, &[of(1, NEW), of(1, NEW), silent(2)]),
+            None,
+            "the other endpoint says nothing"
+        );
+        assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), of(2, NEW), silent(2)]), Some(NEW));
+    }
+
+    #[test]
+    fn what_only_the_member_list_names_has_no_voice() {
+        for cluster in [OLD, NEW] {
+            let mut listed = of(4, cluster);
+            listed.source = Source::Listed;
+            assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), listed.clone()]), Some(NEW));
+            assert_eq!(agreed(OLD, &[of(1, NEW), silent(2), listed]), None);
+        }
     }
 
     #[test]

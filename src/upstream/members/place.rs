@@ -18,7 +18,7 @@ use crate::config::{ClusterPin, Endpoint, Scheme};
 use crate::identity::{ClusterId, MemberId};
 use crate::upstream::connect::{ConnectError, Connector};
 use crate::upstream::membership::Trouble;
-use crate::upstream::standing::Mark;
+use crate::upstream::standing::{Mark, Suspicion};
 
 /// Between two probes of an address that hints ask for.
 pub(super) const FORCED: Duration = Duration::from_millis(100);
@@ -49,7 +49,7 @@ pub(super) struct Place {
     pub(super) due: Instant,
     pub(super) asked: Option<Instant>,
     /// What the probe under way has to clear when it succeeds.
-    pub(super) mark: Option<(MemberId, Mark)>,
+    pub(super) mark: Option<(MemberId, Arc<Suspicion>, Mark)>,
     pub(super) late: u32,
     /// Why nobody is known to be here, where that is so.
     pub(super) trouble: Option<(Trouble, Arc<str>)>,

@@ -321,15 +321,9 @@ impl Prober {
     /// Whether the member sees a leader, and its header where it gives one to this user.
     async fn sees_leader(&mut self) -> Result<(bool, Option<ResponseHeader>), Silence> {
         // A user without further rights may list members from the version on that checks at all; without a user even
-        // the refusal of a read tells that the check for a leader before it was passed.
-        let header = if self.token.is_some() {
-            let list = limited(member_list_with_leader(self.channel.clone(), self.token.clone())).await;
-            list.map(|list| list.header)
-        } else {
-            limited(peek(self.channel.clone(), true)).await.map(|range| range.header)
-        };
-        match header {
-            Ok(header) => Ok((true, header)),
+        // the refusal tells that the check for a leader before it was passed. No read: a learner would serve that.
+        match limited(member_list_with_leader(self.channel.clone(), self.token.clone())).await {
+            Ok(list) => Ok((true, list.header)),
             Err(Heard::NoLeader) => Ok((false, None)),
             Err(Heard::NoUser | Heard::BadToken | Heard::Denied | Heard::Learner) => Ok((true, None)),
             Err(Heard::Late) => Err(Silence::Late),
@@ -341,7 +335,7 @@ impl Prober {
     /// where no client certificate names a user, and a member may lag behind: a change is believed only when a
     /// login, which is linearizable, confirms it.
     async fn auth(&self, believed: Auth) -> Option<Auth> {
-        let seems = match limited(peek(self.channel.clone(), false)).await {
+        let seems = match limited(peek(self.channel.clone())).await {
             Ok(_) => Auth::Off,
             Err(Heard::NoUser | Heard::Denied) => Auth::On,
             Err(_) => return None,
@@ -392,20 +386,14 @@ async fn member_list_with_leader(
 }
 
 /// The cheapest read: a count of one key of the member's own store. Never with a token.
-async fn peek(
-    channel: Channel,
-    needs_leader: bool,
-) -> Result<Response<crate::pb::etcdserverpb::RangeResponse>, Status> {
-    let mut request = Request::new(RangeRequest {
+async fn peek(channel: Channel) -> Result<Response<crate::pb::etcdserverpb::RangeResponse>, Status> {
+    let request = Request::new(RangeRequest {
         key: b"\0".as_slice().into(),
         limit: 1,
         serializable: true,
         count_only: true,
         ..RangeRequest::default()
     });
-    if needs_leader {
-        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
-    }
     KvClient::new(channel).range(request).await
 }
 

@@ -2,7 +2,10 @@
 //!
 //! Owns: what was found of each name, when it is looked up again, the hosts file's print. Must not know: what answers there.
 //! Invariants: a name has at most one question under way; a question that fails leaves the last answer in place; a name that
-//! nobody wants any more is forgotten; an address needs no question.
+//! nobody wants any more is forgotten; an address needs no question. An address that answers leave out is told as such for
+//! [`LEFT_OUT`] of them, since a name server may give some of a name's addresses at a time: a member that is used there and goes
+//! on answering is left only then. After a change of the hosts file the next answer is all there is. Records of a domain are
+//! taken to be complete; targets of another form than is allowed are told, and never asked for.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -31,6 +34,9 @@ const LATEST_SRV: Duration = Duration::from_secs(60);
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// Between two questions when something points to a change.
 const AGAIN: Duration = Duration::from_millis(500);
+
+/// Answers in a row without an address, past which its name does not lead there any more.
+const LEFT_OUT: u32 = 8;
 
 /// Where members are found first, as it is configured now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +109,10 @@ pub(super) struct Seeds {
 /// What is known of a name.
 struct Name {
     found: Result<Option<Vec<IpAddr>>, Arc<str>>,
+    /// Addresses that were told before, and how many answers in a row have left each of them out.
+    left_out: Vec<(IpAddr, u32)>,
+    /// What is asked from then on is answered completely: the hosts file has changed.
+    complete_from: Option<Instant>,
     turn: Turn,
 }
 
@@ -205,6 +215,13 @@ impl Seeds {
         }
     }
 
+    /// Endpoints that DNS names and that may not be used.
+    pub(super) fn not_allowed(&self) -> Vec<Endpoint> {
+        let configured = self.configured.borrow();
+        let found = self.srv.iter().filter_map(|service| service.found.as_ref().ok()?.as_ref()).flatten();
+        found.filter(|found| !configured.discovery.allows(&found.host)).cloned().collect()
+    }
+
     /// Why DNS names no endpoints, where that was asked in vain: the record, and why.
     pub(super) fn fault(&self) -> Option<(Endpoint, Arc<str>)> {
         let Service { srv, found, .. } = self.srv.as_ref()?;
@@ -239,6 +256,20 @@ impl Seeds {
         }
     }
 
+    /// Whether an endpoint leads there now; also true where it is not known where to, or leads nowhere.
+    pub(super) fn leads_to(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> bool {
+        match self.lead(endpoint) {
+            Lead::To(addresses) => addresses.contains(&at),
+            Lead::Unknown | Lead::Nowhere(_) => true,
+        }
+    }
+
+    /// Whether an endpoint led there a few answers ago, and may again.
+    pub(super) fn leaves_out(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> bool {
+        let name = self.hosts.get(&endpoint.host);
+        name.zip(at).is_some_and(|(name, at)| name.left_out.iter().any(|(left_out, _)| *left_out == at))
+    }
+
     /// Asks what is due, of the configured endpoints and of `listed` ones, and forgets what is of neither.
     pub(super) fn ask(&mut self, listed: &[Endpoint], now: Instant) {
         if let Some(service) = &mut self.srv
@@ -256,7 +287,7 @@ impl Seeds {
         self.hosts.retain(|host, _| wanted().any(|wanted| wanted == host));
         for host in wanted().filter(|host| self.names.asks_for(host)) {
             if !self.hosts.contains_key(host) {
-                self.hosts.insert(host.clone(), Name { found: Ok(None), turn: Turn::now(now) });
+                self.hosts.insert(host.clone(), Name::new(now));
             }
         }
         for (host, name) in self.hosts.iter_mut() {
@@ -315,8 +346,9 @@ impl Seeds {
             Answered::Host(host, found) => {
                 let Some(name) = self.hosts.get_mut(&host) else { return false };
                 let good_for = found.as_ref().ok().and_then(|found| found.good_for);
+                let asked = name.turn.asked;
                 name.turn.ended(good_for, LATEST, found.is_err());
-                take_in(&mut name.found, found, &host)
+                name.take_in(found, asked, &host)
             }
             Answered::Service(srv, found) => {
                 let Some(service) = self.srv.as_mut().filter(|service| service.srv == srv) else {
@@ -324,17 +356,69 @@ impl Seeds {
                 };
                 let good_for = found.as_ref().ok().and_then(|found| found.good_for);
                 service.turn.ended(good_for, LATEST_SRV, found.is_err());
-                take_in(&mut service.found, found, &srv.record())
+                let changed = take_in(&mut service.found, found, &srv.record());
+                for endpoint in changed.then(|| self.not_allowed()).into_iter().flatten() {
+                    tracing::warn!(
+                        %endpoint,
+                        "an SRV record names a host that is not among cluster.allowed_hosts: nothing is sent there"
+                    );
+                }
+                changed
             }
             Answered::HostsFile(print) => {
                 if std::mem::replace(&mut self.print, print) != print {
                     // The first look may come after the first answers: those may be of before.
                     let now = Instant::now();
-                    self.hosts.values_mut().for_each(|name| name.turn.due = now);
+                    for name in self.hosts.values_mut() {
+                        (name.turn.due, name.complete_from) = (now, Some(now));
+                    }
                 }
                 false
             }
         }
+    }
+}
+
+impl Name {
+    fn new(now: Instant) -> Self {
+        Self { found: Ok(None), left_out: Vec::new(), complete_from: None, turn: Turn::now(now) }
+    }
+
+    /// Takes in an answer to what was asked then. Whether the name may lead elsewhere by it: in which order addresses are told says
+    /// nothing.
+    fn take_in(
+        &mut self,
+        found: Result<Found<IpAddr>, NameError>,
+        asked: Option<Instant>,
+        name: &str,
+    ) -> bool {
+        let (Ok(Some(before)), Ok(now)) = (&mut self.found, &found) else {
+            return take_in(&mut self.found, found, name);
+        };
+        let complete = self.complete_from.take_if(|from| asked.is_some_and(|asked| asked >= *from)).is_some();
+        let gone = before.iter().filter(|address| !now.all.contains(address)).map(|address| (*address, 0));
+        let mut left_out: Vec<(IpAddr, u32)> = self
+            .left_out
+            .iter()
+            .copied()
+            .chain(gone)
+            .filter(|(address, _)| !now.all.contains(address))
+            .collect();
+        left_out.iter_mut().for_each(|(_, answers)| *answers += 1);
+        left_out.retain(|(_, answers)| !complete && *answers < LEFT_OUT);
+        let known = |address: &IpAddr| {
+            before.contains(address) || self.left_out.iter().any(|(known, _)| known == address)
+        };
+        if !now.all.iter().all(known) {
+            tracing::info!(name, leads_to = ?now.all, "a name was looked up");
+        }
+        let same = before.len() == now.all.len() && now.all.iter().all(|address| before.contains(address));
+        let forgotten = self.left_out.len() != left_out.len() || complete;
+        self.left_out = left_out;
+        if !same {
+            before.clone_from(&now.all);
+        }
+        !same || forgotten
     }
 }
 
@@ -412,6 +496,48 @@ mod tests {
         turn.soon();
         turn.ended(None, LATEST, false);
         assert_eq!(turn.next(), Some(now + AGAIN), "what was asked before the doubt may be of before");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_is_left_once_enough_answers_leave_it_out_or_the_hosts_file_has_changed() {
+        let address = |last: u8| IpAddr::from([127, 0, 0, last]);
+        let mut name = Name::new(Instant::now());
+        let told = |name: &mut Name, all: &[u8]| {
+            let all = all.iter().copied().map(address).collect();
+            name.take_in(Ok(Found { all, good_for: None }), Some(Instant::now()), "m")
+        };
+        let left_out = |name: &Name| name.left_out.iter().map(|(address, _)| *address).collect::<Vec<_>>();
+        assert!(told(&mut name, &[1, 2, 3]));
+        assert!(!told(&mut name, &[3, 1, 2]), "another order is no news");
+        assert!(told(&mut name, &[2, 3]));
+        for _ in 2..LEFT_OUT {
+            assert_eq!(left_out(&name), [address(1)]);
+            assert!(!told(&mut name, &[3, 2]));
+        }
+        assert!(told(&mut name, &[2, 3]), "that is enough");
+        assert!(left_out(&name).is_empty());
+        // Some at a time: each comes again before it is left.
+        for some in [[1], [2], [3], [1]] {
+            assert!(told(&mut name, &some));
+        }
+        assert_eq!(left_out(&name), [address(2), address(3)]);
+        name.take_in(Err(NameError::TimedOut), Some(Instant::now()), "m");
+        assert_eq!(
+            (left_out(&name).len(), &name.found),
+            (2, &Ok(Some(vec![address(1)]))),
+            "a failure says nothing"
+        );
+        // What was asked before the file changed may be of before.
+        let before = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        name.complete_from = Some(Instant::now());
+        let late = Found { all: vec![address(1)], good_for: None };
+        name.take_in(Ok(late), Some(before), "m");
+        assert_eq!(left_out(&name).len(), 2);
+        assert!(told(&mut name, &[4]));
+        assert!(left_out(&name).is_empty());
+        assert!(told(&mut name, &[5]));
+        assert_eq!(left_out(&name), [address(4)], "it was one answer");
     }
 
     #[test]
