@@ -117,14 +117,29 @@ pub async fn serve(
     let in_use = caller.in_use();
     let work = Work { gateway: Rc::clone(gateway), whom: caller.whom.clone(), deadline };
     // In a task of its own: what was begun goes on in the member, whether or not its client waits.
+    let (_waits, left) = oneshot::channel::<()>();
+    let mut drain = gateway.drain.clone();
     let run = async move {
         let (tell, _in_use) = (tell, in_use);
-        let ended = match wanted {
-            Wanted::This(id) => work.one(id, &tell).await,
-            _ => work.all(&tell).await,
+        let work = async {
+            match wanted {
+                Wanted::This(id) => work.one(id, &tell).await,
+                _ => work.all(&tell).await,
+            }
         };
-        if tell.send(ended).is_err() {
-            tracing::info!("a defragmentation ended after its client had left");
+        let deserted = async {
+            drop(left.await);
+            drain.wait_for(Option::is_some).await.is_ok()
+        };
+        tokio::select! {
+            biased; // what is done first
+            ended = work => {
+                if tell.send(ended).is_err() {
+                    tracing::info!("a defragmentation ended after its client had left");
+                }
+            }
+            // The process ends, and nobody is there to be told.
+            true = deserted => tracing::info!("a defragmentation is left to its member"),
         }
     };
     gateway.tasks.spawn("defragmentation", run).detach();

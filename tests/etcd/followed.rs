@@ -6,6 +6,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRequest, PutResponse};
@@ -13,17 +14,17 @@ use keyward::tasks::Tasks;
 use prost::Message as _;
 use serde_json::Value;
 
-use crate::harness::binary::Version;
+use crate::harness::binary::{Version, full};
 use crate::harness::client::{Client, Record};
 use crate::harness::dns::{self, Dns};
 use crate::harness::keyward::{Keyward, Site, namespace};
+use crate::harness::pki::{NAMES, Pki};
 use crate::harness::relay::Relay;
-use crate::harness::{Auth, Cluster, Options, newest, password, ports, versions, wait};
+use crate::harness::{Auth, Cluster, Options, Tls, newest, password, ports, versions, wait};
 use crate::raw::{Call, Endpoint};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const CLIENT: &str = "3.5.11";
-const NAMES: [&str; 3] = ["etcd-1.keyward.test", "etcd-2.keyward.test", "etcd-3.keyward.test"];
 /// How long Keyward wants all endpoints to agree (rules 20).
 const AGREED: i64 = 3000;
 
@@ -40,10 +41,12 @@ impl Place {
         Place { addresses }
     }
 
-    async fn cluster(&self, version: &Version) -> Cluster {
+    async fn cluster(&self, version: &Version, tls: Tls, authority: &Arc<Pki>) -> Cluster {
         let options = Options {
             members: 3,
             auth: Auth::On { extra_users: 0 },
+            tls,
+            authority: Some(Arc::clone(authority)),
             advertise: self.addresses.to_vec(),
             strangers: true,
             ..Options::default()
@@ -102,8 +105,9 @@ fn now() -> i64 {
 
 /// The configuration with the names in place of addresses.
 fn config(site: &Site, cluster: &Cluster, ports: [u16; 3], leads: &Leads, more: &str) -> String {
+    let scheme = if cluster.options().tls == Tls::Off { "http" } else { "https" };
     let endpoints: Vec<String> =
-        NAMES.iter().zip(ports).map(|(name, port)| format!("http://{name}:{port}")).collect();
+        NAMES.iter().zip(ports).map(|(name, port)| format!("{scheme}://{name}:{port}")).collect();
     let listed = |line: &str| !line.starts_with("cluster.endpoints");
     let mut lines: Vec<String> =
         site.in_front_of(cluster).lines().filter(|line| listed(line)).map(str::to_owned).collect();
@@ -136,44 +140,56 @@ async fn cluster_id(cluster: &Cluster) -> String {
 
 #[tokio::test]
 async fn the_same_client_goes_on_when_its_names_lead_to_another_cluster() {
-    tokio::task::LocalSet::new()
-        .run_until(async {
-            for version in versions() {
-                let tasks = Tasks::default();
-                let ports = [0; 3].map(|_: u16| ports::free().port());
-                let (old_place, new_place) = (Place::new(1, ports), Place::new(2, ports));
-                let (old, new) = tokio::join!(old_place.cluster(&version), new_place.cluster(&version));
-                let (old_id, new_id) = (cluster_id(&old).await, cluster_id(&new).await);
-                assert_ne!(old_id, new_id);
-                // Of three names two lead nowhere.
-                let reachable = old_place.relay(0, &old, &tasks).await;
-                let site = Site::new();
-                let leads = Leads::start(&site, &tasks).await;
-                leads.to(&old_place);
-                let config = config(&site, &old, ports, &leads, "cluster.identity = \"follow\"");
-                let through = vec![site.listen.to_string()];
-                let keyward = started(site, &config, &leads).await;
-                let client = Client::start(CLIENT, "tenant", "alice", &through, &["--prefix", "/a/"]);
-                client.says("ready").await;
-                client.serves(&["read", "write", "watch"], &old_id).await;
-                client.serves(&["read", "write", "watch"], &old_id).await;
-
-                let mut members = Vec::new();
-                for i in 0..3 {
-                    members.push(new_place.relay(i, &new, &tasks).await);
-                }
-                drop(reachable);
-                let changed = now();
-                leads.to(&new_place);
-                client.serves(&["read", "write", "watch"], &new_id).await;
-                client.finish();
-                let record = client.record().await;
-                told(&version.to_string(), &record, &leads, (&old_id, &new_id), changed);
-                assert_eq!(keyward.metric("keyward_cluster_changes_total", &[]).await, 1.0);
-                drop((keyward, members));
+    let moved = async {
+        for version in versions() {
+            move_to_another_cluster(&version, Tls::Off).await;
+            // Under the same authority, or nobody could follow.
+            if full() {
+                move_to_another_cluster(&version, Tls::Mutual).await;
             }
-        })
-        .await;
+        }
+    };
+    tokio::task::LocalSet::new().run_until(moved).await;
+}
+
+async fn move_to_another_cluster(version: &Version, tls: Tls) {
+    let tasks = Tasks::default();
+    let ports = [0; 3].map(|_: u16| ports::free().port());
+    let (old_place, new_place) = (Place::new(1, ports), Place::new(2, ports));
+    let folder = tempfile::tempdir().expect("a folder");
+    let authority = Arc::new(Pki::new(folder.path()));
+    let (old, new) = tokio::join!(
+        old_place.cluster(version, tls, &authority),
+        new_place.cluster(version, tls, &authority)
+    );
+    let (old_id, new_id) = (cluster_id(&old).await, cluster_id(&new).await);
+    assert_ne!(old_id, new_id);
+    // Of three names two lead nowhere.
+    let reachable = old_place.relay(0, &old, &tasks).await;
+    let site = Site::new();
+    let leads = Leads::start(&site, &tasks).await;
+    leads.to(&old_place);
+    let config = config(&site, &old, ports, &leads, "cluster.identity = \"follow\"");
+    let through = vec![site.listen.to_string()];
+    let keyward = started(site, &config, &leads).await;
+    let client = Client::start(CLIENT, "tenant", "alice", &through, &["--prefix", "/a/"]);
+    client.says("ready").await;
+    client.serves(&["read", "write", "watch"], &old_id).await;
+    client.serves(&["read", "write", "watch"], &old_id).await;
+
+    let mut members = Vec::new();
+    for i in 0..3 {
+        members.push(new_place.relay(i, &new, &tasks).await);
+    }
+    drop(reachable);
+    let changed = now();
+    leads.to(&new_place);
+    client.serves(&["read", "write", "watch"], &new_id).await;
+    client.finish();
+    let record = client.record().await;
+    told(&format!("{version} {tls:?}"), &record, &leads, (&old_id, &new_id), changed);
+    assert_eq!(keyward.metric("keyward_cluster_changes_total", &[]).await, 1.0);
+    drop((keyward, members));
 }
 
 /// Prints how long it took, and holds the record against what is promised.

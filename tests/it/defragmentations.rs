@@ -362,6 +362,33 @@ fn after_the_clients_deadline_no_further_member_is_begun_and_the_one_under_way_i
     });
 }
 
+/// The member sees to the one under way, and no other is begun.
+#[test]
+fn a_process_that_ends_waits_for_none_whose_client_has_left() {
+    paused(async {
+        let mut scene = Scene { slow: Some(2), ..Scene::new() };
+        let client = scene.keyward.client().await;
+        let begun = client.begin(DEFRAGMENT, []).await.expect("sent");
+        let under_way = async {
+            while scene.resting() != [2] || scene.done.borrow().is_empty() {
+                settled().await;
+            }
+        };
+        let played = scene.play(std::future::pending::<()>());
+        tokio::select! {
+            () = under_way => {}
+            () = played => {}
+        }
+        begun.cancel();
+        drop(client);
+        let began = tokio::time::Instant::now();
+        scene.keyward.drain(Duration::from_secs(30));
+        scene.keyward.ended().await;
+        assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
+        assert_eq!(*scene.done.borrow(), [2]);
+    });
+}
+
 #[test]
 fn whoever_may_not_defragment_frees_no_member_of_its_calls() {
     paused(async {

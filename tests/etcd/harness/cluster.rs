@@ -3,7 +3,7 @@
 //! Owns: the members' processes and their folder. Must not know Keyward. Invariants: a member keeps its addresses and its data over
 //! restarts; members are named by their index, in the order in which they were added.
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use rustix::process::Signal;
@@ -38,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) peer_relays: Vec<(SocketAddr, SocketAddr)>,
     /// Whether clients show it tokens that are not its own, which some versions write into their log.
     pub(crate) strangers: bool,
+    /// An authority that other clusters have too; none: its own.
+    pub(crate) authority: Option<Arc<Pki>>,
     /// Further flags of etcd, as they are.
     pub(crate) flags: Vec<String>,
 }
@@ -86,6 +88,7 @@ impl Default for Options {
             advertise: Vec::new(),
             peer_relays: Vec::new(),
             strangers: false,
+            authority: None,
             flags: Vec::new(),
         }
     }
@@ -102,8 +105,8 @@ pub(crate) fn password(user: &str) -> String {
 pub(crate) struct Cluster {
     version: Version,
     options: Options,
-    pki: Box<Pki>,
-    peer_pki: Box<Pki>,
+    pki: Arc<Pki>,
+    peer_pki: Arc<Pki>,
     members: Vec<Member>,
     /// Last, so that the processes end before their folder goes.
     folder: TempDir,
@@ -149,8 +152,9 @@ impl Cluster {
 
     fn prepare(version: Version, options: Options) -> Cluster {
         let folder = tempfile::Builder::new().prefix("keyward-etcd-").tempdir().expect("a temporary folder");
-        let authority = |name| Box::new(Pki::new(&folder.path().join(name)));
-        let (pki, peer_pki) = (authority("pki"), authority("peers"));
+        let authority = |name| Arc::new(Pki::new(&folder.path().join(name)));
+        let pki = options.authority.clone().unwrap_or_else(|| authority("pki"));
+        let peer_pki = authority("peers");
         let mut members: Vec<_> = (0..options.members).map(|i| Member::new(i, &version)).collect();
         for (member, (relay, behind)) in members.iter_mut().zip(&options.peer_relays) {
             (member.peer, member.peer_relay) = (*behind, Some(*relay));

@@ -16,12 +16,21 @@ use rcgen::{
 
 use super::evidence;
 
+/// Names by which members are reached that may lead elsewhere.
+pub(crate) const NAMES: [&str; 3] = ["etcd-1.keyward.test", "etcd-2.keyward.test", "etcd-3.keyward.test"];
+
 /// An authority whose certificate is in `ca`.
 pub(crate) struct Pki {
     /// The authority's certificate.
     pub(crate) ca: PathBuf,
     folder: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl std::fmt::Debug for Pki {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pki").field("ca", &self.ca).finish_non_exhaustive()
+    }
 }
 
 /// A certificate and its key.
@@ -48,11 +57,11 @@ impl Pki {
         Pki { ca, folder: folder.into(), issuer }
     }
 
-    /// For a server on loopback. Good as a client's too, since etcd's own JSON gateway shows it to its gRPC port, and without a
+    /// For a server on loopback, and for the names of [`NAMES`]. Good as a client's too, since etcd's own JSON gateway shows it to its gRPC port, and without a
     /// common name, which that gateway refuses.
     pub(crate) fn server(&self) -> Pair {
         let both = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        self.issue("server", None, &["127.0.0.1", "localhost"], &both)
+        self.issue("server", None, &[&["127.0.0.1", "localhost"], &NAMES[..]].concat(), &both)
     }
 
     /// For a client whose common name is `user`: with `--client-cert-auth` etcd takes it for that user.
