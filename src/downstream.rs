@@ -5,6 +5,7 @@
 pub mod certificate;
 pub mod connection;
 mod first;
+pub mod floor;
 mod http1;
 mod inbound;
 pub mod jwt;

@@ -31,18 +31,18 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::config::{Config, Listener, OnExpiry};
+use crate::downstream::floor::Floor;
 use crate::downstream::session::Sealer;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
 use crate::gateway::retries::Retries;
 use crate::identity::named::NamedMember;
-use crate::identity::{ClusterId, MemberId, Peer, Revision};
+use crate::identity::{ClusterId, MemberId, Peer};
 use crate::lease::claims::Claims;
 use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
-use crate::rpc::header::Seen;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
@@ -117,12 +117,9 @@ pub struct Client {
     pub until: Option<Instant>,
     /// Tells when it is to leave, and until when.
     pub drain: watch::Receiver<Option<Instant>>,
-    /// The highest revision that it was shown: nothing older may follow (rules 21).
-    pub floor: Rc<Cell<Revision>>,
-    term: Cell<u64>,
+    /// What it was shown: nothing older may follow (rules 21).
+    pub floor: Rc<Floor>,
     home: Cell<Option<MemberId>>,
-    /// Of which cluster both are: another's revisions are not to be compared with them.
-    cluster: Cell<Option<ClusterId>>,
     /// Until when all its calls go home.
     at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
@@ -156,7 +153,7 @@ impl Client {
         drain: watch::Receiver<Option<Instant>>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
-        let cluster = Cell::new(gateway.door.members.snapshot.load().cluster);
+        let floor = Rc::new(Floor::of(gateway.door.members.snapshot.load().cluster));
         Self {
             origin,
             listener,
@@ -164,10 +161,8 @@ impl Client {
             member,
             until,
             drain,
-            floor: Rc::default(),
-            term: Cell::default(),
+            floor,
             home: Cell::default(),
-            cluster,
             at_home_until: Cell::default(),
             dismissed: Cell::default(),
             held: Rc::default(),
@@ -199,30 +194,10 @@ impl Client {
 
     /// This cluster is served from now on: what was shown of another one binds nobody.
     pub fn follow(&self, cluster: Option<ClusterId>) {
-        if cluster.is_none() || cluster == self.cluster.replace(cluster.or(self.cluster.get())) {
-            return;
+        if self.floor.follow(cluster) {
+            self.home.take();
+            self.at_home_until.take();
         }
-        self.forget_seen();
-        self.home.take();
-        self.at_home_until.take();
-    }
-
-    /// Notes how far the member was whose answer goes downstream.
-    pub fn shown(&self, seen: Seen) {
-        self.floor.set(self.floor.get().max(Revision(seen.revision)));
-        self.term.set(self.term.get().max(seen.term));
-    }
-
-    /// How far what it was shown goes.
-    #[must_use]
-    pub fn seen(&self) -> Seen {
-        Seen { revision: self.floor.get().0, term: self.term.get() }
-    }
-
-    /// What it was shown is of a history that is gone.
-    pub fn forget_seen(&self) {
-        self.floor.set(Revision(0));
-        self.term.set(0);
     }
 
     /// Nothing yet of what the connection may hold before it is known who asks.

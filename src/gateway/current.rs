@@ -53,7 +53,7 @@ async fn answered(
     message: &Bytes,
     record: &mut Record,
 ) -> Result<Answer, Refusal> {
-    let shown = client.seen();
+    let shown = client.floor.seen();
     for _ in 0..ROUNDS {
         let answer = exchange.run(None, record).await?;
         if !is_behind(&answer, shown) {
@@ -71,7 +71,7 @@ async fn answered(
         exchange.wanted = Wanted::This(member.id);
         let answer = exchange.run(None, record).await?;
         if is_behind(&answer, shown) && answer.seen.is_some() {
-            client.forget_seen();
+            client.floor.forget();
         }
         return Ok(answer);
     }

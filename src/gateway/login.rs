@@ -173,7 +173,7 @@ fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
     ResponseHeader {
         cluster_id: members.cluster.map_or(0, |id| id.0),
         member_id: members.ready_voters().next().map_or(0, |member| member.id.0),
-        revision: client.floor.get().0,
+        revision: client.floor.revision().0,
         raft_term: members.term,
     }
 }

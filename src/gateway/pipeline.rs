@@ -343,7 +343,7 @@ fn wanted(
 
 /// A member that is no further back than what the client was shown.
 fn current(gateway: &Gateway, client: &Client) -> Wanted {
-    Wanted::Current { home: gateway.home(client), floor: client.floor.get() }
+    Wanted::Current { home: gateway.home(client), floor: client.floor.revision() }
 }
 
 /// What is read from, or changed in, a successful answer on its way down.
@@ -366,7 +366,7 @@ fn finish(
         let rewritten = member_answers::rewrite(message, fields, &told.members, &told.client_urls);
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
     } else if let Some(seen) = answer.seen {
-        client.shown(seen);
+        client.floor.raise(seen);
     }
     Ok(())
 }

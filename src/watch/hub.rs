@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::identity::Revision;
+use crate::identity::{ClusterId, Revision};
 
 use super::cursor::Cursor;
 use super::wire::{self, Create, Header, NO_WATCH, Request, Response};
@@ -439,10 +439,19 @@ impl Hub {
         }
     }
 
-    /// The client's connection was shown this revision, be it by another call: what it asks from here on is answered from no
-    /// earlier point of history.
-    pub fn was_shown(&mut self, revision: Revision) {
-        self.known.shown = self.known.shown.max(revision.0);
+    /// The client's connection was shown this revision, of this cluster, be it by another call: what it asks from here on is
+    /// answered from no earlier point of history.
+    pub fn was_shown(&mut self, cluster: Option<ClusterId>, revision: Revision) {
+        let ours = cluster.is_none_or(|cluster| *self.known.cluster.get_or_insert(cluster.0) == cluster.0);
+        if ours {
+            self.known.shown = self.known.shown.max(revision.0);
+        }
+    }
+
+    /// Whose history is told.
+    #[must_use]
+    pub fn cluster(&self) -> Option<ClusterId> {
+        self.known.cluster.map(ClusterId)
     }
 
     /// Takes one input and appends what is to be done. Outputs must be carried out in order.

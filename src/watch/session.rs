@@ -6,7 +6,6 @@
 //! that was told nothing yet is told when there is no room for it.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use crate::downstream::said::{Keep, Speaker};
 use crate::identity::{MemberId, Revision};
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
-use crate::rpc::header;
+use crate::rpc::header::{self, Seen};
 use crate::upstream::bidi::{Next, TooMuch};
 use crate::upstream::choose::Wanted;
 use crate::upstream::read::{ReadError, Revealed, linearizable_revision, local_revision};
@@ -185,7 +184,8 @@ impl Running {
     }
 
     fn client(&mut self, message: Bytes) {
-        self.hub.was_shown(self.session.route.floor.get());
+        let floor = &self.session.route.floor;
+        self.hub.was_shown(floor.cluster(), floor.revision());
         self.input(Input::Client(message));
     }
 
@@ -197,7 +197,11 @@ impl Running {
 
     fn input(&mut self, input: Input) {
         let mut outputs = std::mem::take(&mut self.outputs);
+        let before = self.hub.cluster();
         self.hub.handle(Instant::now(), input, &mut outputs);
+        if before.is_some() && before != self.hub.cluster() {
+            self.session.route.floor.follow(self.hub.cluster());
+        }
         for output in outputs.drain(..) {
             self.carry_out(output);
         }
@@ -254,9 +258,11 @@ impl Running {
             Output::Anchor { watch, stream, key, read } => self.anchor(watch, stream, key, read),
             Output::Emit(message) => {
                 self.told = true;
-                if let Some(revision) = header::revision_of(&message) {
-                    let floor = &self.session.route.floor;
-                    floor.set(floor.get().max(Revision(revision)));
+                let floor = &self.session.route.floor;
+                // Where calls go to another cluster by now, what is told of the old one binds nobody.
+                let ours = self.hub.cluster().zip(floor.cluster()).is_none_or(|(ours, its)| ours == its);
+                if let Some(revision) = header::revision_of(&message).filter(|_| ours) {
+                    floor.raise(Seen { revision, term: 0 });
                 }
                 let framed = encode(&message);
                 let large = framed.len() > SMALL;
@@ -277,16 +283,16 @@ impl Running {
         let floor = Rc::clone(&self.session.route.floor);
         let reading = async move {
             let linearizable = async || {
-                let shown = floor.get();
+                let shown = floor.revision();
                 let whole = linearizable_revision(&door, &whom, &member, &key).await?;
-                forget_above(&floor, shown, whole.revision);
+                floor.forget_above(shown, whole.revision);
                 Ok((whole, shown))
             };
             let revealed = match read {
                 Read::Linearizable => linearizable().await.map(|(whole, _)| whole),
                 Read::Local => match local_revision(&door, &whom, &member).await {
                     // Is the member behind what the client was shown, or is history another now?
-                    Ok(local) if Revision(local.revision) < floor.get() => {
+                    Ok(local) if Revision(local.revision) < floor.revision() => {
                         let whole = linearizable().await;
                         whole
                             .map(|(whole, shown)| Revealed { revision: whole.revision.min(shown.0), ..whole })
@@ -397,14 +403,6 @@ impl Running {
         }
         let since = self.leaderless_since.filter(|_| self.session.wants_leader && !self.upstream.is_empty());
         since.map(|since| since + LEADERLESS)
-    }
-}
-
-/// The whole cluster has less than the client had been shown before it was asked: that is of a history that is gone, and counts
-/// no more.
-fn forget_above(floor: &Cell<Revision>, shown: Revision, whole: i64) {
-    if whole < shown.0 {
-        floor.set(Revision(whole));
     }
 }
 

@@ -17,7 +17,8 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-use crate::identity::{MemberId, Revision};
+use crate::downstream::floor::Floor;
+use crate::identity::MemberId;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::lookup;
 use crate::rpc::outcome::{Asked, Verdict, verdict};
@@ -54,8 +55,8 @@ pub struct Route {
     pub headers: HeaderMap,
     /// The client connection's own member.
     pub home: Option<MemberId>,
-    /// The highest revision that the client's connection was shown.
-    pub floor: Rc<Cell<Revision>>,
+    /// What the client's connection was shown.
+    pub floor: Rc<Floor>,
     /// What the client's stream may hold.
     pub share: Rc<Share>,
 }
@@ -140,7 +141,7 @@ impl Route {
         let resuming = (attempt > 0).then(|| self.door.resumes.begin());
         self.pause(attempt).await;
         let nobody = Failed { why: Loss::Upstream, member: None };
-        let wanted = Wanted::Current { home: self.home, floor: self.floor.get() };
+        let wanted = Wanted::Current { home: self.home, floor: self.floor.revision() };
         let member = self.door.choose(wanted, tried).ok_or(nobody)?;
         let failed = |why| Failed { why, member: Some(member.id) };
         let coming = resuming.map(|resuming| self.door.resumes.on(member.id, resuming));

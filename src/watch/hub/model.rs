@@ -668,7 +668,7 @@ impl World {
 
     fn ask(&mut self, request: pb::watch_request::RequestUnion) {
         if self.hub.accepts_client() {
-            self.hub.was_shown(Revision(self.client.shown));
+            self.hub.was_shown(None, Revision(self.client.shown));
             let message = pb::WatchRequest { request_union: Some(request) }.encode_to_vec().into();
             self.input(Input::Client(message));
         }

@@ -109,7 +109,7 @@ fn from_now_is_never_before_what_the_client_was_shown() {
 fn from_now_is_not_before_what_another_call_was_shown() {
     for traits in [MIDDLE, OLD] {
         let mut bench = Bench::new();
-        bench.hub.was_shown(Revision(100));
+        bench.hub.was_shown(None, Revision(100));
         bench.create(watch("a", 0));
         bench.opened(1, traits);
         bench.out.clear();
@@ -127,7 +127,7 @@ fn from_now_is_not_before_what_another_call_was_shown() {
 #[test]
 fn created_of_a_watch_from_the_past_does_not_go_back_behind_another_call() {
     let mut bench = Bench::new();
-    bench.hub.was_shown(Revision(100));
+    bench.hub.was_shown(None, Revision(100));
     bench.create(watch("a", 5));
     bench.opened(1, MIDDLE);
     bench.out.clear();
