@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Client;
 use crate::gateway::access_log::Record;
-use crate::gateway::exchange::Exchange;
+use crate::gateway::exchange::{Exchange, PATIENCE};
 use crate::refusal::{Code, Refusal};
 use crate::rpc::header::Seen;
 use crate::rpc::outcome::is_trouble;
@@ -84,25 +84,32 @@ async fn answered(
 /// # Errors
 /// Our own refusal, where no member's answer can be passed on.
 pub async fn caught_up(mut exchange: Exchange<'_>, record: &mut Record) -> Result<Answer, Refusal> {
-    let deadline = exchange.deadline;
+    let patience = Instant::now() + PATIENCE;
+    let (until, late) = match exchange.deadline {
+        Some(deadline) if deadline <= patience => (deadline, Refusal::DEADLINE_EXCEEDED),
+        _ => (patience, Refusal::REQUEST_TIMED_OUT),
+    };
+    let wanted = exchange.wanted;
     let answered = async {
         let mut tried = Vec::new();
         for _ in 0..ROUNDS {
             let door = &exchange.gateway.door;
             let members = door.members.snapshot.load_full();
-            let Some(member) = door.choose_for_call(&members, exchange.wanted, &tried) else { break };
-            if catches_up(door, &exchange.whom, &member, None).await {
-                exchange.wanted = Wanted::This(member.id);
-                return exchange.run(None, record).await;
-            }
+            let Some(member) = door.choose_for_call(&members, wanted, &tried) else { break };
             tried.push(member.id);
+            if !catches_up(door, &exchange.whom, &member, None).await {
+                continue;
+            }
+            exchange.wanted = Wanted::Home(Some(member.id));
+            let answer = exchange.run(None, record).await?;
+            // Elsewhere it was answered by one that may be behind.
+            if record.member == Some(member.id) {
+                return Ok(answer);
+            }
         }
         Err(if tried.is_empty() { Refusal::NO_LEADER } else { Refusal::REQUEST_TIMED_OUT })
     };
-    match deadline {
-        None => answered.await,
-        Some(deadline) => timeout_at(deadline, answered).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED)),
-    }
+    timeout_at(until, answered).await.unwrap_or(Err(late))
 }
 
 /// Has the member apply what the cluster had agreed on by now; false where it cannot be told.

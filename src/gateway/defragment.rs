@@ -24,6 +24,7 @@ use crate::gateway::{Client, Gateway};
 use crate::identity::MemberId;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame;
+use crate::rpc::method::Method;
 use crate::upstream::choose::Wanted;
 use crate::upstream::membership::{Member, Membership, Role};
 use crate::upstream::read::{self, ReadError};
@@ -63,8 +64,7 @@ impl Drop for Running {
 
 impl Register {
     /// None while another runs.
-    #[must_use]
-    pub fn begin(self: &Arc<Self>) -> Option<Running> {
+    fn begin(self: &Arc<Self>) -> Option<Running> {
         let free = self.running.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         free.then(|| Running(Arc::clone(self)))
     }
@@ -341,6 +341,16 @@ fn refusal(trouble: &Trouble, member: Option<&Member>, done: &[Arc<str>]) -> Ref
     };
     let member = member.map(|member| told(&member.name, member.id));
     Refusal::not_defragmented(code, member.as_deref().unwrap_or("any"), &why, &done.join(", "))
+}
+
+/// A Defragment that is passed on as any call is under way as well: none of ours begins beside it. Nobody has others kept from theirs
+/// who could not have a member defragmented.
+pub async fn passed_on(gateway: &Gateway, method: &Method, whom: &As) -> Option<Running> {
+    if method.path != PATH {
+        return None;
+    }
+    permitted(&gateway.door, whom).await.ok()?;
+    gateway.defragmentations.begin()
 }
 
 /// Whether the caller may work on members at all: nobody else has them freed of their calls.

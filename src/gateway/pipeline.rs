@@ -229,8 +229,7 @@ async fn through(
         let work = defragment::serve(gateway, client, caller, wanted, deadline);
         return Box::pin(work).await.map(Served::Ours);
     }
-    // One that is passed on is under way as well: none of ours begins beside it.
-    let _defragments = (method.path == defragment::PATH).then(|| gateway.defragmentations.begin());
+    let _passed_on = defragment::passed_on(gateway, method, &caller.whom).await;
     let lane = shape::lane(method, &message);
     let exchange = Exchange {
         gateway,

@@ -194,10 +194,33 @@ impl Scene {
         self.play(client.call(DEFRAGMENT, [])).await
     }
 
+    /// The Defragment that comes to the first member as it is, after its caller was asked about.
+    async fn passed_on(&self) -> Call {
+        loop {
+            let calls = self.members.iter().map(|member| Box::pin(member.call()));
+            let (call, at, _) = futures_util::future::select_all(calls).await;
+            match call.path() {
+                DEFRAGMENT => {
+                    assert_eq!(at, 0);
+                    return call;
+                }
+                _ => self.answer(at as u64 + 1, call).await,
+            }
+        }
+    }
+
     fn unready(&self, at: usize) {
+        self.becomes(at, Readiness::NotReady(Reason::Unreachable));
+    }
+
+    fn ready(&self, at: usize) {
+        self.becomes(at, Readiness::Ready);
+    }
+
+    fn becomes(&self, at: usize, readiness: Readiness) {
         self.keyward.publish(|membership| {
             let mut member = membership::Member::clone(&membership.members[at]);
-            member.readiness = Readiness::NotReady(Reason::Unreachable);
+            member.readiness = readiness;
             membership.members[at] = std::sync::Arc::new(member);
         });
     }
@@ -299,6 +322,23 @@ fn one_that_is_named_does_not_slip_past_one_that_waits() {
     });
 }
 
+/// It hangs at its member for as long as it likes: etcd would refuse it.
+#[test]
+fn who_may_not_defragment_keeps_nobody_from_it() {
+    paused(async {
+        let denied = (Code::PermissionDenied, "etcdserver: permission denied");
+        let mut scene = Scene { refuses: Some(denied), ..Scene::new() };
+        scene.unready(2);
+        let client = scene.keyward.client().await.header("x-keyward-member", "m1");
+        let hangs = client.begin(DEFRAGMENT, []).await.expect("sent");
+        let _call = scene.passed_on().await;
+        scene.refuses = None;
+        scene.ready(2);
+        assert_eq!(scene.defragment(Some("m2")).await.end.code(), Some(Code::Ok));
+        drop(hangs);
+    });
+}
+
 /// A voter is not ready: it is passed on, and under way all the same.
 #[test]
 fn none_is_begun_beside_one_that_was_passed_on() {
@@ -308,12 +348,8 @@ fn none_is_begun_beside_one_that_was_passed_on() {
         scene.unready(2);
         let client = scene.keyward.client().await.header("x-keyward-member", "m1");
         let passed_on = client.begin(DEFRAGMENT, []).await.expect("sent");
-        let call = scene.members[0].called(DEFRAGMENT).await;
-        scene.keyward.publish(|membership| {
-            let mut member = membership::Member::clone(&membership.members[2]);
-            member.readiness = Readiness::Ready;
-            membership.members[2] = std::sync::Arc::new(member);
-        });
+        let call = scene.passed_on().await;
+        scene.ready(2);
         assert_eq!(scene.defragment(None).await.end.told(), another);
         call.reply(&[]).await;
         assert_eq!(passed_on.finish().await.end.code(), Some(Code::Ok));
@@ -428,7 +464,7 @@ fn one_that_is_named_is_freed_first_unless_the_others_are_not_all_ready() {
         scene.unready(2);
         let client = scene.keyward.client().await.header("x-keyward-member", "m1");
         let answers = async {
-            let call = scene.members[0].called(DEFRAGMENT).await;
+            let call = scene.passed_on().await;
             assert_eq!(scene.resting(), [0; 0], "it is one of the two that are left");
             call.reply(&[]).await;
         };

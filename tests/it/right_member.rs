@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::{join_all, select_all};
 use keyward::identity::MemberId;
 use keyward::pb::etcdserverpb::{
-    AuthUserAddRequest, AuthUserAddResponse, LeaseLeasesResponse, LeaseTimeToLiveRequest,
+    AuthUserAddRequest, AuthUserAddResponse, LeaseLeasesResponse, LeaseStatus, LeaseTimeToLiveRequest,
     LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
 };
 use keyward::refusal::Code;
@@ -256,6 +256,43 @@ fn leases_are_listed_by_a_member_that_has_caught_up() {
         };
         let (outcome, ()) = tokio::join!(client.call(LEASES, b""), script);
         outcome.message();
+    });
+}
+
+/// The member that caught up may be lost before it lists them: the next one catches up as well.
+#[test]
+fn leases_are_listed_elsewhere_where_the_member_is_lost() {
+    paused(async {
+        let (members, keyward) = three("");
+        let client = keyward.client().await;
+        let script = async {
+            let mut asked = Vec::new();
+            for lost in [true, false] {
+                // An answer of one that has not caught up is not passed on.
+                loop {
+                    let (at, call) = next_of(&members).await;
+                    if call.uri.path() == RANGE {
+                        call.reply(&ranged(7)).await;
+                        asked.push(at);
+                        break;
+                    }
+                    call.reply(&LeaseLeasesResponse::default().encode_to_vec()).await;
+                }
+                let (at, call) = next_of(&members).await;
+                assert_eq!((call.uri.path(), Some(&at)), (LEASES, asked.last()));
+                if lost {
+                    call.reset(h2::Reason::INTERNAL_ERROR);
+                } else {
+                    let leases = vec![LeaseStatus { id: 5 }];
+                    let answer = LeaseLeasesResponse { header: Some(header(7)), leases };
+                    call.reply(&answer.encode_to_vec()).await;
+                }
+            }
+            assert_ne!(asked[0], asked[1]);
+        };
+        let (outcome, ()) = tokio::join!(client.call(LEASES, b""), script);
+        let told = LeaseLeasesResponse::decode(outcome.message().clone()).expect("an answer");
+        assert_eq!(told.leases, [LeaseStatus { id: 5 }]);
     });
 }
 
