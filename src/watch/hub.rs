@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::identity::{ClusterId, Revision};
+use crate::identity::Revision;
 
 use super::cursor::Cursor;
 use super::wire::{self, Create, Header, NO_WATCH, Request, Response};
@@ -437,21 +437,6 @@ impl Hub {
             ended: false,
             out: Vec::new(),
         }
-    }
-
-    /// The client's connection was shown this revision, of this cluster, be it by another call: what it asks from here on is
-    /// answered from no earlier point of history.
-    pub fn was_shown(&mut self, cluster: Option<ClusterId>, revision: Revision) {
-        let ours = cluster.is_none_or(|cluster| *self.known.cluster.get_or_insert(cluster.0) == cluster.0);
-        if ours {
-            self.known.shown = self.known.shown.max(revision.0);
-        }
-    }
-
-    /// Whose history is told.
-    #[must_use]
-    pub fn cluster(&self) -> Option<ClusterId> {
-        self.known.cluster.map(ClusterId)
     }
 
     /// Takes one input and appends what is to be done. Outputs must be carried out in order.

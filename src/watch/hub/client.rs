@@ -8,12 +8,28 @@ use super::{
     ANY_STREAM, Answer, Create, Cursor, End, Hub, NO_WATCH, Pending, Place, Request, Response, Told, Watch,
     WatchKey, wire,
 };
+use crate::identity::{ClusterId, Revision};
 use bytes::Bytes;
 
 /// As etcd says it (`mvcc.ErrWatcherDuplicateID`).
 const DUPLICATE: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 
 impl Hub {
+    /// The client's connection was shown this revision, of this cluster, be it by another call: what it asks from here on is
+    /// answered from no earlier point of history.
+    pub fn was_shown(&mut self, cluster: Option<ClusterId>, revision: Revision) {
+        let ours = cluster.is_none_or(|cluster| *self.known.cluster.get_or_insert(cluster.0) == cluster.0);
+        if ours {
+            self.known.shown = self.known.shown.max(revision.0);
+        }
+    }
+
+    /// Whose history is told.
+    #[must_use]
+    pub fn cluster(&self) -> Option<ClusterId> {
+        self.known.cluster.map(ClusterId)
+    }
+
     pub(super) fn client(&mut self, message: &Bytes) -> Result<(), End> {
         self.pending_bytes += message.len();
         match Request::read(message).map_err(|wire::Malformed| End::InvalidRequest)? {
