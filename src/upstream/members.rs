@@ -346,7 +346,8 @@ impl Task {
         ours && answer.leader != census::Sight::Nobody
     }
 
-    /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used.
+    /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used; also where it is
+    /// found here only by this probe.
     fn clear(&self, index: usize, member: MemberId, marks: &[(MemberId, Arc<Suspicion>, Mark)]) {
         let snapshot = self.published.snapshot.load();
         let Some(known) = snapshot.get(member) else { return };
@@ -358,6 +359,8 @@ impl Task {
             if Arc::ptr_eq(&known.suspicion, suspicion) {
                 known.suspicion.clear(*mark);
                 known.conduct.cleared(Instant::now());
+            } else {
+                known.suspicion.clear_carried(*mark);
             }
             if !known.suspicion.is_raised() {
                 tracing::debug!(%member, "member answers again");

@@ -107,3 +107,40 @@ async fn who_goes_on_answering_where_one_answer_does_not_lead_keeps_us_where_we_
     task.is_silent(2);
     assert_eq!(agreed(OURS, &task.sightings_of_now()), Some(OTHER), "who is silent there has no voice");
 }
+
+/// A member that hangs has two addresses: that one of them is known to be silent first says nothing good of the other.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_is_suspected_is_so_at_its_other_address_until_it_answers_there() {
+    let (mut task, handle) = task(ClusterPin::FirstAnswer);
+    task.leads_to(&[1, 2]);
+    task.hears(1, of(11, OURS));
+    task.hears(2, of(11, OURS));
+    let is_ready = |handle: &MembersHandle| handle.snapshot.load().get(MemberId(11)).unwrap().is_ready();
+    assert_eq!(handle.snapshot.load().get(MemberId(11)).unwrap().at, Some(ip(1)));
+    let began_before = task.begins(2);
+    handle.snapshot.load().get(MemberId(11)).unwrap().suspect();
+    task.is_silent(1);
+    assert_eq!(handle.snapshot.load().get(MemberId(11)).unwrap().at, Some(ip(2)));
+    assert!(!is_ready(&handle), "nobody has answered there since");
+    task.answers(began_before, of(11, OURS));
+    assert!(!is_ready(&handle), "what began before may be of before");
+    task.hears(2, of(11, OURS));
+    assert!(is_ready(&handle));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_comes_back_elsewhere_is_ready_by_its_first_answer_there() {
+    let (mut task, handle) = task(ClusterPin::FirstAnswer);
+    task.leads_to(&[1]);
+    task.hears(1, of(11, OURS));
+    handle.snapshot.load().get(MemberId(11)).unwrap().suspect();
+    task.leads_to(&[1, 2]);
+    task.is_silent(1);
+    task.hears(2, of(11, OURS));
+    let now = handle.snapshot.load();
+    let member = now.get(MemberId(11)).unwrap();
+    assert_eq!((member.at, member.is_ready()), (Some(ip(2)), true));
+    // What was raised before the move, and what is raised after it, are told apart.
+    member.suspect();
+    assert!(!member.is_ready());
+}
