@@ -321,13 +321,13 @@ impl Task {
             self.seeds.doubt(&place.sighting.endpoint.host);
             self.look_at_list_soon();
         }
+        self.pin();
         if let Some(list) = report.list {
             self.listed(list, &report.told);
         }
         if let Some(auth) = report.auth {
             self.authenticated(auth);
         }
-        self.pin();
         if report.told.as_ref().is_ok_and(|told| self.confirms(&told.answer)) {
             self.confirmed = Instant::now();
         }
@@ -369,7 +369,13 @@ impl Task {
         }
     }
 
+    /// Takes in a member list, or why there is none; from nobody who answers by now for another cluster than ours.
     fn listed(&mut self, list: Result<Vec<Listed>, Refusal>, told: &Result<Told, Silence>) {
+        let cluster = told.as_ref().ok().and_then(|told| told.answer.cluster);
+        if cluster.is_some() && cluster != self.pinned {
+            self.look_at_list_soon();
+            return;
+        }
         match list {
             Ok(list) => {
                 self.notices.list_given();

@@ -60,9 +60,9 @@ impl Task {
         place.prober.take().unwrap()
     }
 
-    fn answers(&mut self, prober: Prober, answer: Answer) {
+    fn answers(&mut self, prober: Prober, answer: Answer, list: Option<Vec<Listed>>) {
         let told = Ok(Told { answer, makeshift: false });
-        self.heard(prober, Report { told, list: None, auth: None, login_refused: false });
+        self.heard(prober, Report { told, list: list.map(Ok), auth: None, login_refused: false });
     }
 
     fn is_silent(&mut self, last: u8) {
@@ -74,7 +74,7 @@ impl Task {
     /// A whole probe.
     fn hears(&mut self, last: u8, answer: Answer) {
         let prober = self.begins(last);
-        self.answers(prober, answer);
+        self.answers(prober, answer, None);
     }
 }
 
@@ -87,6 +87,16 @@ fn of(member: u64, cluster: ClusterId) -> Answer {
         leader: Sight::Member(MemberId(member)),
         term: 1,
         vitals: None,
+    }
+}
+
+fn listed(member: u64) -> Listed {
+    Listed {
+        id: MemberId(member),
+        name: "m".into(),
+        role: Role::Voter,
+        client_urls: Arc::default(),
+        peer_urls: Arc::default(),
     }
 }
 
@@ -122,7 +132,7 @@ async fn a_member_that_is_suspected_is_so_at_its_other_address_until_it_answers_
     task.is_silent(1);
     assert_eq!(handle.snapshot.load().get(MemberId(11)).unwrap().at, Some(ip(2)));
     assert!(!is_ready(&handle), "nobody has answered there since");
-    task.answers(began_before, of(11, OURS));
+    task.answers(began_before, of(11, OURS), None);
     assert!(!is_ready(&handle), "what began before may be of before");
     task.hears(2, of(11, OURS));
     assert!(is_ready(&handle));
@@ -143,4 +153,26 @@ async fn a_member_that_comes_back_elsewhere_is_ready_by_its_first_answer_there()
     // What was raised before the move, and what is raised after it, are told apart.
     member.suspect();
     assert!(!member.is_ready());
+}
+
+/// Where an address leads to another cluster from one call to the next, its list is that one's.
+#[tokio::test(start_paused = true)]
+async fn a_list_is_believed_only_from_who_answers_as_ours() {
+    let (mut task, handle) = task(ClusterPin::FirstAnswer);
+    task.leads_to(&[1, 2]);
+    task.hears(1, of(11, OURS));
+    task.hears(2, of(12, OURS));
+    let ids = |task: &Task| {
+        let list = task.list.as_ref().map(|list| list.iter().map(|listed| listed.id.0).collect::<Vec<_>>());
+        (list, task.known.iter().map(|id| id.0).collect::<Vec<_>>())
+    };
+    let prober = task.begins(1);
+    task.answers(prober, of(21, OTHER), Some(vec![listed(21), listed(22)]));
+    assert_eq!(ids(&task), (None, vec![11, 12]));
+    let nameless = Answer { cluster: None, ..of(22, OTHER) };
+    task.hears(1, nameless);
+    assert_eq!(handle.snapshot.load().ready_voters().map(|member| member.id.0).collect::<Vec<_>>(), [12]);
+    let prober = task.begins(2);
+    task.answers(prober, of(12, OURS), Some(vec![listed(11), listed(12)]));
+    assert_eq!(ids(&task), (Some(vec![11, 12]), vec![11, 12]));
 }
