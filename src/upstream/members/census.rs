@@ -232,9 +232,9 @@ impl Facts<'_> {
         answer.cluster.is_none() || answer.cluster == self.pinned
     }
 
-    /// Whether it is certain of which cluster the answer is. Where auth is on and the probing user has no rights, or there is none,
-    /// members do not tell: as long as nobody has named a cluster there is nothing to hold them against. Once one has, who names
-    /// none must have done so before, or be in the list of those who did. Where an id is configured only that id counts.
+    /// Whether it is certain of which cluster the answer is. Where auth is on learners tell nobody; voters do (see `probe`), unless
+    /// something in between lets no watch pass: as long as nobody has named a cluster there is nothing to hold them against. Once one
+    /// has, who names none must have done so before, or be in the list of those who did. Where an id is configured only that counts.
     fn is_verified(&self, answer: &Answer, listed: Option<&Listed>) -> bool {
         answer.cluster.is_some()
             || match (self.pin, self.pinned) {
