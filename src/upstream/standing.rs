@@ -35,8 +35,8 @@ impl Suspicion {
     /// To be called when a probe succeeded at the second address that began with this mark of the first one: clears what was
     /// carried here, if that had been raised before it began, and nothing later.
     pub fn clear_carried(&self, mark: Mark) {
-        if self.carried == Some(mark) {
-            let _ = self.cleared.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+        if self.carried == Some(mark) && self.cleared.load(Ordering::Relaxed) == 0 {
+            self.clear(Mark(1));
         }
     }
 
