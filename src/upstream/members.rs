@@ -16,6 +16,8 @@ mod place;
 mod probe;
 mod seeds;
 mod standing;
+#[cfg(test)]
+mod tests;
 mod whereabouts;
 
 use std::collections::{BTreeSet, HashMap};
@@ -225,9 +227,7 @@ impl Task {
         let snapshot = self.published.snapshot.load();
         for place in self.places.iter_mut().filter(|place| place.due <= now) {
             let Some(prober) = place.prober.take() else { continue };
-            let member = place.member().and_then(|id| snapshot.get(id));
-            place.mark =
-                member.map(|member| (member.id, Arc::clone(&member.suspicion), member.suspicion.mark()));
+            place.mark_all(&snapshot);
             place.asked = Some(now);
             place.due = now + PROBE;
             self.probes.push(prober.ask(std::mem::take(&mut place.want)).boxed());
@@ -315,25 +315,25 @@ impl Task {
         self.notices.probe(&prober.endpoint, &report, &self.places);
         let place = &mut self.places[index];
         place.prober = Some(prober);
-        let mark = place.mark.take();
+        let marks = std::mem::take(&mut place.marks);
         let lost = place.note(&report, &self.setup);
         if lost {
             self.seeds.doubt(&place.sighting.endpoint.host);
             self.look_at_list_soon();
         }
+        self.pin();
         if let Some(list) = report.list {
             self.listed(list, &report.told);
         }
         if let Some(auth) = report.auth {
             self.authenticated(auth);
         }
-        self.pin();
         if report.told.as_ref().is_ok_and(|told| self.confirms(&told.answer)) {
             self.confirmed = Instant::now();
         }
         self.conclude();
-        if let (Ok(told), Some((member, suspicion, mark))) = (&report.told, mark) {
-            self.clear(index, told, (member, &suspicion), mark);
+        if let Ok(told) = &report.told {
+            self.clear(index, told.answer.member, &marks);
         }
     }
 
@@ -346,15 +346,22 @@ impl Task {
         ours && answer.leader != census::Sight::Nobody
     }
 
-    /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used.
-    fn clear(&self, index: usize, told: &Told, (member, suspicion): (MemberId, &Arc<Suspicion>), mark: Mark) {
+    /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used; also where it is
+    /// found here only by this probe.
+    fn clear(&self, index: usize, member: MemberId, marks: &[(MemberId, Arc<Suspicion>, Mark)]) {
         let snapshot = self.published.snapshot.load();
         let Some(known) = snapshot.get(member) else { return };
-        let here = self.places.get(index).is_some_and(|place| place.sighting.is_of(known))
-            && Arc::ptr_eq(&known.suspicion, suspicion);
-        if here && told.answer.member == member && known.suspicion.is_raised() {
-            known.suspicion.clear(mark);
-            known.conduct.cleared(Instant::now());
+        let here = self.places.get(index).is_some_and(|place| place.sighting.is_of(known));
+        let Some((_, suspicion, mark)) = marks.iter().find(|(marked, _, _)| *marked == member) else {
+            return;
+        };
+        if here && known.suspicion.is_raised() {
+            if Arc::ptr_eq(&known.suspicion, suspicion) {
+                known.suspicion.clear(*mark);
+                known.conduct.cleared(Instant::now());
+            } else {
+                known.suspicion.clear_carried(*mark);
+            }
             if !known.suspicion.is_raised() {
                 tracing::debug!(%member, "member answers again");
                 self.published.changed.tell();
@@ -362,7 +369,13 @@ impl Task {
         }
     }
 
+    /// Takes in a member list, or why there is none; from nobody who answers by now for another cluster than ours.
     fn listed(&mut self, list: Result<Vec<Listed>, Refusal>, told: &Result<Told, Silence>) {
+        let cluster = told.as_ref().ok().and_then(|told| told.answer.cluster);
+        if cluster.is_some() && cluster != self.pinned {
+            self.look_at_list_soon();
+            return;
+        }
         match list {
             Ok(list) => {
                 self.notices.list_given();

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 pub struct Suspicion {
     raised: AtomicU32,
     cleared: AtomicU32,
+    /// How often the one had been raised of which this one began, at another address.
+    carried: Option<Mark>,
 }
 
 /// How often a suspicion had been raised when a probe began.
@@ -20,6 +22,24 @@ pub struct Suspicion {
 pub struct Mark(u32);
 
 impl Suspicion {
+    /// Of the same member at another address. Where it was lost at the first, nobody knows yet whether it answers at the second:
+    /// this one is raised too. From then on they are two.
+    #[must_use]
+    pub fn carried(&self) -> Self {
+        if !self.is_raised() {
+            return Self::default();
+        }
+        Self { raised: AtomicU32::new(1), carried: Some(self.mark()), ..Self::default() }
+    }
+
+    /// To be called when a probe succeeded at the second address that began with this mark of the first one: clears what was
+    /// carried here, if that had been raised before it began, and nothing later.
+    pub fn clear_carried(&self, mark: Mark) {
+        if self.carried == Some(mark) && self.cleared.load(Ordering::Relaxed) == 0 {
+            self.clear(Mark(1));
+        }
+    }
+
     /// Says that a connection was lost.
     pub fn raise(&self) {
         self.raised.fetch_add(1, Ordering::Relaxed);
@@ -102,6 +122,29 @@ impl Drop for Busy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_carried_is_cleared_by_a_probe_that_began_after_it_was_raised_and_nothing_later_is() {
+        let first = Suspicion::default();
+        let began_before = first.mark();
+        assert!(!first.carried().is_raised());
+        first.raise();
+        let (began_after, second) = (first.mark(), first.carried());
+        assert!(second.is_raised());
+        second.clear_carried(began_before);
+        assert!(second.is_raised());
+        second.clear_carried(began_after);
+        assert!(!second.is_raised());
+        second.raise();
+        second.clear_carried(began_after);
+        assert!(second.is_raised(), "it is another one");
+        let third = first.carried();
+        third.raise();
+        third.clear_carried(began_after);
+        assert!(third.is_raised(), "one of two");
+        third.clear(third.mark());
+        assert!(!third.is_raised());
+    }
 
     #[test]
     fn a_rest_ends_with_the_last_guard() {

@@ -5,7 +5,8 @@
 //! Invariants: a member's identity is what it says itself, never its address; an answer from another cluster makes
 //! nobody ready; the leader is named only where the members of the highest term do not contradict each other; a member stays
 //! where it was found for as long as it answers there, in whatever order addresses are told, and leaves only for a configured
-//! endpoint; a suspicion is of a member at one address, and is not taken along to another.
+//! endpoint; a suspicion is of a member at one address; one that moves while it is suspected is so at the other address too, until it
+//! has answered there.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -231,9 +232,9 @@ impl Facts<'_> {
         answer.cluster.is_none() || answer.cluster == self.pinned
     }
 
-    /// Whether it is certain of which cluster the answer is. Where auth is on and the probing user has no rights, or there is none,
-    /// members do not tell: as long as nobody has named a cluster there is nothing to hold them against. Once one has, who names
-    /// none must have done so before, or be in the list of those who did. Where an id is configured only that id counts.
+    /// Whether it is certain of which cluster the answer is. Where auth is on learners tell nobody; voters do (see `probe`), unless
+    /// something in between lets no watch pass: as long as nobody has named a cluster there is nothing to hold them against. Once one
+    /// has, who names none must have done so before, or be in the list of those who did. Where an id is configured only that counts.
     fn is_verified(&self, answer: &Answer, listed: Option<&Listed>) -> bool {
         answer.cluster.is_some()
             || match (self.pin, self.pinned) {
@@ -293,6 +294,11 @@ impl Facts<'_> {
         });
         let listed_role = listed.map_or(Role::Voter, |listed| listed.role);
         let stayed = known.filter(|member| member.endpoint == endpoint && member.at == at);
+        let suspicion = match (stayed, known) {
+            (Some(member), _) => Arc::clone(&member.suspicion),
+            (None, Some(member)) => Arc::new(member.suspicion.carried()),
+            (None, None) => Arc::default(),
+        };
         Ok(Member {
             id,
             name: listed.map_or_else(|| "".into(), |listed| Arc::clone(&listed.name)),
@@ -304,7 +310,7 @@ impl Facts<'_> {
             term: last.map_or(0, |answer| answer.term),
             vitals: last.and_then(|answer| answer.vitals.clone()),
             client_urls: listed.map_or_else(Arc::default, |listed| Arc::clone(&listed.client_urls)),
-            suspicion: stayed.map_or_else(Arc::default, |member| Arc::clone(&member.suspicion)),
+            suspicion,
             rest: known.map_or_else(Arc::default, |member| Arc::clone(&member.rest)),
             conduct: known.map_or_else(Arc::default, |member| Arc::clone(&member.conduct)),
         })
@@ -520,6 +526,9 @@ mod tests {
         before.members[0].suspect();
         assert!(!stays.members[0].is_ready());
         assert!(moved.members[0].is_ready());
+        // Where it was lost before it was found elsewhere, that nobody has answered there since may be the same loss.
+        let moved = after(&stays, &[resolved(2, led_by(1, 1))], None);
+        assert!(!moved.members[0].is_ready());
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Owns: what counts as agreement, and how long it must last. Must not know: what follows from it.
 //! Invariants (rules 20): every configured endpoint, or target of an SRV record, names the new cluster and sees a leader there, and
-//! does so at more than half of the addresses that its name leads to; at none of them anybody names another cluster, or none;
+//! does so at more than half of the addresses that its name leads to; at none of them, nor at one that the last answers for its name
+//! have left out, anybody names another cluster, or none;
 //! all of that without a break for [`AGREED`]. Who is silent agrees to nothing: one endpoint that answers nowhere keeps us where we
 //! are, until it answers, leads elsewhere, or is taken out of the configuration.
 
@@ -17,8 +18,8 @@ use crate::identity::ClusterId;
 /// How long they must have agreed.
 pub(super) const AGREED: Duration = Duration::from_secs(3);
 
-/// The other cluster that the configured endpoints agree on now. `sightings` has each address that their names lead to now; of an
-/// endpoint that leads nowhere, one without an answer.
+/// The other cluster that the configured endpoints agree on now. `sightings` has each address that their names lead to now, and
+/// those left out where ours still answer; of an endpoint that leads nowhere, one without an answer.
 pub(super) fn agreed(pinned: ClusterId, sightings: &[Sighting]) -> Option<ClusterId> {
     let configured = || sightings.iter().filter(|sighting| sighting.source == Source::Configured);
     let mut endpoints: Vec<Addresses<'_>> = Vec::new();

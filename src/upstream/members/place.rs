@@ -17,7 +17,7 @@ use super::probe::{Dialled, Identity, ProbeLogin, Prober, Report, Silence, Want}
 use crate::config::{ClusterPin, Endpoint, Scheme};
 use crate::identity::{ClusterId, MemberId};
 use crate::upstream::connect::{ConnectError, Connector};
-use crate::upstream::membership::Trouble;
+use crate::upstream::membership::{Member, Membership, Trouble};
 use crate::upstream::standing::{Mark, Suspicion};
 
 /// Between two probes of an address that hints ask for.
@@ -48,8 +48,8 @@ pub(super) struct Place {
     pub(super) prober: Option<Prober>,
     pub(super) due: Instant,
     pub(super) asked: Option<Instant>,
-    /// What the probe under way has to clear when it succeeds.
-    pub(super) mark: Option<(MemberId, Arc<Suspicion>, Mark)>,
+    /// What the probe under way has to clear when it succeeds, of whoever then turns out to be here.
+    pub(super) marks: Vec<(MemberId, Arc<Suspicion>, Mark)>,
     pub(super) late: u32,
     /// Why nobody is known to be here, where that is so.
     pub(super) trouble: Option<(Trouble, Arc<str>)>,
@@ -88,7 +88,7 @@ impl Place {
             prober: Some(prober),
             due: now,
             asked: None,
-            mark: None,
+            marks: Vec::new(),
             late: 0,
             trouble: None,
             dialled,
@@ -112,6 +112,13 @@ impl Place {
             Seen::Answered(answer) => Some(answer.member),
             Seen::NotAsked | Seen::Silent(_) => None,
         }
+    }
+
+    /// A probe begins: it clears what was raised against any of these before.
+    pub(super) fn mark_all(&mut self, members: &Membership) {
+        let marked = members.members.iter();
+        let mark = |member: &Arc<Member>| (member.id, Arc::clone(&member.suspicion), member.suspicion.mark());
+        self.marks = marked.map(mark).collect();
     }
 
     /// Whether this is that address.

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use futures_util::StreamExt as _;
+use futures_util::stream;
 use tokio::time::{Instant, timeout};
 use tonic::metadata::{AsciiMetadataValue, MetadataValue};
 use tonic::transport::Channel;
@@ -23,9 +25,11 @@ use crate::pb::etcdserverpb::auth_client::AuthClient;
 use crate::pb::etcdserverpb::cluster_client::ClusterClient;
 use crate::pb::etcdserverpb::kv_client::KvClient;
 use crate::pb::etcdserverpb::maintenance_client::MaintenanceClient;
+use crate::pb::etcdserverpb::watch_client::WatchClient;
+use crate::pb::etcdserverpb::watch_request::RequestUnion;
 use crate::pb::etcdserverpb::{
     AuthenticateRequest, MemberListRequest, MemberListResponse, RangeRequest, ResponseHeader, StatusRequest,
-    StatusResponse,
+    StatusResponse, WatchCreateRequest, WatchRequest,
 };
 use crate::upstream::connect::{ConnectError, Connector};
 use crate::upstream::members::census::{Answer, Listed, Sight};
@@ -81,6 +85,14 @@ pub(super) struct Prober {
     token_of: u32,
     no_login_before: Option<Instant>,
     page: Option<Read>,
+    named: Option<Named>,
+}
+
+/// Who was found at the end of a connection, and over which one, when.
+struct Named {
+    of: u32,
+    at: Instant,
+    who: Option<(MemberId, ClusterId)>,
 }
 
 /// A metrics page and when it was read, at which term.
@@ -175,6 +187,7 @@ impl Prober {
             token_of: 0,
             no_login_before: None,
             page: None,
+            named: None,
         }
     }
 
@@ -297,9 +310,12 @@ impl Prober {
             };
         }
         let page = self.page.as_ref().map(|read| read.page);
-        let member = header
-            .as_ref()
-            .map(|header| MemberId(header.member_id))
+        let named = match &header {
+            Some(header) => Some((MemberId(header.member_id), ClusterId(header.cluster_id))),
+            None => self.named().await,
+        };
+        let member = named
+            .map(|(member, _)| member)
             .or_else(|| page.map(|page| page.member))
             .ok_or(Silence::Unidentified)?;
         let leader = match page {
@@ -309,13 +325,31 @@ impl Prober {
         };
         Ok(Answer {
             member,
-            cluster: header.as_ref().map(|header| ClusterId(header.cluster_id)),
+            cluster: named.map(|(_, cluster)| cluster),
             version: page.and_then(|page| page.version),
             role: page.map_or(Role::Voter, |page| page.role),
             leader,
             term,
             vitals: None,
         })
+    }
+
+    /// Who is at the end of the connection, where every call is refused: asked once per connection, since that leads to one
+    /// process; where it was not told, again when a metrics page would be.
+    async fn named(&mut self) -> Option<(MemberId, ClusterId)> {
+        let (now, of) = (Instant::now(), self.dialled.times.load(Ordering::Relaxed));
+        let good = |named: &&Named| named.of == of && (named.who.is_some() || now < named.at + PAGE_AGE);
+        if let Some(named) = self.named.as_ref().filter(good) {
+            return named.who;
+        }
+        let header = timeout(CALL, header_of_a_watch(self.channel.clone())).await.ok().flatten();
+        let who = header
+            .filter(|header| header.cluster_id != 0 && header.member_id != 0)
+            .map(|header| (MemberId(header.member_id), ClusterId(header.cluster_id)));
+        // Which of two connections it came over is not known.
+        let who = who.filter(|_| self.dialled.times.load(Ordering::Relaxed) == of);
+        self.named = Some(Named { of, at: now, who });
+        who
     }
 
     /// Whether the member sees a leader, and its header where it gives one to this user.
@@ -395,6 +429,17 @@ async fn peek(channel: Channel) -> Result<Response<crate::pb::etcdserverpb::Rang
         ..RangeRequest::default()
     });
     KvClient::new(channel).range(request).await
+}
+
+/// What every version tells to anybody: the answer that refuses a watch for want of a user has a header. Where it is allowed
+/// instead, by a certificate or since auth is off, the watch ends with its stream. Never with a token. No empty transaction, though
+/// that is answered too: at a member that is out of space it raises the alarm.
+async fn header_of_a_watch(channel: Channel) -> Option<ResponseHeader> {
+    let create = WatchCreateRequest { key: b"\0".as_slice().into(), ..WatchCreateRequest::default() };
+    let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    let requests = stream::iter([create]).chain(stream::pending());
+    let mut answers = WatchClient::new(channel).watch(requests).await.ok()?.into_inner();
+    answers.message().await.ok()??.header
 }
 
 fn with_token<T>(message: T, token: Option<AsciiMetadataValue>) -> Request<T> {

@@ -312,6 +312,15 @@ impl Seeds {
         }
     }
 
+    /// As though a name server had said so.
+    #[cfg(test)]
+    pub(super) fn told(&mut self, host: &str, all: Vec<IpAddr>) {
+        let found = Ok(Found { all, good_for: None });
+        if let Some(name) = self.hosts.get_mut(host) {
+            name.take_in(found, Some(Instant::now()), host);
+        }
+    }
+
     /// A member was lost where this host led: its name may lead elsewhere now.
     pub(super) fn doubt(&mut self, host: &str) {
         if let Some(name) = self.hosts.get_mut(host) {

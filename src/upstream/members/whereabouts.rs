@@ -128,13 +128,20 @@ impl Task {
         sightings
     }
 
-    /// The same without addresses where only members still are that are used there: what the configuration and DNS say now.
+    /// The same of what the configuration and DNS say now: without addresses where only members still are that are used there.
+    /// An answer may leave addresses out: as long as a name may lead there again, who answers there as ours counts too.
     pub(super) fn sightings_of_now(&self) -> Vec<Sighting> {
         let configured = self.seeds.endpoints();
+        let ours = |sighting: &Sighting| match &sighting.seen {
+            Seen::Answered(answer) => answer.cluster.is_none() || answer.cluster == self.pinned,
+            Seen::NotAsked | Seen::Silent(_) => false,
+        };
+        let counts = |sighting: &Sighting| {
+            let Sighting { endpoint, at, .. } = sighting;
+            self.seeds.leads_to(endpoint, *at) || (self.seeds.leaves_out(endpoint, *at) && ours(sighting))
+        };
         let mut sightings = self.sightings();
-        sightings.retain(|sighting| {
-            configured.contains(&sighting.endpoint) && self.seeds.leads_to(&sighting.endpoint, sighting.at)
-        });
+        sightings.retain(|sighting| configured.contains(&sighting.endpoint) && counts(sighting));
         sightings
     }
 
