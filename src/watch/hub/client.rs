@@ -3,13 +3,14 @@
 //! Owns: downstream ids, request order, duplicates, cancels. Must not know: which stream carries a watch.
 //! Invariant: what depends on an earlier create waits for that create's answer; nothing else waits.
 
+use bytes::Bytes;
+
 use super::super::fault::Planted;
 use super::{
     ANY_STREAM, Answer, Create, Cursor, End, Hub, NO_WATCH, Pending, Place, Request, Response, Told, Watch,
     WatchKey, wire,
 };
 use crate::identity::{ClusterId, Revision};
-use bytes::Bytes;
 
 /// As etcd says it (`mvcc.ErrWatcherDuplicateID`).
 const DUPLICATE: &str = "mvcc: duplicate watch ID provided on the WatchStream";
