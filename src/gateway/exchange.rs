@@ -95,6 +95,8 @@ enum Attempt {
     Mistaken(Answer),
     /// No further attempt.
     Refused(Refusal),
+    /// None was made: this member serves no more, and another does.
+    Left,
 }
 
 /// How far the attempts of one call have come.
@@ -172,14 +174,19 @@ impl Exchange<'_> {
             if claim.is_none() && is_another(*course.served.get_or_insert(cluster), cluster) {
                 return Err(Refusal::NOTHING_SENT);
             }
-            if let Some(member) = chosen {
-                let Some((member, attempt)) = self.at(member, claim, &mut course, record).await else {
-                    continue;
-                };
+            let came = match chosen {
+                Some(member) => self.at(member, claim, &mut course, record).await,
+                None => None,
+            };
+            if let Some((member, attempt)) = came {
                 let mut trouble = Trouble::Members;
                 match attempt {
                     Attempt::Answered(answer) => return Ok(answer),
                     Attempt::Refused(refusal) => return Err(refusal),
+                    Attempt::Left => {
+                        course.tried.push(member.id);
+                        continue;
+                    }
                     Attempt::Healed => {
                         self.gateway.metrics.healed.inc();
                         tokio::time::sleep(course.after_healing(&member)).await;
@@ -220,7 +227,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// One attempt, at `member` or at another that has room. None where a member that was waited for serves no more.
+    /// One attempt, at `member` or at another that has room. None where the member that was waited for serves no more, nor does another.
     async fn at(
         &self,
         member: Arc<Member>,
@@ -230,10 +237,8 @@ impl Exchange<'_> {
     ) -> Option<(Arc<Member>, Attempt)> {
         let (member, place) = match self.place(member, course).await {
             Placed::At(member, place) => (member, place),
-            Placed::Elsewhere(left) => {
-                course.tried.push(left);
-                return None;
-            }
+            Placed::Elsewhere(left) => return Some((left, Attempt::Left)),
+            Placed::Nowhere => return None,
             Placed::Refused(member, refusal) => return Some((member, Attempt::Refused(refusal))),
         };
         record.member = Some(member.id);

@@ -7,7 +7,7 @@ use keyward::identity::ClusterId;
 use keyward::pb::etcdserverpb::{LeaseGrantRequest, RangeRequest};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::{Auth, Readiness, Reason};
 use prost::Message as _;
 
 use crate::client::{Client, Stream};
@@ -16,6 +16,7 @@ use crate::rig::{Keyward, paused, settled};
 use crate::words::{KEEP_ALIVE, PUT, RANGE, WATCH, created, put, range, ranged, renew, watch, watched};
 
 const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+const NOTHING_SENT: (Code, &str) = (Code::Unavailable, "there is no connection available");
 const TOO_MANY: (Code, &str) = (Code::ResourceExhausted, "etcdserver: too many requests");
 /// Places at each member.
 const PLACES: usize = 2;
@@ -158,7 +159,7 @@ fn who_waits_while_another_cluster_is_followed_is_not_sent_there() {
         keyward.publish(|membership| membership.cluster = Some(ClusterId(0xc2)));
         held.remove(0).reply(&ranged(5)).await;
         let end = put.finish().await.end;
-        assert_eq!(end.told(), (Code::Unavailable, "there is no connection available"));
+        assert_eq!(end.told(), NOTHING_SENT);
         assert!(come(&members[0]).is_empty());
     });
 }
@@ -199,5 +200,66 @@ fn another_member_that_has_room_is_taken_first_and_what_hangs_is_left() {
         assert!(come[waits].is_empty());
         assert!(come.iter().flatten().any(|call| call.path() == PUT), "it had its turn elsewhere");
         drop((write, next));
+    });
+}
+
+#[test]
+fn a_call_rather_waits_than_goes_to_a_member_that_hangs_or_rests() {
+    paused(async {
+        for rests in [false, true] {
+            let (members, keyward) = site(3);
+            let client = keyward.client().await;
+            let known = keyward.members.snapshot.load().members.clone();
+            let _rest = if rests {
+                Some(known[1].rest.take())
+            } else {
+                known[1].suspect();
+                None
+            };
+            let mut reads = Vec::new();
+            for _ in 0..2 * PLACES {
+                reads.push(begin(&client, RANGE, range("k")).await);
+            }
+            let mut held: Vec<_> = members.iter().map(come).collect();
+            assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [PLACES, 0, PLACES]);
+            let write = begin(&client, PUT, put(1)).await;
+            assert!(come(&members[1]).is_empty(), "nothing of it is known there, and it had only to wait");
+            let waits = [0, 2].into_iter().find(|at| known[*at].conduct.queue.waiting() == 1);
+            let waits = waits.expect("it waits for one that serves");
+            held[waits].remove(0).reply(&ranged(5)).await;
+            settled().await;
+            let come = come(&members[waits]);
+            assert_eq!(come.iter().map(Call::path).collect::<Vec<_>>(), [PUT]);
+            drop((reads, write));
+        }
+    });
+}
+
+#[test]
+fn who_waited_for_a_member_that_serves_no_more_is_not_sent_there() {
+    paused(async {
+        for is_removed in [false, true] {
+            let (members, keyward) = site(1);
+            let client = keyward.client().await;
+            let (_reads, mut held) = filled(&members[0], &client).await;
+            let write = begin(&client, PUT, put(1)).await;
+            let known = keyward.members.snapshot.load().members.clone();
+            keyward.publish(|membership| match (is_removed, &mut membership.members) {
+                (true, members) => members.clear(),
+                (false, members) => {
+                    let mut down = keyward::upstream::membership::Member::clone(&members[0]);
+                    down.readiness = Readiness::NotReady(Reason::Unreachable);
+                    members[0] = down.into();
+                }
+            });
+            held.remove(0).reply(&ranged(5)).await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert!(come(&members[0]).is_empty(), "removed: {is_removed}");
+            keyward.publish(|membership| membership.members = known);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let come = come(&members[0]);
+            assert_eq!(come.iter().map(Call::path).collect::<Vec<_>>(), [PUT], "it serves again");
+            drop(write);
+        }
     });
 }

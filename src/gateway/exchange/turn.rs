@@ -2,7 +2,7 @@
 //!
 //! Owns: which member is waited for, and when that is left. Must not know: how the line is kept, what becomes of the call.
 //! Invariants: a call that finds room waits for nothing; nothing of one that waits was sent, so it may go elsewhere whatever it
-//! is; it waits no longer than a call is tried.
+//! is; it goes nowhere only for being full where it would not have gone otherwise; it waits no longer than a call is tried.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -25,7 +25,9 @@ pub(super) enum Placed {
     /// It has its turn at this one. Streams need none.
     At(Arc<Member>, Option<Place>),
     /// This one serves no more, and another does.
-    Elsewhere(MemberId),
+    Elsewhere(Arc<Member>),
+    /// Nor does another: there is no member for it now.
+    Nowhere,
     /// It is not sent at all. This is where it waited.
     Refused(Arc<Member>, Refusal),
 }
@@ -47,7 +49,8 @@ impl Exchange<'_> {
         let mut full: Vec<MemberId> = course.tried.clone();
         full.push(member.id);
         while matches!(self.wanted, Wanted::Any | Wanted::Near | Wanted::LeaderFirst)
-            && let Some(other) = self.choose(&full).filter(|other| !full.contains(&other.id))
+            && let Some(other) =
+                self.choose(&full).filter(|other| other.is_ready() && !full.contains(&other.id))
         {
             if let Some(place) = self.gateway.turns.at(&other).enter() {
                 return Placed::At(other, Some(place));
@@ -77,9 +80,16 @@ impl Exchange<'_> {
             if is_another(course.served.flatten(), members.cluster) {
                 return Placed::Refused(member, Refusal::NOTHING_SENT);
             }
-            let tried: Vec<MemberId> = course.tried.iter().copied().chain([member.id]).collect();
-            if !is_still_served(&members, &member) && Chooser::another(&members, self.wanted, &tried) {
-                return Placed::Elsewhere(member.id);
+            if !is_still_served(&members, &member) {
+                let tried: Vec<MemberId> = course.tried.iter().copied().chain([member.id]).collect();
+                if Chooser::another(&members, self.wanted, &tried) {
+                    return Placed::Elsewhere(member);
+                }
+                // One that is only suspected, or was named, it would be sent to if it came now.
+                let now = self.choose_among(&members, &course.tried);
+                if now.is_none_or(|now| now.id != member.id || now.spot() != member.spot()) {
+                    return Placed::Nowhere;
+                }
             }
             if let Some(place) = place {
                 return Placed::At(member, Some(place));
