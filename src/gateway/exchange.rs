@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
-use crate::gateway::exchange::turn::Placed;
+use crate::gateway::exchange::turn::{Pass, Placed};
 use crate::gateway::retries::Trouble;
 use crate::identity::{ClusterId, MemberId, Revision};
 use crate::lease::claim::Claim;
@@ -235,24 +235,27 @@ impl Exchange<'_> {
         course: &mut Course,
         record: &mut Record,
     ) -> Option<(Arc<Member>, Attempt)> {
-        let (member, place) = match self.place(member, course).await {
-            Placed::At(member, place) => (member, place),
+        let placed = self.place(member, course).await;
+        if let Placed::With(Pass { member, .. }) | Placed::Unproved(member, _) = &placed {
+            record.member = Some(member.id);
+            record.attempts += 1;
+        }
+        let (member, attempt) = match placed {
+            Placed::With(pass) => match self.hedge_after(claim, course) {
+                None => {
+                    let member = Arc::clone(&pass.member);
+                    let Course { tried, healed, .. } = &mut *course;
+                    let attempt = self.attempt(claim, pass, tried, healed, record.attempts).await;
+                    (member, attempt)
+                }
+                Some(after) => Box::pin(self.hedged(after, pass, course, record)).await,
+            },
+            Placed::Unproved(member, failure) => (member, login_failed(&failure)),
             Placed::Elsewhere(left) => return Some((left, Attempt::Left)),
             Placed::Nowhere => return None,
             Placed::Refused(member, refusal) => return Some((member, Attempt::Refused(refusal))),
         };
         record.member = Some(member.id);
-        record.attempts += 1;
-        let (member, attempt) = match self.hedge_after(claim, course) {
-            None => {
-                let Course { tried, healed, .. } = course;
-                let attempt = self.attempt(claim, &member, tried, healed, record.attempts).await;
-                (member, attempt)
-            }
-            Some(after) => Box::pin(self.hedged(after, &member, course, record)).await,
-        };
-        record.member = Some(member.id);
-        drop(place);
         if claim.is_some_and(Claim::take_in_line) {
             course.begin_anew();
         }
@@ -273,17 +276,14 @@ impl Exchange<'_> {
     async fn attempt(
         &self,
         claim: Option<&Claim>,
-        member: &Arc<Member>,
+        pass: Pass,
         tried: &[MemberId],
         healed: &mut Vec<MemberId>,
         attempts: u32,
     ) -> Attempt {
         let door = &self.gateway.door;
-        let shown = match door.shown(&self.whom, member).await {
-            Ok(shown) => shown,
-            Err(failure) => return login_failed(&failure),
-        };
-        let mut head = upstream_headers(self.headers, &shown);
+        let Pass { member, shown, .. } = &pass;
+        let mut head = upstream_headers(self.headers, shown);
         if attempts > 1
             && let Some(deadline) = self.deadline
         {
@@ -311,7 +311,7 @@ impl Exchange<'_> {
                 Some(claim) => mistaken(answer, claim).await,
                 None => Attempt::Answered(answer),
             },
-            Ok(answer) => self.judge(answer, claim, member, &shown, healed, waiting),
+            Ok(answer) => self.judge(answer, claim, member, shown, healed, waiting),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)

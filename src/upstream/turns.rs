@@ -143,6 +143,13 @@ impl Turns {
 }
 
 impl Turn {
+    /// Whether a place is free now.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let line = self.line.borrow();
+        line.taken < line.places
+    }
+
     /// A place, where one is free.
     #[must_use]
     pub fn enter(self: &Rc<Self>) -> Option<Place> {

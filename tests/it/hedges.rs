@@ -12,6 +12,7 @@ use prost::Message as _;
 use tokio::time::sleep;
 
 use crate::client::Client;
+use crate::logins::session;
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{PUT, RANGE, TXN, put, range, ranged};
@@ -160,5 +161,30 @@ fn second_members_are_asked_within_what_may_be_sent_again() {
         assert!((500..=500 + 400 + 20).contains(&hedged), "{hedged}");
         assert_eq!(calls.len() as u64, 2000 + hedged);
         drop((reads, calls));
+    });
+}
+
+#[test]
+fn the_first_may_answer_while_the_second_is_still_to_be_asked_as_whom() {
+    paused(async {
+        let tasks = Tasks::default();
+        let members: Vec<_> = (1..=2).map(|id| Member::new(id, &tasks)).collect();
+        let lines = format!("{ON}[limits]\nmember_in_flight = 1\n[runtime]\nshards = 1\n");
+        let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::On, &lines);
+        let token = keyward.sealer.seal(&session("alice", "right")).expect("it fits");
+        let client = keyward.client().await.header("token", token.expose());
+        let read = client.begin(RANGE, range("k")).await.expect("sent");
+        let (at, first) = next_of(&members).await;
+        let other = &members[1 - at];
+        other.hold_logins(true);
+        sleep(Duration::from_millis(200)).await;
+        assert_eq!(other.logins(), 1, "it is proved there");
+        let taken = keyward.members.snapshot.load().members[1 - at].conduct.queue.waiting();
+        assert_eq!((taken, keyward.metrics.tries.hedged.get()), (0, 0));
+        first.reply(&ranged(7)).await;
+        assert_eq!(read.finish().await.message(), &ranged(7));
+        other.hold_logins(false);
+        settled().await;
+        assert!(come(&members).is_empty());
     });
 }

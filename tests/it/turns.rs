@@ -11,6 +11,7 @@ use keyward::upstream::membership::{Auth, Readiness, Reason};
 use prost::Message as _;
 
 use crate::client::{Client, Stream};
+use crate::logins::session;
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{KEEP_ALIVE, PUT, RANGE, WATCH, created, put, range, ranged, renew, watch, watched};
@@ -24,10 +25,14 @@ const PLACES: usize = 2;
 const LINE: usize = 4 * PLACES;
 
 fn site(count: u64) -> (Vec<Member>, Keyward) {
+    site_with(count, Auth::Off)
+}
+
+fn site_with(count: u64, auth: Auth) -> (Vec<Member>, Keyward) {
     let tasks = Tasks::default();
     let members: Vec<_> = (1..=count).map(|id| Member::new(id, &tasks)).collect();
     let lines = format!("[limits]\nmember_in_flight = {PLACES}\n[runtime]\nshards = 1\n");
-    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::Off, &lines);
+    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), auth, &lines);
     (members, keyward)
 }
 
@@ -35,6 +40,12 @@ async fn begin(client: &Client, path: &str, message: impl AsRef<[u8]>) -> Stream
     let stream = client.begin(path, message).await.expect("sent");
     settled().await;
     stream
+}
+
+/// A client with a session that no member has seen yet: its first call logs in there.
+async fn of(keyward: &Keyward, user: &str) -> Client {
+    let token = keyward.sealer.seal(&session(user, "right")).expect("it fits");
+    keyward.client().await.header("token", token.expose())
 }
 
 fn come(member: &Member) -> Vec<Call> {
@@ -261,5 +272,74 @@ fn who_waited_for_a_member_that_serves_no_more_is_not_sent_there() {
             assert_eq!(come.iter().map(Call::path).collect::<Vec<_>>(), [PUT], "it serves again");
             drop(write);
         }
+    });
+}
+
+#[test]
+fn who_is_not_proved_yet_takes_nobodys_place() {
+    paused(async {
+        let (members, keyward) = site_with(1, Auth::On);
+        let member = &members[0];
+        let alice = keyward.logged_in("alice").await;
+        member.hold_logins(true);
+        let mut logging_in = Vec::new();
+        for user in 0..3 * PLACES {
+            let client = of(&keyward, &format!("user{user}")).await;
+            logging_in.push((begin(&client, PUT, put(1)).await, client));
+        }
+        let _read = begin(&alice, RANGE, range("k")).await;
+        let calls = come(member);
+        assert_eq!(calls.iter().map(Call::token).collect::<Vec<_>>(), [Some("alice.1")]);
+        let conduct = keyward.members.snapshot.load().members[0].conduct.clone();
+        assert_eq!(conduct.queue.waiting(), 0, "nor do they stand in line");
+        member.hold_logins(false);
+        settled().await;
+        assert_eq!(come(member).len(), PLACES - 1, "proved, they do");
+        assert_eq!(conduct.queue.waiting() as usize, 3 * PLACES - (PLACES - 1));
+        drop((calls, logging_in));
+    });
+}
+
+#[test]
+fn who_finds_room_at_another_member_is_proved_there() {
+    paused(async {
+        let (members, keyward) = site_with(2, Auth::On);
+        // What a token is called tells who gave it.
+        for user in ["bob", "carol", "dave"] {
+            let bob = of(&keyward, user).await;
+            keyward.members.snapshot.load().members[0].suspect();
+            let read = begin(&bob, RANGE, range("k")).await;
+            assert_eq!(come(&members[1]).len(), 1);
+            drop(read);
+            settled().await;
+            keyward.probed();
+        }
+        let (at_first, at_second) = (members[0].logins(), members[1].logins());
+        assert_eq!((at_first, at_second), (0, 3));
+        let alice = of(&keyward, "alice").await;
+        let mut reads = Vec::new();
+        for _ in 0..2 * PLACES {
+            reads.push(begin(&alice, RANGE, range("k")).await);
+        }
+        let held: Vec<_> = members.iter().map(come).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [PLACES; 2]);
+        for (held, token) in held.iter().zip(["alice.1", "alice.4"]) {
+            assert!(held.iter().all(|call| call.token() == Some(token)));
+        }
+        drop((reads, held));
+    });
+}
+
+#[test]
+fn who_is_proved_while_another_cluster_is_followed_is_not_sent_there() {
+    paused(async {
+        let (members, keyward) = site_with(1, Auth::On);
+        members[0].hold_logins(true);
+        let alice = of(&keyward, "alice").await;
+        let put = begin(&alice, PUT, put(1)).await;
+        keyward.publish(|membership| membership.cluster = Some(ClusterId(0xc2)));
+        members[0].hold_logins(false);
+        assert_eq!(put.finish().await.end.told(), NOTHING_SENT);
+        assert!(come(&members[0]).is_empty());
     });
 }
