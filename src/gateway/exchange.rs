@@ -40,6 +40,7 @@ use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Hint, Member, Membership};
 use crate::upstream::read::ReadError;
 use crate::upstream::send::{As, Head, NoAnswer, is_another, upstream_headers};
+use crate::upstream::turns::Place;
 
 /// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
 /// 1 s), after which its clients are used to `etcdserver: request timed out`.
@@ -282,7 +283,8 @@ impl Exchange<'_> {
         attempts: u32,
     ) -> Attempt {
         let door = &self.gateway.door;
-        let Pass { member, shown, .. } = &pass;
+        let Pass { member, shown, place } = pass;
+        let (member, shown) = (&member, &shown);
         let mut head = upstream_headers(self.headers, shown);
         if attempts > 1
             && let Some(deadline) = self.deadline
@@ -290,7 +292,7 @@ impl Exchange<'_> {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
         let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member, self.time()));
-        let reading = self.read(member, head);
+        let reading = self.read(member, head, place);
         let read = match claim {
             // It may take as long as it likes: pings tell when its member is gone.
             None if self.takes_long() => reading.await,
@@ -421,12 +423,13 @@ impl Exchange<'_> {
         }
     }
 
-    async fn read(&self, member: &Arc<Member>, head: Head) -> Result<Answer, NoAnswer> {
+    /// The answer, as far as it is read at once. The place goes with it.
+    async fn read(&self, member: &Arc<Member>, head: Head, place: Option<Place>) -> Result<Answer, NoAnswer> {
         let body = Outgoing::Once(Some(self.body.clone()));
         let sent = self.gateway.door.send(member, self.lane, self.path.clone(), head, body).await;
         let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
         let (response, in_flight) = sent?;
-        Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost)
+        Answer::read(response, in_flight.of_place(place), hold).await.map_err(NoAnswer::Lost)
     }
 
     fn judge(

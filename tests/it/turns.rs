@@ -14,9 +14,12 @@ use crate::client::{Client, Stream};
 use crate::logins::session;
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
-use crate::words::{KEEP_ALIVE, PUT, RANGE, WATCH, created, put, range, ranged, renew, watch, watched};
+use crate::words::{
+    KEEP_ALIVE, PUT, RANGE, WATCH, created, put, range, ranged, ranged_value, renew, watch, watched,
+};
 
 const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
 const NOTHING_SENT: (Code, &str) = (Code::Unavailable, "there is no connection available");
 const TOO_MANY: (Code, &str) = (Code::ResourceExhausted, "etcdserver: too many requests");
 /// Places at each member.
@@ -341,5 +344,39 @@ fn who_is_proved_while_another_cluster_is_followed_is_not_sent_there() {
         members[0].hold_logins(false);
         assert_eq!(put.finish().await.end.told(), NOTHING_SENT);
         assert!(come(&members[0]).is_empty());
+    });
+}
+
+#[test]
+fn a_large_answer_has_its_place_to_its_end() {
+    paused(async {
+        let (members, keyward) = site(1);
+        let (member, client) = (&members[0], keyward.client().await);
+        let reads = [begin(&client, RANGE, large()).await, begin(&client, SNAPSHOT, Vec::new()).await];
+        let mut held = come(member);
+        assert_eq!(held.len(), PLACES);
+        for call in &mut held {
+            call.say(&ranged_value(200 << 10)).await.expect("it is read");
+        }
+        settled().await;
+        let waiting = [begin(&client, PUT, put(1)).await, begin(&client, PUT, put(1)).await];
+        let conduct = keyward.members.snapshot.load().members[0].conduct.clone();
+        assert_eq!(
+            (come(member).len(), conduct.queue.waiting()),
+            (0, 2),
+            "the member is not done with those"
+        );
+        // One ends as it should, the other is given up.
+        held.remove(0).end(Code::Ok, "");
+        let [read, snapshot] = reads;
+        assert_eq!(read.finish().await.end.code(), Some(Code::Ok));
+        settled().await;
+        let first = come(member);
+        assert_eq!(first.len(), 1);
+        snapshot.cancel();
+        settled().await;
+        let second = come(member);
+        assert_eq!((second.len(), conduct.queue.waiting()), (1, 0));
+        drop((waiting, first, second, held));
     });
 }
