@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 use h2::Reason;
+use keyward::identity::ClusterId;
 use keyward::pb::etcdserverpb::RangeRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
@@ -161,6 +162,23 @@ fn second_members_are_asked_within_what_may_be_sent_again() {
         assert!((500..=500 + 400 + 20).contains(&hedged), "{hedged}");
         assert_eq!(calls.len() as u64, 2000 + hedged);
         drop((reads, calls));
+    });
+}
+
+/// Who calls was decided of the cluster that was served when it came.
+#[test]
+fn no_second_is_asked_in_another_cluster() {
+    paused(async {
+        let (members, keyward) = site(ON);
+        let client = keyward.client().await;
+        let read = client.begin(RANGE, range("k")).await.expect("sent");
+        let (_, first) = next_of(&members).await;
+        keyward.publish(|membership| membership.cluster = Some(ClusterId(0xc2)));
+        sleep(LATER).await;
+        assert!(come(&members).is_empty());
+        assert_eq!(keyward.metrics.tries.hedged.get(), 0);
+        first.reply(&ranged(7)).await;
+        assert_eq!(read.finish().await.end.code(), Some(Code::Ok));
     });
 }
 

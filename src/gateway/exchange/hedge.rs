@@ -14,11 +14,13 @@ use super::turn::Pass;
 use super::{Attempt, Course, Exchange};
 use crate::gateway::access_log::Record;
 use crate::gateway::retries::Trouble;
-use crate::identity::MemberId;
+use crate::identity::{ClusterId, MemberId};
 use crate::lease::claim::Claim;
 use crate::rpc::method::{Effect, Lane, Stream};
+use crate::upstream::balance::is_still_served;
 use crate::upstream::choose::Wanted;
 use crate::upstream::membership::Member;
+use crate::upstream::send::is_another;
 
 impl Exchange<'_> {
     /// After what time a second member is asked; none where that is not to be.
@@ -40,12 +42,13 @@ impl Exchange<'_> {
         record: &mut Record,
     ) -> (Arc<Member>, Attempt) {
         let member = Arc::clone(&pass.member);
-        let Course { tried, healed, hedged, .. } = course;
+        let Course { served, tried, healed, hedged, .. } = course;
+        let served = served.flatten();
         let tried: &[MemberId] = tried;
         let mut first = pin!(self.attempt(None, pass, tried, healed, record.attempts));
         let second = async {
             sleep(after).await;
-            self.second(&member, tried).await
+            self.second(&member, served, tried).await
         };
         let second = tokio::select! {
             biased; // what was answered needs no second
@@ -88,17 +91,29 @@ impl Exchange<'_> {
         (member, ended)
     }
 
-    /// Another ready member with room to which the caller is proved, within what may be sent again. Dropped where the first
-    /// answers meanwhile.
-    async fn second(&self, first: &Member, tried: &[MemberId]) -> Option<Pass> {
+    /// Another ready member of the cluster that was `served`, with room, to which the caller is proved, within what may be
+    /// sent again. Dropped where the first answers meanwhile.
+    async fn second(&self, first: &Member, served: Option<ClusterId>, tried: &[MemberId]) -> Option<Pass> {
         let mut avoid = tried.to_vec();
         avoid.push(first.id);
-        let member = self.choose(&avoid).filter(|other| other.is_ready() && !avoid.contains(&other.id))?;
+        let door = &self.gateway.door;
+        // Both of one snapshot.
+        let member = {
+            let members = door.members.snapshot.load();
+            let chosen = self.choose_among(&members, &avoid)?;
+            let suits = chosen.is_ready() && !avoid.contains(&chosen.id);
+            (suits && !is_another(served, members.cluster)).then_some(chosen)?
+        };
         let turn = self.gateway.turns.at(&member);
         if !turn.has_room() {
             return None;
         }
-        let shown = self.gateway.door.shown(&self.whom, &member).await.ok()?;
+        let shown = door.shown(&self.whom, &member).await.ok()?;
+        // A login may have taken a while.
+        let members = door.members.snapshot.load();
+        if is_another(served, members.cluster) || !is_still_served(&members, &member) {
+            return None;
+        }
         let place = turn.enter()?;
         if !self.gateway.retries.take(Trouble::Members, Instant::now()) {
             self.gateway.metrics.tries.refused.inc();
