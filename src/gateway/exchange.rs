@@ -32,7 +32,7 @@ use crate::rpc::outcome::{
     translate, verdict,
 };
 use crate::rpc::shape;
-use crate::upstream::answer::{Answer, HELD};
+use crate::upstream::answer::{Answer, HELD, Rest};
 use crate::upstream::balance::{Time, Waiting, is_still_served};
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
@@ -40,7 +40,6 @@ use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Hint, Member, Membership};
 use crate::upstream::read::ReadError;
 use crate::upstream::send::{As, Head, NoAnswer, is_another, upstream_headers};
-use crate::upstream::turns::Place;
 
 /// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
 /// 1 s), after which its clients are used to `etcdserver: request timed out`.
@@ -236,25 +235,26 @@ impl Exchange<'_> {
         course: &mut Course,
         record: &mut Record,
     ) -> Option<(Arc<Member>, Attempt)> {
-        let placed = self.place(member, course).await;
+        let mut placed = self.place(member, course).await;
         if let Placed::With(Pass { member, .. }) | Placed::Unproved(member, _) = &placed {
             record.member = Some(member.id);
             record.attempts += 1;
         }
-        let (member, attempt) = match placed {
+        let (member, attempt) = match &mut placed {
             Placed::With(pass) => match self.hedge_after(claim, course) {
                 None => {
-                    let member = Arc::clone(&pass.member);
                     let Course { tried, healed, .. } = &mut *course;
                     let attempt = self.attempt(claim, pass, tried, healed, record.attempts).await;
-                    (member, attempt)
+                    (Arc::clone(&pass.member), attempt)
                 }
                 Some(after) => Box::pin(self.hedged(after, pass, course, record)).await,
             },
-            Placed::Unproved(member, failure) => (member, login_failed(&failure)),
-            Placed::Elsewhere(left) => return Some((left, Attempt::Left)),
+            Placed::Unproved(member, failure) => (Arc::clone(member), login_failed(failure)),
+            Placed::Elsewhere(left) => return Some((Arc::clone(left), Attempt::Left)),
             Placed::Nowhere => return None,
-            Placed::Refused(member, refusal) => return Some((member, Attempt::Refused(refusal))),
+            Placed::Refused(member, refusal) => {
+                return Some((Arc::clone(member), Attempt::Refused(refusal.clone())));
+            }
         };
         record.member = Some(member.id);
         if claim.is_some_and(Claim::take_in_line) {
@@ -277,14 +277,14 @@ impl Exchange<'_> {
     async fn attempt(
         &self,
         claim: Option<&Claim>,
-        pass: Pass,
+        pass: &mut Pass,
         tried: &[MemberId],
         healed: &mut Vec<MemberId>,
         attempts: u32,
     ) -> Attempt {
         let door = &self.gateway.door;
         let Pass { member, shown, place } = pass;
-        let (member, shown) = (&member, &shown);
+        let (member, shown): (&Arc<Member>, &Shown) = (member, shown);
         let mut head = upstream_headers(self.headers, shown);
         if attempts > 1
             && let Some(deadline) = self.deadline
@@ -292,8 +292,8 @@ impl Exchange<'_> {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
         let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member, self.time()));
-        let reading = self.read(member, head, place);
-        let read = match claim {
+        let reading = self.read(member, head);
+        let mut read = match claim {
             // It may take as long as it likes: pings tell when its member is gone.
             None if self.takes_long() => reading.await,
             None => match self.unless_hung(member, tried, reading).await {
@@ -308,6 +308,9 @@ impl Exchange<'_> {
                 None => return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT),
             },
         };
+        if let Ok(Answer { rest: Rest::More(_), in_flight, .. }) = &mut read {
+            in_flight.keep_place(place.take());
+        }
         match read {
             Ok(answer) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => match claim {
                 Some(claim) => mistaken(answer, claim).await,
@@ -423,13 +426,12 @@ impl Exchange<'_> {
         }
     }
 
-    /// The answer, as far as it is read at once. The place goes with it.
-    async fn read(&self, member: &Arc<Member>, head: Head, place: Option<Place>) -> Result<Answer, NoAnswer> {
+    async fn read(&self, member: &Arc<Member>, head: Head) -> Result<Answer, NoAnswer> {
         let body = Outgoing::Once(Some(self.body.clone()));
         let sent = self.gateway.door.send(member, self.lane, self.path.clone(), head, body).await;
         let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
         let (response, in_flight) = sent?;
-        Answer::read(response, in_flight.of_place(place), hold).await.map_err(NoAnswer::Lost)
+        Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost)
     }
 
     fn judge(

@@ -29,7 +29,7 @@ const HEADER: usize = 64;
 
 /// How far a reply was read.
 pub enum Rest {
-    /// To its end, so that the call's place is another's; these are the trailers (empty where the header held the status).
+    /// To its end; these are the trailers (empty where the header held the status).
     Whole(HeaderMap),
     /// It is larger than what is held back: the rest is still to come.
     More(Incoming),
@@ -76,10 +76,7 @@ impl Answer {
             let frame = match poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => return Err(error.to_string().into()),
-                None if Status::from_headers(&answer.headers).is_some() => {
-                    answer.in_flight.was_answered();
-                    return Ok(answer);
-                }
+                None if Status::from_headers(&answer.headers).is_some() => return Ok(answer),
                 None => return Err("the member ended the stream without a status".into()),
             };
             match frame.into_data() {
@@ -93,7 +90,6 @@ impl Answer {
                 }
                 Err(frame) => {
                     answer.rest = Rest::Whole(frame.into_trailers().unwrap_or_default());
-                    answer.in_flight.was_answered();
                     return match answer.status() {
                         Some(_) => Ok(answer),
                         None => Err("the member's trailers have no status".into()),

@@ -286,17 +286,9 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// The same, with its place among the calls that the member is to answer at a time.
-    #[must_use]
-    pub fn of_place(self, place: Option<Place>) -> Self {
-        let mut counted = self;
-        counted.place = place;
-        counted
-    }
-
-    /// The member has answered it whole: its place is another's.
-    pub fn was_answered(&mut self) {
-        self.place = None;
+    /// More of the answer is to come: it keeps its place among the calls that the member is to answer at a time.
+    pub fn keep_place(&mut self, place: Option<Place>) {
+        self.place = place;
     }
 
     /// The same, counted as a call that ends by itself.
