@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
-use crate::gateway::exchange::turn::Placed;
+use crate::gateway::exchange::turn::{Pass, Placed};
 use crate::gateway::retries::Trouble;
 use crate::identity::{ClusterId, MemberId, Revision};
 use crate::lease::claim::Claim;
@@ -32,7 +32,7 @@ use crate::rpc::outcome::{
     translate, verdict,
 };
 use crate::rpc::shape;
-use crate::upstream::answer::{Answer, HELD};
+use crate::upstream::answer::{Answer, HELD, Rest};
 use crate::upstream::balance::{Time, Waiting, is_still_served};
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
@@ -95,6 +95,8 @@ enum Attempt {
     Mistaken(Answer),
     /// No further attempt.
     Refused(Refusal),
+    /// None was made: this member serves no more, and another does.
+    Left,
 }
 
 /// How far the attempts of one call have come.
@@ -172,14 +174,19 @@ impl Exchange<'_> {
             if claim.is_none() && is_another(*course.served.get_or_insert(cluster), cluster) {
                 return Err(Refusal::NOTHING_SENT);
             }
-            if let Some(member) = chosen {
-                let Some((member, attempt)) = self.at(member, claim, &mut course, record).await else {
-                    continue;
-                };
+            let came = match chosen {
+                Some(member) => self.at(member, claim, &mut course, record).await,
+                None => None,
+            };
+            if let Some((member, attempt)) = came {
                 let mut trouble = Trouble::Members;
                 match attempt {
                     Attempt::Answered(answer) => return Ok(answer),
                     Attempt::Refused(refusal) => return Err(refusal),
+                    Attempt::Left => {
+                        course.tried.push(member.id);
+                        continue;
+                    }
                     Attempt::Healed => {
                         self.gateway.metrics.healed.inc();
                         tokio::time::sleep(course.after_healing(&member)).await;
@@ -220,7 +227,7 @@ impl Exchange<'_> {
         }
     }
 
-    /// One attempt, at `member` or at another that has room. None where a member that was waited for serves no more.
+    /// One attempt, at `member` or at another that has room. None where the member that was waited for serves no more, nor does another.
     async fn at(
         &self,
         member: Arc<Member>,
@@ -228,26 +235,28 @@ impl Exchange<'_> {
         course: &mut Course,
         record: &mut Record,
     ) -> Option<(Arc<Member>, Attempt)> {
-        let (member, place) = match self.place(member, course).await {
-            Placed::At(member, place) => (member, place),
-            Placed::Elsewhere(left) => {
-                course.tried.push(left);
-                return None;
+        let mut placed = self.place(member, course).await;
+        if let Placed::With(Pass { member, .. }) | Placed::Unproved(member, _) = &placed {
+            record.member = Some(member.id);
+            record.attempts += 1;
+        }
+        let (member, attempt) = match &mut placed {
+            Placed::With(pass) => match self.hedge_after(claim, course) {
+                None => {
+                    let Course { tried, healed, .. } = &mut *course;
+                    let attempt = self.attempt(claim, pass, tried, healed, record.attempts).await;
+                    (Arc::clone(&pass.member), attempt)
+                }
+                Some(after) => Box::pin(self.hedged(after, pass, course, record)).await,
+            },
+            Placed::Unproved(member, failure) => (Arc::clone(member), login_failed(failure)),
+            Placed::Elsewhere(left) => return Some((Arc::clone(left), Attempt::Left)),
+            Placed::Nowhere => return None,
+            Placed::Refused(member, refusal) => {
+                return Some((Arc::clone(member), Attempt::Refused(refusal.clone())));
             }
-            Placed::Refused(member, refusal) => return Some((member, Attempt::Refused(refusal))),
         };
         record.member = Some(member.id);
-        record.attempts += 1;
-        let (member, attempt) = match self.hedge_after(claim, course) {
-            None => {
-                let Course { tried, healed, .. } = course;
-                let attempt = self.attempt(claim, &member, tried, healed, record.attempts).await;
-                (member, attempt)
-            }
-            Some(after) => Box::pin(self.hedged(after, &member, course, record)).await,
-        };
-        record.member = Some(member.id);
-        drop(place);
         if claim.is_some_and(Claim::take_in_line) {
             course.begin_anew();
         }
@@ -268,17 +277,15 @@ impl Exchange<'_> {
     async fn attempt(
         &self,
         claim: Option<&Claim>,
-        member: &Arc<Member>,
+        pass: &mut Pass,
         tried: &[MemberId],
         healed: &mut Vec<MemberId>,
         attempts: u32,
     ) -> Attempt {
         let door = &self.gateway.door;
-        let shown = match door.shown(&self.whom, member).await {
-            Ok(shown) => shown,
-            Err(failure) => return login_failed(&failure),
-        };
-        let mut head = upstream_headers(self.headers, &shown);
+        let Pass { member, shown, place } = pass;
+        let (member, shown): (&Arc<Member>, &Shown) = (member, shown);
+        let mut head = upstream_headers(self.headers, shown);
         if attempts > 1
             && let Some(deadline) = self.deadline
         {
@@ -286,7 +293,7 @@ impl Exchange<'_> {
         }
         let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member, self.time()));
         let reading = self.read(member, head);
-        let read = match claim {
+        let mut read = match claim {
             // It may take as long as it likes: pings tell when its member is gone.
             None if self.takes_long() => reading.await,
             None => match self.unless_hung(member, tried, reading).await {
@@ -301,12 +308,15 @@ impl Exchange<'_> {
                 None => return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT),
             },
         };
+        if let Ok(Answer { rest: Rest::More(_), in_flight, .. }) = &mut read {
+            in_flight.keep_place(place.take());
+        }
         match read {
             Ok(answer) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => match claim {
                 Some(claim) => mistaken(answer, claim).await,
                 None => Attempt::Answered(answer),
             },
-            Ok(answer) => self.judge(answer, claim, member, &shown, healed, waiting),
+            Ok(answer) => self.judge(answer, claim, member, shown, healed, waiting),
             Err(NoAnswer::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)

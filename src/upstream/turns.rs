@@ -1,7 +1,8 @@
 //! How many calls of a shard a member answers at a time, and whose turn it is where more want to.
 //!
 //! Owns: the places and the line before them. Must not know: what a call is beyond how urgent it is; streams, which never
-//! stand in this line. Invariants: never more calls than places; while somebody waits no place is free; a place that becomes
+//! stand in this line. What is large has its place until the last of its answer came: a bulk read, and Snapshot, which is one call
+//! like another and may take minutes. Invariants: never more calls than places; while somebody waits no place is free; a place that becomes
 //! free goes to the most urgent, of those to the first; who leaves the line leaves nothing behind, and a place that was given
 //! to somebody who has left goes to the next.
 
@@ -143,6 +144,13 @@ impl Turns {
 }
 
 impl Turn {
+    /// Whether a place is free now.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let line = self.line.borrow();
+        line.taken < line.places
+    }
+
     /// A place, where one is free.
     #[must_use]
     pub fn enter(self: &Rc<Self>) -> Option<Place> {

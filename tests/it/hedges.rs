@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 use h2::Reason;
+use keyward::identity::ClusterId;
 use keyward::pb::etcdserverpb::RangeRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
@@ -12,6 +13,7 @@ use prost::Message as _;
 use tokio::time::sleep;
 
 use crate::client::Client;
+use crate::logins::session;
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{PUT, RANGE, TXN, put, range, ranged};
@@ -160,5 +162,47 @@ fn second_members_are_asked_within_what_may_be_sent_again() {
         assert!((500..=500 + 400 + 20).contains(&hedged), "{hedged}");
         assert_eq!(calls.len() as u64, 2000 + hedged);
         drop((reads, calls));
+    });
+}
+
+/// Who calls was decided of the cluster that was served when it came.
+#[test]
+fn no_second_is_asked_in_another_cluster() {
+    paused(async {
+        let (members, keyward) = site(ON);
+        let client = keyward.client().await;
+        let read = client.begin(RANGE, range("k")).await.expect("sent");
+        let (_, first) = next_of(&members).await;
+        keyward.publish(|membership| membership.cluster = Some(ClusterId(0xc2)));
+        sleep(LATER).await;
+        assert!(come(&members).is_empty());
+        assert_eq!(keyward.metrics.tries.hedged.get(), 0);
+        first.reply(&ranged(7)).await;
+        assert_eq!(read.finish().await.end.code(), Some(Code::Ok));
+    });
+}
+
+#[test]
+fn the_first_may_answer_while_the_second_is_still_to_be_asked_as_whom() {
+    paused(async {
+        let tasks = Tasks::default();
+        let members: Vec<_> = (1..=2).map(|id| Member::new(id, &tasks)).collect();
+        let lines = format!("{ON}[limits]\nmember_in_flight = 1\n[runtime]\nshards = 1\n");
+        let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::On, &lines);
+        let token = keyward.sealer.seal(&session("alice", "right")).expect("it fits");
+        let client = keyward.client().await.header("token", token.expose());
+        let read = client.begin(RANGE, range("k")).await.expect("sent");
+        let (at, first) = next_of(&members).await;
+        let other = &members[1 - at];
+        other.hold_logins(true);
+        sleep(Duration::from_millis(200)).await;
+        assert_eq!(other.logins(), 1, "it is proved there");
+        let taken = keyward.members.snapshot.load().members[1 - at].conduct.queue.waiting();
+        assert_eq!((taken, keyward.metrics.tries.hedged.get()), (0, 0));
+        first.reply(&ranged(7)).await;
+        assert_eq!(read.finish().await.message(), &ranged(7));
+        other.hold_logins(false);
+        settled().await;
+        assert!(come(&members).is_empty());
     });
 }

@@ -7,15 +7,20 @@ use keyward::identity::ClusterId;
 use keyward::pb::etcdserverpb::{LeaseGrantRequest, RangeRequest};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::{Auth, Readiness, Reason};
 use prost::Message as _;
 
 use crate::client::{Client, Stream};
+use crate::logins::session;
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
-use crate::words::{KEEP_ALIVE, PUT, RANGE, WATCH, created, put, range, ranged, renew, watch, watched};
+use crate::words::{
+    KEEP_ALIVE, PUT, RANGE, WATCH, created, put, range, ranged, ranged_value, renew, watch, watched,
+};
 
 const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
+const NOTHING_SENT: (Code, &str) = (Code::Unavailable, "there is no connection available");
 const TOO_MANY: (Code, &str) = (Code::ResourceExhausted, "etcdserver: too many requests");
 /// Places at each member.
 const PLACES: usize = 2;
@@ -23,10 +28,14 @@ const PLACES: usize = 2;
 const LINE: usize = 4 * PLACES;
 
 fn site(count: u64) -> (Vec<Member>, Keyward) {
+    site_with(count, Auth::Off)
+}
+
+fn site_with(count: u64, auth: Auth) -> (Vec<Member>, Keyward) {
     let tasks = Tasks::default();
     let members: Vec<_> = (1..=count).map(|id| Member::new(id, &tasks)).collect();
     let lines = format!("[limits]\nmember_in_flight = {PLACES}\n[runtime]\nshards = 1\n");
-    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::Off, &lines);
+    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), auth, &lines);
     (members, keyward)
 }
 
@@ -34,6 +43,12 @@ async fn begin(client: &Client, path: &str, message: impl AsRef<[u8]>) -> Stream
     let stream = client.begin(path, message).await.expect("sent");
     settled().await;
     stream
+}
+
+/// A client with a session that no member has seen yet: its first call logs in there.
+async fn of(keyward: &Keyward, user: &str) -> Client {
+    let token = keyward.sealer.seal(&session(user, "right")).expect("it fits");
+    keyward.client().await.header("token", token.expose())
 }
 
 fn come(member: &Member) -> Vec<Call> {
@@ -158,7 +173,7 @@ fn who_waits_while_another_cluster_is_followed_is_not_sent_there() {
         keyward.publish(|membership| membership.cluster = Some(ClusterId(0xc2)));
         held.remove(0).reply(&ranged(5)).await;
         let end = put.finish().await.end;
-        assert_eq!(end.told(), (Code::Unavailable, "there is no connection available"));
+        assert_eq!(end.told(), NOTHING_SENT);
         assert!(come(&members[0]).is_empty());
     });
 }
@@ -199,5 +214,169 @@ fn another_member_that_has_room_is_taken_first_and_what_hangs_is_left() {
         assert!(come[waits].is_empty());
         assert!(come.iter().flatten().any(|call| call.path() == PUT), "it had its turn elsewhere");
         drop((write, next));
+    });
+}
+
+#[test]
+fn a_call_rather_waits_than_goes_to_a_member_that_hangs_or_rests() {
+    paused(async {
+        for rests in [false, true] {
+            let (members, keyward) = site(3);
+            let client = keyward.client().await;
+            let known = keyward.members.snapshot.load().members.clone();
+            let _rest = if rests {
+                Some(known[1].rest.take())
+            } else {
+                known[1].suspect();
+                None
+            };
+            let mut reads = Vec::new();
+            for _ in 0..2 * PLACES {
+                reads.push(begin(&client, RANGE, range("k")).await);
+            }
+            let mut held: Vec<_> = members.iter().map(come).collect();
+            assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [PLACES, 0, PLACES]);
+            let write = begin(&client, PUT, put(1)).await;
+            assert!(come(&members[1]).is_empty(), "nothing of it is known there, and it had only to wait");
+            let waits = [0, 2].into_iter().find(|at| known[*at].conduct.queue.waiting() == 1);
+            let waits = waits.expect("it waits for one that serves");
+            held[waits].remove(0).reply(&ranged(5)).await;
+            settled().await;
+            let come = come(&members[waits]);
+            assert_eq!(come.iter().map(Call::path).collect::<Vec<_>>(), [PUT]);
+            drop((reads, write));
+        }
+    });
+}
+
+#[test]
+fn who_waited_for_a_member_that_serves_no_more_is_not_sent_there() {
+    paused(async {
+        for is_removed in [false, true] {
+            let (members, keyward) = site(1);
+            let client = keyward.client().await;
+            let (_reads, mut held) = filled(&members[0], &client).await;
+            let write = begin(&client, PUT, put(1)).await;
+            let known = keyward.members.snapshot.load().members.clone();
+            keyward.publish(|membership| match (is_removed, &mut membership.members) {
+                (true, members) => members.clear(),
+                (false, members) => {
+                    let mut down = keyward::upstream::membership::Member::clone(&members[0]);
+                    down.readiness = Readiness::NotReady(Reason::Unreachable);
+                    members[0] = down.into();
+                }
+            });
+            held.remove(0).reply(&ranged(5)).await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert!(come(&members[0]).is_empty(), "removed: {is_removed}");
+            keyward.publish(|membership| membership.members = known);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let come = come(&members[0]);
+            assert_eq!(come.iter().map(Call::path).collect::<Vec<_>>(), [PUT], "it serves again");
+            drop(write);
+        }
+    });
+}
+
+#[test]
+fn who_is_not_proved_yet_takes_nobodys_place() {
+    paused(async {
+        let (members, keyward) = site_with(1, Auth::On);
+        let member = &members[0];
+        let alice = keyward.logged_in("alice").await;
+        member.hold_logins(true);
+        let mut logging_in = Vec::new();
+        for user in 0..3 * PLACES {
+            let client = of(&keyward, &format!("user{user}")).await;
+            logging_in.push((begin(&client, PUT, put(1)).await, client));
+        }
+        let _read = begin(&alice, RANGE, range("k")).await;
+        let calls = come(member);
+        assert_eq!(calls.iter().map(Call::token).collect::<Vec<_>>(), [Some("alice.1")]);
+        let conduct = keyward.members.snapshot.load().members[0].conduct.clone();
+        assert_eq!(conduct.queue.waiting(), 0, "nor do they stand in line");
+        member.hold_logins(false);
+        settled().await;
+        assert_eq!(come(member).len(), PLACES - 1, "proved, they do");
+        assert_eq!(conduct.queue.waiting() as usize, 3 * PLACES - (PLACES - 1));
+        drop((calls, logging_in));
+    });
+}
+
+#[test]
+fn who_finds_room_at_another_member_is_proved_there() {
+    paused(async {
+        let (members, keyward) = site_with(2, Auth::On);
+        // What a token is called tells who gave it.
+        for user in ["bob", "carol", "dave"] {
+            let bob = of(&keyward, user).await;
+            keyward.members.snapshot.load().members[0].suspect();
+            let read = begin(&bob, RANGE, range("k")).await;
+            assert_eq!(come(&members[1]).len(), 1);
+            drop(read);
+            settled().await;
+            keyward.probed();
+        }
+        let (at_first, at_second) = (members[0].logins(), members[1].logins());
+        assert_eq!((at_first, at_second), (0, 3));
+        let alice = of(&keyward, "alice").await;
+        let mut reads = Vec::new();
+        for _ in 0..2 * PLACES {
+            reads.push(begin(&alice, RANGE, range("k")).await);
+        }
+        let held: Vec<_> = members.iter().map(come).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [PLACES; 2]);
+        for (held, token) in held.iter().zip(["alice.1", "alice.4"]) {
+            assert!(held.iter().all(|call| call.token() == Some(token)));
+        }
+        drop((reads, held));
+    });
+}
+
+#[test]
+fn who_is_proved_while_another_cluster_is_followed_is_not_sent_there() {
+    paused(async {
+        let (members, keyward) = site_with(1, Auth::On);
+        members[0].hold_logins(true);
+        let alice = of(&keyward, "alice").await;
+        let put = begin(&alice, PUT, put(1)).await;
+        keyward.publish(|membership| membership.cluster = Some(ClusterId(0xc2)));
+        members[0].hold_logins(false);
+        assert_eq!(put.finish().await.end.told(), NOTHING_SENT);
+        assert!(come(&members[0]).is_empty());
+    });
+}
+
+#[test]
+fn a_large_answer_has_its_place_to_its_end() {
+    paused(async {
+        let (members, keyward) = site(1);
+        let (member, client) = (&members[0], keyward.client().await);
+        let reads = [begin(&client, RANGE, large()).await, begin(&client, SNAPSHOT, Vec::new()).await];
+        let mut held = come(member);
+        assert_eq!(held.len(), PLACES);
+        for call in &mut held {
+            call.say(&ranged_value(200 << 10)).await.expect("it is read");
+        }
+        settled().await;
+        let waiting = [begin(&client, PUT, put(1)).await, begin(&client, PUT, put(1)).await];
+        let conduct = keyward.members.snapshot.load().members[0].conduct.clone();
+        assert_eq!(
+            (come(member).len(), conduct.queue.waiting()),
+            (0, 2),
+            "the member is not done with those"
+        );
+        // One ends as it should, the other is given up.
+        held.remove(0).end(Code::Ok, "");
+        let [read, snapshot] = reads;
+        assert_eq!(read.finish().await.end.code(), Some(Code::Ok));
+        settled().await;
+        let first = come(member);
+        assert_eq!(first.len(), 1);
+        snapshot.cancel();
+        settled().await;
+        let second = come(member);
+        assert_eq!((second.len(), conduct.queue.waiting()), (1, 0));
+        drop((waiting, first, second, held));
     });
 }

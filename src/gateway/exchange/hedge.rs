@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::turn::Pass;
 use super::{Attempt, Course, Exchange};
 use crate::gateway::access_log::Record;
 use crate::gateway::retries::Trouble;
-use crate::identity::MemberId;
+use crate::identity::{ClusterId, MemberId};
 use crate::lease::claim::Claim;
 use crate::rpc::method::{Effect, Lane, Stream};
+use crate::upstream::balance::is_still_served;
 use crate::upstream::choose::Wanted;
 use crate::upstream::membership::Member;
-use crate::upstream::turns::Place;
+use crate::upstream::send::is_another;
 
 impl Exchange<'_> {
     /// After what time a second member is asked; none where that is not to be.
@@ -35,26 +37,33 @@ impl Exchange<'_> {
     pub(super) async fn hedged(
         &self,
         after: Duration,
-        member: &Arc<Member>,
+        pass: &mut Pass,
         course: &mut Course,
         record: &mut Record,
     ) -> (Arc<Member>, Attempt) {
-        let Course { tried, healed, hedged, .. } = course;
+        let member = Arc::clone(&pass.member);
+        let Course { served, tried, healed, hedged, .. } = course;
+        let served = served.flatten();
         let tried: &[MemberId] = tried;
-        let mut first = pin!(self.attempt(None, member, tried, healed, record.attempts));
-        tokio::select! {
-            biased; // what was answered needs no second
-            attempt = &mut first => return (Arc::clone(member), attempt),
-            () = sleep(after) => {}
-        }
-        let Some((second_member, _place)) = self.second(member, tried) else {
-            return (Arc::clone(member), first.await);
+        let mut first = pin!(self.attempt(None, pass, tried, healed, record.attempts));
+        let second = async {
+            sleep(after).await;
+            self.second(&member, served, tried).await
         };
+        let second = tokio::select! {
+            biased; // what was answered needs no second
+            attempt = &mut first => return (Arc::clone(&member), attempt),
+            second = second => second,
+        };
+        let Some(mut other) = second else {
+            return (Arc::clone(&member), first.await);
+        };
+        let second_member = Arc::clone(&other.member);
         *hedged = true;
         record.attempts += 1;
         self.gateway.metrics.tries.hedged.inc();
         let mut renewed = Vec::new();
-        let mut second = pin!(self.attempt(None, &second_member, tried, &mut renewed, record.attempts));
+        let mut second = pin!(self.attempt(None, &mut other, tried, &mut renewed, record.attempts));
         let first_ended = tokio::select! {
             biased; // of two good answers the first
             attempt = &mut first => Some(attempt),
@@ -79,19 +88,37 @@ impl Exchange<'_> {
                 ended
             }
         };
-        (Arc::clone(member), ended)
+        (member, ended)
     }
 
-    /// Another ready member with room, within what may be sent again.
-    fn second(&self, first: &Member, tried: &[MemberId]) -> Option<(Arc<Member>, Place)> {
+    /// Another ready member of the cluster that was `served`, with room, to which the caller is proved, within what may be
+    /// sent again. Dropped where the first answers meanwhile.
+    async fn second(&self, first: &Member, served: Option<ClusterId>, tried: &[MemberId]) -> Option<Pass> {
         let mut avoid = tried.to_vec();
         avoid.push(first.id);
-        let other = self.choose(&avoid).filter(|other| other.is_ready() && !avoid.contains(&other.id))?;
-        let place = self.gateway.turns.at(&other).enter()?;
+        let door = &self.gateway.door;
+        // Both of one snapshot.
+        let member = {
+            let members = door.members.snapshot.load();
+            let chosen = self.choose_among(&members, &avoid)?;
+            let suits = chosen.is_ready() && !avoid.contains(&chosen.id);
+            (suits && !is_another(served, members.cluster)).then_some(chosen)?
+        };
+        let turn = self.gateway.turns.at(&member);
+        if !turn.has_room() {
+            return None;
+        }
+        let shown = door.shown(&self.whom, &member).await.ok()?;
+        // A login may have taken a while.
+        let members = door.members.snapshot.load();
+        if is_another(served, members.cluster) || !is_still_served(&members, &member) {
+            return None;
+        }
+        let place = turn.enter()?;
         if !self.gateway.retries.take(Trouble::Members, Instant::now()) {
             self.gateway.metrics.tries.refused.inc();
             return None;
         }
-        Some((other, place))
+        Some(Pass { member, shown, place: Some(place) })
     }
 }
