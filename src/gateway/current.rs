@@ -59,8 +59,6 @@ async fn answered(
         if !is_behind(&answer, shown) {
             return Ok(answer);
         }
-        // A large one would keep its place, which the next may have to wait for.
-        drop(answer);
         let door = &exchange.gateway.door;
         let members = door.members.snapshot.load_full();
         let Some(member) = record.member.and_then(|id| members.get(id)) else { continue };

@@ -32,7 +32,7 @@ use crate::rpc::outcome::{
     translate, verdict,
 };
 use crate::rpc::shape;
-use crate::upstream::answer::{Answer, HELD, Rest};
+use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::balance::{Time, Waiting, is_still_served};
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
@@ -277,14 +277,13 @@ impl Exchange<'_> {
     async fn attempt(
         &self,
         claim: Option<&Claim>,
-        pass: &mut Pass,
+        pass: &Pass,
         tried: &[MemberId],
         healed: &mut Vec<MemberId>,
         attempts: u32,
     ) -> Attempt {
         let door = &self.gateway.door;
-        let Pass { member, shown, place } = pass;
-        let (member, shown): (&Arc<Member>, &Shown) = (member, shown);
+        let Pass { member, shown, .. } = pass;
         let mut head = upstream_headers(self.headers, shown);
         if attempts > 1
             && let Some(deadline) = self.deadline
@@ -293,7 +292,7 @@ impl Exchange<'_> {
         }
         let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member, self.time()));
         let reading = self.read(member, head);
-        let mut read = match claim {
+        let read = match claim {
             // It may take as long as it likes: pings tell when its member is gone.
             None if self.takes_long() => reading.await,
             None => match self.unless_hung(member, tried, reading).await {
@@ -308,9 +307,6 @@ impl Exchange<'_> {
                 None => return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT),
             },
         };
-        if let Ok(Answer { rest: Rest::More(_), in_flight, .. }) = &mut read {
-            in_flight.keep_place(place.take());
-        }
         match read {
             Ok(answer) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => match claim {
                 Some(claim) => mistaken(answer, claim).await,

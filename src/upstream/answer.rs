@@ -45,7 +45,7 @@ pub struct Answer {
     pub rest: Rest,
     /// How far the member was, where this was read.
     pub seen: Option<Seen>,
-    /// Keeps the connection's count until the reply was delivered, and the call's place while more of it is to come.
+    /// Keeps the connection's count until the reply was delivered.
     pub in_flight: InFlight,
 }
 

@@ -34,7 +34,6 @@ use crate::rpc::method::Lane;
 use crate::tasks::{LocalExecutor, Tasks};
 use crate::upstream::carried::Carried;
 use crate::upstream::standing::Busy;
-use crate::upstream::turns::Place;
 
 /// etcd refuses pings closer than 5 s; we stay well clear.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -282,15 +281,9 @@ pub struct InFlight {
     member: Rc<Cell<usize>>,
     busy: Option<Busy>,
     carried: Option<Carried>,
-    place: Option<Place>,
 }
 
 impl InFlight {
-    /// More of the answer is to come: it keeps its place among the calls that the member is to answer at a time.
-    pub fn keep_place(&mut self, place: Option<Place>) {
-        self.place = place;
-    }
-
     /// The same, counted as a call that ends by itself.
     #[must_use]
     pub fn of_busy(self, busy: Busy) -> Self {
@@ -451,7 +444,7 @@ impl Connection {
         }
         member.set(member.get() + 1);
         let (load, member) = (Arc::clone(&self.load), Rc::clone(member));
-        Some(InFlight { load, member, busy: None, carried: None, place: None })
+        Some(InFlight { load, member, busy: None, carried: None })
     }
 
     /// Sends a request and waits for the reply's headers. Dropping the future, or the reply's body, resets the stream.

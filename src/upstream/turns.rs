@@ -1,9 +1,9 @@
 //! How many calls of a shard a member answers at a time, and whose turn it is where more want to.
 //!
 //! Owns: the places and the line before them. Must not know: what a call is beyond how urgent it is; streams, which never
-//! stand in this line. What is large has its place until the last of its answer came: a bulk read, and Snapshot, which is one call
-//! like another and may take minutes. Invariants: never more calls than places; while somebody waits no place is free; a place that becomes
-//! free goes to the most urgent, of those to the first; who leaves the line leaves nothing behind, and a place that was given
+//! stand in this line. A call has its place until its answer has begun to come: for how long the rest of a large one takes its client
+//! says, and who does not read keeps nobody waiting. Invariants: never more calls than places; while somebody waits no place is
+//! free; a place that becomes free goes to the most urgent, of those to the first; who leaves the line leaves nothing behind, and a place that was given
 //! to somebody who has left goes to the next.
 
 use std::cell::RefCell;
@@ -116,7 +116,7 @@ pub struct Turn {
     conduct: Arc<Conduct>,
 }
 
-/// A call's place, for as long as it lives.
+/// A call's place, for as long as this lives.
 #[derive(Debug)]
 pub struct Place(Rc<Turn>);
 

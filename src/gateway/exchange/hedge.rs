@@ -37,7 +37,7 @@ impl Exchange<'_> {
     pub(super) async fn hedged(
         &self,
         after: Duration,
-        pass: &mut Pass,
+        pass: &Pass,
         course: &mut Course,
         record: &mut Record,
     ) -> (Arc<Member>, Attempt) {
@@ -55,7 +55,7 @@ impl Exchange<'_> {
             attempt = &mut first => return (Arc::clone(&member), attempt),
             second = second => second,
         };
-        let Some(mut other) = second else {
+        let Some(other) = second else {
             return (Arc::clone(&member), first.await);
         };
         let second_member = Arc::clone(&other.member);
@@ -63,7 +63,7 @@ impl Exchange<'_> {
         record.attempts += 1;
         self.gateway.metrics.tries.hedged.inc();
         let mut renewed = Vec::new();
-        let mut second = pin!(self.attempt(None, &mut other, tried, &mut renewed, record.attempts));
+        let mut second = pin!(self.attempt(None, &other, tried, &mut renewed, record.attempts));
         let first_ended = tokio::select! {
             biased; // of two good answers the first
             attempt = &mut first => Some(attempt),

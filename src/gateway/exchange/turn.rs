@@ -29,6 +29,7 @@ pub(super) struct Pass {
     /// What proves the caller there.
     pub(super) shown: Shown,
     /// Its place there. Streams need none.
+    #[expect(dead_code, reason = "held for what its drop does")]
     pub(super) place: Option<Place>,
 }
 
