@@ -312,6 +312,8 @@ impl Prober {
         let page = self.page.as_ref().map(|read| read.page);
         let named = match &header {
             Some(header) => Some((MemberId(header.member_id), ClusterId(header.cluster_id))),
+            // A learner tells nobody.
+            None if page.is_some_and(|page| page.role == Role::Learner) => None,
             None => self.named().await,
         };
         let member = named
