@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::authority::{Authority, NAME, connect_to_host};
 use crate::client::Client;
-use crate::member::Member;
+use crate::member::{Member, next_called};
 use crate::rig::{Keyward, paused};
 use crate::words::{RANGE, range, ranged};
 
@@ -30,8 +30,7 @@ fn three() -> Vec<Member> {
 /// Which of them is called, which answers OK.
 async fn answers(members: &[Member], client: &Client, path: &str) -> u64 {
     let script = async {
-        let all = members.iter().map(|member| Box::pin(member.called(path)));
-        let (call, at, _) = futures_util::future::select_all(all).await;
+        let (at, call) = next_called(members, path).await;
         call.reply(&ranged(1)).await;
         members[at].address.id.0
     };

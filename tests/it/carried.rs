@@ -2,8 +2,8 @@
 
 use keyward::upstream::carried::Counts;
 
-use crate::rig::{one_member, paused, settled};
-use crate::words::{KEEP_ALIVE, RANGE, WATCH, create_of, created, range, ranged, renew, renewed, watch};
+use crate::rig::{self, one_member, paused, settled};
+use crate::words::{RANGE, range, ranged};
 
 const OBSERVE: &str = "/v3electionpb.Election/Observe";
 
@@ -15,19 +15,10 @@ fn streams_of_a_member_are_counted_from_their_beginning_to_their_end() {
         let client = keyward.client().await;
         assert_eq!(counts(), Counts::default());
 
-        let mut watching = client.open(WATCH).await.expect("open");
-        watching.say(&watch("k", 5)).await;
-        let mut watched = member.called(WATCH).await;
-        let create = create_of(&watched.messages.next().await.expect("a create")).expect("a create");
-        watched.say(&created(create.watch_id, 9)).await.expect("taken");
-        watching.next().await.expect("created");
+        let (watching, watched) = rig::watching(&client, &member).await;
         assert_eq!(counts(), Counts { watches: 1, ..Counts::default() });
 
-        let mut renewing = client.open(KEEP_ALIVE).await.expect("open");
-        renewing.say(&renew(7)).await;
-        let mut renewals = member.called(KEEP_ALIVE).await;
-        renewals.say(&renewed(7, 5)).await.expect("taken");
-        renewing.next().await.expect("renewed");
+        let (renewing, renewals) = rig::renewing(&client, &member).await;
         let observing = client.begin(OBSERVE, []).await.expect("sent");
         let observed = member.called(OBSERVE).await;
         settled().await;

@@ -18,7 +18,7 @@ use prost::Message as _;
 use tokio::sync::Notify;
 
 use crate::client::Outcome;
-use crate::member::{Call, Member};
+use crate::member::{Call, Member, next_of};
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{PUT, RANGE, TXN, WATCH, created, header, range, ranged, watch};
 
@@ -94,11 +94,10 @@ impl Scene {
     async fn play<T>(&self, client: impl Future<Output = T>) -> T {
         let mut client = std::pin::pin!(client);
         loop {
-            let calls = self.members.iter().map(|member| Box::pin(member.call()));
             tokio::select! {
                 biased;
                 ended = client.as_mut() => return ended,
-                (call, at, _) = futures_util::future::select_all(calls) => {
+                (at, call) = next_of(&self.members) => {
                     self.answer(self.members[at].address.id.0, call).await;
                     // Whatever was suspected answers the next probe.
                     let keyward = &self.keyward;
@@ -197,8 +196,7 @@ impl Scene {
     /// The Defragment that comes to the first member as it is, after its caller was asked about.
     async fn passed_on(&self) -> Call {
         loop {
-            let calls = self.members.iter().map(|member| Box::pin(member.call()));
-            let (call, at, _) = futures_util::future::select_all(calls).await;
+            let (at, call) = next_of(&self.members).await;
             match call.path() {
                 DEFRAGMENT => {
                     assert_eq!(at, 0);
@@ -506,8 +504,7 @@ fn calls_under_way_end_and_streams_leave_before_a_member_is_begun() {
         let script = async {
             let asked = async {
                 loop {
-                    let calls = scene.members.iter().map(|member| Box::pin(member.call()));
-                    let (call, at, _) = futures_util::future::select_all(calls).await;
+                    let (at, call) = next_of(&scene.members).await;
                     match call.path() {
                         WATCH => watched_elsewhere.replace(Some((at, call))).map_or((), |_| panic!("once")),
                         DEFRAGMENT => return (at, call),

@@ -6,8 +6,8 @@ use keyward::refusal::Code;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
-use crate::rig::{one_member, paused, settled};
-use crate::words::{KEEP_ALIVE, RANGE, WATCH, create_of, created, range, ranged, renew, renewed, watch};
+use crate::rig::{self, one_member, paused, settled};
+use crate::words::{RANGE, range, ranged};
 
 /// Of a paused clock, which moves only when nothing is left to do but wait: whoever waits for a limit waits longer.
 const LITTLE: Duration = Duration::from_millis(10);
@@ -74,17 +74,8 @@ fn streams_end_with_a_code_that_clients_resume() {
     paused(async {
         let (member, mut keyward) = one_member();
         let client = keyward.client().await;
-        let mut watching = client.open(WATCH).await.expect("open");
-        watching.say(&watch("k", 5)).await;
-        let mut watched = member.called(WATCH).await;
-        let create = create_of(&watched.messages.next().await.expect("a create")).expect("a create");
-        watched.say(&created(create.watch_id, 9)).await.expect("taken");
-        watching.next().await.expect("created");
-        let mut renewing = client.open(KEEP_ALIVE).await.expect("open");
-        renewing.say(&renew(7)).await;
-        let mut renewals = member.called(KEEP_ALIVE).await;
-        renewals.say(&renewed(7, 5)).await.expect("taken");
-        renewing.next().await.expect("renewed");
+        let (watching, _watched) = rig::watching(&client, &member).await;
+        let (renewing, _renewals) = rig::renewing(&client, &member).await;
 
         let began = Instant::now();
         keyward.drain(Duration::from_secs(30));

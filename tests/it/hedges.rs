@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::join_all;
 use h2::Reason;
 use keyward::identity::ClusterId;
 use keyward::pb::etcdserverpb::RangeRequest;
@@ -14,8 +14,8 @@ use tokio::time::sleep;
 
 use crate::client::Client;
 use crate::logins::session;
-use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused, settled};
+use crate::member::{Call, Member, next_of};
+use crate::rig::{Keyward, paused, settled, three, three_with};
 use crate::words::{PUT, RANGE, TXN, put, range, ranged};
 
 const ON: &str = "hedge_after = \"100ms\"\n";
@@ -23,18 +23,6 @@ const SOON: Duration = Duration::from_millis(90);
 /// Past that, and before any other reason to send a call again.
 const LATER: Duration = Duration::from_secs(2);
 const NO_SUCH: (Code, &str) = (Code::OutOfRange, "etcdserver: mvcc: required revision is a future revision");
-
-fn site(lines: &str) -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::Off, lines);
-    (members, keyward)
-}
-
-async fn next_of(members: &[Member]) -> (usize, Call) {
-    let (call, at, _) = select_all(members.iter().map(|member| Box::pin(member.call()))).await;
-    (at, call)
-}
 
 fn come(members: &[Member]) -> Vec<Call> {
     members.iter().flat_map(|member| std::iter::from_fn(|| member.was_called_again())).collect()
@@ -57,10 +45,10 @@ fn only_linearizable_reads_that_any_member_can_serve_are_made_twice_and_only_whe
             let (key, range_end) = ("a".into(), if limit > 1 { "b".into() } else { "".into() });
             RangeRequest { key, range_end, limit, serializable, ..RangeRequest::default() }.encode_to_vec()
         };
-        let (members, keyward) = site("");
+        let (members, keyward) = three();
         let client = keyward.client().await;
         assert_eq!(asked(&client, &members, RANGE, &range("k")).await, 1, "off by default");
-        let (members, keyward) = site(ON);
+        let (members, keyward) = three_with(ON);
         let client = keyward.client().await;
         for (path, message, calls) in [
             (RANGE, read(false, 1), 2),
@@ -73,7 +61,7 @@ fn only_linearizable_reads_that_any_member_can_serve_are_made_twice_and_only_whe
             assert_eq!(asked(&client, &members, path, &message).await, calls, "{path} {message:?}");
         }
         assert_eq!(keyward.metrics.tries.hedged.get(), 2);
-        let (members, keyward) = site(&format!("{ON}reads = \"leader\"\n"));
+        let (members, keyward) = three_with(&format!("{ON}reads = \"leader\"\n"));
         let client = keyward.client().await;
         assert_eq!(asked(&client, &members, RANGE, &range("k")).await, 1, "the leader is wanted");
     });
@@ -82,7 +70,7 @@ fn only_linearizable_reads_that_any_member_can_serve_are_made_twice_and_only_whe
 #[test]
 fn the_second_answers_and_the_first_is_reset() {
     paused(async {
-        let (members, keyward) = site(ON);
+        let (members, keyward) = three_with(ON);
         let client = keyward.client().await;
         let script = async {
             let (slow, mut first) = next_of(&members).await;
@@ -107,7 +95,7 @@ fn the_second_answers_and_the_first_is_reset() {
 #[test]
 fn the_first_good_answer_counts_whoever_gives_it() {
     paused(async {
-        let (members, keyward) = site(ON);
+        let (members, keyward) = three_with(ON);
         let client = keyward.client().await;
         // The second is lost, or has no leader: the first is waited for.
         for is_cut in [false, true] {
@@ -152,7 +140,7 @@ fn the_first_good_answer_counts_whoever_gives_it() {
 #[test]
 fn second_members_are_asked_within_what_may_be_sent_again() {
     paused(async {
-        let (members, keyward) = site(ON);
+        let (members, keyward) = three_with(ON);
         let client = keyward.client().await;
         let reads = join_all((0..2000).map(|_| client.begin(RANGE, range("k")))).await;
         sleep(Duration::from_millis(200)).await;
@@ -169,7 +157,7 @@ fn second_members_are_asked_within_what_may_be_sent_again() {
 #[test]
 fn no_second_is_asked_in_another_cluster() {
     paused(async {
-        let (members, keyward) = site(ON);
+        let (members, keyward) = three_with(ON);
         let client = keyward.client().await;
         let read = client.begin(RANGE, range("k")).await.expect("sent");
         let (_, first) = next_of(&members).await;

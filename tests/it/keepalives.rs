@@ -9,16 +9,9 @@ use keyward::upstream::version::Version;
 use tokio::time::Instant;
 
 use crate::client::{Client, Stream};
-use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused, settled};
+use crate::member::{Call, Member, next_called};
+use crate::rig::{Keyward, paused, settled, three};
 use crate::words::{INVALID_TOKEN, KEEP_ALIVE, RANGE, ranged, renew, renewal, renewal_of, renewed};
-
-fn three() -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
-    (members, keyward)
-}
 
 async fn renewing(client: &Client, leases: &[i64]) -> Stream {
     let mut stream = client.open(KEEP_ALIVE).await.expect("open");
@@ -64,8 +57,7 @@ fn what_was_not_answered_is_asked_again_on_another_stream() {
         assert_eq!(told(&mut stream).await, (1, 5));
         members[0].cut();
         members[0].refuse_connections(true);
-        let next = members[1..].iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
-        let (mut call, ..) = futures_util::future::select_all(next).await;
+        let (_, mut call) = next_called(&members[1..], KEEP_ALIVE).await;
         for lease in [2, 3] {
             assert_eq!(asked(&mut call).await, lease);
             call.say(&renewed(lease, 6)).await.expect("taken");
@@ -144,11 +136,9 @@ fn a_loss_of_long_ago_does_not_count() {
         settled().await;
         tokio::time::advance(Duration::from_secs(60)).await;
         stream.say(&renew(1)).await;
-        let next = members.iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
-        let (call, ..) = futures_util::future::select_all(next).await;
+        let (_, call) = next_called(&members, KEEP_ALIVE).await;
         call.reset(Reason::INTERNAL_ERROR);
-        let next = members.iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
-        let (mut call, ..) = futures_util::future::select_all(next).await;
+        let (_, mut call) = next_called(&members, KEEP_ALIVE).await;
         call.say(&renewed(1, 9)).await.expect("taken");
         assert_eq!(told(&mut stream).await, (1, 9));
     });
@@ -163,8 +153,7 @@ fn a_member_that_never_answers_is_left() {
         let mut stream = renewing(&client, &[1]).await;
         let mut silent = members[0].called(KEEP_ALIVE).await;
         asked(&mut silent).await;
-        let next = members[1..].iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
-        let (mut call, ..) = futures_util::future::select_all(next).await;
+        let (_, mut call) = next_called(&members[1..], KEEP_ALIVE).await;
         assert_eq!(asked(&mut call).await, 1);
         call.say(&renewed(1, 9)).await.expect("taken");
         assert_eq!(told(&mut stream).await, (1, 9));
@@ -371,8 +360,7 @@ fn what_a_member_cannot_do_is_asked_elsewhere() {
                 let mut call = members[0].called(KEEP_ALIVE).await;
                 assert_eq!(asked(&mut call).await, 1);
                 refuse(call, code, text);
-                let next = members[1..].iter().map(|member| Box::pin(member.called(KEEP_ALIVE)));
-                let (mut call, ..) = futures_util::future::select_all(next).await;
+                let (_, mut call) = next_called(&members[1..], KEEP_ALIVE).await;
                 assert_eq!(asked(&mut call).await, 1);
                 call.say(&renewed(1, 9)).await.expect("taken");
                 assert_eq!(told(&mut stream).await, (1, 9), "{text}");

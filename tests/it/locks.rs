@@ -17,8 +17,8 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use crate::client::{Client, Stream};
-use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused, settled};
+use crate::member::{Call, Member, next_called};
+use crate::rig::{Keyward, paused, settled, three};
 use crate::words::{INVALID_TOKEN, LOST, PUT, TXN, header, put, was_put};
 
 const LOCK: &str = "/v3lockpb.Lock/Lock";
@@ -96,22 +96,9 @@ fn one() -> (Member, Keyward) {
     (member, keyward)
 }
 
-fn three() -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
-    (members, keyward)
-}
-
-async fn next_of(members: &[Member], path: &str) -> (usize, Call) {
-    let all = members.iter().map(|member| Box::pin(member.called(path)));
-    let (call, at, _) = futures_util::future::select_all(all).await;
-    (at, call)
-}
-
 /// Whichever member is asked where the ticket stands.
 async fn look_at(members: &[Member], line: Line) {
-    let (_, mut call) = next_of(members, TXN).await;
+    let (_, mut call) = next_called(members, TXN).await;
     assert_eq!(removal(&call.message().await), None, "a look");
     call.reply(&looked(line)).await;
 }
@@ -336,7 +323,7 @@ fn a_lock_without_a_lease_is_sent_once() {
         let (members, keyward) = three();
         let client = keyward.client().await;
         let stream = client.begin(LOCK, lock(0)).await.expect("sent");
-        let (_, call) = next_of(&members, LOCK).await;
+        let (_, call) = next_called(&members, LOCK).await;
         tokio::time::sleep(Duration::from_secs(60)).await;
         call.reset(Reason::INTERNAL_ERROR);
         assert_eq!(stream.finish().await.end.told(), (Code::Unavailable, LOST));
@@ -360,13 +347,13 @@ fn a_member_that_is_lost_during_the_wait_is_replaced() {
             let (members, keyward) = three();
             let client = keyward.client().await;
             let stream = client.begin(path, &asked).await.expect("sent");
-            let (first, mut call) = next_of(&members, path).await;
+            let (first, mut call) = next_called(&members, path).await;
             call.message().await;
             look_at(&members, BEHIND).await;
             in_line(&members, Duration::from_secs(600)).await;
             members[first].refuse_connections(true);
             members[first].cut();
-            let (second, mut call) = next_of(&members, path).await;
+            let (second, mut call) = next_called(&members, path).await;
             assert_ne!(first, second);
             assert_eq!(call.message().await[..], asked[..], "the same bytes");
             let script = async {
@@ -469,7 +456,7 @@ fn a_login_that_fails_after_the_wait_does_not_make_it_endless() {
         let keyward = Keyward::with_auth(&members.iter().collect::<Vec<_>>());
         let client = keyward.logged_in("alice").await;
         let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
-        let (_, call) = next_of(&members, LOCK).await;
+        let (_, call) = next_called(&members, LOCK).await;
         look_at(&members, BEHIND).await;
         settled().await;
         let began = Instant::now();
@@ -523,10 +510,10 @@ fn a_refusal_in_anothers_name_sends_the_call_elsewhere() {
         let (members, keyward) = three();
         let client = keyward.client().await;
         let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
-        let (first, call) = next_of(&members, LOCK).await;
+        let (first, call) = next_called(&members, LOCK).await;
         call.refuse(Code::Unknown, ANOTHERS);
         look_at(&members, BEHIND).await;
-        let (second, call) = next_of(&members, LOCK).await;
+        let (second, call) = next_called(&members, LOCK).await;
         assert_ne!(first, second);
         look_at(&members, BEHIND).await;
         settled().await;
@@ -571,14 +558,14 @@ fn a_member_that_does_not_tell_whose_turn_it_is_is_left() {
         let keyward = Keyward::with_auth(&members.iter().collect::<Vec<_>>());
         let client = keyward.logged_in("alice").await;
         let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
-        let (first, mut call) = next_of(&members, LOCK).await;
+        let (first, mut call) = next_called(&members, LOCK).await;
         in_line(&members, Duration::from_secs(60)).await;
         // The glance, the look, and the look that gives it time.
         for _ in 0..3 {
             look_at(&members, FIRST).await;
         }
         assert_eq!(call.canceled().await, Reason::CANCEL);
-        let (second, call) = next_of(&members, LOCK).await;
+        let (second, call) = next_called(&members, LOCK).await;
         assert_ne!(first, second);
         let script = async {
             call.reply(&locked()).await;

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::select_all;
 use h2::server::{self, SendResponse};
 use h2::{Reason, SendStream};
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -370,4 +371,17 @@ impl Call {
         };
         reset.unwrap_or(Reason::INTERNAL_ERROR)
     }
+}
+
+/// The next call at any of the members, and at which.
+pub(crate) async fn next_of(members: &[Member]) -> (usize, Call) {
+    let (call, at, _) = select_all(members.iter().map(|member| Box::pin(member.call()))).await;
+    (at, call)
+}
+
+/// The same, which must be of this method.
+pub(crate) async fn next_called(members: &[Member], path: &str) -> (usize, Call) {
+    let (at, call) = next_of(members).await;
+    assert_eq!(call.path(), path);
+    (at, call)
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::client::{Client, Stream};
 use crate::member::{Call, Member};
-use crate::rig::{Keyward, one_member, paused, settled};
+use crate::rig::{Keyward, one_member, paused, settled, three};
 use crate::words::{INVALID_TOKEN, RANGE, header, ranged};
 
 const OBSERVE: &str = "/v3electionpb.Election/Observe";
@@ -28,13 +28,6 @@ fn request() -> Vec<u8> {
 fn leader((create_revision, mod_revision): (i64, i64)) -> Vec<u8> {
     let kv = KeyValue { key: "n/1f".into(), create_revision, mod_revision, ..KeyValue::default() };
     LeaderResponse { header: Some(header(mod_revision)), kv: Some(kv) }.encode_to_vec()
-}
-
-fn three() -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
-    (members, keyward)
 }
 
 /// The next call at a member but a look at who leads, which stays without an answer.

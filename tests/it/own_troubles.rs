@@ -1,22 +1,17 @@
 //! What is one user's own trouble costs nobody else anything.
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::join_all;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::upstream::membership::Auth;
 
 use crate::client::Client;
-use crate::member::{Call, Member};
+use crate::member::{Member, next_of};
 use crate::rig::{Keyward, paused};
 use crate::words::{RANGE, range, ranged};
 
 /// More than what a shard may send again at once.
 const CALLS: usize = 1000;
-
-async fn next_of(members: &[Member]) -> (usize, Call) {
-    let (call, at, _) = select_all(members.iter().map(|member| Box::pin(member.call()))).await;
-    (at, call)
-}
 
 /// Three members, one listener for alice, another for bob; alice is known everywhere, and bob cannot be proved any more.
 async fn without_bob(folder: &std::path::Path) -> (Vec<Member>, Keyward) {

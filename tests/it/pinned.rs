@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use h2::Reason;
 use keyward::refusal::Code;
-use keyward::tasks::Tasks;
 use tokio::time::Instant;
 
-use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused, settled};
+use crate::member::{Call, Member, next_called};
+use crate::rig::{paused, settled, three};
 use crate::wire::{End, Form};
 use crate::words::{LOST, range, ranged_value};
 
@@ -20,19 +19,6 @@ const CHUNK: usize = 32 * 1024;
 
 fn both() -> [(&'static str, Vec<u8>); 2] {
     [(SNAPSHOT, Vec::new()), (RANGE_STREAM, range("k"))]
-}
-
-fn three() -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
-    (members, keyward)
-}
-
-async fn next_of(members: &[Member], path: &str) -> (usize, Call) {
-    let all = members.iter().map(|member| Box::pin(member.called(path)));
-    let (call, at, _) = futures_util::future::select_all(all).await;
-    (at, call)
 }
 
 #[test]
@@ -53,7 +39,7 @@ fn a_cut_after_the_first_byte_ends_honestly_and_nothing_is_asked_again() {
                 let (members, keyward) = three();
                 let client = keyward.client().await;
                 let mut stream = client.begin(path, &asked).await.expect("sent");
-                let (at, mut call) = next_of(&members, path).await;
+                let (at, mut call) = next_called(&members, path).await;
                 call.say(&ranged_value(CHUNK)).await.expect("taken");
                 stream.next().await.expect("the first message");
                 cut(&members[at], call);
@@ -76,15 +62,15 @@ fn a_loss_before_the_first_byte_is_nobodys_business() {
             let (members, keyward) = three();
             let client = keyward.client().await;
             let script = async {
-                let (first, call) = next_of(&members, path).await;
+                let (first, call) = next_called(&members, path).await;
                 call.reset(Reason::INTERNAL_ERROR);
                 // A header is no byte of the file.
-                let (second, mut call) = next_of(&members, path).await;
+                let (second, mut call) = next_called(&members, path).await;
                 assert_ne!(first, second);
                 call.begin();
                 settled().await;
                 call.reset(Reason::CANCEL);
-                let (third, call) = next_of(&members, path).await;
+                let (third, call) = next_called(&members, path).await;
                 assert!(third != first && third != second);
                 call.reply(&ranged_value(CHUNK)).await;
             };
@@ -103,7 +89,7 @@ fn it_may_take_as_long_as_it_takes() {
             let client = keyward.client().await;
             let began = Instant::now();
             let script = async {
-                let (_, mut call) = next_of(&members, path).await;
+                let (_, mut call) = next_called(&members, path).await;
                 assert!(!call.headers.contains_key("grpc-timeout"));
                 for _ in 0..12 {
                     tokio::time::sleep(Duration::from_secs(120)).await;
@@ -127,7 +113,7 @@ fn a_status_after_the_first_byte_is_passed_on() {
             let (members, keyward) = three();
             let client = keyward.client().await;
             let script = async {
-                let (_, mut call) = next_of(&members, path).await;
+                let (_, mut call) = next_called(&members, path).await;
                 call.say(&ranged_value(CHUNK)).await.expect("taken");
                 call.end(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted");
             };

@@ -2,28 +2,19 @@
 
 use keyward::pb::etcdserverpb::{MemberRemoveRequest, MemberRemoveResponse};
 use keyward::refusal::Code;
-use keyward::tasks::Tasks;
 use prost::Message as _;
 
-use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused, settled};
+use crate::member::{self, Call, Member};
+use crate::rig::{Keyward, paused, settled, three};
 use crate::words::{PUT, put, was_put};
 
 const REMOVE: &str = "/etcdserverpb.Cluster/MemberRemove";
 const USERS: &str = "/etcdserverpb.Auth/UserList";
 const REMOVED: u64 = 2;
 
-fn three() -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
-    (members, keyward)
-}
-
 /// The next call at any member, and at which.
 async fn next_of(members: &[Member]) -> (u64, Call) {
-    let all = members.iter().map(|member| Box::pin(member.call()));
-    let (call, at, _) = futures_util::future::select_all(all).await;
+    let (at, call) = member::next_of(members).await;
     (members[at].address.id.0, call)
 }
 

@@ -9,28 +9,14 @@ use keyward::upstream::membership::{Auth, Hint};
 use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
-use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused, settled};
+use crate::member::{Call, Member, next_of};
+use crate::rig::{Keyward, paused, settled, three};
 use crate::words::{INVALID_TOKEN, LOST, PUT, RANGE, put, range, ranged, was_put};
 
 type Refuse = fn(Call, Code, &'static str);
 
 /// etcd's plaintext port sends a refusal in the header, its TLS port in trailers.
 const FORMS: [Refuse; 2] = [Call::refuse, Call::refuse_in_trailers];
-
-fn three() -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
-    (members, keyward)
-}
-
-/// The next call at any of the members, and at which.
-async fn next_of(members: &[Member]) -> (usize, Call) {
-    let all = members.iter().map(|member| Box::pin(member.call()));
-    let (call, at, _) = futures_util::future::select_all(all).await;
-    (at, call)
-}
 
 fn nothing_else(members: &[Member]) {
     assert!(members.iter().all(|member| member.was_called_again().is_none()), "no call but these");

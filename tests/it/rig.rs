@@ -42,9 +42,9 @@ use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::client::Client;
-use crate::member::{Address, Member};
-use crate::words::{RANGE, range, ranged};
+use crate::client::{Client, Stream as ClientStream};
+use crate::member::{Address, Call, Member};
+use crate::words::{KEEP_ALIVE, RANGE, WATCH, create_of, created, range, ranged, renew, renewed, watch};
 
 /// A test that hangs is a test that fails: in a test's own time, which is paused unless it says otherwise.
 const LIMIT: Duration = Duration::from_secs(3600);
@@ -383,6 +383,40 @@ pub(crate) fn one_member() -> (Rc<Member>, Keyward) {
     let member = Rc::new(Member::new(1, &Tasks::default()));
     let keyward = Keyward::before(&[&member]);
     (member, keyward)
+}
+
+/// Three members and a Keyward before them.
+pub(crate) fn three() -> (Vec<Member>, Keyward) {
+    three_with("")
+}
+
+/// The same with lines of configuration.
+pub(crate) fn three_with(lines: &str) -> (Vec<Member>, Keyward) {
+    let tasks = Tasks::default();
+    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
+    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::Off, lines);
+    (members, keyward)
+}
+
+/// A watch that stands.
+pub(crate) async fn watching(client: &Client, member: &Member) -> (ClientStream, Call) {
+    let mut stream = client.open(WATCH).await.expect("open");
+    stream.say(&watch("k", 5)).await;
+    let mut call = member.called(WATCH).await;
+    let create = create_of(&call.messages.next().await.expect("a create")).expect("a create");
+    call.say(&created(create.watch_id, 9)).await.expect("taken");
+    stream.next().await.expect("created");
+    (stream, call)
+}
+
+/// A lease's keepalive that stands.
+pub(crate) async fn renewing(client: &Client, member: &Member) -> (ClientStream, Call) {
+    let mut stream = client.open(KEEP_ALIVE).await.expect("open");
+    stream.say(&renew(7)).await;
+    let mut call = member.called(KEEP_ALIVE).await;
+    call.say(&renewed(7, 5)).await.expect("taken");
+    stream.next().await.expect("renewed");
+    (stream, call)
 }
 
 fn channels_to(addresses: &[Address]) -> ControlChannels {

@@ -4,40 +4,26 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{join_all, select_all};
+use futures_util::future::join_all;
 use keyward::identity::MemberId;
 use keyward::pb::etcdserverpb::{
     AuthUserAddRequest, AuthUserAddResponse, LeaseLeasesResponse, LeaseStatus, LeaseTimeToLiveRequest,
     LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
 };
 use keyward::refusal::Code;
-use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Auth, Hint};
+use keyward::upstream::membership::Hint;
 use prost::Message as _;
 use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
-use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused, settled};
+use crate::member::{Member, next_of};
+use crate::rig::{Keyward, paused, settled, three, three_with};
 use crate::words::{PUT, RANGE, TXN, header, put, range, ranged, was_put};
 
 const USER_ADD: &str = "/etcdserverpb.Auth/UserAdd";
 const LEASES: &str = "/etcdserverpb.Lease/LeaseLeases";
 const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
 const TOO_MANY: &str = "etcdserver: too many requests";
-
-fn three(lines: &str) -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::Off, lines);
-    (members, keyward)
-}
-
-/// The next call at any of the members, and at which.
-async fn next_of(members: &[Member]) -> (usize, Call) {
-    let (call, at, _) = select_all(members.iter().map(|member| Box::pin(member.call()))).await;
-    (at, call)
-}
 
 /// Answers one call after another, and tells where each came.
 async fn answered(
@@ -78,7 +64,7 @@ fn is_local(message: &Bytes) -> bool {
 #[test]
 fn reads_leave_a_member_that_hangs_and_none_comes_until_a_probe_succeeds() {
     paused(async {
-        let (members, mut keyward) = three("");
+        let (members, mut keyward) = three();
         let client = keyward.client().await;
         let hung = Cell::new(0);
         let script = async {
@@ -122,7 +108,7 @@ fn reads_leave_a_member_that_hangs_and_none_comes_until_a_probe_succeeds() {
 #[test]
 fn a_write_at_a_member_that_hangs_is_never_sent_again_and_told_as_unknown() {
     paused(async {
-        let (members, keyward) = three("");
+        let (members, keyward) = three();
         let client = keyward.client().await;
         let (outcome, call) = tokio::join!(client.call(PUT, put(5)), async {
             let (at, call) = next_of(&members).await;
@@ -140,7 +126,7 @@ fn a_write_at_a_member_that_hangs_is_never_sent_again_and_told_as_unknown() {
 fn a_read_leaves_a_member_that_was_removed_or_has_moved_and_a_write_ends_as_unknown() {
     paused(async {
         for is_moved in [false, true] {
-            let (members, keyward) = three("");
+            let (members, keyward) = three();
             let client = keyward.client().await;
             let (outcome, _held) = tokio::join!(client.call(RANGE, range("k")), async {
                 let (at, held) = next_of(&members).await;
@@ -176,7 +162,7 @@ fn change(keyward: &Keyward, at: usize, is_moved: bool) {
 
 /// How often members were ejected when a client gave up 20 calls, each after a second, while the other members answered.
 async fn ejections_by_giving_up(path: &str, message: &[u8]) -> u32 {
-    let (members, keyward) = three("");
+    let (members, keyward) = three();
     let client = keyward.client().await;
     for _ in 0..20 {
         let stream = client.begin(path, message).await.expect("sent");
@@ -209,7 +195,7 @@ fn a_client_that_gives_up_what_may_take_long_speaks_against_no_member() {
 #[test]
 fn a_local_read_below_what_was_shown_is_made_anew_after_a_linearizable_one() {
     paused(async {
-        let (members, keyward) = three("");
+        let (members, keyward) = three();
         let client = keyward.client().await;
         let (written, wrote) = tokio::join!(client.call(PUT, put(5)), async {
             let (at, call) = next_of(&members).await;
@@ -242,7 +228,7 @@ fn a_local_read_below_what_was_shown_is_made_anew_after_a_linearizable_one() {
 #[test]
 fn leases_are_listed_by_a_member_that_has_caught_up() {
     paused(async {
-        let (members, keyward) = three("");
+        let (members, keyward) = three();
         let client = keyward.client().await;
         let script = async {
             let (asked, mut call) = next_of(&members).await;
@@ -263,7 +249,7 @@ fn leases_are_listed_by_a_member_that_has_caught_up() {
 #[test]
 fn leases_are_listed_elsewhere_where_the_member_is_lost() {
     paused(async {
-        let (members, keyward) = three("");
+        let (members, keyward) = three();
         let client = keyward.client().await;
         let script = async {
             let mut asked = Vec::new();
@@ -300,7 +286,7 @@ fn leases_are_listed_elsewhere_where_the_member_is_lost() {
 #[test]
 fn the_time_to_live_of_a_lease_is_not_told_from_before_what_was_shown() {
     paused(async {
-        let (members, keyward) = three("");
+        let (members, keyward) = three();
         let client = keyward.client().await;
         let (written, ()) = tokio::join!(client.call(PUT, put(5)), async {
             next_of(&members).await.1.reply(&was_put(10)).await;
@@ -328,7 +314,7 @@ fn the_time_to_live_of_a_lease_is_not_told_from_before_what_was_shown() {
 #[test]
 fn trouble_upstream_is_multiplied_by_a_fifth_only() {
     paused(async {
-        let (members, keyward) = three("");
+        let (members, keyward) = three();
         let client = keyward.client().await;
         let seen = Cell::new(0);
         let script = async {
@@ -359,7 +345,7 @@ fn trouble_upstream_is_multiplied_by_a_fifth_only() {
 #[test]
 fn writes_go_to_the_leader_where_that_is_configured_and_elsewhere_while_it_is_not_ready() {
     paused(async {
-        let (members, keyward) = three("writes = \"leader\"\n");
+        let (members, keyward) = three_with("writes = \"leader\"\n");
         let client = keyward.client().await;
         assert_eq!(answered(&members, &client, PUT, &put(1), 6).await, [0; 6]);
         let reads = answered(&members, &client, RANGE, &range("k"), 6).await;
@@ -373,10 +359,10 @@ fn writes_go_to_the_leader_where_that_is_configured_and_elsewhere_while_it_is_no
 #[test]
 fn reads_go_to_the_leader_or_to_the_near_where_that_is_configured() {
     paused(async {
-        let (members, keyward) = three("reads = \"leader\"\n");
+        let (members, keyward) = three_with("reads = \"leader\"\n");
         let client = keyward.client().await;
         assert_eq!(answered(&members, &client, RANGE, &range("k"), 6).await, [0; 6]);
-        let (members, keyward) = three("near = [\"m3\"]\n");
+        let (members, keyward) = three_with("near = [\"m3\"]\n");
         // The members' task, which this rig does without, would say so.
         keyward.members.snapshot.load().members[2].conduct.place(0, true);
         let client = keyward.client().await;
@@ -389,7 +375,7 @@ fn reads_go_to_the_leader_or_to_the_near_where_that_is_configured() {
 #[test]
 fn after_a_change_of_users_a_client_stays_where_it_is_known() {
     paused(async {
-        let (members, keyward) = three("");
+        let (members, keyward) = three();
         let client = keyward.client().await;
         let add = AuthUserAddRequest { name: "alice".into(), ..AuthUserAddRequest::default() };
         let (added, at) = tokio::join!(client.call(USER_ADD, add.encode_to_vec()), async {

@@ -10,25 +10,17 @@ use keyward::upstream::membership::{Readiness, Reason as Unfit};
 use tokio::time::Instant;
 
 use crate::client::{Client, Stream};
-use crate::member::{Call, Member};
-use crate::rig::{Keyward, paused, settled};
+use crate::member::{Call, Member, next_of};
+use crate::rig::{Keyward, paused, settled, three};
 use crate::words::{
     INVALID_TOKEN, RANGE, TXN, WATCH, cancel_watch, create_of, created, event, ranged, refused, revisions,
     txn_done, watch, watched,
 };
 
-fn three() -> (Vec<Member>, Keyward) {
-    let tasks = Tasks::default();
-    let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
-    (members, keyward)
-}
-
 /// The next call of any member that is a watch; reads of a revision are answered on the way.
 async fn next_watch(members: &[Member]) -> (usize, Call) {
     loop {
-        let all = members.iter().map(|member| Box::pin(member.call()));
-        let (call, at, _) = futures_util::future::select_all(all).await;
+        let (at, call) = next_of(members).await;
         match call.path() {
             WATCH => return (at, call),
             TXN => call.reply(&txn_done(20)).await,
