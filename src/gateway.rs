@@ -283,9 +283,8 @@ impl Gateway {
         // At least one request of the largest size, or none of that size would ever pass.
         let largest = limits.request_size + PREFIX;
         let limit = limits.replay_buffer / self.shards;
-        let part = (Rc::clone(&client.held), (limit / PART).max(largest));
         let mut held = Held::of(&self.held, limit.max(largest));
-        held.part = Some(part);
+        held.budgets[1] = Some((Rc::clone(&client.held), (limit / PART).max(largest)));
         held
     }
 
@@ -305,44 +304,26 @@ struct Budget {
     used: Cell<usize>,
 }
 
-impl Budget {
-    fn fits(&self, more: usize, limit: usize) -> bool {
-        self.used.get() + more <= limit
-    }
-
-    fn take(&self, bytes: usize) {
-        self.used.set(self.used.get() + bytes);
-    }
-
-    fn give_back(&self, bytes: usize) {
-        self.used.set(self.used.get().saturating_sub(bytes));
-    }
-}
-
-/// A part of a budget, given back on drop.
+/// A part of a budget, and of one connection's part of that where there is such, given back on drop.
 pub struct Held {
-    budget: Rc<Budget>,
-    /// As it was when this was taken.
-    limit: usize,
-    /// Of one connection, with the most that it may have of `budget`.
-    part: Option<(Rc<Budget>, usize)>,
+    /// With their limits as they were when this was taken.
+    budgets: [Option<(Rc<Budget>, usize)>; 2],
     bytes: usize,
 }
 
 impl Held {
     fn of(budget: &Rc<Budget>, limit: usize) -> Self {
-        Self { budget: Rc::clone(budget), limit, part: None, bytes: 0 }
+        Self { budgets: [Some((Rc::clone(budget), limit)), None], bytes: 0 }
     }
 
-    /// Takes `bytes` more; false where the budget is used up.
+    /// Takes `bytes` more; false where a budget is used up.
     #[must_use]
     pub fn more(&mut self, bytes: usize) -> bool {
-        let fits = |(part, most): &(Rc<Budget>, usize)| part.fits(bytes, *most);
-        if !self.budget.fits(bytes, self.limit) || !self.part.as_ref().is_none_or(fits) {
+        let budgets = || self.budgets.iter().flatten();
+        if budgets().any(|(budget, limit)| budget.used.get() + bytes > *limit) {
             return false;
         }
-        self.budget.take(bytes);
-        self.part.iter().for_each(|(part, _)| part.take(bytes));
+        budgets().for_each(|(budget, _)| budget.used.set(budget.used.get() + bytes));
         self.bytes += bytes;
         true
     }
@@ -350,7 +331,8 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.budget.give_back(self.bytes);
-        self.part.iter().for_each(|(part, _)| part.give_back(self.bytes));
+        for (budget, _) in self.budgets.iter().flatten() {
+            budget.used.set(budget.used.get().saturating_sub(self.bytes));
+        }
     }
 }

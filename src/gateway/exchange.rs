@@ -235,12 +235,12 @@ impl Exchange<'_> {
         course: &mut Course,
         record: &mut Record,
     ) -> Option<(Arc<Member>, Attempt)> {
-        let mut placed = self.place(member, course).await;
+        let placed = self.place(member, course).await;
         if let Placed::With(Pass { member, .. }) | Placed::Unproved(member, _) = &placed {
             record.member = Some(member.id);
             record.attempts += 1;
         }
-        let (member, attempt) = match &mut placed {
+        let (member, attempt) = match &placed {
             Placed::With(pass) => match self.hedge_after(claim, course) {
                 None => {
                     let Course { tried, healed, .. } = &mut *course;

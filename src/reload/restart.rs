@@ -60,12 +60,8 @@ pub(super) fn waiting(in_force: &Config, read: &Config) -> Vec<&'static str> {
     told("session.realm", in_force.session.realm == read.session.realm);
     told("login", in_force.passwords.failed == read.passwords.failed);
     told("revocation", same(&*in_force.revocation, &*read.revocation));
-    told("watch.buffer", in_force.watch.buffer == read.watch.buffer);
-    let of = |limits: &Limits| {
-        let Limits { certificate_connections, member_in_flight, logins_in_flight_per_member, .. } = *limits;
-        (certificate_connections, member_in_flight, logins_in_flight_per_member)
-    };
-    told("limits", of(&in_force.limits) == of(&read.limits));
+    told("watch.buffer", in_force.watch == read.watch);
+    told("limits", in_force.limits == read.limits);
     told("admin", in_force.admin == read.admin);
     told("log", same(&in_force.log, &read.log));
     told("runtime", same(&in_force.runtime, &read.runtime));

@@ -42,7 +42,7 @@ use crate::upstream::membership::{
 use crate::upstream::standing::{Mark, Suspicion};
 
 pub(super) use census::usable;
-use census::{Facts, Listed, Seen};
+use census::{Facts, Listed, Seen, is_ours};
 use following::{Following, agreed};
 use notices::Notices;
 use place::{FORCED, Place, Setup};
@@ -372,7 +372,7 @@ impl Task {
     /// Takes in a member list, or why there is none; from nobody who answers by now for another cluster than ours.
     fn listed(&mut self, list: Result<Vec<Listed>, Refusal>, told: &Result<Told, Silence>) {
         let cluster = told.as_ref().ok().and_then(|told| told.answer.cluster);
-        if cluster.is_some() && cluster != self.pinned {
+        if !is_ours(cluster, self.pinned) {
             self.look_at_list_soon();
             return;
         }

@@ -177,6 +177,11 @@ pub(in crate::upstream) fn usable(url: &str, scheme: Scheme) -> Option<Endpoint>
     Some(Endpoint { scheme, host: host.to_owned(), port: uri.port_u16()? })
 }
 
+/// Whether who says this of its cluster may be of the pinned one: it names no other.
+pub(super) fn is_ours(cluster: Option<ClusterId>, pinned: Option<ClusterId>) -> bool {
+    cluster.is_none() || cluster == pinned
+}
+
 /// The leader that most voters of the highest term name; nobody where two are named equally often.
 fn leader(answers: &[&Answer]) -> Option<MemberId> {
     let named =
@@ -229,7 +234,7 @@ impl Facts<'_> {
 
     /// An answer of no other cluster, as far as it tells. While none is pinned yet an answer that names one is nobody's.
     fn is_ours(&self, answer: &Answer) -> bool {
-        answer.cluster.is_none() || answer.cluster == self.pinned
+        is_ours(answer.cluster, self.pinned)
     }
 
     /// Whether it is certain of which cluster the answer is. Where auth is on learners tell nobody; voters do (see `probe`), unless
@@ -362,6 +367,8 @@ impl Facts<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
     const OURS: ClusterId = ClusterId(0xc1);
@@ -405,6 +412,22 @@ mod tests {
         }
     }
 
+    fn facts<'a>(sightings: &'a [Sighting], list: Option<&'a [Listed]>, before: &'a Membership) -> Facts<'a> {
+        static DISCOVERY: LazyLock<Discovery> = LazyLock::new(Discovery::default);
+        static NOBODY: BTreeSet<MemberId> = BTreeSet::new();
+        Facts {
+            pin: ClusterPin::FirstAnswer,
+            pinned: Some(OURS),
+            scheme: Scheme::Http,
+            discovery: &DISCOVERY,
+            sightings,
+            list,
+            refused: false,
+            known: &NOBODY,
+            before,
+        }
+    }
+
     fn census(sightings: &[Sighting], list: Option<&[Listed]>) -> Membership {
         census_of(ClusterPin::FirstAnswer, Some(OURS), sightings, list)
     }
@@ -417,20 +440,7 @@ mod tests {
     ) -> Membership {
         let now = Instant::now();
         let before = Membership::unknown(now);
-        take(
-            &Facts {
-                pin,
-                pinned,
-                scheme: Scheme::Http,
-                discovery: &Discovery::default(),
-                sightings,
-                list,
-                refused: false,
-                known: &BTreeSet::new(),
-                before: &before,
-            },
-            now,
-        )
+        take(&Facts { pin, pinned, ..facts(sightings, list, &before) }, now)
     }
 
     fn states(membership: &Membership) -> Vec<(u64, u16, Readiness)> {
@@ -468,19 +478,7 @@ mod tests {
     }
 
     fn after(before: &Membership, sightings: &[Sighting], list: Option<&[Listed]>) -> Membership {
-        let now = Instant::now();
-        let facts = Facts {
-            pin: ClusterPin::FirstAnswer,
-            pinned: Some(OURS),
-            scheme: Scheme::Http,
-            discovery: &Discovery::default(),
-            sightings,
-            list,
-            refused: false,
-            known: &BTreeSet::new(),
-            before,
-        };
-        take(&facts, now)
+        take(&facts(sightings, list, before), Instant::now())
     }
 
     fn at(membership: &Membership) -> (Option<IpAddr>, u16) {
@@ -590,18 +588,7 @@ mod tests {
         let seen = |pinned, list: Option<&[Listed]>, known: &[u64]| {
             let known = known.iter().copied().map(MemberId).collect();
             let before = Membership::unknown(Instant::now());
-            let facts = Facts {
-                pin: ClusterPin::FirstAnswer,
-                pinned,
-                scheme: Scheme::Http,
-                discovery: &Discovery::default(),
-                sightings: &sightings,
-                list,
-                refused: false,
-                known: &known,
-                before: &before,
-            };
-            take(&facts, Instant::now())
+            take(&Facts { pinned, known: &known, ..facts(&sightings, list, &before) }, Instant::now())
         };
         let unverified = NotReady(Reason::UnverifiedCluster);
         let stranger = seen(Some(OURS), None, &[1]);
@@ -735,17 +722,7 @@ mod tests {
         assert_eq!(told, PeerUrls::Listed(list.iter().map(of_one).collect()));
         assert_eq!(census(&[], None).peer_urls, PeerUrls::Unknown);
         let before = Membership::unknown(Instant::now());
-        let facts = Facts {
-            pin: ClusterPin::FirstAnswer,
-            pinned: None,
-            scheme: Scheme::Http,
-            discovery: &Discovery::default(),
-            sightings: &[],
-            list: None,
-            refused: true,
-            known: &BTreeSet::new(),
-            before: &before,
-        };
+        let facts = Facts { pinned: None, refused: true, ..facts(&[], None, &before) };
         assert_eq!(take(&facts, Instant::now()).peer_urls, PeerUrls::Refused);
     }
 
@@ -753,21 +730,7 @@ mod tests {
     fn a_suspicion_outlives_the_snapshot_in_which_it_was_raised() {
         let sightings = [configured(1, led_by(1, 1))];
         let first = census(&sightings, None);
-        let now = Instant::now();
-        let second = take(
-            &Facts {
-                pin: ClusterPin::FirstAnswer,
-                pinned: Some(OURS),
-                scheme: Scheme::Http,
-                discovery: &Discovery::default(),
-                sightings: &sightings,
-                list: None,
-                refused: false,
-                known: &BTreeSet::new(),
-                before: &first,
-            },
-            now,
-        );
+        let second = after(&first, &sightings, None);
         first.members[0].suspect();
         assert!(!second.members[0].is_ready());
     }

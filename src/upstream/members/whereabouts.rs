@@ -9,13 +9,20 @@ use std::net::IpAddr;
 
 use tokio::time::Instant;
 
-use super::census::{Seen, Sighting, Source, usable};
+use super::census::{Seen, Sighting, Source, is_ours, usable};
 use super::place::Place;
 use super::seeds::Lead;
 use super::{LISTED_ADDRESSES, Task};
 use crate::config::Endpoint;
 use crate::identity::MemberId;
 use crate::upstream::membership::{Trouble, Unanswered};
+
+/// An address at which somebody is to be asked, and how we came to it.
+type Where = (Endpoint, Option<IpAddr>, Source);
+
+fn has(spots: &[Where], endpoint: &Endpoint, at: Option<IpAddr>) -> bool {
+    spots.iter().any(|(known, known_at, _)| (known, *known_at) == (endpoint, at))
+}
 
 impl Task {
     /// Asks where the configured endpoints lead now, and at the listed addresses of members for which none of them answers; and
@@ -26,14 +33,14 @@ impl Task {
         let listed = self.listed_endpoints();
         self.seeds.ask(&listed, now);
         let configured = self.seeds.endpoints();
-        let mut wanted: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
+        let mut wanted: Vec<Where> = Vec::new();
         let of =
             |endpoints: Vec<Endpoint>, source| endpoints.into_iter().map(move |endpoint| (endpoint, source));
-        let mut stay: Vec<(Endpoint, Option<IpAddr>, Source)> = Vec::new();
+        let mut stay: Vec<Where> = Vec::new();
         for (endpoint, source) in of(configured, Source::Configured).chain(of(listed, Source::Listed)) {
             if let Lead::To(addresses) = self.seeds.lead(&endpoint) {
                 for at in addresses {
-                    if wanted.iter().all(|(known, known_at, _)| (known, *known_at) != (&endpoint, at)) {
+                    if !has(&wanted, &endpoint, at) {
                         wanted.push((endpoint.clone(), at, source));
                     }
                 }
@@ -42,7 +49,7 @@ impl Task {
                 self.places.iter().filter(|place| place.sighting.endpoint == endpoint && self.uses(place));
             let left_out = used.filter(|place| self.seeds.leaves_out(&endpoint, place.sighting.at));
             for at in left_out.map(|place| place.sighting.at) {
-                if stay.iter().all(|(known, known_at, _)| (known, *known_at) != (&endpoint, at)) {
+                if !has(&stay, &endpoint, at) {
                     stay.push((endpoint.clone(), at, source));
                 }
             }
@@ -51,9 +58,7 @@ impl Task {
         if self.is_looking(&wanted) {
             let used = self.places.iter().filter(|place| self.uses(place)).map(|place| &place.sighting);
             let left: Vec<_> = used
-                .filter(|known| {
-                    wanted.iter().all(|(endpoint, at, _)| (endpoint, *at) != (&known.endpoint, known.at))
-                })
+                .filter(|known| !has(&wanted, &known.endpoint, known.at))
                 .map(|known| (known.endpoint.clone(), known.at, known.source))
                 .collect();
             wanted.extend(left);
@@ -73,8 +78,8 @@ impl Task {
 
     /// Whether it is still to be found out where endpoints lead, or who is at one of these addresses. It ends: questions and
     /// probes do.
-    fn is_looking(&self, wanted: &[(Endpoint, Option<IpAddr>, Source)]) -> bool {
-        let asked = |(endpoint, at, _): &(Endpoint, Option<IpAddr>, Source)| {
+    fn is_looking(&self, wanted: &[Where]) -> bool {
+        let asked = |(endpoint, at, _): &Where| {
             let place = self.places.iter().find(|place| place.is_at(endpoint, *at));
             place.is_some_and(|place| place.sighting.seen != Seen::NotAsked)
         };
@@ -86,8 +91,7 @@ impl Task {
     fn uses(&self, place: &Place) -> bool {
         let snapshot = self.published.snapshot.load();
         let member = place.answers().and_then(|id| snapshot.get(id));
-        member.is_some_and(|member| place.sighting.is_of(member))
-            && (place.cluster().is_none() || place.cluster() == self.pinned)
+        member.is_some_and(|member| place.sighting.is_of(member)) && is_ours(place.cluster(), self.pinned)
     }
 
     /// Where members are by the list that answer at no configured endpoint, as those lead now.
@@ -101,7 +105,7 @@ impl Task {
             .places
             .iter()
             .filter(|place| is_configured(&place.sighting))
-            .filter(|place| place.cluster().is_none() || place.cluster() == self.pinned)
+            .filter(|place| is_ours(place.cluster(), self.pinned))
             .filter_map(Place::answers)
             .collect();
         let list = self.list.iter().flatten().filter(|listed| !answering.contains(&listed.id));
@@ -133,7 +137,7 @@ impl Task {
     pub(super) fn sightings_of_now(&self) -> Vec<Sighting> {
         let configured = self.seeds.endpoints();
         let ours = |sighting: &Sighting| match &sighting.seen {
-            Seen::Answered(answer) => answer.cluster.is_none() || answer.cluster == self.pinned,
+            Seen::Answered(answer) => is_ours(answer.cluster, self.pinned),
             Seen::NotAsked | Seen::Silent(_) => false,
         };
         let counts = |sighting: &Sighting| {
