@@ -39,6 +39,8 @@ use status::{AbsentRow, Cluster, ForeignRow, Replica, Row, Status, UnansweredRow
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Probes are half a second apart, and one that is not answered takes some more.
 const UNSEEN: Duration = Duration::from_secs(20);
+/// What is served without a quorum.
+const LOCAL_READS_ONLY: &str = "local reads only";
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// The exposition format of the metrics library; Prometheus reads it since 2.5.
 const METRICS: HeaderValue =
@@ -91,16 +93,25 @@ impl State {
             Serving::Ready if !self.credentials.may_mint() => {
                 Some("mint.ca was not held against the members' peer URLs yet".into())
             }
-            Serving::Ready => None,
+            // The answer is 200 with the words: without a quorum every replica is as degraded, and a balancer that took all of
+            // them out would leave no way to read, or to save a snapshot from, the member that is left.
+            Serving::Ready | Serving::LocalReadsOnly => None,
             not_yet => Some(not_yet.to_string()),
         }
+    }
+
+    /// What is not served, where some calls are; none where all are, or none.
+    fn degraded(&self) -> Option<&'static str> {
+        let serving = self.members.snapshot.load().serving();
+        (serving == Serving::LocalReadsOnly && self.unready().is_none()).then_some(LOCAL_READS_ONLY)
     }
 
     /// What `keyward status` tells.
     #[must_use]
     pub fn status(&self) -> Status {
-        let why = self.unready();
-        let state = match &why {
+        let (unready, degraded) = (self.unready(), self.degraded());
+        let state = match &unready {
+            None if degraded.is_some() => status::State::Degraded,
             None => status::State::Serving,
             Some(_) if self.exit.stage() != Stage::Serving => status::State::Draining,
             Some(_) => status::State::NotReady,
@@ -114,7 +125,7 @@ impl State {
             replica: Replica {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 state,
-                why,
+                why: unready.or(degraded.map(Into::into)),
                 connections: self.metrics.connections.get(),
                 calls: self.metrics.calls_open.get(),
                 streams: self.metrics.streams_open.get(),
@@ -135,7 +146,10 @@ impl State {
             }
             (&Method::GET, "/livez") => (StatusCode::SERVICE_UNAVAILABLE, "a shard is stuck\n".into()),
             (&Method::GET, "/readyz") => match self.unready() {
-                None => (StatusCode::OK, "ok\n".into()),
+                None => match self.degraded() {
+                    None => (StatusCode::OK, "ok\n".into()),
+                    Some(what) => (StatusCode::OK, format!("degraded: {what}\n")),
+                },
                 Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
             },
             (&Method::GET, "/metrics") => match self.metrics_text() {

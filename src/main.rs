@@ -217,8 +217,10 @@ fn ask(at: Place, question: &Ask) -> ExitCode {
 fn status(at: Place, form: Form) -> ExitCode {
     match asked(at, &Ask::Status {}, 1) {
         Ok(Answer::Status(status)) => {
-            let code =
-                if status.replica.state == State::Serving { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            let code = match status.replica.state {
+                State::Serving | State::Degraded => ExitCode::SUCCESS,
+                State::NotReady | State::Draining => ExitCode::FAILURE,
+            };
             finish(print(&*status, form), code)
         }
         Ok(_) => another_answer(),

@@ -9,6 +9,7 @@ pub mod frame;
 pub mod header;
 pub mod method;
 pub mod outcome;
+pub mod quorum;
 pub mod scan;
 pub mod schema;
 pub mod shape;

@@ -14,6 +14,7 @@ pub mod delays;
 pub mod departures;
 pub mod examine;
 pub mod fleet;
+pub mod leaderless;
 pub mod members;
 pub mod membership;
 pub mod names;

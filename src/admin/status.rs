@@ -55,6 +55,8 @@ pub struct Replica {
 pub enum State {
     /// `/readyz` says yes.
     Serving,
+    /// It says yes, and that only what a member answers alone is served: the cluster has no quorum.
+    Degraded,
     /// It says no, and something is missing.
     NotReady,
     /// It says no, since it ends.
@@ -266,6 +268,7 @@ impl fmt::Display for Status {
         let Self { replica, cluster, members, absent, foreign, unanswered } = self;
         let state = match replica.state {
             State::Serving => "serving",
+            State::Degraded => "degraded",
             State::NotReady => "not ready",
             State::Draining => "draining",
         };

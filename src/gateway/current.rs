@@ -63,6 +63,13 @@ async fn answered(
         let members = door.members.snapshot.load_full();
         let Some(member) = record.member.and_then(|id| members.get(id)) else { continue };
         exchange.gateway.metrics.tries.behind.inc();
+        if member.is_leaderless_voter() {
+            // Without a leader it cannot catch up, and the answer would be older than what the client was shown.
+            if members.ready_voters().next().is_none() {
+                return Err(Refusal::NO_LEADER);
+            }
+            continue;
+        }
         tracing::debug!(member = %member.id, "a member is behind what its client was shown");
         let key = shape::first_key(exchange.method, message);
         if !catches_up(door, &exchange.whom, member, key.as_deref()).await {

@@ -31,12 +31,14 @@ use crate::rpc::outcome::{
     Asked, AuthState, Verdict, auth_state, is_of_shared_watch, is_outdated, is_timeout, is_trouble,
     translate, verdict,
 };
+use crate::rpc::quorum::QuorumNeed;
 use crate::rpc::shape;
 use crate::upstream::answer::{Answer, HELD};
 use crate::upstream::balance::{Time, Waiting, is_still_served};
 use crate::upstream::choose::{Chooser, Wanted};
 use crate::upstream::connection::Outgoing;
 use crate::upstream::credential::{LoginFailure, Shown};
+use crate::upstream::leaderless::{choose_leaderless, is_another_leaderless, is_still_asked};
 use crate::upstream::membership::{Auth, Hint, Member, Membership};
 use crate::upstream::read::ReadError;
 use crate::upstream::send::{As, Head, NoAnswer, is_another, upstream_headers};
@@ -68,6 +70,8 @@ pub struct Exchange<'a> {
     pub lane: Lane,
     /// Whether it may be sent again whatever happened to it.
     pub effect: Effect,
+    /// Whether a member that has no leader answers it, where no member has one.
+    pub quorum: QuorumNeed,
     /// Whether it may be sent again after a member answered it (a Lock without a lease may not).
     pub may_reissue: bool,
     /// As whom.
@@ -212,7 +216,7 @@ impl Exchange<'_> {
                     course.tried.push(member.id);
                 }
                 // Another member may do at once; when all had their turn, etcd needs time.
-                if self.gateway.door.another(self.wanted, &course.tried) {
+                if self.has_another(&self.gateway.door.members.snapshot.load(), &course.tried) {
                     self.gateway.metrics.retried.inc();
                     continue;
                 }
@@ -268,10 +272,24 @@ impl Exchange<'_> {
     }
 
     fn choose_among(&self, members: &Membership, tried: &[MemberId]) -> Option<Arc<Member>> {
+        if let Some(member) = choose_leaderless(members, self.wanted, self.quorum, tried) {
+            return Some(member);
+        }
         match self.lane {
             Lane::Unary => self.gateway.door.choose_for_call(members, self.wanted, tried),
             Lane::Stream | Lane::Bulk => self.gateway.door.choose_among(members, self.wanted, tried),
         }
+    }
+
+    /// Whether a call that waits at `member` waits where that still is, and answers.
+    fn is_still_at(&self, members: &Membership, member: &Member) -> bool {
+        is_still_served(members, member) || is_still_asked(members, member, self.quorum)
+    }
+
+    /// Whether a member is left that may do better than those in `tried`.
+    fn has_another(&self, members: &Membership, tried: &[MemberId]) -> bool {
+        Chooser::another(members, self.wanted, tried)
+            || is_another_leaderless(members, self.wanted, self.quorum, tried)
     }
 
     async fn attempt(
@@ -374,13 +392,13 @@ impl Exchange<'_> {
                 () = told.notified() => {}
             }
             let members = self.gateway.door.members.snapshot.load();
-            if is_still_served(&members, member) {
+            if self.is_still_at(&members, member) {
                 continue;
             }
             let tried: Vec<MemberId> = tried.iter().copied().chain([member.id]).collect();
             // One that is ready where this call does not wait has moved there.
             let moved = members.get(member.id).is_some_and(|now| now.is_ready());
-            let another = moved || Chooser::another(&members, self.wanted, &tried);
+            let another = moved || self.has_another(&members, &tried);
             let may_leave = self.effect == Effect::ReadOnly && another;
             if may_leave || began.elapsed() >= PATIENCE {
                 tracing::debug!(member = %member.id, "a call leaves a member that hangs");

@@ -1,7 +1,7 @@
 //! gRPC's health service, answered by Keyward: whether calls can be served here.
 //!
 //! Owns: Check and Watch of the whole server. Must not know how readiness is found. Invariant: no member is asked, so
-//! that a health check never costs etcd anything; NOT_SERVING while no member is ready or the process drains.
+//! that a health check never costs etcd anything; NOT_SERVING while no member answers calls or the process drains.
 
 use std::rc::Rc;
 
@@ -66,7 +66,9 @@ async fn asked(client: &Client, body: Incoming) -> Result<(), Refusal> {
 }
 
 fn now(gateway: &Gateway) -> ServingStatus {
-    let ready = gateway.door.members.snapshot.load().serving() == Serving::Ready;
+    // Without a quorum every replica can serve local reads only: one that said no would leave a balancer with none.
+    let serving = gateway.door.members.snapshot.load().serving();
+    let ready = matches!(serving, Serving::Ready | Serving::LocalReadsOnly);
     if ready && gateway.drain.borrow().is_none() { ServingStatus::Serving } else { ServingStatus::NotServing }
 }
 

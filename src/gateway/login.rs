@@ -172,7 +172,11 @@ fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
     let members = gateway.door.members.snapshot.load();
     ResponseHeader {
         cluster_id: members.cluster.map_or(0, |id| id.0),
-        member_id: members.ready_voters().next().map_or(0, |member| member.id.0),
+        member_id: members
+            .ready_voters()
+            .chain(members.leaderless_voters())
+            .next()
+            .map_or(0, |member| member.id.0),
         revision: client.floor.revision().0,
         raft_term: members.term,
     }

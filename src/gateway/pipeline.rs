@@ -36,7 +36,7 @@ use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
 use crate::rpc::method::{Class, Effect, Lane, METHODS, Method, PathKind, Stream, path_kind};
 use crate::rpc::schema::MessageId;
-use crate::rpc::{canonical, frame, shape};
+use crate::rpc::{canonical, frame, quorum, shape};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::answer::Answer;
 use crate::upstream::choose::Wanted;
@@ -238,6 +238,7 @@ async fn through(
         wanted,
         lane,
         effect,
+        quorum: quorum::need(method, &message),
         may_reissue: shape::may_reissue(method, &message),
         whom: caller.whom.clone(),
         headers,

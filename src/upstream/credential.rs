@@ -165,6 +165,13 @@ impl Identity {
         }
     }
 
+    /// Lets `member`, which has no leader and so can make no login, be shown a token that another member issued.
+    pub fn adopt_token(&self, member: MemberId) {
+        if let Self::Password(identity) = &*self.now() {
+            identity.adopt_token(member);
+        }
+    }
+
     /// `member` refused what it was `shown`. Whether the next try shows something else: a certificate has nothing to
     /// renew.
     pub fn renew(&self, member: MemberId, shown: &Shown) -> bool {

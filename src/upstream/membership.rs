@@ -221,7 +221,10 @@ pub enum Serving {
     Ready,
     /// No member has answered yet.
     NothingKnown,
-    /// No voter is ready.
+    /// No voter is ready, and at least one answers without a leader: what a member answers from its own store is served, nothing
+    /// else.
+    LocalReadsOnly,
+    /// No voter is ready, and none answers.
     NoReadyVoter,
     /// Voters are ready, and their leader is not known.
     NoKnownLeader,
@@ -247,6 +250,11 @@ impl Membership {
     /// The members that may take traffic now, suspected ones left out.
     pub fn ready_voters(&self) -> impl Iterator<Item = &Arc<Member>> {
         self.members.iter().filter(|member| member.is_ready())
+    }
+
+    /// The voters of this cluster that answer and see no leader, suspected ones left out: they answer from their own store.
+    pub fn leaderless_voters(&self) -> impl Iterator<Item = &Arc<Member>> {
+        self.members.iter().filter(|member| member.is_leaderless_voter())
     }
 
     /// The leader, where it may take traffic now.
@@ -276,7 +284,8 @@ impl Membership {
         if self.members.is_empty() {
             Serving::NothingKnown
         } else if self.ready_voters().next().is_none() {
-            Serving::NoReadyVoter
+            let local = self.leaderless_voters().next().is_some();
+            if local { Serving::LocalReadsOnly } else { Serving::NoReadyVoter }
         } else if self.leader.is_none() {
             Serving::NoKnownLeader
         } else {
@@ -290,6 +299,15 @@ impl Member {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.readiness == Readiness::Ready && !self.suspicion.is_raised() && !self.rest.is_taken()
+    }
+
+    /// Whether it votes, answers, and sees no leader now.
+    #[must_use]
+    pub fn is_leaderless_voter(&self) -> bool {
+        self.role == Role::Voter
+            && self.readiness == Readiness::NotReady(Reason::NoLeader)
+            && !self.suspicion.is_raised()
+            && !self.rest.is_taken()
     }
 
     /// Takes the member out of every shard's choice at once, until a probe that begins later has succeeded. For a
@@ -570,6 +588,7 @@ impl fmt::Display for Serving {
         f.write_str(match self {
             Self::Ready => "ready",
             Self::NothingKnown => "no member has answered yet",
+            Self::LocalReadsOnly => "no voting member has a leader, local reads only",
             Self::NoReadyVoter => "no voting member is ready",
             Self::NoKnownLeader => "the leader is not known",
         })

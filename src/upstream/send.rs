@@ -101,6 +101,9 @@ impl Door {
         if takes_token && self.members.auth.now() == Auth::Off {
             return Ok(Shown::Nothing);
         }
+        if member.is_leaderless_voter() {
+            identity.adopt_token(member.id);
+        }
         let shown = tokio::time::timeout(PROOF, identity.shown(self.prover(member))).await;
         match shown.unwrap_or(Err(LoginFailure::NoAnswer)) {
             Err(LoginFailure::AuthDisabled) => {

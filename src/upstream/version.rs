@@ -63,6 +63,8 @@ pub struct Traits {
     pub keepalive_needs_auth: bool,
     /// Right after a grant through a follower the leader may answer a keepalive with a false TTL of 0.
     pub keepalive_false_zero: bool,
+    /// Every member list is the member's own view, answered without a quorum; else only where a linearizable one is not asked for.
+    pub lists_members_alone: bool,
     /// What `Cluster.MemberList` needs.
     pub member_list_auth: Needs,
     /// What `Maintenance.Status` needs.
@@ -91,6 +93,8 @@ const REFUSES_NEGATIVE_START: Since = [Some(38), Some(24), Some(6), Some(0)];
 const LEASE_AUTH: Since = [Some(42), Some(28), Some(9), Some(0)];
 /// The leader confirms a lease as applied before it renews it.
 const TRUE_ZERO: Since = [Some(20), Some(3), Some(0), Some(0)];
+/// `MemberListRequest.linearizable` (etcd-io/etcd#11639).
+const LINEARIZABLE_LIST: Since = [None, Some(0), Some(0), Some(0)];
 /// V14: root first, any user one patch later (etcd-io/etcd#21530).
 const MEMBER_LIST_ROOT: Since = [Some(42), Some(28), Some(9), Some(0)];
 const MEMBER_LIST_USER: Since = [Some(43), Some(29), Some(10), Some(0)];
@@ -145,6 +149,7 @@ impl Version {
             refuses_negative_start: self.has(REFUSES_NEGATIVE_START),
             keepalive_needs_auth: self.has(LEASE_AUTH),
             keepalive_false_zero: !self.has(TRUE_ZERO),
+            lists_members_alone: !self.has(LINEARIZABLE_LIST),
             member_list_auth: self.needs(MEMBER_LIST_ROOT, MEMBER_LIST_USER),
             status_auth: self.needs(STATUS_ROOT, STATUS_USER),
         }
@@ -180,6 +185,7 @@ impl Traits {
         refuses_negative_start: false,
         keepalive_needs_auth: true,
         keepalive_false_zero: true,
+        lists_members_alone: false,
         member_list_auth: Needs::Root,
         status_auth: Needs::Root,
     };

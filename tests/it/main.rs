@@ -56,6 +56,8 @@ mod jwts;
 #[cfg(test)]
 mod keepalives;
 #[cfg(test)]
+mod leaderless_reads;
+#[cfg(test)]
 mod lent_logins;
 #[cfg(test)]
 mod limits;

@@ -72,7 +72,12 @@ impl Facts<'_> {
 
     fn cluster(&self, findings: &mut Findings) {
         let serving = self.members.serving();
-        if serving != Serving::Ready {
+        if serving == Serving::LocalReadsOnly {
+            let what = "no member has a leader: the cluster has lost its quorum, only local reads are served (degraded)";
+            let fix = "save what is there: etcdctl snapshot save; then start the other members, or, where they are gone for good, \
+                       restore the snapshot to a new cluster (etcdutl snapshot restore)";
+            findings.error("quorum_lost", "cluster", what, fix);
+        } else if serving != Serving::Ready {
             let fix = "start members, or look at what stands between: etcdctl endpoint health --cluster";
             findings.error("serving", "cluster", format!("no calls can be served: {serving}"), fix);
         }

@@ -16,8 +16,7 @@ use super::{Course, Exchange};
 use crate::identity::MemberId;
 use crate::refusal::Refusal;
 use crate::rpc::method::Lane;
-use crate::upstream::balance::is_still_served;
-use crate::upstream::choose::{Chooser, Wanted};
+use crate::upstream::choose::Wanted;
 use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::Member;
 use crate::upstream::send::is_another;
@@ -82,11 +81,11 @@ impl Exchange<'_> {
         if is_another(course.served.flatten(), members.cluster) {
             return Some(Placed::Refused(Arc::clone(member), Refusal::NOTHING_SENT));
         }
-        if is_still_served(&members, member) {
+        if self.is_still_at(&members, member) {
             return None;
         }
         let tried: Vec<MemberId> = course.tried.iter().copied().chain([member.id]).collect();
-        if Chooser::another(&members, self.wanted, &tried) {
+        if self.has_another(&members, &tried) {
             return Some(Placed::Elsewhere(Arc::clone(member)));
         }
         // One that is only suspected, or was named, it would be sent to if it came now.

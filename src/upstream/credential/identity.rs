@@ -51,6 +51,8 @@ struct Issued {
     serial: u64,
     alive_at: Stamp,
     identity_used: Arc<Stamp>,
+    /// Issued by another member than the one that it is shown to: its end tells nothing of how long tokens live there.
+    is_adopted: bool,
 }
 
 /// While one exists, the identity's tokens are kept alive: for live streams and blocked calls.
@@ -143,8 +145,33 @@ impl PasswordIdentity {
     pub fn invalidate(&self, member: MemberId, token: &Token) {
         if self.drop_token(member, token) {
             self.shared.counters.invalidations.fetch_add(1, Ordering::Relaxed);
-            self.shared.lifetimes.died(member, token.unused_for());
+            if !token.is_adopted() {
+                self.shared.lifetimes.died(member, token.unused_for());
+            }
         }
+    }
+
+    /// Gives `member` the token that another member issued last, where it has none of its own. A login is a raft entry: every
+    /// member that has applied it knows the token, and a member without a leader can make no login of its own.
+    pub(super) fn adopt_token(&self, member: MemberId) {
+        let tokens = self.tokens.load();
+        if tokens.contains_key(&member) {
+            return;
+        }
+        let live = tokens.iter().filter(|(issuer, token)| self.is_live(**issuer, token));
+        let Some((_, newest)) = live.max_by_key(|(_, token)| token.serial()) else { return };
+        let adopted = Token(Arc::new(Issued {
+            header: newest.header().clone(),
+            serial: self.shared.serials.fetch_add(1, Ordering::Relaxed),
+            alive_at: newest.0.alive_at.copy(),
+            identity_used: Arc::clone(&self.last_used),
+            is_adopted: true,
+        }));
+        self.tokens.rcu(|known| {
+            let mut more = HashMap::clone(known);
+            more.entry(member).or_insert_with(|| adopted.clone());
+            more
+        });
     }
 
     /// Keeps the tokens of this identity alive until dropped.
@@ -292,6 +319,7 @@ impl PasswordIdentity {
             serial: self.shared.serials.fetch_add(1, Ordering::Relaxed),
             alive_at: Stamp::now(self.shared.epoch),
             identity_used: Arc::clone(&self.last_used),
+            is_adopted: false,
         }))
     }
 }
@@ -348,6 +376,7 @@ impl Token {
             serial: shared.serials.fetch_add(1, Ordering::Relaxed),
             alive_at: Stamp::now(shared.epoch),
             identity_used: Arc::new(Stamp::now(shared.epoch)),
+            is_adopted: false,
         }))
     }
 
@@ -376,6 +405,11 @@ impl Token {
         self.0.alive_at.elapsed()
     }
 
+    /// Whether another member issued it than the one that it is shown to.
+    pub(super) fn is_adopted(&self) -> bool {
+        self.0.is_adopted
+    }
+
     /// Tells tokens apart, in the order of their logins.
     pub(super) fn serial(&self) -> u64 {
         self.0.serial
@@ -394,6 +428,10 @@ impl Stamp {
         let stamp = Self { epoch, millis: AtomicU64::new(0) };
         stamp.set_now();
         stamp
+    }
+
+    fn copy(&self) -> Self {
+        Self { epoch: self.epoch, millis: AtomicU64::new(self.millis.load(Ordering::Relaxed)) }
     }
 
     fn set_now(&self) {

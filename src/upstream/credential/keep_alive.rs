@@ -170,7 +170,7 @@ impl Credentials {
                 &counters.touches_alive
             }
             Touched::Dead => {
-                if identity.drop_token(member, token) {
+                if identity.drop_token(member, token) && !token.is_adopted() {
                     self.shared.lifetimes.died(member, unused);
                 }
                 &counters.touches_dead

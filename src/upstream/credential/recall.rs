@@ -33,6 +33,19 @@ impl Credentials {
         true
     }
 
+    /// The same by members that have no leader: the token may be one that another member issued.
+    pub async fn recall_leaderless(
+        &self,
+        user: &UserName,
+        password: &Secret<String>,
+        members: &[MemberId],
+    ) -> bool {
+        if let Some(identity) = self.find(user, password) {
+            members.iter().for_each(|member| identity.adopt_token(*member));
+        }
+        self.recall(user, password, members).await
+    }
+
     /// Whether one of `members` knows a token of this identity. Tokens that they do not know are dropped; one whose member
     /// does not say stays for the calls that use it, and proves nothing.
     pub(super) async fn confirm(&self, identity: &PasswordIdentity, members: &[MemberId]) -> bool {

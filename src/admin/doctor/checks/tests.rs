@@ -169,6 +169,20 @@ fn keys_that_wait_for_a_restart() {
 fn a_cluster_that_does_not_serve() {
     let scene = Scene::new().with(|scene| scene.members.leader = None);
     scene.finds(&[(Error, "serving")]);
+    let scene = Scene::new().with(|scene| {
+        scene.members.leader = None;
+        for (at, place) in scene.members.members.iter_mut().enumerate() {
+            let reason = if at == 0 { Reason::NoLeader } else { Reason::Unreachable };
+            *place = Arc::new(Member { readiness: Readiness::NotReady(reason), ..Member::clone(place) });
+        }
+    });
+    let found = [
+        (Error, "member_unreachable"),
+        (Error, "member_unreachable"),
+        (Error, "member_without_leader"),
+        (Error, "quorum_lost"),
+    ];
+    assert!(scene.finds(&found).contains("etcdctl snapshot save"));
     let foreign = Foreign { endpoint: member(9).endpoint, cluster: ClusterId(0xbad) };
     let scene = Scene::new().with(|scene| scene.members.foreign.push(foreign));
     assert!(scene.finds(&[(Error, "foreign_cluster")]).contains("cluster.endpoints"));
