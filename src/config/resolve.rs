@@ -646,6 +646,24 @@ mod tests {
     }
 
     #[test]
+    fn a_users_file_that_was_emptied_is_refused_and_one_that_says_so_is_not() {
+        let folder = folder();
+        let text = format!("{CLUSTER}{LISTENER}[login]\nsources = ['file', 'etcd']\nusers_file = 'users'\n");
+        let with_lines = |lines: &str| {
+            std::fs::write(folder.path().join("users"), lines).unwrap();
+            parse(&text, folder.path()).map(|(config, _)| config.passwords.users.len())
+        };
+        for emptied in ["", "\n", " \r\n\n"] {
+            let faults = with_lines(emptied).expect_err("it is refused");
+            assert_eq!(
+                faults.iter().map(|fault| fault.path.as_str()).collect::<Vec<_>>(),
+                ["login.users_file"]
+            );
+        }
+        assert_eq!(with_lines("# nobody yet\n").ok(), Some(0));
+    }
+
+    #[test]
     fn whoever_no_rule_knows_is_never_root() {
         let user = "[[user]]\nname = 'root'\npassword_file = 'pw'\n";
         let text = format!("{CLUSTER}{LISTENER}{user}[mapping]\ndefault = 'root'\n");

@@ -1,16 +1,16 @@
 //! Authenticate, which we answer ourselves. Below: `desk` deals with logins, `flights` has those under way, `sources` knows
-//! who is asked in which order, `file` is one of them, `limits` counts wrong passwords, `refused` remembers them, `beat`
-//! says when one is told.
+//! who is asked in which order, `file` is one of them, `limits` counts wrong passwords, `refused` remembers them,
+//! `refusal_schedule` says when one is answered.
 //!
 //! Owns: turning a proved password into a sealed session. Must not know how a password is proved. Invariants: an Authenticate is never forwarded as it is; a login always gets a token, also with auth
 //! off upstream (a Go client that is told "not enabled" never authenticates again), but such a session proves
 //! nothing (rules 11); neither name, password nor token reaches a log, but the session's id.
 
-mod beat;
 pub mod desk;
 mod file;
 mod flights;
 pub mod limits;
+mod refusal_schedule;
 mod refused;
 pub mod sources;
 

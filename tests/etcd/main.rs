@@ -33,6 +33,8 @@ mod fleet;
 #[cfg(test)]
 mod followed;
 #[cfg(test)]
+mod guessing;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod harness_works;

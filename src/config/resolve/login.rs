@@ -65,12 +65,17 @@ impl Resolver<'_> {
                 return Users::default();
             }
         };
-        Users::parse(&bytes).unwrap_or_else(|faults| {
+        let users = Users::parse(&bytes).unwrap_or_else(|faults| {
             for fault in faults {
                 self.findings.fault(path, format!("{}: {fault}", file.display()));
             }
             Users::default()
-        })
+        });
+        if is_source && bytes.trim_ascii().is_empty() {
+            let reason = "is empty: every session of its users would end. A file that is to have no users says so by a comment";
+            self.findings.fault(path, format!("{} {reason}", file.display()));
+        }
+        users
     }
 }
 

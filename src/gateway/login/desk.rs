@@ -18,14 +18,14 @@ use std::time::Duration;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::config::{self, PasswordSources};
 use crate::downstream::session::{Proof, Session, SessionPeer};
-use crate::gateway::login::beat::Beat;
 use crate::gateway::login::file::UsersFile;
 use crate::gateway::login::flights::{Boarded, Flights, Full, Landing, SEATS};
-use crate::gateway::login::limits::{Attempts, Limited, Network, Settled};
+use crate::gateway::login::limits::{Attempts, Limited, Network, Settled, Try};
+use crate::gateway::login::refusal_schedule::RefusalSchedule;
 use crate::gateway::login::refused::{Asked, Refused};
 use crate::gateway::login::sources::{Denied, Login, Off, Proved, Sources};
 use crate::identity::UserName;
@@ -43,6 +43,11 @@ const REQUESTS: usize = SEATS + 4096;
 /// Checks under way of one network: a member makes two at a time, so that who guesses takes a few turns of everybody
 /// else's, and not hundreds.
 const TURNS: usize = 8;
+/// A login that the limits refuse is answered after so long: by then an unannounced try of another user has ended, so
+/// that nobody can tell the two apart.
+const LIMITED_ANSWER: Duration = Duration::from_secs(1);
+/// What an unannounced try may take. Where it takes longer, the check goes on, and counts for the next try.
+const UNANNOUNCED: Duration = Duration::from_millis(750);
 
 /// For so long a password that was right is taken for right where a session is used, and for twice as long while it is
 /// looked at again.
@@ -114,7 +119,7 @@ struct Desk {
     sources: Sources,
     refused: Refused,
     attempts: RefCell<Attempts>,
-    beat: RefCell<Beat>,
+    refusals: RefCell<RefusalSchedule>,
     /// Checks that the sources are asked for now.
     asked: Cell<u32>,
     turns: RefCell<HashMap<Network, Rc<Semaphore>>>,
@@ -195,6 +200,7 @@ impl Logins {
         purpose: Purpose,
     ) -> Result<Proved, Denied> {
         let login = self.login(user, password);
+        let begun = Instant::now();
         let ended = loop {
             let boarded = self.board(&login, purpose);
             let joined = boarded.as_ref().is_ok_and(|boarded| boarded.joined);
@@ -205,6 +211,9 @@ impl Logins {
             }
         };
         self.metrics.logins.get_or_create(&one("result", ended.result())).inc();
+        if ended.verdict == Err(Denied::Limited) {
+            sleep_until(begun + LIMITED_ANSWER).await;
+        }
         ended.verdict
     }
 
@@ -352,7 +361,7 @@ impl LoginControl {
             sources: self.sources,
             refused: self.refused,
             attempts: RefCell::new(Attempts::new(self.limits)),
-            beat: RefCell::new(Beat::new(Instant::now())),
+            refusals: RefCell::new(RefusalSchedule::new(Instant::now())),
             asked: Cell::new(0),
             turns: RefCell::default(),
         });
@@ -411,21 +420,48 @@ impl Desk {
         let tried = self.attempts.borrow_mut().begin(&login.user, from, begun).inspect_err(|limited| {
             tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
         })?;
-        let told = self.beat.borrow_mut().enter(begun);
-        let verdict = match asked {
-            Asked::Sources => self.in_turn(login, Network::of(from)).await,
-            Asked::Nobody => Err(Denied::WrongPassword),
-        };
+        if tried.is_unannounced() {
+            return self.unannounced(login, asked, from, tried).await;
+        }
+        let slot = self.refusals.borrow_mut().reserve(Network::of(from), begun);
+        let verdict = self.verdict(login, asked, from).await;
         let (how, now) = (settled(verdict), Instant::now());
-        self.attempts.borrow_mut().settle(tried, how, now);
         match how {
             Settled::Wrong => {
-                let at = self.beat.borrow().tells(begun, told, now);
+                // The limits count from the answer: from when the check ended they would tell what it took.
+                let at = self.refusals.borrow_mut().answer_at(&slot, now);
+                self.attempts.borrow_mut().settle(tried, how, at);
                 sleep_until(at).await;
             }
-            Settled::Right | Settled::Untold => self.beat.borrow_mut().leave(),
+            Settled::Right | Settled::Untold => {
+                self.attempts.borrow_mut().settle(tried, how, now);
+                self.refusals.borrow_mut().release(&slot, how == Settled::Right);
+            }
         }
         Ok(verdict)
+    }
+
+    /// Asks for a user who has logged in from there, though the limits are reached. Only a right password is told from a
+    /// login that was refused by the limits.
+    async fn unannounced(
+        &self,
+        login: &Login,
+        asked: Asked,
+        from: Option<IpAddr>,
+        tried: Try,
+    ) -> Result<Result<Proved, Denied>, Limited> {
+        let until = Instant::now() + UNANNOUNCED;
+        let verdict = timeout_at(until, self.verdict(login, asked, from)).await.ok();
+        let how = verdict.map_or(Settled::Wrong, settled);
+        self.attempts.borrow_mut().settle(tried, how, Instant::now());
+        verdict.and_then(Result::ok).map(Ok).ok_or(Limited)
+    }
+
+    async fn verdict(&self, login: &Login, asked: Asked, from: Option<IpAddr>) -> Result<Proved, Denied> {
+        match asked {
+            Asked::Sources => self.in_turn(login, Network::of(from)).await,
+            Asked::Nobody => Err(Denied::WrongPassword),
+        }
     }
 
     /// Asks once it is this network's turn: others wait for a few of its tries, never for all of them.
@@ -438,19 +474,34 @@ impl Desk {
         let _turn = turns.acquire().await;
         let (begun, alone) = (Instant::now(), self.asked.get() == 0);
         let verdict = self.ask(login, Off::Believed).await;
+        // A check that waited for others says nothing of what one costs.
         match settled(verdict) {
-            Settled::Right => self.beat.borrow_mut().learn(begun.elapsed(), alone),
-            Settled::Wrong if alone => self.beat.borrow_mut().learn_refused(begun.elapsed()),
-            Settled::Wrong | Settled::Untold => {}
+            Settled::Right if alone => self.refusals.borrow_mut().learn_accepted(begun.elapsed()),
+            Settled::Wrong if alone => self.refusals.borrow_mut().learn_refused(begun.elapsed()),
+            Settled::Right | Settled::Wrong | Settled::Untold => {}
         }
         verdict
     }
 
     async fn ask(&self, login: &Login, off: Off) -> Result<Proved, Denied> {
-        self.asked.set(self.asked.get() + 1);
-        let verdict = self.sources.ask(login, off).await;
-        self.asked.set(self.asked.get() - 1);
-        verdict
+        let _asking = Asking::begin(&self.asked);
+        self.sources.ask(login, off).await
+    }
+}
+
+/// A check under way, also one that is given up.
+struct Asking<'a>(&'a Cell<u32>);
+
+impl<'a> Asking<'a> {
+    fn begin(asked: &'a Cell<u32>) -> Self {
+        asked.set(asked.get() + 1);
+        Self(asked)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 

@@ -3,8 +3,10 @@
 //! Owns: counting wrong passwords by user and address together, by user and by address, and how long the next one has
 //! to wait. Must not know: passwords, what checks them, clocks (time is an argument).
 //! Invariants: it is asked only about passwords of which nothing is known, so that it keeps nobody out whose password
-//! was right before; a try counts as a wrong one until it is known not to be; whoever logged in from an address is not
-//! kept out there for what others do elsewhere; memory is bounded whatever is tried.
+//! was right before; a try counts as a wrong one until it is known not to be; memory is bounded whatever is tried. What
+//! is refused tells nothing of who has logged in: a user who once logged in from an address is not kept out there for
+//! what others do, but a try that is let through for this reason alone ([`Try::is_unannounced`]) is answered as if it
+//! had been refused here unless it succeeds, and is counted apart.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -43,9 +45,12 @@ pub struct Attempts {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it counts as a wrong password until it is settled"]
 pub struct Try {
-    pair: u64,
-    user: u64,
-    address: Option<u64>,
+    at: Instant,
+    /// What counts it, and the last try there before it.
+    counted: [Option<(u64, Instant)>; 3],
+    /// The key under which it is kept that this user has logged in from this address.
+    known_here: u64,
+    is_unannounced: bool,
 }
 
 /// Whom an address stands for: who has one of IPv6 has all that begin with the same 64 bits. A unix socket has none.
@@ -74,8 +79,6 @@ struct Count {
     /// When the next one is forgotten, counted from here.
     since: Instant,
     last: Instant,
-    /// It was right once.
-    good: bool,
 }
 
 /// Two halves: the recent one fills, then becomes the old one, whose unused remains are dropped at the next turn.
@@ -111,40 +114,56 @@ impl Attempts {
     pub fn begin(&mut self, user: &UserName, from: Option<IpAddr>, now: Instant) -> Result<Try, Limited> {
         let network = Network::of(from);
         let pair = self.hasher.hash_one((0, user, network));
+        let known_here = self.hasher.hash_one((3, user, network));
         let user = self.hasher.hash_one((1, user));
         let address = network.0.map(|network| self.hasher.hash_one((2, network)));
-        let good = self.counts.find(pair, now).is_some_and(|count| count.good);
-        let mut open =
+        let mut is_open =
             |key, rule: &Rule| self.counts.find(key, now).is_none_or(|count| count.open(rule, now));
-        let elsewhere =
-            good || (open(user, &self.user) && address.is_none_or(|key| open(key, &self.address)));
-        if !elsewhere || !open(pair, &self.pair) {
+        if !is_open(pair, &self.pair) {
             return Err(Limited);
         }
-        self.counts.at(pair, now).add(&self.pair, now);
-        self.counts.at(user, now).add(&self.user, now);
-        if let Some(address) = address {
-            self.counts.at(address, now).add(&self.address, now);
-        }
-        Ok(Try { pair, user, address })
+        let is_unannounced =
+            !is_open(user, &self.user) || address.is_some_and(|key| !is_open(key, &self.address));
+        let counted = if is_unannounced {
+            let known = self.counts.find(known_here, now).is_some_and(|count| count.open(&self.pair, now));
+            if !known {
+                return Err(Limited);
+            }
+            [Some((known_here, self.pair)), None, None]
+        } else {
+            [Some((pair, self.pair)), Some((user, self.user)), address.map(|key| (key, self.address))]
+        };
+        let counted = counted.map(|count| {
+            let (key, rule) = count?;
+            let count = self.counts.at(key, now);
+            let before = count.last;
+            count.add(&rule, now);
+            Some((key, before))
+        });
+        Ok(Try { at: now, counted, known_here, is_unannounced })
     }
 
-    /// Takes down how a try ended.
+    /// Takes down how a try ended. One that was not wrong leaves nothing that another try could notice.
     pub fn settle(&mut self, tried: Try, how: Settled, now: Instant) {
-        let shared = [Some(tried.user), tried.address].into_iter().flatten();
-        match how {
-            Settled::Right => {
-                let pair = self.counts.at(tried.pair, now);
-                (pair.wrong, pair.good) = (0, true);
-                shared.for_each(|key| self.counts.at(key, now).take_back());
-            }
-            Settled::Wrong => {
-                shared.chain([tried.pair]).for_each(|key| self.counts.at(key, now).last = now);
-            }
-            Settled::Untold => {
-                shared.chain([tried.pair]).for_each(|key| self.counts.at(key, now).take_back());
+        for (key, before) in tried.counted.into_iter().flatten() {
+            let count = self.counts.at(key, now);
+            match how {
+                Settled::Wrong => count.last = now,
+                Settled::Right | Settled::Untold => count.take_back(tried.at, before),
             }
         }
+        if how == Settled::Right {
+            self.counts.at(tried.known_here, now);
+        }
+    }
+}
+
+impl Try {
+    /// Whether the limits would have refused it, had its user not logged in from its address before. Nobody may be told
+    /// so: unless its password is right, it is answered as one that was refused.
+    #[must_use]
+    pub fn is_unannounced(&self) -> bool {
+        self.is_unannounced
     }
 }
 
@@ -183,8 +202,12 @@ impl Count {
         self.last = now;
     }
 
-    fn take_back(&mut self) {
+    /// Takes back a try that began `at`, where the one before it was at `before`.
+    fn take_back(&mut self, at: Instant, before: Instant) {
         self.wrong = self.wrong.saturating_sub(1);
+        if self.last == at {
+            self.last = before;
+        }
     }
 }
 
@@ -199,9 +222,7 @@ impl Counts {
             self.old = std::mem::take(&mut self.recent);
         }
         let kept = self.old.remove(&key);
-        self.recent
-            .entry(key)
-            .or_insert_with(|| kept.unwrap_or(Count { wrong: 0, since: now, last: now, good: false }))
+        self.recent.entry(key).or_insert_with(|| kept.unwrap_or(Count { wrong: 0, since: now, last: now }))
     }
 }
 
@@ -279,17 +300,37 @@ mod tests {
         assert!(attempts.begin(&"other".into(), address(1), now).is_err(), "fifty were wrong");
     }
 
-    #[test]
-    fn a_right_password_ends_the_wait_of_its_own_user_and_address_only() {
+    /// What somebody who only guesses is told, while others log in as `user`, or nobody does.
+    fn guesses_beside_logins(user: &str, logs_in: bool) -> Vec<bool> {
         let (mut attempts, start) = (attempts(), Instant::now());
-        for from in [1, 2] {
-            while try_as(&mut attempts, "alice", address(from), Settled::Wrong, start) {}
+        let mut told = Vec::new();
+        for second in 0..300_u32 {
+            let now = start + second * SECOND;
+            if logs_in {
+                let _tried = try_as(&mut attempts, user, address(1), Settled::Right, now);
+            }
+            for n in 0..second % 7 {
+                let begun = attempts.begin(&user.into(), address(1), now + n * SECOND / 10);
+                told.push(begun.is_ok_and(|tried| {
+                    let announced = !tried.is_unannounced();
+                    attempts.settle(tried, Settled::Wrong, now + n * SECOND / 10);
+                    announced
+                }));
+            }
+            if second % 60 > 30 {
+                for n in 0..60 {
+                    let _tried = try_as(&mut attempts, &format!("u{n}"), address(1), Settled::Wrong, now);
+                }
+            }
         }
-        let later = start + SECOND;
-        assert!(try_as(&mut attempts, "alice", address(1), Settled::Right, later));
-        assert!(try_as(&mut attempts, "alice", address(1), Settled::Wrong, later));
-        assert!(try_as(&mut attempts, "alice", address(2), Settled::Wrong, later), "its turn");
-        assert!(!try_as(&mut attempts, "alice", address(2), Settled::Wrong, later));
+        told
+    }
+
+    #[test]
+    fn who_guesses_is_refused_alike_whether_the_user_logs_in_from_there_or_not() {
+        let nobody = guesses_beside_logins("alice", false);
+        assert!(nobody.contains(&true) && nobody.contains(&false));
+        assert_eq!(guesses_beside_logins("alice", true), nobody);
     }
 
     #[test]
