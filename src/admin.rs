@@ -1,8 +1,9 @@
 //! The operator's own address: is it alive, is it ready, what does it count.
 //!
-//! Owns: `/livez`, `/readyz` and `/metrics` over HTTP/1.1. Must not know the data path's sockets. Invariants: nothing
-//! here changes state (`socket` does); a slow or silent peer costs a bounded time; answers hold no key, user or secret.
+//! Owns: what `/livez`, `/readyz` and `/metrics` say; `connections` serves them. Must not know the data path's sockets. Invariants:
+//! nothing here changes state (`socket` does); answers hold no key, user or secret.
 
+mod connections;
 pub mod doctor;
 pub mod drain;
 mod figures;
@@ -10,7 +11,6 @@ pub mod socket;
 pub mod status;
 mod table;
 
-use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
@@ -18,35 +18,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use http::{Method, StatusCode};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::downstream::session::Sealer;
 use crate::revocation::Register;
-use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::writer::LOSSES;
 use crate::upstream::credential::Credentials;
 use crate::upstream::membership::{Foreign, MembersHandle, Serving};
+pub use connections::serve;
 use drain::{Exit, Stage};
 use status::{AbsentRow, Cluster, ForeignRow, Replica, Row, Status, UnansweredRow};
 
-/// How long a peer may take to send a request's header.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two looks at the parts of readiness that tell of no change.
+const LOOK: Duration = Duration::from_millis(250);
 /// Probes are half a second apart, and one that is not answered takes some more.
 const UNSEEN: Duration = Duration::from_secs(20);
 /// What is served without a quorum.
 const LOCAL_READS_ONLY: &str = "local reads only";
-const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// The exposition format of the metrics library; Prometheus reads it since 2.5.
-const METRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-/// Peers served at once: probes and scrapers.
-const PEERS: usize = 64;
 
 /// What the answers are made of.
 pub struct State {
@@ -106,6 +97,26 @@ impl State {
         (serving == Serving::LocalReadsOnly && self.unready().is_none()).then_some(LOCAL_READS_ONLY)
     }
 
+    /// Publishes whether calls should be sent here, for gRPC's health service, whenever that changes, until the end of the process.
+    pub async fn publish_readiness(self: Arc<Self>, ready: watch::Sender<bool>) {
+        let mut changes = self.members.changes.clone();
+        let mut stages = self.exit.listen();
+        let mut looks = tokio::time::interval(LOOK);
+        loop {
+            let now = self.unready().is_none();
+            if *stages.borrow_and_update() == Stage::Ended {
+                return;
+            }
+            ready.send_if_modified(|known| std::mem::replace(known, now) != now);
+            // Every arm is cancel-safe.
+            tokio::select! {
+                _ = looks.tick() => {}
+                Ok(()) = changes.changed() => {}
+                Ok(()) = stages.changed() => {}
+            }
+        }
+    }
+
     /// What `keyward status` tells.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -151,10 +162,6 @@ impl State {
                     Some(what) => (StatusCode::OK, format!("degraded: {what}\n")),
                 },
                 Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
-            },
-            (&Method::GET, "/metrics") => match self.metrics_text() {
-                Ok(text) => (StatusCode::OK, text),
-                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
             },
             (&Method::GET, _) => (StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics\n".into()),
             _ => (StatusCode::METHOD_NOT_ALLOWED, "GET only\n".into()),
@@ -210,6 +217,9 @@ impl State {
         let keys: Vec<_> =
             self.sealer.opened_by_key().into_iter().map(|(key, opened)| (key.to_string(), opened)).collect();
         family("sessions_opened", "Session tokens opened, by key id; the sealing key first", "key", &keys)?;
+        let losses =
+            [("queue_full".into(), LOSSES.queue_full()), ("write_failed".into(), LOSSES.write_failed())];
+        family("log_records_lost", "Log records that were lost, by reason", "reason", &losses)?;
         text.push_str("# EOF\n");
         Ok(text)
     }
@@ -221,42 +231,4 @@ impl State {
 /// The system's.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
-}
-
-/// Serves for ever.
-pub async fn serve(listener: TcpListener, state: Arc<State>, tasks: Tasks) {
-    let places = Arc::new(tokio::sync::Semaphore::new(PEERS));
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "an admin connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-        };
-        let state = Arc::clone(&state);
-        let peer = async move {
-            let _place = place;
-            let service = service_fn(move |request: Request<Incoming>| {
-                let (status, text) = state.answer(request.method(), request.uri().path());
-                let content_type = if request.uri().path() == "/metrics" { METRICS } else { PLAIN };
-                async move { Ok::<_, Infallible>(answer(status, content_type, text)) }
-            });
-            let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-            if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
-                tracing::debug!(%error, "admin connection ended");
-            }
-        };
-        tasks.spawn("admin connection", peer).detach();
-    }
-}
-
-fn answer(status: StatusCode, content_type: HeaderValue, text: String) -> Response<String> {
-    let mut response = Response::new(text);
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, content_type);
-    response
 }

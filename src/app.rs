@@ -38,6 +38,7 @@ use crate::revocation::{Register, Unusable, Upstream};
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
+use crate::telemetry::limiter::report_left_out;
 use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersError};
@@ -132,7 +133,10 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     tasks.spawn("revocations", keeper.run()).detach();
     let following = follow(members.clone(), forgetting, Arc::clone(&metrics));
     tasks.spawn("follow members", following).detach();
+    let left_out = report_left_out(metrics.log_records_left_out.clone());
+    tasks.spawn("log records left out", left_out).detach();
     let (drain, draining) = watch::channel(None);
+    let (readiness, ready) = watch::channel(false);
     let in_force = Arc::new(Published::new(Arc::clone(&config)));
     let parts = Parts {
         tls: downstream_configs(&config)?,
@@ -144,6 +148,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         sealer: Arc::clone(&sealer),
         logins: Arc::clone(&logins),
         metrics: Arc::clone(&metrics),
+        ready,
         drain: draining,
         claims: Arc::default(),
         defragmentations: Arc::default(),
@@ -157,6 +162,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         .detach();
     let waiting = Arc::new(Published::new(Vec::new()));
     let (state, desk) = administration(&parts, &in_force, &waiting, &register, healthy, &exit);
+    tasks.spawn("readiness", Arc::clone(&state).publish_readiness(readiness)).detach();
     open_admin(&config, &state, desk, &tasks).await?;
     let listeners = Listeners::open(&in_force, &parts.tls, intakes, Arc::clone(&metrics))?;
     let trust = peer_trust(&config, &parts);

@@ -5,6 +5,7 @@
 //! Invariants: no `Option` means "default"; every file named in the configuration has been read and checked; all
 //! faults are told at once, with key paths; nothing here prints a secret.
 
+mod admin_socket;
 mod certificates;
 mod file;
 mod findings;
@@ -34,6 +35,7 @@ use crate::secret::Secret;
 use crate::telemetry;
 use crate::users::Users;
 
+pub use admin_socket::admin_socket;
 pub use findings::{Fault, Faults, Warning};
 pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
 pub use resolve::load;

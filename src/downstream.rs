@@ -6,7 +6,7 @@ pub mod certificate;
 pub mod connection;
 mod first;
 pub mod floor;
-mod http1;
+pub mod http1;
 mod inbound;
 pub mod jwt;
 pub mod listener;

@@ -33,6 +33,7 @@ use tokio::time::Instant;
 use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::floor::Floor;
 use crate::downstream::session::Sealer;
+use crate::gateway::access_log::AccessLog;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
@@ -44,6 +45,7 @@ use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
+use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
 use crate::upstream::send::Door;
@@ -77,10 +79,14 @@ pub struct Gateway {
     pub config: Arc<Published<Config>>,
     /// How many shards share what is a budget of all.
     shards: usize,
-    /// Whether every call leaves a record in the log.
-    pub access_log: bool,
+    /// Which calls leave a record in the log.
+    pub access_log: AccessLog,
+    /// Limits the log lines that clients can cause without an identity.
+    pub log_limiter: Rc<RecordLimiter>,
     /// The tasks of this shard's streams.
     pub tasks: Tasks,
+    /// Whether calls should be sent here, as `/readyz` says.
+    pub ready: watch::Receiver<bool>,
     /// Tells when the process drains, and until when; what a connection has open follows its client's.
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for, on all shards.
@@ -234,6 +240,7 @@ impl Gateway {
         metrics: Arc<Metrics>,
         config: Arc<Published<Config>>,
         tasks: Tasks,
+        ready: watch::Receiver<bool>,
         drain: watch::Receiver<Option<Instant>>,
         claims: Arc<Claims>,
         defragmentations: Arc<defragment::Register>,
@@ -243,10 +250,15 @@ impl Gateway {
         let shards = begun.runtime.shards.get();
         let watch_budget =
             Rc::new(budget::Budget::new(begun.watch.buffer / shards, metrics.watch_held_bytes.clone()));
+        let log_limiter = Rc::new(RecordLimiter::new(metrics.log_records_left_out.clone()));
+        let access_log =
+            if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
         Self {
             held: Rc::default(),
             waiting: Rc::default(),
-            access_log: begun.log.access,
+            access_log,
+            log_limiter,
+            ready,
             shards,
             config,
             claims,

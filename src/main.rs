@@ -175,13 +175,9 @@ impl Place {
     fn socket(self) -> Result<PathBuf, ExitCode> {
         match (self.socket, self.config) {
             (Some(socket), _) => Ok(socket),
-            (None, Some(file)) => match config::load(&file) {
-                Ok((config, _)) => config
-                    .admin
-                    .socket
-                    .ok_or_else(|| fail("admin.socket is not set", ExitCode::from(UNUSABLE))),
-                Err(faults) => Err(refuse(&faults)),
-            },
+            (None, Some(file)) => {
+                config::admin_socket(&file).map_err(|none| fail(&none.to_string(), ExitCode::from(UNUSABLE)))
+            }
             (None, None) => Err(fail("--socket or --config is needed", ExitCode::from(UNUSABLE))),
         }
     }
@@ -295,7 +291,12 @@ fn serve(file: PathBuf) -> ExitCode {
 }
 
 fn serve_with(config: Config, warnings: &[Warning], file: PathBuf) -> ExitCode {
-    telemetry::init(&config.log);
+    // Dropped last: it waits until what was logged is written.
+    let _flush = match telemetry::init(&config.log) {
+        Ok(flush) => flush,
+        Err(error) => return fail(&format!("cannot log to stderr: {error}"), ExitCode::FAILURE),
+    };
+    telemetry::log_panics();
     for warning in warnings {
         tracing::warn!(%warning, "configuration");
     }

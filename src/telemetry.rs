@@ -1,13 +1,20 @@
 //! Where log lines go, and which.
 //!
 //! Owns: the one subscriber of the process. Must not know: what is logged.
-//! Invariants: lines go to stderr, so that stdout stays a command's answer; the libraries below us (HTTP/2, TLS) log
-//! warnings and errors at most, whatever the level, since their frames and headers carry tokens and passwords.
+//! Invariants: lines go to stderr, so that stdout stays a command's answer; no thread that logs waits for stderr; the libraries
+//! below us (HTTP/2, TLS) log warnings and errors at most, whatever the level, since their frames and headers carry tokens and
+//! passwords.
 
 pub mod figures;
+pub mod limiter;
 pub mod metrics;
+mod text;
+pub mod writer;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::str::FromStr;
 
 use tracing::level_filters::LevelFilter;
@@ -15,6 +22,9 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use text::QuotedFields;
+use writer::{FlushGuard, LogQueue};
 
 /// The target of access records: `tracing::info!(target: telemetry::ACCESS, …)`. Switched by [`Settings::access`]
 /// alone, whatever the level.
@@ -29,6 +39,8 @@ pub struct Settings {
     pub level: Level,
     /// Whether every call leaves a record.
     pub access: bool,
+    /// Bytes of records that may wait to be written.
+    pub buffer: usize,
 }
 
 /// How a line is written.
@@ -67,27 +79,51 @@ impl FromStr for Level {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { format: Format::Text, level: Level(LevelFilter::INFO), access: true }
+        Self { format: Format::Text, level: Level(LevelFilter::INFO), access: true, buffer: 4 * 1024 * 1024 }
     }
 }
 
-/// Installs the subscriber of the process. Where one is installed already (a test's), that one stays.
-pub fn init(settings: &Settings) {
-    let installed = subscriber(settings, io::stderr).try_init();
-    if installed.is_err() {
+/// Installs the subscriber of the process, whose lines a thread of their own writes to stderr. Where one is installed already (a
+/// test's), that one stays. The guard belongs to `main`.
+///
+/// # Errors
+/// There is no stderr, or the thread cannot be started.
+pub fn init(settings: &Settings) -> io::Result<FlushGuard> {
+    // A file of its own: `io::stderr` has a lock, which a write that hangs would hold.
+    let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let (queue, guard) = LogQueue::start(stderr, settings.buffer)?;
+    if subscriber(settings, queue).try_init().is_err() {
         tracing::debug!("a log subscriber is installed already");
+        return Ok(FlushGuard::nothing());
     }
+    Ok(guard)
 }
 
-fn subscriber<W>(settings: &Settings, writer: W) -> impl tracing::Subscriber + Send + Sync
+/// Has panics told in the log: the hook of the standard library writes to stderr by itself, and would wait for it on the thread
+/// that panicked.
+pub fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let payload = panic.payload();
+        let owned = || payload.downcast_ref::<String>().map(String::as_str);
+        let message = payload.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("no text");
+        let at = panic.location().map(tracing::field::display);
+        let backtrace = Backtrace::capture();
+        let backtrace =
+            (backtrace.status() == BacktraceStatus::Captured).then(|| tracing::field::display(backtrace));
+        tracing::error!(panic = message, at, backtrace, "a thread panicked");
+    }));
+}
+
+/// Formats what is logged as `settings` say, and hands each record to `writer` with one call.
+pub fn subscriber<W>(settings: &Settings, writer: W) -> impl tracing::Subscriber + Send + Sync
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let lines = tracing_subscriber::fmt::layer().with_writer(writer);
+    // What goes wrong in writing a line would be told by `eprintln`.
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
     let lines = match settings.format {
-        Format::Text => {
-            Box::new(lines.with_ansi(false)) as Box<dyn tracing_subscriber::Layer<_> + Send + Sync>
-        }
+        Format::Text => Box::new(lines.with_ansi(false).fmt_fields(QuotedFields))
+            as Box<dyn tracing_subscriber::Layer<_> + Send + Sync>,
         Format::Json => {
             Box::new(lines.json().flatten_event(true).with_current_span(false).with_span_list(false))
         }
@@ -173,9 +209,44 @@ mod tests {
         assert_eq!((record["level"].as_str(), record["target"].as_str()), (Some("INFO"), Some("keyward")));
     }
 
+    /// A member's status text, or a client's name, that would be a record of its own if it were written as it is.
+    const FORGED: &str =
+        "no\n2026-01-01T00:00:00Z  INFO keyward::access: call user=\"root\" code=Ok\u{1b}[2K";
+
+    #[test]
+    fn a_foreign_text_makes_no_record_and_no_field_in_either_format() {
+        for format in [Format::Text, Format::Json] {
+            let settings = Settings { format, ..Settings::default() };
+            let error = io::Error::other(FORGED);
+            let lines = logged(settings, || {
+                tracing::warn!(target: "keyward", %error, name = FORGED, debug = ?FORGED, port = 7, "failed");
+                tracing::warn!(target: "hyper", "a message with {FORGED}");
+            });
+            assert_eq!(lines.len(), 2, "{lines:?}");
+            for line in &lines {
+                assert!(!line.contains('\u{1b}'), "{line}");
+            }
+            match format {
+                Format::Json => {
+                    let record: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
+                    assert_eq!(
+                        (record["error"].as_str(), record["name"].as_str()),
+                        (Some(FORGED), Some(FORGED))
+                    );
+                    assert_eq!(record["user"], serde_json::Value::Null);
+                }
+                Format::Text => {
+                    let quoted = format!("{FORGED:?}");
+                    let fields = format!("failed error={quoted} name={quoted} debug={quoted} port=7");
+                    assert!(lines[0].ends_with(&fields), "{}", lines[0]);
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_second_start_is_harmless() {
-        init(&Settings { level: Level(LevelFilter::OFF), access: false, ..Settings::default() });
-        init(&Settings::default());
+        let first = init(&Settings { level: Level(LevelFilter::OFF), access: false, ..Settings::default() });
+        assert!(first.and(init(&Settings::default())).is_ok());
     }
 }

@@ -246,6 +246,30 @@ fn a_script_can_tell_from_the_code_what_has_become_of_a_command() {
     }
 }
 
+/// An operator may need a command just when the configuration has a fault, or its secrets are another user's to read.
+#[test]
+fn a_command_finds_the_socket_in_a_configuration_with_other_faults() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = "\
+        [[listener]]\n\
+        name = 'a'\n\
+        address = 'nowhere'\n\
+        tls = { cert = 'absent.crt', key = 'absent.key' }\n\
+        [cluster]\n\
+        probe = { user = 'keyward', password_file = 'absent.password' }\n\
+        nonsense = 1\n\
+        [admin]\n\
+        socket = 'admin.sock'\n";
+    let config = write(folder.path(), "keyward.toml", config);
+    assert_eq!(check(&config).0, 64);
+    answering(folder.path(), "admin.sock", "{\"done\":\"in force\"}\n");
+    let (code, stdout, stderr) = run(&mut keyward(&["block", "alice", "--config", &config]));
+    assert_eq!((code, stdout.as_str()), (0, "in force\n"), "{stderr}");
+    let silent = write(folder.path(), "silent.toml", "[cluster]\nnonsense = 1\n");
+    let (code, _, stderr) = run(&mut keyward(&["status", "--config", &silent]));
+    assert!(code == 64 && stderr.contains("admin.socket is not set"), "{code}: {stderr}");
+}
+
 const FINDING: &str = r#"{"doctor":{"findings":[{"severity":"SEVERITY","check":"c","about":"a","what":"w","fix":"f"}],"unseen":[]}}"#;
 
 #[test]

@@ -195,6 +195,7 @@ fn metrics() -> BTreeSet<String> {
     registry.member_figures.put(&[everything]);
     registry.logins.get_or_create(&one("result", "accepted")).inc();
     registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
+    registry.http1_requests.get_or_create(&one("path", "other")).inc();
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types
@@ -325,12 +326,65 @@ fn write(folder: &Path, name: &str, content: &str) -> PathBuf {
     path
 }
 
-#[test]
-fn the_image_gets_everything_that_its_build_reads() {
+/// What `docker build` would send: the files that git has and the ignore file keeps, in a folder of their own.
+fn image_context() -> tempfile::TempDir {
     let ignored = read("deploy/Dockerfile.dockerignore");
-    let kept: Vec<&str> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
-    for needed in ["Cargo.toml", "Cargo.lock", "LICENSE", "build.rs", "proto", "src"] {
-        assert!(kept.contains(&needed) && root().join(needed).exists(), "{needed}");
+    let rules = ignored.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let (mut all, mut kept) = (false, Vec::new());
+    for rule in rules {
+        match rule.strip_prefix('!') {
+            Some(name) => kept.push(name),
+            None => all |= rule == "*",
+        }
+    }
+    assert!(all && kept.len() > 3, "everything is ignored but {kept:?}");
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output().expect("git runs");
+    let names = String::from_utf8(listed.stdout).expect("names are UTF-8");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let is_kept = |name: &&str| kept.iter().any(|kept| Path::new(name).starts_with(kept));
+    for name in names.split('\0').filter(|name| !name.is_empty()).filter(is_kept) {
+        // A file that was deleted and not committed yet is listed, too.
+        let Ok(content) = fs::read(root().join(name)) else { continue };
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().expect("it is in the folder")).expect("the folder is ours");
+        fs::write(path, content).expect("the folder is ours");
+    }
+    folder
+}
+
+/// No container engine is needed: this is the build's own step, in what an engine would give to it. With `KEYWARD_TEST_FULL` the
+/// program is compiled there; else cargo reads the manifest and all that it names, which is what a file that is left out breaks.
+#[test]
+fn the_image_builds_from_what_its_ignore_file_leaves() {
+    let dockerfile = read("deploy/Dockerfile");
+    let built: Vec<&str> = dockerfile.lines().filter_map(|line| line.strip_prefix("RUN ")).collect();
+    assert_eq!(built, ["cargo build --release --locked --bin keyward"]);
+    let context = image_context();
+    let copied = dockerfile.lines().filter_map(|line| line.strip_prefix("COPY "));
+    let copied: Vec<&str> =
+        copied.filter_map(|line| line.split(' ').next()).filter(|from| !from.starts_with("--")).collect();
+    assert_eq!(copied, [".", "LICENSE"]);
+    assert!(copied.iter().all(|name| context.path().join(name).exists()));
+    let cargo = |arguments: &[&str]| {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.args(arguments).args(["--locked", "--offline"]).current_dir(context.path());
+        let ended = command.stdin(Stdio::null()).output().expect("cargo starts");
+        assert!(ended.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
+        String::from_utf8(ended.stdout).expect("UTF-8")
+    };
+    let metadata = cargo(&["metadata", "--no-deps", "--format-version", "1"]);
+    assert!(metadata.contains("\"name\":\"keyward\""), "{metadata}");
+    // The version of the image's compiler is one that the manifest takes.
+    let manifest = read("Cargo.toml");
+    let needed = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
+    let image = dockerfile.lines().find_map(|line| line.strip_prefix("FROM rust:")?.split('-').next());
+    let number = |version: Option<&str>| -> u32 {
+        version.and_then(|version| version.strip_prefix("1.")?.parse().ok()).expect("a version of Rust 1")
+    };
+    assert!(number(image) >= number(needed), "{image:?} {needed:?}");
+    if std::env::var_os("KEYWARD_TEST_FULL").is_some() {
+        cargo(&["build", "--profile", "ci", "--bin", "keyward", "--target-dir", "target"]);
+        assert!(context.path().join("target/ci/keyward").exists());
     }
 }
 

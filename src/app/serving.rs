@@ -18,10 +18,11 @@ use tokio::time::Instant;
 use crate::config::Config;
 use crate::downstream::certificate::ClientCertificate;
 use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Ended, Introduced};
+use crate::downstream::http1::Http1Log;
 use crate::downstream::listener::{Accepted, Opened, Socket};
 use crate::downstream::session::Sealer;
 use crate::downstream::tls::Current;
-use crate::gateway::access_log::Origin;
+use crate::gateway::access_log::{AccessLog, Origin};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
 use crate::gateway::{Client, Gateway, cut_at, defragment, live, pipeline, proofs};
@@ -65,6 +66,8 @@ pub struct Parts {
     pub logins: Arc<Logins>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Whether calls should be sent here, as `/readyz` says.
+    pub ready: watch::Receiver<bool>,
     /// Tells when the process drains, and until when.
     pub drain: watch::Receiver<Option<Instant>>,
     /// Locks and campaigns that are being waited for.
@@ -135,6 +138,7 @@ impl Serving {
             Arc::clone(&parts.metrics),
             parts.config,
             tasks.clone(),
+            parts.ready,
             parts.drain,
             parts.claims,
             parts.defragmentations,
@@ -219,7 +223,13 @@ impl Serving {
             Ok(Admitted { answer, until, old_at, expires, dismiss })
         };
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
-        let beginning = Beginning { proxied, tls, odd_authority };
+        let limiter = match &self.gateway.access_log {
+            AccessLog::On(limiter) => Some(Rc::clone(limiter)),
+            AccessLog::Off => None,
+        };
+        let name = Arc::clone(&listener.config.name);
+        let http1 = Http1Log { metrics: Arc::clone(&self.metrics), limiter, listener: name, remote };
+        let beginning = Beginning { proxied, tls, odd_authority, http1 };
         let (metrics, tasks) = (Arc::clone(&self.metrics), self.tasks.clone());
         let serve = async move {
             let _keep = keep;

@@ -346,6 +346,7 @@ pub(super) struct Log {
     pub(super) format: Option<LogFormat>,
     pub(super) level: Option<String>,
     pub(super) access: Option<bool>,
+    pub(super) buffer: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

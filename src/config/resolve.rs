@@ -73,7 +73,7 @@ pub fn load(path: &Path) -> Result<(Config, Vec<Warning>), Faults> {
     }
 }
 
-fn read(path: &Path) -> Result<String, String> {
+pub(super) fn read(path: &Path) -> Result<String, String> {
     let mut text = String::new();
     let opened = std::fs::File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
     match opened {
@@ -219,6 +219,7 @@ impl Resolver<'_> {
                 .and_then(|word| self.checked("log.level", word.parse()))
                 .unwrap_or(default.level),
             access: log.access.unwrap_or(default.access),
+            buffer: self.size("log.buffer", log.buffer, 4 * MIB, 16 * KIB..=GIB),
         }
     }
 

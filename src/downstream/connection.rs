@@ -32,7 +32,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::downstream::certificate::Unreadable;
 use crate::downstream::first::{self, Speaks};
-use crate::downstream::http1;
+use crate::downstream::http1::{self, Http1Log};
 use crate::downstream::inbound::Inbound;
 use crate::downstream::proxied::{self, NotSaid, Source};
 use crate::downstream::tls::Current;
@@ -73,6 +73,8 @@ pub struct Beginning {
     pub tls: Option<Current>,
     /// HTTP/2 with an `:authority` that is none is taken, and counted there.
     pub odd_authority: Option<Arc<Metrics>>,
+    /// Counts and logs requests over HTTP/1.
+    pub http1: Http1Log,
 }
 
 /// Who is at the other end, as far as the connection has told before its first request.
@@ -151,7 +153,8 @@ where
     else {
         return Ok(Ended::Well);
     };
-    let Introduction { stream, source, server_name, mut shown, speaks, taken, odd_authority } = introduced?;
+    let Introduction { stream, source, server_name, mut shown, speaks, taken, odd_authority, http1_log } =
+        introduced?;
     let seen = Rc::new(Cell::new(0));
     let inbound = match (speaks, odd_authority) {
         (Speaks::Nothing, _) => return Ok(Ended::Well),
@@ -162,8 +165,12 @@ where
         _ => Inbound::new(stream, taken, Rc::clone(&seen)),
     };
     if speaks == Speaks::Http1 {
+        let answer = |request| {
+            http1_log.note(&request, source);
+            http1::nothing_here(request)
+        };
         return tokio::select! {
-            served = http1::serve(inbound, began + bounds.handshake, http1::nothing_here) => {
+            served = http1::serve(inbound, began + bounds.handshake, answer) => {
                 served.map(|()| Ended::Well).map_err(|_| HandshakeError::TimedOut)
             }
             _ = drain.wait_for(Option::is_some) => Ok(Ended::Well),
@@ -245,11 +252,12 @@ struct Introduction {
     /// What was read of `stream` to know that.
     taken: Bytes,
     odd_authority: Option<Arc<Metrics>>,
+    http1_log: Http1Log,
 }
 
 /// What comes before HTTP, in this order.
 async fn introduce(mut stream: Stream, beginning: Beginning) -> Result<Introduction, HandshakeError> {
-    let Beginning { proxied, tls, odd_authority } = beginning;
+    let Beginning { proxied, tls, odd_authority, http1: http1_log } = beginning;
     let mut source = None;
     if proxied {
         source = match proxied::source(&mut stream).await? {
@@ -263,7 +271,7 @@ async fn introduce(mut stream: Stream, beginning: Beginning) -> Result<Introduct
     }
     let looked = first::look(&mut stream, agreed.as_deref()).await;
     let (speaks, taken) = looked.map_err(HandshakeError::Lost)?;
-    Ok(Introduction { stream, source, server_name, shown, speaks, taken, odd_authority })
+    Ok(Introduction { stream, source, server_name, shown, speaks, taken, odd_authority, http1_log })
 }
 
 /// TLS.

@@ -24,6 +24,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chacha20poly1305::XNonce;
 use chacha20poly1305::aead::{Aead as _, Payload};
+use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::sync::watch;
 use zeroize::Zeroizing;
@@ -290,7 +291,8 @@ impl Sealer {
         Self {
             sealing: ArcSwap::from_pointee(sealing),
             changes: watch::Sender::new(()),
-            seen: Cache::new(SEEN),
+            // moka's default would keep what is used often, and turn the newest away.
+            seen: Cache::builder().max_capacity(SEEN).eviction_policy(EvictionPolicy::lru()).build(),
         }
     }
 
@@ -787,6 +789,21 @@ mod tests {
         assert!(!sealer.seen()[0].stands);
         let shown = format!("{seen:?}");
         assert!(!shown.contains("hunter2") && !shown.contains(token.expose().as_str()), "{shown}");
+    }
+
+    #[test]
+    fn of_more_sessions_than_are_kept_the_newest_are_listed() {
+        let sealer = sealer(&[1]);
+        let sessions: Vec<Session> = (0..SEEN + 1000).map(|_| login("alice", "p")).collect();
+        for session in &sessions {
+            sealer.note(session);
+            // The oldest are in use: that does not make them stay.
+            sealer.note(&sessions[0]);
+        }
+        sealer.seen.run_pending_tasks();
+        let seen: std::collections::HashSet<_> = sealer.seen().into_iter().map(|seen| seen.id).collect();
+        let newest = sessions.iter().rev().take(1000).filter(|session| seen.contains(&session.id)).count();
+        assert_eq!((newest, seen.len()), (1000, usize::try_from(SEEN).unwrap()));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Owns: what is told about a call. Must not know how it was answered. Invariants: a record is written exactly once,
 //! by its drop; it never holds a key, a value, a token or a password. A call that nobody finished (the client went
-//! away) is told as Canceled.
+//! away) is told as Canceled. Records of callers that have proved no identity are limited by rate, so that nobody can fill a
+//! disk by being refused; all of them are counted.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -13,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use crate::identity::{MemberId, UserName};
 use crate::refusal::Code;
+use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::{self, metrics::Metrics};
 
 /// What is known of a connection in each of its records.
@@ -24,18 +26,29 @@ pub struct Origin {
     pub remote: Option<SocketAddr>,
 }
 
+/// Which calls of a shard leave a record in the log.
+#[derive(Clone, Debug)]
+pub enum AccessLog {
+    /// None does.
+    Off,
+    /// Every call of a caller that is known; of the others as many as this allows.
+    On(Rc<RecordLimiter>),
+}
+
 /// A call's record. Dropping it writes it.
 pub struct Record {
     metrics: Arc<Metrics>,
-    log: bool,
+    log: AccessLog,
     unary: bool,
     row: usize,
     method: &'static str,
     origin: Rc<Origin>,
     started: Instant,
     code: Option<Code>,
-    /// Who called, once known.
+    /// Who called, or who the caller said it is, once known.
     pub peer: Option<Rc<str>>,
+    /// The caller has proved that it is an etcd user.
+    pub is_proved: bool,
     /// As whom, once known.
     pub user: Option<UserName>,
     /// Which member answered last.
@@ -51,7 +64,7 @@ impl Record {
     #[must_use]
     pub fn begin(
         metrics: Arc<Metrics>,
-        log: bool,
+        log: AccessLog,
         (row, method): (usize, &'static str),
         unary: bool,
         origin: Rc<Origin>,
@@ -67,6 +80,7 @@ impl Record {
             started: Instant::now(),
             code: None,
             peer: None,
+            is_proved: false,
             user: None,
             member: None,
             attempts: 0,
@@ -91,8 +105,15 @@ impl Drop for Record {
         let code = self.code.unwrap_or(Code::Canceled);
         open(&self.metrics, self.unary).dec();
         self.metrics.call_ended(self.row, code as u8, self.unary.then_some(took));
-        if !self.log {
-            return;
+        match &self.log {
+            AccessLog::Off => return,
+            // A caller that is nobody, and was refused, or answered by Keyward itself: it costs etcd nothing to ask again.
+            AccessLog::On(limiter)
+                if !self.is_proved && (code != Code::Ok || self.attempts == 0) && !limiter.may_log() =>
+            {
+                return;
+            }
+            AccessLog::On(_) => {}
         }
         tracing::info!(
             target: telemetry::ACCESS,

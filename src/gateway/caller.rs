@@ -176,6 +176,7 @@ impl Callers {
         record.peer = Some(Rc::clone(&standing.peer));
         let decided = again::decided(gateway, standing).and_then(|caller| {
             record.user = caller.user.clone();
+            record.is_proved = caller.user.is_some();
             self.generation(gateway, &caller).map(|_| caller)
         });
         decided.inspect_err(|refusal| {

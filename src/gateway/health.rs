@@ -1,7 +1,7 @@
 //! gRPC's health service, answered by Keyward: whether calls can be served here.
 //!
-//! Owns: Check and Watch of the whole server. Must not know how readiness is found. Invariant: no member is asked, so
-//! that a health check never costs etcd anything; NOT_SERVING while no member answers calls or the process drains.
+//! Owns: Check and Watch of the whole server. Must not know how readiness is found. Invariants: no member is asked, so
+//! that a health check never costs etcd anything; the answer is that of `/readyz`.
 
 use std::rc::Rc;
 
@@ -16,7 +16,6 @@ use crate::pb::health::health_check_response::ServingStatus;
 use crate::pb::health::{HealthCheckRequest, HealthCheckResponse};
 use crate::refusal::Refusal;
 use crate::rpc::frame;
-use crate::upstream::membership::Serving;
 
 /// Check: once.
 ///
@@ -37,7 +36,7 @@ pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: Incoming) -> Re
     let watched = Rc::clone(gateway);
     let mut drain = client.drain.clone();
     let run = async move {
-        let mut changes = watched.door.members.changes.clone();
+        let mut ready = watched.ready.clone();
         let mut told = None;
         loop {
             let status = now(&watched);
@@ -50,7 +49,7 @@ pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: Incoming) -> Re
             tokio::select! {
                 () = speaker.gone() => return,
                 _ = drain.wait_for(Option::is_some) => return speaker.end(Refusal::SHUTTING_DOWN.status()).await,
-                changed = changes.changed() => if changed.is_err() { return },
+                changed = ready.changed() => if changed.is_err() { return },
             }
         }
     };
@@ -66,10 +65,7 @@ async fn asked(client: &Client, body: Incoming) -> Result<(), Refusal> {
 }
 
 fn now(gateway: &Gateway) -> ServingStatus {
-    // Without a quorum every replica can serve local reads only: one that said no would leave a balancer with none.
-    let serving = gateway.door.members.snapshot.load().serving();
-    let ready = matches!(serving, Serving::Ready | Serving::LocalReadsOnly);
-    if ready && gateway.drain.borrow().is_none() { ServingStatus::Serving } else { ServingStatus::NotServing }
+    if *gateway.ready.borrow() { ServingStatus::Serving } else { ServingStatus::NotServing }
 }
 
 fn answer(status: ServingStatus) -> Bytes {

@@ -78,6 +78,7 @@ pub async fn authenticate(
     }
     let (peer, proof) = evidence(peer, proved, auth_revision);
     record.peer = Some(peer.to_string().into());
+    record.is_proved = true;
     let session = Session::begin(peer, proof, generation, SystemTime::now());
     let sealed = session.and_then(|session| gateway.sealer.seal(&session).map(|token| (session, token)));
     let (session, token) = sealed.map_err(|failure| match failure {
@@ -122,7 +123,9 @@ async fn prove(
             return Ok((proved, generation));
         }
     }
-    tracing::info!(?user, "login of a user who is blocked");
+    if gateway.log_limiter.may_log() {
+        tracing::info!(?user, "login of a user who is blocked");
+    }
     Err(gateway.logins.refuse(user, password, from).await)
 }
 

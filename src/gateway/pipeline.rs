@@ -98,7 +98,7 @@ async fn guarded<T>(
 
 fn record(gateway: &Gateway, client: &Client, row: (usize, &'static str), unary: bool) -> Record {
     let metrics = Arc::clone(&gateway.metrics);
-    Record::begin(metrics, gateway.access_log, row, unary, Rc::clone(&client.origin))
+    Record::begin(metrics, gateway.access_log.clone(), row, unary, Rc::clone(&client.origin))
 }
 
 /// What a step of the pipeline ended with.

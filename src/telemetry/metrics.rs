@@ -133,6 +133,10 @@ pub struct Metrics {
     pub not_canonical: Counter,
     /// Handlers that panicked.
     pub panics: Counter,
+    /// Log records of callers that proved no identity, left out since there were too many.
+    pub log_records_left_out: Counter,
+    /// Requests of clients that speak HTTP/1, by the kind of their path.
+    pub http1_requests: Family<One, Counter>,
     /// Times that another cluster was followed.
     pub cluster_changes: Counter,
     /// 1 for members that get calls, 0 for the others.
@@ -174,6 +178,8 @@ impl Metrics {
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let cluster_changes = counter("cluster_changes", "Times that another cluster was followed");
         let panics = counter("panics", "Handlers that panicked");
+        let help = "Log records of callers that proved no identity, left out";
+        let log_records_left_out = counter("log_records_left_out", help);
         let help = "Connections with a user's certificate over the limit";
         let certificate_connections_refused = counter("upstream_certificate_connections_refused", help);
         let tries = Tries::registered(&mut registry);
@@ -192,6 +198,8 @@ impl Metrics {
         let calls_open = registered(&mut registry, "calls_open", "Unary calls of clients under way");
         let streams_open = registered(&mut registry, "streams_open", "Open streams of clients");
         let logins = registered(&mut registry, "logins", "Password logins, by result");
+        let help = "Requests over HTTP/1, by kind of path";
+        let http1_requests = registered(&mut registry, "downstream_http1_requests", help);
         let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
         let member_leader: Family<One, Gauge> =
             registered(&mut registry, "member_leader", "1 for the leader");
@@ -232,6 +240,8 @@ impl Metrics {
             certificate_connections_refused,
             not_canonical,
             panics,
+            log_records_left_out,
+            http1_requests,
             cluster_changes,
             member_ready,
             member_leader,

@@ -122,4 +122,6 @@ mod topology;
 #[cfg(test)]
 mod twin;
 #[cfg(test)]
+mod unread_log;
+#[cfg(test)]
 mod way_out;

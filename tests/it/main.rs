@@ -5,6 +5,8 @@
 //! incoming connections.
 
 #[cfg(test)]
+mod admin_address;
+#[cfg(test)]
 mod admin_commands;
 #[cfg(test)]
 mod advertised;
@@ -63,6 +65,8 @@ mod lent_logins;
 mod limits;
 #[cfg(test)]
 mod locks;
+#[cfg(test)]
+mod log_records;
 #[cfg(test)]
 mod logins;
 #[cfg(test)]

@@ -165,6 +165,12 @@ impl Member {
         self.state.refusal.set((Code::Unavailable, "etcdserver: no leader"));
     }
 
+    /// From now on it refuses every login in these words, which tell nothing of the password.
+    pub(crate) fn refuses_logins_with(&self, text: &'static str) {
+        self.state.password.replace(None);
+        self.state.refusal.set((Code::Unavailable, text));
+    }
+
     /// From now on a login takes so long.
     pub(crate) fn takes_for_a_login(&self, bcrypt: Duration) {
         self.state.bcrypt.set(bcrypt);

@@ -103,6 +103,8 @@ pub(crate) struct Keyward {
     channels: ControlChannels,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
+    /// What gRPC's health service says: yes, unless a test publishes another readiness.
+    pub(crate) ready: watch::Sender<bool>,
     drain: watch::Sender<Option<Instant>>,
     pub(crate) exit: Arc<Exit>,
     changes: ChangesSender,
@@ -148,6 +150,7 @@ impl Keyward {
         let metrics = Arc::new(Metrics::new(paths.collect()));
         let passwords = Arc::clone(&config.passwords);
         let (drain, draining) = watch::channel(None);
+        let (ready, readiness) = watch::channel(true);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
         let shared = (Arc::clone(&credentials), handle.clone());
@@ -169,6 +172,7 @@ impl Keyward {
             logins: Arc::clone(&logins),
             sealer: Arc::clone(&sealer),
             metrics: Arc::clone(&metrics),
+            ready: readiness,
             drain: draining,
             claims: Arc::default(),
             defragmentations: Arc::default(),
@@ -189,6 +193,7 @@ impl Keyward {
             channels,
             members: handle,
             tasks,
+            ready,
             drain,
             exit: Arc::default(),
             changes,

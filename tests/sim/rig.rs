@@ -122,6 +122,7 @@ impl Keyward {
             sealer: Arc::new(sealer),
             logins,
             metrics,
+            ready: watch::channel(true).1,
             drain: draining,
             claims: Arc::default(),
             defragmentations: Arc::default(),

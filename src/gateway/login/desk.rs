@@ -32,6 +32,7 @@ use crate::identity::UserName;
 use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
+use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::{Metrics, one};
 use crate::upstream::credential::{Credentials, Fingerprint, Moves, Pages};
 use crate::upstream::membership::MembersHandle;
@@ -77,6 +78,7 @@ pub struct LoginControl {
     refused: Refused,
     limits: config::FailedLogins,
     pages: Pages,
+    log_limiter: RecordLimiter,
 }
 
 /// How a login ended, and at what cost.
@@ -123,6 +125,8 @@ struct Desk {
     /// Checks that the sources are asked for now.
     asked: Cell<u32>,
     turns: RefCell<HashMap<Network, Rc<Semaphore>>>,
+    /// Limits the log lines of logins that are not checked.
+    log_limiter: RecordLimiter,
 }
 
 impl Logins {
@@ -147,7 +151,10 @@ impl Logins {
             moves: moves.clone(),
         };
         let limits = config.failed;
-        let control = LoginControl { requests: asked, sources, refused: refused.clone(), limits, pages };
+        let log_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
+        let refusals = refused.clone();
+        let control =
+            LoginControl { requests: asked, sources, refused: refusals, limits, pages, log_limiter };
         let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
         let proved = Arc::new(proved);
         let flights = Flights::default();
@@ -364,6 +371,7 @@ impl LoginControl {
             refusals: RefCell::new(RefusalSchedule::new(Instant::now())),
             asked: Cell::new(0),
             turns: RefCell::default(),
+            log_limiter: self.log_limiter,
         });
         while let Some(request) = self.requests.recv().await {
             let desk = Rc::clone(&desk);
@@ -418,7 +426,9 @@ impl Desk {
     ) -> Result<Result<Proved, Denied>, Limited> {
         let begun = Instant::now();
         let tried = self.attempts.borrow_mut().begin(&login.user, from, begun).inspect_err(|limited| {
-            tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
+            if self.log_limiter.may_log() {
+                tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
+            }
         })?;
         if tried.is_unannounced() {
             return self.unannounced(login, asked, from, tried).await;

@@ -4,7 +4,8 @@
 //! addresses that it must listen on.
 
 use std::{
-    fs::{self, Permissions},
+    fs::{self, File, Permissions},
+    io::PipeReader,
     net::SocketAddr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -111,6 +112,20 @@ impl Keyward {
         keyward
     }
 
+    /// Starts it with a stderr that leads into a pipe, which the caller reads or does not, and waits until it is ready.
+    pub(crate) async fn start_with_pipe(site: Site, config: &str) -> (Keyward, PipeReader) {
+        let file = site.write("keyward.toml", config);
+        let log = site.folder.path().join("keyward.log");
+        let out = File::create(&log).expect("the log file can be made");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let args = [Path::new("serve"), Path::new("--config"), &file];
+        let outputs = (out, writer.into());
+        let process = Process::start_with_stderr("keyward", &program(), args, &[], &log, outputs);
+        let keyward = Keyward { process, site };
+        keyward.ready().await;
+        (keyward, reader)
+    }
+
     /// Starts it where `/etc/hosts` is this file, in a mount namespace of its own, and waits until it is ready. `flags` are those
     /// of [`namespace`].
     pub(crate) async fn start_with_hosts(site: Site, config: &str, hosts: &Path, flags: &str) -> Keyward {
@@ -191,7 +206,7 @@ impl Keyward {
 
     /// Everything that it logged, over all its starts.
     pub(crate) fn log(&self) -> String {
-        self.process.output()
+        self.process.settled_output()
     }
 
     /// Changes its configuration and asks it to read that (SIGHUP), which it does in its own time.

@@ -21,6 +21,8 @@ use super::{evidence, wait};
 /// How much of a log is printed when a test fails.
 const TAIL_LINES: usize = 40;
 const TAIL_WIDTH: usize = 400;
+/// Longer than a log's writer takes to gather records.
+const MOMENT: Duration = Duration::from_millis(100);
 
 type Order = (Command, mpsc::Sender<io::Result<Child>>);
 
@@ -59,6 +61,18 @@ impl Process {
     ) -> Process {
         let out = File::options().create(true).append(true).open(log).expect("the log file can be opened");
         let err = out.try_clone().expect("the log file can be shared");
+        Process::start_with_stderr(name, program, args, env, log, (out, err.into()))
+    }
+
+    /// The same where stdout and stderr lead elsewhere; the output is what stands in `log`.
+    pub(crate) fn start_with_stderr<I: AsRef<std::ffi::OsStr>>(
+        name: &str,
+        program: &Path,
+        args: impl IntoIterator<Item = I>,
+        env: &[(&str, &str)],
+        log: &Path,
+        (out, err): (File, Stdio),
+    ) -> Process {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args).envs(env.iter().copied());
         command.stdin(Stdio::null()).stdout(out).stderr(err);
@@ -99,6 +113,20 @@ impl Process {
     /// Waits for its end by itself or by a signal sent before.
     pub(crate) async fn ended(&self, within: Duration) -> ExitStatus {
         wait::until(within, &format!("{} ends", self.name), async || self.exit()).await
+    }
+
+    /// The same once nothing has come for a moment: Keyward's log is written by a thread of its own, some 20 ms later.
+    pub(crate) fn settled_output(&self) -> String {
+        let mut before = self.output();
+        for _ in 0..20 {
+            thread::park_timeout(MOMENT);
+            let now = self.output();
+            if now.len() == before.len() {
+                break;
+            }
+            before = now;
+        }
+        before
     }
 
     /// Everything that it wrote so far, over all its starts.

@@ -1,0 +1,175 @@
+//! The admin address: a peer that does not read, or says nothing, keeps nobody from asking whether Keyward lives; and gRPC's health
+//! service says what `/readyz` says.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keyward::admin::drain::Stage;
+use keyward::admin::{self, State};
+use keyward::config::{Keep, Revocation};
+use keyward::pb::health::health_check_response::ServingStatus;
+use keyward::pb::health::{HealthCheckRequest, HealthCheckResponse};
+use keyward::refusal::Code;
+use keyward::revocation::Register;
+use keyward::tasks::Tasks;
+use prost::Message as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::Instant;
+
+use crate::member::Member;
+use crate::rig::{Keyward, one_member, paused, real, settled};
+use crate::words::{RANGE, range, ranged};
+
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
+/// More than the places that there are.
+const PEERS: usize = 100;
+const SMALLEST: u32 = 4096;
+
+fn state(keyward: &Keyward) -> Arc<State> {
+    let settings = Revocation { keep: Keep::Memory, max_age: Duration::from_secs(60) };
+    let (register, keeper) =
+        Register::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer)).expect("nothing to read");
+    keyward.tasks.spawn("revocations", keeper.run()).detach();
+    keyward.desk(register).state
+}
+
+/// A Keyward with an admin address.
+async fn administered() -> (SocketAddr, (Rc<Member>, Keyward)) {
+    let (member, keyward) = one_member();
+    let listener = admin::bind(([127, 0, 0, 1], 0).into()).await.expect("bound");
+    let address = listener.local_addr().expect("an address");
+    let serve = admin::serve(listener, state(&keyward), keyward.tasks.clone());
+    keyward.tasks.spawn("admin", serve).detach();
+    (address, (member, keyward))
+}
+
+/// A peer that takes next to nothing into its own buffers.
+async fn narrow(address: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(SMALLEST).expect("a small buffer");
+    socket.connect(address).await.expect("connected")
+}
+
+async fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("connected");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("UTF-8");
+    answer
+}
+
+#[test]
+fn peers_that_do_not_read_keep_no_probe_and_no_scrape_waiting() {
+    real(async {
+        let (address, _keyward) = administered().await;
+        let many = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2_000);
+        let mut unread = Vec::new();
+        for _ in 0..PEERS {
+            let peer = narrow(address).await;
+            // As much of it as Keyward reads before it must write.
+            drop(peer.try_write(many.as_bytes()));
+            unread.push(peer);
+        }
+        for path in ["/livez", "/readyz", "/metrics"] {
+            let answer = get(address, path).await;
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{path}: {answer}");
+        }
+        // The oldest has made room.
+        let mut first = unread.remove(0);
+        let mut rest = Vec::new();
+        drop(first.read_to_end(&mut rest).await);
+    });
+}
+
+#[test]
+fn peers_that_say_nothing_keep_no_probe_waiting() {
+    real(async {
+        let (address, _keyward) = administered().await;
+        let mut silent = Vec::new();
+        for _ in 0..PEERS {
+            silent.push(narrow(address).await);
+        }
+        let answer = get(address, "/livez").await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(get(address, "/nowhere").await.starts_with("HTTP/1.1 404 "));
+    });
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_cut() {
+    real(async {
+        let (address, _keyward) = administered().await;
+        let mut peer = narrow(address).await;
+        let began = Instant::now();
+        peer.write_all("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(5_000).as_bytes()).await.ok();
+        // Nothing is read until the other side is gone: then what it had sent is all that ever comes.
+        tokio::time::sleep(Duration::from_secs(17)).await;
+        let mut rest = Vec::new();
+        drop(peer.read_to_end(&mut rest).await);
+        assert!(began.elapsed() < Duration::from_secs(40), "it was cut and not served to its end");
+    });
+}
+
+async fn health(client: &crate::client::Client) -> ServingStatus {
+    let outcome = client.call(CHECK, HealthCheckRequest::default().encode_to_vec()).await;
+    HealthCheckResponse::decode(outcome.message().clone()).expect("an answer").status()
+}
+
+#[test]
+fn the_health_service_says_what_readyz_says() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let state = state(&keyward);
+        let publish = Arc::clone(&state).publish_readiness(keyward.ready.clone());
+        keyward.tasks.spawn("readiness", publish).detach();
+        settled().await;
+        let client = keyward.client().await;
+        let mut watch =
+            client.begin(HEALTH_WATCH, HealthCheckRequest::default().encode_to_vec()).await.expect("open");
+        let mut told = async || {
+            let message = watch.next().await.expect("the watch goes on");
+            HealthCheckResponse::decode(message).expect("a status").status()
+        };
+        assert_eq!(state.status().replica.why, None);
+        assert_eq!((told().await, health(&client).await), (ServingStatus::Serving, ServingStatus::Serving));
+        // No member is ready.
+        keyward.publish(|membership| membership.leader = None);
+        assert_eq!(told().await, ServingStatus::NotServing);
+        assert!(state.status().replica.why.is_some());
+        keyward.publish(|membership| membership.leader = Some(member.address.id));
+        assert_eq!(told().await, ServingStatus::Serving);
+        // The first stage of a drain: `/readyz` says no, and calls are served.
+        keyward.exit.enter(Stage::Waiting { until: Instant::now() + Duration::from_secs(60) });
+        assert_eq!(told().await, ServingStatus::NotServing);
+        assert_eq!(health(&client).await, ServingStatus::NotServing);
+        assert_eq!(state.status().replica.why.as_deref(), Some("draining"));
+        let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
+        assert_eq!(outcome.end.code(), Some(Code::Ok));
+        // Whoever waits for the end of the process does not wait for this.
+        keyward.exit.enter(Stage::Ended);
+        keyward.exit.heard().await;
+    });
+}
+
+/// What nobody publishes is what a look finds.
+#[test]
+fn members_that_were_not_looked_at_for_long_are_told_within_a_moment() {
+    paused(async {
+        let tasks = Tasks::default();
+        let member = Member::new(1, &tasks);
+        let keyward = Keyward::before(&[&member]);
+        let publish = state(&keyward).publish_readiness(keyward.ready.clone());
+        keyward.tasks.spawn("readiness", publish).detach();
+        settled().await;
+        let client = keyward.client().await;
+        assert_eq!(health(&client).await, ServingStatus::Serving);
+        tokio::time::sleep(Duration::from_secs(21)).await;
+        assert_eq!(health(&client).await, ServingStatus::NotServing);
+    });
+}

@@ -1,0 +1,153 @@
+//! What strangers can write into the log: a bounded number of records, all of them counted.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use keyward::pb::etcdserverpb::AuthenticateRequest;
+use keyward::refusal::Code;
+use keyward::tasks::Tasks;
+use keyward::telemetry;
+use keyward::telemetry::metrics::one;
+use keyward::upstream::membership::Auth;
+use prost::Message as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::member::Member;
+use crate::rig::{Keyward, one_member, paused};
+use crate::words::{RANGE, range, ranged};
+
+/// What was logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no holder panics").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let lines = telemetry::subscriber(&telemetry::Settings::default(), move || log.clone());
+        let listening = tracing::subscriber::set_default(lines);
+        // Another thread may have come by a line first, when nobody listened.
+        tracing::callsite::rebuild_interest_cache();
+        listening
+    }
+
+    fn count(&self, is_one: impl Fn(&str) -> bool) -> usize {
+        let log = self.0.lock().expect("no holder panics");
+        String::from_utf8_lossy(&log).lines().filter(|line| is_one(line)).count()
+    }
+
+    fn lines_with(&self, what: &str) -> usize {
+        self.count(|line| line.contains(what))
+    }
+
+    fn lines_starting_with(&self, what: &str) -> usize {
+        self.count(|line| line.starts_with(what))
+    }
+}
+
+#[test]
+fn refused_strangers_leave_a_bounded_number_of_records_and_all_are_counted() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::configured(&[&member], Auth::On, "");
+        let log = Log::default();
+        let _listening = log.listen();
+        let stranger = keyward.client().await.header("token", "kw1_nothing");
+        for _ in 0..500 {
+            assert_eq!(stranger.call(RANGE, range("k")).await.end.code(), Some(Code::Unauthenticated));
+        }
+        assert_eq!(log.lines_with("keyward::access"), 100);
+        assert_eq!(keyward.metrics.log_records_left_out.get(), 400);
+        assert_eq!(keyward.metrics.calls_with(Code::Unauthenticated as u8), 500);
+        // A second later there is room for some again.
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for _ in 0..50 {
+            stranger.call(RANGE, range("k")).await;
+        }
+        assert_eq!(log.lines_with("keyward::access"), 120);
+    });
+}
+
+/// A record of the text format, as a member may write it into its status.
+const FORGED: &str =
+    "busy\n2026-01-01T00:00:00.000000Z  INFO keyward::access: call code=Ok user=\"root\"\u{1b}[2K";
+
+#[test]
+fn a_members_status_text_makes_no_log_lines() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let log = Log::default();
+        let _listening = log.listen();
+        member.refuses_logins_with(FORGED);
+        let client = keyward.client().await;
+        let login = AuthenticateRequest { name: "alice".into(), password: "right".into() };
+        client.call("/etcdserverpb.Auth/Authenticate", login.encode_to_vec()).await;
+        assert!(log.lines_with(format!("{FORGED:?}").trim_matches('"')) > 0, "it is told, escaped");
+        assert_eq!(
+            (log.lines_with("\u{1b}"), log.lines_starting_with("2026-01-01T00:00:00.000000Z")),
+            (0, 0)
+        );
+    });
+}
+
+#[test]
+fn calls_that_are_served_all_leave_a_record() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let log = Log::default();
+        let _listening = log.listen();
+        let client = keyward.client().await;
+        for _ in 0..300 {
+            let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
+            let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
+            assert_eq!(outcome.end.code(), Some(Code::Ok));
+        }
+        drop(client);
+        crate::rig::settled().await;
+        assert_eq!(log.lines_with("keyward::access"), 300);
+        assert_eq!(keyward.metrics.log_records_left_out.get(), 0);
+    });
+}
+
+#[test]
+fn a_request_over_http1_is_counted_and_logged_within_the_same_bound() {
+    paused(async {
+        let (_member, keyward) = one_member();
+        let log = Log::default();
+        let _listening = log.listen();
+        let requests = [
+            ("POST", "/v3/kv/range", "/v3/"),
+            ("GET", "/v2/keys/a-key", "/v2/"),
+            ("GET", "/health", "/health"),
+            ("GET", "/x?a-key", "other"),
+        ];
+        for _ in 0..40 {
+            for (method, path, _) in requests {
+                let said = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nUser-Agent: jet\"c\r\n\r\n");
+                let mut io = keyward.connect();
+                io.write_all(said.as_bytes()).await.expect("room");
+                drop(io.read_to_end(&mut Vec::new()).await);
+            }
+        }
+        for (_, _, kind) in requests {
+            let counted = keyward.metrics.http1_requests.get_or_create(&one("path", kind)).get();
+            assert_eq!(counted, 40, "{kind}");
+        }
+        assert_eq!(log.lines_with("request over HTTP/1"), 100);
+        assert_eq!(keyward.metrics.log_records_left_out.get(), 60);
+        assert!(log.lines_with("/v3/kv/range") > 0 && log.lines_with(r#"user_agent="jet\"c""#) > 0);
+        assert_eq!(log.lines_with("a-key"), 0, "no key is shown");
+    });
+}
