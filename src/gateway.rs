@@ -11,6 +11,7 @@ pub mod current;
 pub mod defragment;
 pub mod exchange;
 pub mod health;
+pub mod inflating;
 pub mod leadership;
 pub mod live;
 pub mod login;
@@ -326,6 +327,11 @@ pub struct Held {
 impl Held {
     fn of(budget: &Rc<Budget>, limit: usize) -> Self {
         Self { budgets: [Some((Rc::clone(budget), limit)), None], bytes: 0 }
+    }
+
+    /// Nothing yet of the same budgets.
+    fn beside(&self) -> Self {
+        Self { budgets: self.budgets.clone(), bytes: 0 }
     }
 
     /// Takes `bytes` more; false where a budget is used up.

@@ -158,11 +158,24 @@ impl Refusal {
         safe_owned(Code::Unimplemented, format!("malformed method name: {path:?}"))
     }
 
-    /// A `grpc-encoding` that is not `identity`: we decompress nothing.
+    /// A `grpc-encoding` without a decompressor.
     #[must_use]
     pub fn compressed(encoding: &str) -> Self {
         let message = format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
         safe_owned(Code::Unimplemented, message)
+    }
+
+    /// A compressed message whose inflated size exceeds `max`.
+    #[must_use]
+    pub fn too_large_inflated(max: usize) -> Self {
+        let message = format!("grpc: received message after decompression larger than max {max}");
+        safe_owned(Code::ResourceExhausted, message)
+    }
+
+    /// A compressed message that cannot be inflated.
+    #[must_use]
+    pub fn not_inflated(why: &str) -> Self {
+        safe_owned(Code::Internal, format!("grpc: {why}"))
     }
 
     /// The first byte of a frame is neither 0 nor 1.
@@ -506,9 +519,9 @@ mod tests {
             (Refusal::unknown_method("a.B", "C"), 12, "unknown method C for service a.B", Safe),
             (Refusal::malformed_path("/x"), 12, "malformed method name: \"/x\"", Safe),
             (
-                Refusal::compressed("gzip"),
+                Refusal::compressed("snappy"),
                 12,
-                "grpc: Decompressor is not installed for grpc-encoding \"gzip\"",
+                "grpc: Decompressor is not installed for grpc-encoding \"snappy\"",
                 Safe,
             ),
             (

@@ -7,6 +7,7 @@ pub mod call;
 pub mod canonical;
 pub mod frame;
 pub mod header;
+pub mod inflate;
 pub mod method;
 pub mod outcome;
 pub mod quorum;

@@ -1,17 +1,39 @@
-//! What a client says on a stream that we answer ourselves.
+//! What a client says: the body of its request, and the messages of a stream that we answer ourselves.
 //!
-//! Owns: taking its body apart into messages. Must not know what they mean. Invariant: [`Requests::next`] is
-//! cancel-safe; what was read and not taken stays.
+//! Owns: taking its body apart into messages, and inflating those that are compressed. Must not know what they mean.
+//! Invariants: [`Requests::next`] is cancel-safe; what was read and not taken stays. A message is at most as large as
+//! allowed, compressed and inflated.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::Body as _;
 use hyper::body::Incoming;
+use tokio::task::yield_now;
 
 use crate::refusal::Refusal;
-use crate::rpc::frame::FrameReader;
+use crate::rpc::frame::{FrameReader, PREFIX, Payload};
+use crate::rpc::inflate::{Encoding, Inflater, Step};
+
+/// The body of a request, and how its messages are compressed.
+pub struct RequestBody {
+    /// The frames.
+    pub frames: Incoming,
+    /// The call's encoding.
+    pub encoding: Encoding,
+}
+
+impl RequestBody {
+    /// The body `frames` of a request with these headers.
+    ///
+    /// # Errors
+    /// The client compresses its messages in a way that etcd does not take.
+    pub fn of(headers: &HeaderMap, frames: Incoming) -> Result<Self, Refusal> {
+        Ok(Self { frames, encoding: Encoding::of(headers)? })
+    }
+}
 
 /// One thing that a client said.
 #[derive(Debug)]
@@ -30,20 +52,39 @@ pub enum Asked {
 pub struct Requests {
     body: Incoming,
     reader: FrameReader,
+    largest: usize,
+    /// A compressed message that was received whole and is being inflated.
+    inflater: Option<Inflater>,
 }
 
 impl Requests {
     /// The messages in `body`, of at most `largest` bytes each.
     #[must_use]
-    pub fn new(body: Incoming, largest: usize) -> Self {
-        Self { body, reader: FrameReader::new(largest) }
+    pub fn new(body: RequestBody, largest: usize) -> Self {
+        let reader = FrameReader::with_encoding(largest, body.encoding);
+        Self { body: body.frames, reader, largest, inflater: None }
     }
 
     /// What it says next. Cancel-safe.
     pub async fn next(&mut self) -> Asked {
         loop {
-            match self.reader.next() {
-                Some(Ok(message)) => return Asked::Message(message),
+            if let Some(inflater) = &mut self.inflater {
+                match inflater.step() {
+                    Ok(Step::Added(_)) => yield_now().await,
+                    Ok(Step::Complete(frame)) => {
+                        self.inflater = None;
+                        return Asked::Message(frame.slice(PREFIX..));
+                    }
+                    Err(fault) => return Asked::Bad(fault.refusal()),
+                }
+                continue;
+            }
+            match self.reader.next_payload() {
+                Some(Ok(Payload::Plain(message))) => return Asked::Message(message),
+                Some(Ok(Payload::Gzip(compressed))) => {
+                    self.inflater = Some(Inflater::new(compressed, self.largest));
+                    continue;
+                }
                 Some(Err(fault)) => return Asked::Bad(fault.refusal(None)),
                 None => {}
             }

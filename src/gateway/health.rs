@@ -6,9 +6,9 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use hyper::body::Incoming;
 use prost::Message as _;
 
+use crate::downstream::requests::RequestBody;
 use crate::downstream::said::Speaker;
 use crate::gateway::pipeline::{Served, collect_of_anybody};
 use crate::gateway::{Client, Gateway};
@@ -21,7 +21,7 @@ use crate::rpc::frame;
 ///
 /// # Errors
 /// Another service than the whole server was asked for, or the request cannot be read.
-pub async fn check(gateway: &Gateway, client: &Client, body: Incoming) -> Result<Served, Refusal> {
+pub async fn check(gateway: &Gateway, client: &Client, body: RequestBody) -> Result<Served, Refusal> {
     asked(client, body).await?;
     Ok(Served::Ours(answer(now(gateway))))
 }
@@ -30,7 +30,7 @@ pub async fn check(gateway: &Gateway, client: &Client, body: Incoming) -> Result
 ///
 /// # Errors
 /// As [`check`].
-pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: Incoming) -> Result<Served, Refusal> {
+pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: RequestBody) -> Result<Served, Refusal> {
     asked(client, body).await?;
     let (speaker, said) = Speaker::channel();
     let watched = Rc::clone(gateway);
@@ -57,7 +57,7 @@ pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: Incoming) -> Re
     Ok(Served::Stream(said))
 }
 
-async fn asked(client: &Client, body: Incoming) -> Result<(), Refusal> {
+async fn asked(client: &Client, body: RequestBody) -> Result<(), Refusal> {
     let (framed, _held) = collect_of_anybody(client, body).await?;
     let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
     let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;

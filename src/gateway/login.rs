@@ -18,11 +18,11 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use bytes::{Bytes, BytesMut};
-use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 use zeroize::{Zeroize as _, Zeroizing};
 
+use crate::downstream::requests::RequestBody;
 use crate::downstream::session::{Inadmissible, Namespace, Proof, SealFailure, Session, SessionPeer};
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::PATIENCE;
@@ -40,7 +40,7 @@ pub async fn authenticate(
     gateway: &Rc<Gateway>,
     client: &Client,
     method: &'static Method,
-    body: Incoming,
+    body: RequestBody,
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Served, Refusal> {

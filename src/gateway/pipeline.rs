@@ -20,10 +20,12 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::config::{Identify, Serves};
+use crate::downstream::requests::RequestBody;
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
+use crate::gateway::inflating::inflate;
 use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::{
@@ -32,8 +34,10 @@ use crate::gateway::{
 };
 use crate::identity::UserName;
 use crate::lease::observe;
-use crate::refusal::Refusal;
+use crate::refusal::{Code, Refusal};
 use crate::rpc::call::{self, Deadline};
+use crate::rpc::frame::Payload;
+use crate::rpc::inflate::Encoding;
 use crate::rpc::method::{Class, Effect, Lane, METHODS, Method, PathKind, Stream, path_kind};
 use crate::rpc::schema::MessageId;
 use crate::rpc::{canonical, frame, quorum, shape};
@@ -131,7 +135,7 @@ async fn known(
     body: Incoming,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    call::refuse_compression(headers)?;
+    let body = RequestBody::of(headers, body)?;
     let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
     match method.path {
         "/grpc.health.v1.Health/Check" => return health::check(gateway, client, body).await,
@@ -193,7 +197,7 @@ async fn through(
     method: &'static Method,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
-    body: Incoming,
+    body: RequestBody,
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
@@ -403,8 +407,14 @@ async fn unknown(
     let shown = gateway.door.shown(&caller.whom, &member).await.map_err(|failure| {
         if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }
     })?;
-    let head = upstream_headers(&head.headers, &shown);
-    let sent = gateway.door.send(&member, Lane::Stream, path, head, Outgoing::Piped(body)).await;
+    let mut head_upstream = upstream_headers(&head.headers, &shown);
+    // The frames cross as they are, so the member must know how they are compressed.
+    for name in ["grpc-encoding", "grpc-accept-encoding"] {
+        if let Some(value) = head.headers.get(name) {
+            head_upstream.fields.insert(name, value.clone());
+        }
+    }
+    let sent = gateway.door.send(&member, Lane::Stream, path, head_upstream, Outgoing::Piped(body)).await;
     match sent {
         Ok((response, _)) if !response.status().is_success() => {
             Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
@@ -422,28 +432,37 @@ async fn unknown(
 ///
 /// # Errors
 /// It did not come whole, is too large, or there is no room for it.
-pub async fn collect(gateway: &Gateway, client: &Client, body: Incoming) -> Result<(Bytes, Held), Refusal> {
+pub async fn collect(
+    gateway: &Gateway,
+    client: &Client,
+    body: RequestBody,
+) -> Result<(Bytes, Held), Refusal> {
     let limit = gateway.config.load().limits.request_size;
     // What is held is everybody's: who does not end a request gives it back.
-    gather(body, limit, gateway.hold(client)).await
+    let gathered = gather(body, limit, gateway.hold(client)).await;
+    gathered.map_err(|refusal| match refusal.code() {
+        Code::InvalidArgument => refused(gateway, refusal),
+        _ => refusal,
+    })
 }
 
 /// The same of whoever has not said yet who it is: a little, and of its connection's own.
 ///
 /// # Errors
 /// As [`collect`].
-pub async fn collect_of_anybody(client: &Client, body: Incoming) -> Result<(Bytes, Held), Refusal> {
+pub async fn collect_of_anybody(client: &Client, body: RequestBody) -> Result<(Bytes, Held), Refusal> {
     gather(body, ANYBODYS, client.hold()).await
 }
 
-async fn gather(body: Incoming, limit: usize, held: Held) -> Result<(Bytes, Held), Refusal> {
+async fn gather(body: RequestBody, limit: usize, held: Held) -> Result<(Bytes, Held), Refusal> {
     timeout(ARRIVAL, gathered(body, limit, held)).await.unwrap_or(Err(Refusal::NOTHING_SENT))
 }
 
-async fn gathered(mut body: Incoming, limit: usize, mut held: Held) -> Result<(Bytes, Held), Refusal> {
+async fn gathered(body: RequestBody, limit: usize, mut held: Held) -> Result<(Bytes, Held), Refusal> {
+    let RequestBody { mut frames, encoding } = body;
     let mut first = Bytes::new();
     let mut more = BytesMut::new();
-    while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut frames).poll_frame(cx)).await {
         // The client went away: nobody reads this refusal.
         let Ok(data) = frame.map_err(|_| Refusal::CANCELED)?.into_data() else { continue };
         if !held.more(data.len()) {
@@ -466,7 +485,16 @@ async fn gathered(mut body: Incoming, limit: usize, mut held: Held) -> Result<(B
         }
     }
     let whole = if more.is_empty() { first } else { more.freeze() };
-    Ok((whole, held))
+    if encoding == Encoding::Identity {
+        return Ok((whole, held));
+    }
+    match frame::unary_payload(&whole, encoding).map_err(|fault| fault.refusal(None))? {
+        Payload::Plain(_) => Ok((whole, held)),
+        Payload::Gzip(compressed) => {
+            drop(whole);
+            inflate(compressed, limit, held).await
+        }
+    }
 }
 
 fn refused(gateway: &Gateway, refusal: Refusal) -> Refusal {
@@ -489,7 +517,7 @@ mod tests {
             Ok(())
         };
         let refusal = guarded(&metrics, panicking).await.expect_err("refused");
-        assert_eq!(refusal.code(), crate::refusal::Code::Unavailable);
+        assert_eq!(refusal.code(), Code::Unavailable);
         assert_eq!(metrics.panics.get(), 1);
         assert_eq!(guarded(&metrics, async { Ok(7) }).await.ok(), Some(7));
         assert_eq!(metrics.panics.get(), 1);

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
-use hyper::body::Incoming;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use crate::downstream::requests::RequestBody;
 use crate::downstream::said::{Said, Speaker};
 use crate::gateway::caller::Caller;
 use crate::gateway::live::Stay;
@@ -41,7 +41,7 @@ pub fn watch(
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
-    body: Incoming,
+    body: RequestBody,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
     let config = gateway.config.load_full();
@@ -86,7 +86,7 @@ pub fn keep_alive(
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
-    body: Incoming,
+    body: RequestBody,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
     let (speaker, said) = Speaker::channel();

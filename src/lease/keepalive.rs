@@ -14,11 +14,10 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use http::uri::PathAndQuery;
-use hyper::body::Incoming;
 use prost::Message as _;
 use tokio::time::Instant;
 
-use crate::downstream::requests::{Asked, Requests};
+use crate::downstream::requests::{Asked, RequestBody, Requests};
 use crate::downstream::said::Speaker;
 use crate::identity::MemberId;
 use crate::lease::pending::{Pending, Verdict, Zero};
@@ -129,7 +128,7 @@ struct Running {
 
 impl KeepAlive {
     /// Serves the client's stream to its end.
-    pub async fn run(self, body: Incoming, client: Speaker) {
+    pub async fn run(self, body: RequestBody, client: Speaker) {
         let Some(method) = lookup(PATH) else { return };
         let mut drain = self.drain.clone();
         let mut requests = Requests::new(body, LARGEST_REQUEST);

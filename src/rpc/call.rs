@@ -1,6 +1,6 @@
 //! What a request's header says about its call.
 //!
-//! Owns: reading `content-type`, `grpc-encoding` and `grpc-timeout`. Must not know who is calling. Invariant: what we
+//! Owns: reading `content-type` and `grpc-timeout`. Must not know who is calling. Invariant: what we
 //! cannot read is refused as grpc-go refuses it, never guessed.
 
 use std::time::Duration;
@@ -17,17 +17,6 @@ pub fn is_grpc(verb: &Method, headers: &HeaderMap) -> bool {
     let rest = content_type.and_then(|value| value.strip_prefix("application/grpc"));
     *verb == Method::POST
         && rest.is_some_and(|rest| matches!(rest.as_bytes().first(), None | Some(b'+' | b';')))
-}
-
-/// Refuses a call that announces compressed messages, as etcd does, which registers no compressor.
-///
-/// # Errors
-/// The refusal.
-pub fn refuse_compression(headers: &HeaderMap) -> Result<(), Refusal> {
-    match headers.get("grpc-encoding").map(|value| value.as_bytes()) {
-        None | Some(b"" | b"identity") => Ok(()),
-        Some(other) => Err(Refusal::compressed(&String::from_utf8_lossy(other))),
-    }
 }
 
 /// How much time a client gives its call.

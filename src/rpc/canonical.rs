@@ -11,8 +11,9 @@ use super::scan::{self, Fields, ScanFault, Value};
 use super::schema::{Kind, MessageId};
 use crate::refusal::Refusal;
 
-/// How deep Txns may lie in one another, the outermost counted.
-pub const MAX_TXN_DEPTH: u32 = 16;
+/// How deep Txns may lie in one another, the outermost counted. etcd counts the operations of all levels together against
+/// `--max-txn-ops`, by default 128, so it takes as many levels as that says.
+pub const MAX_TXN_DEPTH: usize = 1024;
 
 /// A body that different readers could read differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,41 +44,75 @@ impl From<NotCanonical> for Refusal {
 /// # Errors
 /// The first thing found that is not canonical.
 pub fn check(schema: MessageId, body: &[u8]) -> Result<(), NotCanonical> {
-    check_at(schema, body, 0)
+    let mut level = Level::new(schema, body);
+    // Levels lie on the heap: a client decides how many there are.
+    let mut outer: Vec<Level<'_>> = Vec::new();
+    let mut txns = usize::from(schema == MessageId::TxnRequest);
+    loop {
+        if let Some((nested, body)) = level.next_nested()? {
+            if nested == MessageId::TxnRequest {
+                txns += 1;
+                if txns > MAX_TXN_DEPTH {
+                    let message = nested.message().name;
+                    return Err(NotCanonical { message, reason: "too deep a Txn" });
+                }
+            }
+            outer.push(std::mem::replace(&mut level, Level::new(nested, body)));
+        } else {
+            txns -= usize::from(level.id == MessageId::TxnRequest);
+            match outer.pop() {
+                Some(up) => level = up,
+                None => return Ok(()),
+            }
+        }
+    }
 }
 
-fn check_at(id: MessageId, body: &[u8], outer_txns: u32) -> Result<(), NotCanonical> {
-    let message = id.message();
-    let fault = |reason| NotCanonical { message: message.name, reason };
-    let txns = outer_txns + u32::from(id == MessageId::TxnRequest);
-    if txns > MAX_TXN_DEPTH {
-        return Err(fault("too deep a Txn"));
+/// A message whose fields are being checked.
+struct Level<'a> {
+    id: MessageId,
+    rest: Fields<'a>,
+    /// Singular fields and oneofs that were met, as bits.
+    seen: u64,
+    oneofs: u64,
+}
+
+impl<'a> Level<'a> {
+    fn new(id: MessageId, body: &'a [u8]) -> Self {
+        Self { id, rest: Fields::new(body), seen: 0, oneofs: 0 }
     }
-    let (mut seen, mut oneofs) = (0u64, 0u64);
-    for field in Fields::new(body) {
-        let field = field.map_err(|ScanFault(reason)| fault(reason))?;
-        let Some(place) = message.fields.iter().position(|known| known.number == field.number) else {
-            continue;
-        };
-        let known = &message.fields[place];
-        if !known.repeated && !first(&mut seen, place) {
-            return Err(fault("a field given twice"));
-        }
-        if known.oneof.is_some_and(|oneof| !first(&mut oneofs, usize::from(oneof))) {
-            return Err(fault("a oneof given twice"));
-        }
-        match (known.kind, field.value) {
-            (Kind::Bytes, Value::Bytes(_)) => {}
-            (Kind::Text, Value::Bytes(text)) => {
-                std::str::from_utf8(text).map_err(|_| fault("text that is not UTF-8"))?;
+
+    /// Checks fields up to the next one that holds a message, which is to be checked then. `None` at the end.
+    fn next_nested(&mut self) -> Result<Option<(MessageId, &'a [u8])>, NotCanonical> {
+        let message = self.id.message();
+        let fault = |reason| NotCanonical { message: message.name, reason };
+        while let Some(field) = self.rest.next() {
+            let field = field.map_err(|ScanFault(reason)| fault(reason))?;
+            let Some(place) = message.fields.iter().position(|known| known.number == field.number) else {
+                continue;
+            };
+            let known = &message.fields[place];
+            if !known.repeated && !first(&mut self.seen, place) {
+                return Err(fault("a field given twice"));
             }
-            (Kind::Message(nested), Value::Bytes(body)) => check_at(nested, body, txns)?,
-            (kind, Value::Varint(value)) => check_number(kind, value).map_err(fault)?,
-            (kind, Value::Bytes(packed)) if known.repeated => check_packed(kind, packed).map_err(fault)?,
-            _ => return Err(fault(WRONG_TYPE)),
+            if known.oneof.is_some_and(|oneof| !first(&mut self.oneofs, usize::from(oneof))) {
+                return Err(fault("a oneof given twice"));
+            }
+            match (known.kind, field.value) {
+                (Kind::Bytes, Value::Bytes(_)) => {}
+                (Kind::Text, Value::Bytes(text)) => {
+                    std::str::from_utf8(text).map_err(|_| fault("text that is not UTF-8"))?;
+                }
+                (Kind::Message(nested), Value::Bytes(body)) => return Ok(Some((nested, body))),
+                (kind, Value::Varint(value)) => check_number(kind, value).map_err(fault)?,
+                (kind, Value::Bytes(packed)) if known.repeated => {
+                    check_packed(kind, packed).map_err(fault)?;
+                }
+                _ => return Err(fault(WRONG_TYPE)),
+            }
         }
+        Ok(None)
     }
-    Ok(())
 }
 
 /// Whether bit `place` was not set yet; sets it.
@@ -134,7 +169,7 @@ mod tests {
     }
 
     /// A Txn with `depth` Txns in it, itself counted.
-    fn nested_txn(depth: u32) -> TxnRequest {
+    fn nested_txn(depth: usize) -> TxnRequest {
         let mut txn = TxnRequest::default();
         for _ in 1..depth {
             txn = TxnRequest {
@@ -186,10 +221,7 @@ mod tests {
     #[test]
     fn repeated_scalars_may_be_packed_or_not() {
         assert_eq!(check(MessageId::WatchCreateRequest, b"\x2a\x02\x00\x01\x28\x01"), Ok(()));
-        assert_eq!(
-            reason(MessageId::WatchCreateRequest, b"\x2a\x02\x81\x00"),
-            "a varint longer than it needs to be"
-        );
+        assert_eq!(check(MessageId::WatchCreateRequest, b"\x2a\x02\x81\x00"), Ok(()));
         assert_eq!(reason(MessageId::WatchCreateRequest, b"\x2a\x01\x81"), "the body ends within a field");
         assert_eq!(
             reason(MessageId::WatchCreateRequest, b"\x2a\x06\x00\x80\x80\x80\x80\x10"),
@@ -207,15 +239,20 @@ mod tests {
     }
 
     #[test]
-    fn txns_nest_to_sixteen() {
-        assert_eq!(check(MessageId::TxnRequest, &nested_txn(16).encode_to_vec()), Ok(()));
-        assert_eq!(reason(MessageId::TxnRequest, &nested_txn(17).encode_to_vec()), "too deep a Txn");
-        // Far past what prost itself would decode.
+    fn txns_nest_as_deep_as_etcd_takes_them() {
+        for depth in [16, 17, 60, 128] {
+            assert_eq!(check(MessageId::TxnRequest, &nested_txn(depth).encode_to_vec()), Ok(()));
+        }
         let mut body = BytesMut::new();
-        for _ in 0..500 {
+        for _ in 1..MAX_TXN_DEPTH {
             body = wrapped(2, &wrapped(4, &body));
         }
-        assert_eq!(reason(MessageId::TxnRequest, &body), "too deep a Txn");
+        assert_eq!(check(MessageId::TxnRequest, &body), Ok(()));
+        let deeper = wrapped(2, &wrapped(4, &body));
+        assert_eq!(reason(MessageId::TxnRequest, &deeper), "too deep a Txn");
+        // Only levels are counted: the same depth twice, one beside the other, is no deeper.
+        let twice = [&body[..], &body[..]].concat();
+        assert_eq!(check(MessageId::TxnRequest, &twice), Ok(()));
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! gRPC's five-byte frames: one in a unary body, many in a stream.
 //!
 //! Owns: the framing. Must not know: what a message holds.
-//! Invariants: a compressed frame is never opened; a reader holds at most one unfinished message of `max` bytes
-//! and what came with it in the same chunk; a message that lies within one chunk is not copied.
+//! Invariants: a compressed frame is told apart and never inflated here (see `inflate`); a reader holds at most one
+//! unfinished message of `max` bytes and what came with it in the same chunk; a message that lies within one chunk is
+//! not copied.
 //!
 //! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use super::inflate::Encoding;
 use crate::refusal::Refusal;
 
 /// Bytes before each message: a flag and the length, big-endian.
@@ -16,7 +18,7 @@ pub const PREFIX: usize = 5;
 /// What is wrong with a body's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
-    /// The message is compressed.
+    /// The message is compressed, and the call's encoding does not allow that.
     #[error("compressed frame")]
     Compressed,
     /// The flag is neither 0 nor 1.
@@ -55,15 +57,35 @@ impl FrameFault {
     }
 }
 
+/// The content of one frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// The message.
+    Plain(Bytes),
+    /// The message, compressed with gzip.
+    Gzip(Bytes),
+}
+
 /// The message of a unary body: exactly one uncompressed frame and nothing after it. Not copied.
 ///
 /// # Errors
 /// Everything but `TooLarge`: whoever gathers the body has looked at [`announced`] by then.
 pub fn unary(body: &Bytes) -> Result<Bytes, FrameFault> {
-    let length = prefix(body)?.ok_or(FrameFault::Incomplete)?;
+    match unary_payload(body, Encoding::Identity)? {
+        Payload::Plain(message) => Ok(message),
+        Payload::Gzip(_) => Err(FrameFault::Compressed),
+    }
+}
+
+/// The payload of a unary body, which is exactly one frame. Not copied.
+///
+/// # Errors
+/// As [`unary`], but a compressed frame is a fault only where `encoding` does not allow it.
+pub fn unary_payload(body: &Bytes, encoding: Encoding) -> Result<Payload, FrameFault> {
+    let (flag, length) = prefix(body, encoding)?.ok_or(FrameFault::Incomplete)?;
     match (body.len() - PREFIX).cmp(&length) {
         std::cmp::Ordering::Less => Err(FrameFault::Incomplete),
-        std::cmp::Ordering::Equal => Ok(body.slice(PREFIX..)),
+        std::cmp::Ordering::Equal => Ok(flag.payload(body.slice(PREFIX..))),
         std::cmp::Ordering::Greater => Err(FrameFault::Trailing),
     }
 }
@@ -92,12 +114,24 @@ pub fn encode(message: &[u8]) -> Bytes {
 /// # Panics
 /// Where `message` is 4 GiB or more, which no gRPC message can be.
 pub fn encode_into(buffer: &mut BytesMut, message: &[u8]) {
-    let length =
-        u32::try_from(message.len()).expect("a message is below 4 GiB: it came in a frame or is ours");
     buffer.reserve(PREFIX + message.len());
-    buffer.put_u8(0);
-    buffer.put_u32(length);
+    buffer.put_slice(&prefix_of(message.len()));
     buffer.put_slice(message);
+}
+
+/// Writes the prefix of an uncompressed frame over the first [`PREFIX`] bytes of `frame`; the message follows them.
+///
+/// # Panics
+/// Where the message is 4 GiB or more, or `frame` is shorter than a prefix.
+pub fn write_prefix(frame: &mut BytesMut) {
+    let prefix = prefix_of(frame.len() - PREFIX);
+    frame[..PREFIX].copy_from_slice(&prefix);
+}
+
+fn prefix_of(length: usize) -> [u8; PREFIX] {
+    let length = u32::try_from(length).expect("a message is below 4 GiB: it came in a frame or is ours");
+    let [a, b, c, d] = length.to_be_bytes();
+    [0, a, b, c, d]
 }
 
 /// Takes the chunks of a streaming body and gives the messages in them.
@@ -107,6 +141,7 @@ pub fn encode_into(buffer: &mut BytesMut, message: &[u8]) {
 #[derive(Debug)]
 pub struct FrameReader {
     max: usize,
+    encoding: Encoding,
     /// The unread rest of the newest chunk, while nothing is pending.
     chunk: Bytes,
     /// The beginning of a frame that spans chunks, and what came after it. Not empty: `chunk` is.
@@ -115,10 +150,17 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// A reader that takes messages of up to `max` bytes.
+    /// A reader that takes uncompressed messages of up to `max` bytes.
     #[must_use]
     pub fn new(max: usize) -> Self {
-        Self { max, chunk: Bytes::new(), pending: BytesMut::new(), fault: None }
+        Self::with_encoding(max, Encoding::Identity)
+    }
+
+    /// A reader that takes payloads of up to `max` bytes, compressed or not as `encoding` allows:
+    /// see [`next_payload`](Self::next_payload).
+    #[must_use]
+    pub fn with_encoding(max: usize, encoding: Encoding) -> Self {
+        Self { max, encoding, chunk: Bytes::new(), pending: BytesMut::new(), fault: None }
     }
 
     /// Takes the next chunk. Read all messages before pushing again, or they pile up.
@@ -158,9 +200,27 @@ impl FrameReader {
         }
     }
 
-    fn take(&mut self) -> Result<Option<Bytes>, FrameFault> {
+    /// The payload of the next frame that is complete; the same as the iterator, for calls with an encoding.
+    pub fn next_payload(&mut self) -> Option<Result<Payload, FrameFault>> {
+        if let Some(fault) = self.fault {
+            return Some(Err(fault));
+        }
+        let taken = self.take();
+        if let Err(fault) = taken {
+            self.fail(fault);
+        }
+        taken.transpose()
+    }
+
+    fn fail(&mut self, fault: FrameFault) {
+        self.fault = Some(fault);
+        self.chunk = Bytes::new();
+        self.pending = BytesMut::new();
+    }
+
+    fn take(&mut self) -> Result<Option<Payload>, FrameFault> {
         let buffered: &[u8] = if self.pending.is_empty() { &self.chunk } else { &self.pending };
-        let Some(length) = prefix(buffered)? else { return Ok(None) };
+        let Some((flag, length)) = prefix(buffered, self.encoding)? else { return Ok(None) };
         if length > self.max {
             return Err(FrameFault::TooLarge { got: length, max: self.max });
         }
@@ -169,14 +229,14 @@ impl FrameReader {
         }
         if self.pending.is_empty() {
             self.chunk.advance(PREFIX);
-            return Ok(Some(self.chunk.split_to(length)));
+            return Ok(Some(flag.payload(self.chunk.split_to(length))));
         }
         self.pending.advance(PREFIX);
         if self.pending.len() == length {
             // Given away whole: nothing of a large message stays with a stream that is idle after it.
-            return Ok(Some(std::mem::take(&mut self.pending).freeze()));
+            return Ok(Some(flag.payload(std::mem::take(&mut self.pending).freeze())));
         }
-        Ok(Some(self.pending.split_to(length).freeze()))
+        Ok(Some(flag.payload(self.pending.split_to(length).freeze())))
     }
 }
 
@@ -184,26 +244,41 @@ impl Iterator for FrameReader {
     type Item = Result<Bytes, FrameFault>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if let Some(fault) = self.fault {
-            return Some(Err(fault));
-        }
-        let taken = self.take();
-        if let Err(fault) = taken {
-            self.fault = Some(fault);
-            self.chunk = Bytes::new();
-            self.pending = BytesMut::new();
-        }
-        taken.transpose()
+        Some(self.next_payload()?.and_then(|payload| match payload {
+            Payload::Plain(message) => Ok(message),
+            Payload::Gzip(_) => {
+                self.fail(FrameFault::Compressed);
+                Err(FrameFault::Compressed)
+            }
+        }))
     }
 }
 
-/// The announced length, `None` while the prefix is not complete. A wrong flag is told from its byte alone.
-fn prefix(body: &[u8]) -> Result<Option<usize>, FrameFault> {
-    match body.first() {
-        None | Some(0) => Ok(announced(body)),
-        Some(1) => Err(FrameFault::Compressed),
-        Some(&flag) => Err(FrameFault::UnknownFlag(flag)),
+/// The first byte of a frame.
+#[derive(Clone, Copy)]
+enum Flag {
+    Plain,
+    Compressed,
+}
+
+impl Flag {
+    fn payload(self, bytes: Bytes) -> Payload {
+        match self {
+            Self::Plain => Payload::Plain(bytes),
+            Self::Compressed => Payload::Gzip(bytes),
+        }
     }
+}
+
+/// The flag and the announced length, `None` while the prefix is not complete. A wrong flag is told from its byte alone.
+fn prefix(body: &[u8], encoding: Encoding) -> Result<Option<(Flag, usize)>, FrameFault> {
+    let flag = match body.first() {
+        None | Some(0) => Flag::Plain,
+        Some(1) if encoding == Encoding::Gzip => Flag::Compressed,
+        Some(1) => return Err(FrameFault::Compressed),
+        Some(&flag) => return Err(FrameFault::UnknownFlag(flag)),
+    };
+    Ok(announced(body).map(|length| (flag, length)))
 }
 
 #[cfg(test)]
@@ -262,6 +337,27 @@ mod tests {
         assert_eq!(told(Some("gzip")).code(), Code::Unimplemented);
         assert_eq!(FrameFault::Trailing.refusal(None).code(), Code::InvalidArgument);
         assert_eq!(FrameFault::Incomplete.refusal(None).code(), Code::InvalidArgument);
+    }
+
+    #[test]
+    fn a_compressed_frame_is_taken_where_the_encoding_allows_it() {
+        let body = Bytes::from_static(b"\x01\0\0\0\x02hi\0\0\0\0\x01!");
+        let mut reader = FrameReader::with_encoding(10, Encoding::Gzip);
+        reader.push(body.clone());
+        assert_eq!(reader.next_payload(), Some(Ok(Payload::Gzip("hi".into()))));
+        assert_eq!(reader.next_payload(), Some(Ok(Payload::Plain("!".into()))));
+        assert_eq!((reader.next_payload(), reader.finish()), (None, Ok(())));
+        // Whoever asks for plain messages only is told so, for ever.
+        let mut reader = FrameReader::with_encoding(10, Encoding::Gzip);
+        reader.push(body.clone());
+        assert_eq!(reader.next(), Some(Err(FrameFault::Compressed)));
+        assert_eq!(reader.next(), Some(Err(FrameFault::Compressed)));
+        let payload = |body: Bytes| unary_payload(&body, Encoding::Gzip);
+        assert_eq!(payload(body.slice(..7)), Ok(Payload::Gzip("hi".into())));
+        assert_eq!(payload(body.slice(..6)), Err(FrameFault::Incomplete));
+        assert_eq!(payload(body.clone()), Err(FrameFault::Trailing));
+        assert_eq!(payload(body.slice(7..)), Ok(Payload::Plain("!".into())));
+        assert_eq!(unary(&body.slice(..7)), Err(FrameFault::Compressed));
     }
 
     proptest! {

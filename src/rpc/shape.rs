@@ -4,6 +4,7 @@
 //! Invariants: bodies that nobody has checked may come here, so every answer for a body that cannot be read, or
 //! that decoders read differently, is the careful one: it writes, it is not sent again.
 
+use super::canonical::MAX_TXN_DEPTH;
 use super::method::{Effect, Lane, Method};
 use super::scan::{Fields, Value};
 use super::schema::MessageId;
@@ -73,25 +74,27 @@ pub fn effect(method: &Method, body: &[u8]) -> Effect {
 /// Whether no branch of a TxnRequest, however deep, puts or deletes.
 #[must_use]
 pub fn txn_is_read_only(body: &[u8]) -> bool {
-    txn_reads(body, super::canonical::MAX_TXN_DEPTH)
-}
-
-fn txn_reads(body: &[u8], depth: u32) -> bool {
-    depth > 0
-        && Fields::new(body).all(|field| match field.map(|field| (field.number, field.value)) {
-            Ok((1, _)) => true,
-            Ok((2 | 3, Value::Bytes(op))) => op_reads(op, depth),
-            _ => false,
-        })
-}
-
-/// A RequestOp. An op that we do not know may write.
-fn op_reads(op: &[u8], depth: u32) -> bool {
-    Fields::new(op).all(|field| match field.map(|field| (field.number, field.value)) {
-        Ok((1, Value::Bytes(_))) => true,
-        Ok((4, Value::Bytes(txn))) => txn_reads(txn, depth - 1),
-        _ => false,
-    })
+    // A Txn, one of its ops, the Txn in that op, and so on, each with the fields that are left. They lie on the heap: a
+    // client decides how many there are.
+    let mut levels = vec![Fields::new(body)];
+    while let Some(fields) = levels.last_mut() {
+        let Some(field) = fields.next() else {
+            levels.pop();
+            continue;
+        };
+        let is_txn = levels.len() % 2 == 1;
+        match field.map(|field| (field.number, field.value)) {
+            // A compare of a Txn; the range of an op.
+            Ok((1, value)) if is_txn || value.bytes().is_some() => {}
+            // An op of a Txn; the Txn of an op. An op that we do not know may write.
+            Ok((2 | 3, Value::Bytes(op))) if is_txn => levels.push(Fields::new(op)),
+            Ok((4, Value::Bytes(txn))) if !is_txn && levels.len() < 2 * MAX_TXN_DEPTH => {
+                levels.push(Fields::new(txn));
+            }
+            _ => return false,
+        }
+    }
+    true
 }
 
 /// Whether a member answers this call from its own store: a serializable Range, a Txn of nothing else

@@ -15,11 +15,10 @@ use futures_util::FutureExt;
 use futures_util::StreamExt;
 use futures_util::future::{LocalBoxFuture, select_all};
 use futures_util::stream::FuturesUnordered;
-use hyper::body::Incoming;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::downstream::requests::{Asked, Requests};
+use crate::downstream::requests::{Asked, RequestBody, Requests};
 use crate::downstream::said::{Keep, Speaker};
 use crate::identity::{MemberId, Revision};
 use crate::refusal::{Refusal, Status};
@@ -102,7 +101,7 @@ struct Running {
 
 impl Session {
     /// Serves the client's stream to its end.
-    pub async fn run(self, body: Incoming, client: Speaker) {
+    pub async fn run(self, body: RequestBody, client: Speaker) {
         let mut requests = Requests::new(body, self.largest_request);
         let mut drain = self.drain.clone();
         let mut reading = true;

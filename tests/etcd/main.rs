@@ -15,6 +15,8 @@ mod chaos;
 #[cfg(test)]
 mod client_families;
 #[cfg(test)]
+mod compressed;
+#[cfg(test)]
 mod credentials;
 #[cfg(test)]
 mod crowd;

@@ -96,6 +96,26 @@ impl Application {
         Application::start_showing(family, address, cluster, None).await
     }
 
+    /// The same over plaintext or TLS as the library needs it, with requests that the library compresses with gzip; only
+    /// the Go clients and python's know how.
+    pub(crate) async fn start_compressing(
+        family: &'static Family,
+        address: SocketAddr,
+        cluster: &Cluster,
+    ) -> Application {
+        let folder = tempfile::Builder::new().prefix("rounds-").tempdir().expect("a temporary folder");
+        let secret = folder.path().join("password");
+        std::fs::write(&secret, password("alice")).expect("a file can be written");
+        let (address, secret) = (address.to_string(), secret.display().to_string());
+        let (prefix, ca) = (prefix(family), cluster.pki().ca.display().to_string());
+        let mut args = vec!["rounds", "--gzip", "--endpoints", &address, "--prefix", &prefix];
+        args.extend(["--user", "alice", "--password-file", &secret]);
+        if family.tls {
+            args.extend(["--cacert", &ca]);
+        }
+        Application::run(family, &args, folder).await
+    }
+
     /// The same with a certificate in place of a password, over TLS; only the Go clients know how.
     pub(crate) async fn start_showing(
         family: &'static Family,

@@ -36,6 +36,8 @@ mod carried;
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod compressed;
+#[cfg(test)]
 mod crowded;
 #[cfg(test)]
 mod defragmentations;

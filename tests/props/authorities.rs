@@ -14,6 +14,13 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::choices::{Choices, for_any_bytes};
 
+/// For fuzzers.
+pub(crate) const TARGETS: [fn(&[u8]); 3] = [
+    the_library_reads_behind_it_what_it_reads_without_it,
+    what_the_library_writes_is_read_alike,
+    anything_passes_or_is_written_anew_or_ends,
+];
+
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const GOOD: &str = "etcd.example.com:2379";
 const ODD: [&str; 4] =

@@ -16,6 +16,15 @@ use crate::readers;
 /// How deep Txns lie in one another here; `txns` goes deeper.
 const DEPTH: u32 = 3;
 
+/// For fuzzers.
+pub(crate) const TARGETS: [fn(&[u8]); 5] = [
+    what_is_canonical_by_construction_passes,
+    an_odd_body_is_refused_or_read_alike,
+    any_body_is_refused_or_read_alike,
+    fields_cover_the_body,
+    the_header_is_what_prost_reads,
+];
+
 fn method(choices: &mut Choices<'_>) -> &'static Method {
     // Half of them where the decisions are.
     match choices.below(16) {

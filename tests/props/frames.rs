@@ -5,6 +5,14 @@ use keyward::rpc::frame::{FrameFault, FrameReader, PREFIX, announced, encode, en
 
 use crate::choices::{Choices, for_any_bytes};
 
+/// For fuzzers.
+pub(crate) const TARGETS: [fn(&[u8]); 4] = [
+    one_reading_however_it_is_cut,
+    unary_is_a_stream_of_one,
+    any_body_is_a_stream_of_one,
+    a_fault_is_told_whatever_the_client_calls_its_encoding,
+];
+
 /// The largest message that the readers here take.
 const MAX: usize = 48;
 
@@ -106,6 +114,12 @@ fn a_fault_is_told_whatever_the_client_calls_its_encoding(input: &[u8]) {
     }
 }
 
+fn any_body_is_a_stream_of_one(input: &[u8]) {
+    let reading = read(std::iter::once(input), usize::MAX);
+    let whole = unary(&Bytes::copy_from_slice(input));
+    assert_eq!(whole.is_ok(), reading.1.is_ok() && reading.0.len() == 1);
+}
+
 #[test]
 fn however_a_stream_is_cut_its_reading_is_one() {
     for_any_bytes(600, one_reading_however_it_is_cut);
@@ -118,11 +132,7 @@ fn a_unary_body_is_a_stream_of_one_frame() {
 
 #[test]
 fn a_body_of_any_bytes_is_a_stream_of_one_frame_or_refused() {
-    for_any_bytes(40, |input| {
-        let reading = read(std::iter::once(input), usize::MAX);
-        let whole = unary(&Bytes::copy_from_slice(input));
-        assert_eq!(whole.is_ok(), reading.1.is_ok() && reading.0.len() == 1);
-    });
+    for_any_bytes(40, any_body_is_a_stream_of_one);
 }
 
 #[test]

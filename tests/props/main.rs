@@ -18,8 +18,20 @@ mod canonical;
 #[cfg(test)]
 mod frames;
 #[cfg(test)]
+mod gzip;
+#[cfg(test)]
 mod headers;
 #[cfg(test)]
 mod hub;
 #[cfg(test)]
+mod jwts;
+#[cfg(test)]
+mod proxied;
+#[cfg(test)]
+mod splice;
+#[cfg(test)]
+mod targets;
+#[cfg(test)]
 mod txns;
+#[cfg(test)]
+mod users_file;

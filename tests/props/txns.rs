@@ -13,7 +13,7 @@ const PUT: &[u8] = b"\x12\x03\x0a\x01a";
 const DELETE: &[u8] = b"\x1a\x03\x0a\x01a";
 
 /// A Txn of that depth, itself counted, and whether it writes: each has its next one in either branch, among others.
-fn chain(choices: &mut Choices<'_>, depth: u32) -> (Vec<u8>, bool) {
+fn chain(choices: &mut Choices<'_>, depth: usize) -> (Vec<u8>, bool) {
     let (mut txn, mut writes) = (Vec::new(), false);
     for level in 0..depth {
         let mut outer = Vec::new();
@@ -41,7 +41,11 @@ fn chain(choices: &mut Choices<'_>, depth: u32) -> (Vec<u8>, bool) {
 
 fn txns_are_walked_to_their_depth(input: &[u8]) {
     let mut choices = Choices::new(input);
-    let depth = 1 + u32::try_from(choices.below(40)).expect("small");
+    let depth = match choices.below(40) {
+        // Around the border, where a test costs the most.
+        39 => MAX_TXN_DEPTH - 1 + choices.below(3),
+        depth => 1 + depth,
+    };
     let (txn, writes) = chain(&mut choices, depth);
     let checked = canonical::check(MessageId::TxnRequest, &txn);
     assert_eq!(checked.is_ok(), depth <= MAX_TXN_DEPTH, "{depth} deep: {checked:?}");
@@ -82,14 +86,23 @@ fn many_ops_are_walked_once() {
     }
 }
 
-/// A Txn around a Txn, a hundred thousand times: refused at the seventeenth, not by a stack that ends.
+/// A Txn around a Txn, a hundred thousand times: refused at the border, not by a stack that ends. The deepest that passes
+/// is walked on a stack far smaller than any thread's.
 #[test]
 fn the_deepest_nesting_costs_no_stack() {
-    let mut txn: Vec<u8> = Vec::new();
-    // Written from the inside, back to front, or it would take quadratic time to build.
-    let mut reversed: Vec<u8> = Vec::new();
-    let mut length = 0_u64;
-    for _ in 0..100_000 {
+    for (depth, passes) in [(MAX_TXN_DEPTH, true), (MAX_TXN_DEPTH + 1, false), (100_000, false)] {
+        let txn = nested(depth);
+        let walk = move || (canonical::check(MessageId::TxnRequest, &txn), shape::txn_is_read_only(&txn));
+        let small = std::thread::Builder::new().stack_size(32 * 1024).spawn(walk).expect("a thread");
+        let (checked, is_read_only) = small.join().expect("no panic");
+        assert_eq!((checked.is_ok(), is_read_only), (passes, passes), "{depth} deep: {checked:?}");
+    }
+}
+
+/// Written from the inside, back to front, or it would take quadratic time to build.
+fn nested(depth: usize) -> Vec<u8> {
+    let (mut reversed, mut length) = (Vec::new(), 0_u64);
+    for _ in 1..depth {
         for tag in [4 << 3 | 2, 2 << 3 | 2] {
             let mut prefix = vec![tag];
             crate::bodies::put_varint(length, &mut prefix);
@@ -97,7 +110,6 @@ fn the_deepest_nesting_costs_no_stack() {
             reversed.extend(prefix.iter().rev());
         }
     }
-    txn.extend(reversed.iter().rev());
-    assert!(canonical::check(MessageId::TxnRequest, &txn).is_err());
-    assert!(!shape::txn_is_read_only(&txn));
+    reversed.reverse();
+    reversed
 }

@@ -13,12 +13,13 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding/gzip"
 )
 
 type options struct {
 	endpoints, user, passwordFile string
 	cacert, cert, key             string
-	skipVerify                    bool
+	skipVerify, gzip              bool
 	loginTimeout, autoSync        time.Duration
 	prefix                        string
 }
@@ -31,6 +32,7 @@ func (o *options) bind(flags *flag.FlagSet, prefix string) {
 	flags.StringVar(&o.cert, "cert", "", "client certificate")
 	flags.StringVar(&o.key, "key", "", "key of the client certificate")
 	flags.BoolVar(&o.skipVerify, "insecure-skip-tls-verify", false, "TLS without checking the server's certificate")
+	flags.BoolVar(&o.gzip, "gzip", false, "compress requests with gzip")
 	flags.DurationVar(&o.loginTimeout, "login-timeout", 30*time.Second, "limit of one login")
 	flags.DurationVar(&o.autoSync, "auto-sync", 0, "how often the endpoints are replaced by those of the member list; 0: never, as by default")
 	flags.StringVar(&o.prefix, "prefix", prefix, "where the scenario's keys live")
@@ -60,6 +62,9 @@ func (o *options) dialAs(endpoints, user, password string) (*clientv3.Client, er
 	dialing := []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(seen.unary),
 		grpc.WithChainStreamInterceptor(seen.stream),
+	}
+	if o.gzip {
+		dialing = append(dialing, grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name)))
 	}
 	if o.autoSync > 0 {
 		dialing = append(dialing, grpc.WithContextDialer(seen.dial))

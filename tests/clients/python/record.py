@@ -35,8 +35,10 @@ def connect(options):
     """The library takes one endpoint: HOST:PORT, or unix:/PATH, which is gRPC's name of it."""
     host, port = options.endpoints.split(",")[0].rsplit(":", 1)
     port = int(port) if port.isdigit() else port
-    credentials = {}
+    settings = {}
     if options.user:
         with open(options.password_file, encoding="utf-8") as file:
-            credentials = {"user": options.user, "password": file.read().rstrip("\r\n")}
-    return etcd3.client(host=host, port=port, ca_cert=options.cacert or None, **credentials)
+            settings = {"user": options.user, "password": file.read().rstrip("\r\n")}
+    if options.gzip:
+        settings["grpc_options"] = [("grpc.default_compression_algorithm", grpc.Compression.Gzip.value)]
+    return etcd3.client(host=host, port=port, ca_cert=options.cacert or None, **settings)

@@ -133,6 +133,7 @@ def main():
     parser.add_argument("--user", default="", help="etcd user; none: no login")
     parser.add_argument("--password-file", help="file that holds the user's password")
     parser.add_argument("--cacert", help="CA that signs the server's certificate; TLS where given")
+    parser.add_argument("--gzip", action="store_true", help="compress requests with gzip")
     parser.add_argument("--spec", help="what to watch, of watchers")
     parser.add_argument("--prefix", help="where the keys live, of rounds")
     options = parser.parse_args()

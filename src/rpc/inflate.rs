@@ -1,0 +1,286 @@
+//! Decompression of gRPC messages that a client compressed with gzip.
+//!
+//! Owns: the limit on the inflated size, and the pace. Must not know: what a message holds, who sent it.
+//! Invariants: at most one step past the limit is ever inflated, whatever the gzip trailer claims as the size; a caller
+//! gets control back after each step, so that one message cannot occupy its thread.
+//!
+//! <https://github.com/grpc/grpc/blob/master/doc/compression.md>
+
+use std::io::{self, Read as _};
+
+use bytes::buf::Reader;
+use bytes::{Buf as _, Bytes, BytesMut};
+use flate2::bufread::MultiGzDecoder;
+use http::HeaderMap;
+
+use super::frame::{PREFIX, write_prefix};
+use crate::refusal::Refusal;
+
+/// Bytes inflated per step. A smaller message is inflated in one step, so that its decoder (some 45 KiB of state) never
+/// waits for other tasks.
+const STEP: usize = 64 * 1024;
+
+/// How a client compresses the messages of a call (`grpc-encoding`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encoding {
+    /// Messages are not compressed.
+    #[default]
+    Identity,
+    /// A message may be compressed with gzip; the flag of its frame says whether it is.
+    Gzip,
+}
+
+impl Encoding {
+    /// Reads `grpc-encoding`.
+    ///
+    /// # Errors
+    /// An encoding other than gzip, refused in grpc-go's words: gzip is all that etcd has registered since 3.5.
+    pub fn of(headers: &HeaderMap) -> Result<Self, Refusal> {
+        match headers.get("grpc-encoding").map(|value| value.as_bytes()) {
+            None | Some(b"" | b"identity") => Ok(Self::Identity),
+            Some(b"gzip") => Ok(Self::Gzip),
+            Some(other) => Err(Refusal::compressed(&String::from_utf8_lossy(other))),
+        }
+    }
+}
+
+/// Why a compressed message cannot be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InflateFault {
+    /// The inflated message is larger than allowed.
+    #[error("more than {max} bytes after decompression")]
+    TooLarge {
+        /// The largest size allowed.
+        max: usize,
+    },
+    /// The gzip header is cut off or is none.
+    #[error("no gzip header: {0}")]
+    Header(&'static str),
+    /// The compressed data or its trailer is cut off, is corrupt, or its checksum is wrong.
+    #[error("no gzip data: {0}")]
+    Data(&'static str),
+}
+
+impl InflateFault {
+    /// The refusal for the client, in the words of grpc-go as etcd 3.5.35 and newer have them.
+    #[must_use]
+    pub fn refusal(self) -> Refusal {
+        match self {
+            Self::TooLarge { max } => Refusal::too_large_inflated(max),
+            Self::Header(why) => Refusal::not_inflated(&format!("failed to decompress the message: {why}")),
+            Self::Data(why) => Refusal::not_inflated(&format!("failed to read decompressed data: {why}")),
+        }
+    }
+}
+
+/// The outcome of one step.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// More may follow; so many bytes were added.
+    Added(usize),
+    /// The message is complete: an uncompressed frame, prefix and message.
+    Complete(Bytes),
+}
+
+/// One compressed message on its way to an uncompressed frame.
+pub struct Inflater {
+    decoder: MultiGzDecoder<Reader<Bytes>>,
+    empty: bool,
+    /// Room for the prefix, then the part of the message that is inflated so far.
+    frame: BytesMut,
+    max: usize,
+}
+
+impl Inflater {
+    /// Begins with `compressed`, the payload of a frame whose flag is set. The inflated message may have `max` bytes.
+    #[must_use]
+    pub fn new(compressed: Bytes, max: usize) -> Self {
+        let empty = compressed.is_empty();
+        let frame = BytesMut::zeroed(PREFIX);
+        Self { decoder: MultiGzDecoder::new(compressed.reader()), empty, frame, max }
+    }
+
+    /// Inflates up to [`STEP`] bytes more.
+    ///
+    /// # Errors
+    /// The message is too large, or is not gzip. The inflater is of no use afterwards.
+    pub fn step(&mut self) -> Result<Step, InflateFault> {
+        if self.empty {
+            return Err(InflateFault::Header("EOF"));
+        }
+        let before = self.frame.len();
+        // One byte past the limit tells a message that fits from one that does not.
+        let limit = PREFIX.saturating_add(self.max).saturating_add(1);
+        let mut room = STEP.min(limit - before);
+        while room > 0 {
+            let filled = self.frame.len();
+            self.frame.resize(filled + room.min(STEP / 8), 0);
+            let read = self.decoder.read(&mut self.frame[filled..]);
+            let count = *read.as_ref().unwrap_or(&0);
+            self.frame.truncate(filled + count);
+            match read {
+                Ok(0) => return Ok(Step::Complete(self.complete())),
+                Ok(count) => room -= count,
+                Err(error) => return Err(self.fault(&error)),
+            }
+        }
+        if self.frame.len() == limit {
+            return Err(InflateFault::TooLarge { max: self.max });
+        }
+        Ok(Step::Added(self.frame.len() - before))
+    }
+
+    /// How many inflated bytes are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.frame.len()
+    }
+
+    fn complete(&mut self) -> Bytes {
+        let mut frame = std::mem::take(&mut self.frame);
+        write_prefix(&mut frame);
+        // A small message does not keep the room that one step reserves.
+        if frame.capacity() > 2 * frame.len() { Bytes::copy_from_slice(&frame) } else { frame.freeze() }
+    }
+
+    fn fault(&self, error: &io::Error) -> InflateFault {
+        let ended = error.kind() == io::ErrorKind::UnexpectedEof;
+        match (self.decoder.header(), ended) {
+            (None, true) => InflateFault::Header("unexpected EOF"),
+            (None, false) => InflateFault::Header("gzip: invalid header"),
+            (Some(_), true) => InflateFault::Data("unexpected EOF"),
+            (Some(_), false) => InflateFault::Data("gzip: corrupt data"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::refusal::Code;
+    use crate::rpc::frame::encode;
+
+    fn gzip(message: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(message).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    /// The frame, or the fault; and the most bytes that were held on the way.
+    fn inflated(compressed: &[u8], max: usize) -> (Result<Bytes, InflateFault>, usize) {
+        let mut inflater = Inflater::new(Bytes::copy_from_slice(compressed), max);
+        let mut most = 0;
+        loop {
+            let step = inflater.step();
+            most = most.max(inflater.held());
+            match step {
+                Ok(Step::Added(count)) => assert!((1..=STEP).contains(&count)),
+                Ok(Step::Complete(frame)) => return (Ok(frame), most),
+                Err(fault) => return (Err(fault), most),
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_is_inflated_to_a_frame() {
+        for message in [&b""[..], b"hi", &[7; STEP], &[7; STEP + 1], &[7; 5 * STEP]] {
+            assert_eq!(inflated(&gzip(message), 5 * STEP).0, Ok(encode(message)));
+        }
+    }
+
+    /// A gzip file may consist of several members; Go's reader joins them.
+    #[test]
+    fn members_are_joined() {
+        let two = [gzip(b"one"), gzip(b"two")].concat();
+        assert_eq!(inflated(&two, 6).0, Ok(encode(b"onetwo")));
+        assert_eq!(inflated(&two, 5).0, Err(InflateFault::TooLarge { max: 5 }));
+    }
+
+    #[test]
+    fn a_bomb_is_not_inflated_past_the_limit() {
+        let mut bomb = gzip(&vec![0; 64 << 20]);
+        for max in [0, 1, STEP - 1, STEP, STEP + 1, 1 << 20] {
+            let (fault, most) = inflated(&bomb, max);
+            assert_eq!(fault, Err(InflateFault::TooLarge { max }));
+            assert!(most <= PREFIX + max + 1, "{most} bytes were held for a limit of {max}");
+        }
+        // The size that the trailer claims is not believed.
+        let end = bomb.len() - 4;
+        bomb[end..].copy_from_slice(&4_u32.to_le_bytes());
+        assert_eq!(inflated(&bomb, 100).0, Err(InflateFault::TooLarge { max: 100 }));
+    }
+
+    #[test]
+    fn the_limit_is_exact() {
+        assert_eq!(inflated(&gzip(b"four"), 4).0, Ok(encode(b"four")));
+        assert_eq!(inflated(&gzip(b"five!"), 4).0, Err(InflateFault::TooLarge { max: 4 }));
+    }
+
+    #[test]
+    fn faults_are_told_in_the_words_of_grpc_go() {
+        let whole = gzip(b"hello");
+        let cut = |by: usize| whole[..whole.len() - by].to_vec();
+        let mut wrong_sum = whole.clone();
+        let sum = whole.len() - 8;
+        wrong_sum[sum] ^= 1;
+        let cases = [
+            (b"".to_vec(), "grpc: failed to decompress the message: EOF"),
+            (b"hello".to_vec(), "grpc: failed to decompress the message: unexpected EOF"),
+            (
+                b"hello, this is no gzip".to_vec(),
+                "grpc: failed to decompress the message: gzip: invalid header",
+            ),
+            (cut(9), "grpc: failed to read decompressed data: unexpected EOF"),
+            (cut(3), "grpc: failed to read decompressed data: unexpected EOF"),
+            (wrong_sum, "grpc: failed to read decompressed data: gzip: corrupt data"),
+        ];
+        for (compressed, told) in cases {
+            let refusal = inflated(&compressed, 100).0.expect_err("a fault").refusal();
+            assert_eq!((refusal.code(), refusal.message()), (Code::Internal, told));
+        }
+        let large = InflateFault::TooLarge { max: 4 }.refusal();
+        let told = "grpc: received message after decompression larger than max 4";
+        assert_eq!((large.code(), large.message()), (Code::ResourceExhausted, told));
+    }
+
+    #[test]
+    fn gzip_alone_is_known() {
+        let of = |value: &'static str| {
+            Encoding::of(&HeaderMap::from_iter([(
+                http::HeaderName::from_static("grpc-encoding"),
+                http::HeaderValue::from_static(value),
+            )]))
+        };
+        assert_eq!(Encoding::of(&HeaderMap::new()).ok(), Some(Encoding::Identity));
+        assert_eq!(of("identity").ok(), Some(Encoding::Identity));
+        assert_eq!(of("gzip").ok(), Some(Encoding::Gzip));
+        for unknown in ["deflate", "GZIP", "snappy", "gzip,identity"] {
+            assert_eq!(of(unknown).expect_err("unknown").code(), Code::Unimplemented, "{unknown}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_compressed_is_inflated(message: Vec<u8>) {
+            prop_assert_eq!(inflated(&gzip(&message), message.len()).0, Ok(encode(&message)));
+        }
+
+        #[test]
+        fn any_bytes_are_inflated_or_refused(bytes: Vec<u8>, at: usize, byte: u8) {
+            let (_either, most) = inflated(&bytes, 40);
+            prop_assert!(most <= PREFIX + 41);
+            let mut changed = gzip(&bytes);
+            let at = at % changed.len();
+            changed[at] = byte;
+            let (either, most) = inflated(&changed, 40);
+            prop_assert!(most <= PREFIX + 41);
+            prop_assert!(either.is_err() || either.is_ok_and(|frame| frame.len() <= PREFIX + 40));
+        }
+    }
+}
