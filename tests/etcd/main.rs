@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod acting;
 #[cfg(test)]
+mod attacks;
+#[cfg(test)]
 mod bad_input;
 #[cfg(test)]
 mod bench;

@@ -271,6 +271,11 @@ impl Cluster {
         self.folder.path()
     }
 
+    /// The process of a member that runs.
+    pub(crate) fn process_id(&self, i: usize) -> u32 {
+        self.members[i].process().id()
+    }
+
     /// How many members it has, learners and dead ones too.
     pub(crate) fn len(&self) -> usize {
         self.members.len()

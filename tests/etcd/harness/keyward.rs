@@ -164,6 +164,11 @@ impl Keyward {
         wait::until(LIMIT, &format!("keyward answers {path}"), look).await;
     }
 
+    /// The id of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Its folder and addresses.
     pub(crate) fn site(&self) -> &Site {
         &self.site

@@ -1,0 +1,290 @@
+//! One client must not hold, starve or fill the server for the others: hostile and hanging clients beside well-behaved ones.
+//!
+//! Each attack runs against Keyward; at full length against etcd itself and through `etcd grpc-proxy` too, and prints one table:
+//!
+//! ```text
+//! KEYWARD_TEST_FULL=1 cargo test --release --locked --test etcd -- --nocapture attacks::
+//! ```
+//!
+//! `KEYWARD_TEST_PROGRAM` names another build of Keyward to attack, so that two of them can be compared. What is asserted are counts
+//! and bytes of Keyward; latencies are printed only, since they are the machine's as much as the server's.
+
+mod attack;
+mod connection;
+mod others;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::caller::Caller;
+use crate::harness::binary::full;
+use crate::harness::keyward::{Keyward, Site};
+use crate::harness::process::Process;
+use crate::harness::{Auth, Cluster, Options, http, newest, ports, wait};
+
+use attack::{Attack, LARGE_KEY, LIST};
+use others::{Connecting, Others, Record};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const MIB: usize = 1024 * 1024;
+/// What an attack may make Keyward hold beside what it holds without one: the sum of the configured budgets.
+const MOST_HELD: usize = 400 * MIB;
+/// Counters of Keyward that say which defence acted. Shown where an attack moved them.
+const DEFENCES: [&str; 2] = ["refused", "limit"];
+
+/// Whom an attack is made against.
+enum Target {
+    Etcd { id: u32, address: SocketAddr },
+    GrpcProxy { process: Process, address: SocketAddr },
+    Keyward(Box<Keyward>),
+}
+
+/// One line of the table.
+struct Row {
+    attack: String,
+    members: usize,
+    target: &'static str,
+    made: u64,
+    record: Record,
+    before: usize,
+    peak: usize,
+    after: usize,
+    told: String,
+}
+
+impl Target {
+    fn etcd(cluster: &Cluster) -> Target {
+        Target::Etcd { id: cluster.process_id(0), address: cluster.address(0) }
+    }
+
+    async fn grpc_proxy(cluster: &Cluster) -> Target {
+        let address = ports::free();
+        let args = [
+            "grpc-proxy".into(),
+            "start".into(),
+            format!("--endpoints={}", cluster.urls().join(",")),
+            format!("--listen-addr={address}"),
+        ];
+        let log = cluster.folder().join("grpc-proxy.log");
+        let process = Process::start("grpc-proxy", &cluster.version().etcd(), args, &[], &log);
+        let listens = async || tokio::net::TcpStream::connect(address).await.ok();
+        wait::until(LIMIT, "grpc-proxy listens", listens).await;
+        Target::GrpcProxy { process, address }
+    }
+
+    async fn keyward(cluster: &Cluster, settings: &str) -> Target {
+        let site = Site::new();
+        let config = site.in_front_of(cluster) + settings;
+        Target::Keyward(Box::new(Keyward::start(site, &config).await))
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Target::Etcd { .. } => "etcd",
+            Target::GrpcProxy { .. } => "grpc-proxy",
+            Target::Keyward(_) => "Keyward",
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        match self {
+            Target::Etcd { address, .. } | Target::GrpcProxy { address, .. } => *address,
+            Target::Keyward(keyward) => keyward.site().listen,
+        }
+    }
+
+    fn id(&self) -> u32 {
+        match self {
+            Target::Etcd { id, .. } => *id,
+            Target::GrpcProxy { process, .. } => process.id(),
+            Target::Keyward(keyward) => keyward.id(),
+        }
+    }
+
+    /// A line of `/proc/PID/status` that is in kB, in bytes.
+    fn memory(&self, line: &str) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id())).expect("it runs");
+        let found = status.lines().find_map(|text| text.strip_prefix(line)).expect("every process has it");
+        found.trim_matches([':', '\t', ' ', 'k', 'B']).parse::<usize>().expect("a number") * 1024
+    }
+
+    /// Makes the peak of its memory begin anew.
+    fn forget_peak(&self) {
+        let path = format!("/proc/{}/clear_refs", self.id());
+        fs::write(Path::new(&path), "5").expect("the process is ours");
+    }
+
+    /// Keyward's counters, by name, with the labels left out.
+    async fn counters(&self) -> std::collections::BTreeMap<String, f64> {
+        let mut counters = std::collections::BTreeMap::new();
+        if let Target::Keyward(keyward) = self {
+            let (_, text) = keyward.admin("/metrics").await;
+            for (sample, value) in text.lines().filter_map(|line| line.rsplit_once(' ')) {
+                let name = sample.split('{').next().unwrap_or(sample);
+                if let (true, Ok(value)) = (name.ends_with("_total"), value.parse::<f64>()) {
+                    *counters.entry(name.to_owned()).or_default() += value;
+                }
+            }
+        }
+        counters
+    }
+}
+
+/// Makes an attack beside well-behaved clients, for `during`, and looks at the memory `later`.
+async fn attacked(target: &Target, members: usize, attack: Attack, during: Duration, later: Duration) -> Row {
+    let alice = Caller::log_in(target.address(), "alice").await;
+    let connecting = match attack {
+        Attack::IdleConnections { .. } => Connecting::EachTime,
+        _ => Connecting::Once,
+    };
+    let counters = target.counters().await;
+    target.forget_peak();
+    let before = target.memory("VmRSS");
+    let running = attack.start(target.address(), alice.token());
+    let others = Others::start(target.address(), alice.token(), connecting);
+    sleep(during).await;
+    let record = tokio::task::block_in_place(|| others.stop());
+    let made = running.made();
+    tokio::task::block_in_place(|| running.stop());
+    let peak = target.memory("VmHWM");
+    sleep(later).await;
+    let after = target.memory("VmRSS");
+    let mut told = Vec::new();
+    for (name, value) in target.counters().await {
+        let moved = value - counters.get(&name).copied().unwrap_or_default();
+        if moved > 0.0 && DEFENCES.iter().any(|word| name.contains(word)) {
+            told.push(format!("{} {moved}", name.trim_start_matches("keyward_")));
+        }
+    }
+    let (attack, target) = (attack.name(), target.name());
+    Row { attack, members, target, made, record, before, peak, after, told: told.join(", ") }
+}
+
+impl Row {
+    /// The table's head.
+    fn head() -> String {
+        format!(
+            "{:<26} {:>3} {:<10} {:>9} {:>6} {:>8} {:>8} {:>8} {:>8} {:>6} {:>6} {:>6} {:>6}  {}",
+            "attack",
+            "n",
+            "target",
+            "made",
+            "gets",
+            "p50 ms",
+            "p99 ms",
+            "max ms",
+            "timeouts",
+            "failed",
+            "before",
+            "peak",
+            "after",
+            "MiB; which defences acted; first failure"
+        )
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ms = |share| self.record.quantile(share).as_secs_f64() * 1e3;
+        write!(
+            f,
+            "{:<26} {:>3} {:<10} {:>9} {:>6} {:>8.1} {:>8.1} {:>8.1} {:>8} {:>6} {:>6} {:>6} {:>6}  {} {}",
+            self.attack,
+            self.members,
+            self.target,
+            self.made,
+            self.record.latencies.len(),
+            ms(0.5),
+            ms(0.99),
+            ms(1.0),
+            self.record.timed_out,
+            self.record.failed,
+            self.before / MIB,
+            self.peak / MIB,
+            self.after / MIB,
+            self.told,
+            self.record.reason.as_deref().unwrap_or_default(),
+        )
+    }
+}
+
+async fn cluster(members: usize) -> Cluster {
+    let options =
+        Options { members, auth: Auth::On { extra_users: 0 }, strangers: true, ..Options::default() };
+    let cluster = Cluster::start(&newest("3.5"), options).await;
+    let alice = Caller::log_in(cluster.address(0), "alice").await;
+    alice.put("/a/small", vec![b's'; 256], 0).await.expect("written");
+    alice.put(LARGE_KEY, vec![b'l'; 1_400_000], 0).await.expect("written");
+    for i in 0..40 {
+        alice.put(&format!("{}{i:02}", LIST.0), vec![b'v'; 64 * 1024], 0).await.expect("written");
+    }
+    cluster
+}
+
+/// Every attack, and the number of members it is made with.
+fn attacks() -> Vec<(usize, Attack)> {
+    let unread = |connections| Attack::UnreadGets { connections, gets: 60 };
+    let lists = |connections| Attack::UnreadLists { connections, lists: 40 };
+    let (held, idle) = if full() { (2_000, 10_000) } else { (400, 600) };
+    let mut attacks = vec![
+        (1, Attack::Calm),
+        (1, unread(1)),
+        (1, unread(2)),
+        (1, lists(1)),
+        (3, unread(2)),
+        (1, Attack::ResetRanges),
+        (1, Attack::ResetUnauthenticated),
+        (1, Attack::ResetWatches),
+        (1, Attack::HeaderBomb),
+        (1, Attack::HeadersOnly { streams: held }),
+        (1, Attack::HealthWatches { streams: held * 5 }),
+        (1, Attack::Pings),
+        (1, Attack::Settings),
+        (1, Attack::IdleConnections { connections: idle }),
+    ];
+    if full() {
+        attacks.extend([(1, unread(64)), (1, lists(64)), (3, unread(1)), (3, unread(64)), (3, lists(64))]);
+        attacks.sort_by_key(|(members, _)| *members);
+    }
+    attacks
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn others_go_on_beside_a_hostile_client() {
+    let (during, later) = if full() { (10, 60) } else { (2, 1) };
+    let (during, later) = (Duration::from_secs(during), Duration::from_secs(later));
+    let mut rows = Vec::new();
+    println!("{}", Row::head());
+    for members in [1, 3] {
+        let cluster = cluster(members).await;
+        for (_, attack) in attacks().into_iter().filter(|(with, _)| *with == members) {
+            let mut targets = Vec::new();
+            if full() {
+                targets.extend([Target::etcd(&cluster), Target::grpc_proxy(&cluster).await]);
+            }
+            targets.push(Target::keyward(&cluster, "").await);
+            for target in targets {
+                let row = attacked(&target, members, attack, during, later).await;
+                println!("{row}");
+                rows.push((row, target));
+                if let Some((row, Target::Keyward(keyward))) = rows.last() {
+                    let (_, text) = keyward.admin("/metrics").await;
+                    let panics = http::sum(&text, "keyward_panics_total", &[]);
+                    assert_eq!(panics, 0.0, "{}: a step panicked", row.attack);
+                }
+                // Its process ends here, so that the next target has the machine to itself.
+                rows.last_mut().expect("one was pushed").1 = Target::etcd(&cluster);
+            }
+        }
+    }
+    assert!(rows.iter().any(|(row, _)| row.target == "Keyward" && row.made > 0), "an attack was made");
+    for (row, _) in rows.iter().filter(|(row, _)| row.target == "Keyward") {
+        assert!(!row.record.latencies.is_empty(), "{row}");
+        assert_eq!((row.record.timed_out, row.record.failed), (0, 0), "{row}");
+        assert!(row.peak.saturating_sub(row.before) < MOST_HELD, "{row}");
+    }
+}
