@@ -121,3 +121,5 @@ mod topology;
 mod twin;
 #[cfg(test)]
 mod way_out;
+#[cfg(test)]
+mod write_order;
