@@ -16,3 +16,4 @@ pub mod requests;
 pub mod said;
 pub mod session;
 pub mod tls;
+pub mod watch_starts;

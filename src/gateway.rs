@@ -22,6 +22,7 @@ pub mod removal;
 pub mod reply;
 pub mod retries;
 pub mod streams;
+pub mod write_order;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -35,6 +36,7 @@ use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::floor::Floor;
 use crate::downstream::session::Sealer;
 use crate::gateway::access_log::AccessLog;
+use crate::downstream::watch_starts::WatchStarts;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
@@ -126,6 +128,8 @@ pub struct Client {
     pub drain: watch::Receiver<Option<Instant>>,
     /// What it was shown: nothing older may follow (rules 21).
     pub floor: Rc<Floor>,
+    /// Its watches "from now" that no member has registered yet: its writes go upstream behind them.
+    pub watch_starts: Rc<WatchStarts>,
     home: Cell<Option<MemberId>>,
     /// Until when all its calls go home.
     at_home_until: Cell<Option<Instant>>,
@@ -169,6 +173,7 @@ impl Client {
             until,
             drain,
             floor,
+            watch_starts: Rc::default(),
             home: Cell::default(),
             at_home_until: Cell::default(),
             dismissed: Cell::default(),

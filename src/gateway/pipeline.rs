@@ -30,7 +30,7 @@ use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::{
     ANYBODYS, Client, Gateway, Held, addressed, blocked, current, defragment, health, leadership, login,
-    member_answers, removal, streams,
+    member_answers, removal, streams, write_order,
 };
 use crate::identity::UserName;
 use crate::lease::observe;
@@ -47,6 +47,7 @@ use crate::upstream::choose::Wanted;
 use crate::upstream::connection::Outgoing;
 use crate::upstream::membership::{Auth, Hint};
 use crate::upstream::send::{NoAnswer, upstream_headers};
+use crate::watch::source;
 
 /// How long the message of a request may take to come whole.
 const ARRIVAL: Duration = Duration::from_secs(30);
@@ -149,11 +150,13 @@ async fn known(
         }
         _ => {}
     }
+    // Before anything is waited for: a write that arrives next must find it.
+    let start = (method.path == source::PATH).then(|| client.watch_starts.begin());
     let caller = identified(gateway, client, method, headers, deadline, record).await?;
+    if let Some(start) = start {
+        return Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body, start)?));
+    }
     match method.path {
-        "/etcdserverpb.Watch/Watch" => {
-            Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body)?))
-        }
         "/etcdserverpb.Lease/LeaseKeepAlive" => {
             Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, deadline, body)?))
         }
@@ -201,13 +204,7 @@ async fn through(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    let mut came = Came::AtOnce;
-    let collecting = waited_for(collect(gateway, client, body), &mut came);
-    let collected = match deadline {
-        Some(deadline) => timeout_at(deadline, collecting).await,
-        None => Ok(collecting.await),
-    };
-    let (mut framed, mut _held) = collected.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?;
+    let (mut framed, mut _held, came) = arrived(gateway, client, body, deadline).await?;
     let again;
     let caller = match came {
         Came::AtOnce => caller,
@@ -226,6 +223,13 @@ async fn through(
         return Ok(Served::Stream(streams::observe(gateway, client, caller, headers, deadline, &message)?));
     }
     let effect = shape::effect(method, &message);
+    let behind;
+    let caller = if write_order::wait(gateway, client, method, effect, deadline).await {
+        behind = identified(gateway, client, method, headers, deadline, record).await?;
+        &behind
+    } else {
+        caller
+    };
     let local = shape::is_local(method, &message);
     let wanted =
         if local { current(gateway, client) } else { wanted(gateway, client, method, headers, effect)? };
@@ -308,6 +312,23 @@ enum Came {
     AtOnce,
     /// Later, up to half a minute: whoever was let in may have been revoked since, and is looked at again.
     Later,
+}
+
+/// A request's body, and when it was whole.
+async fn arrived(
+    gateway: &Gateway,
+    client: &Client,
+    body: Incoming,
+    deadline: Option<Instant>,
+) -> Result<(Bytes, Held, Came), Refusal> {
+    let mut came = Came::AtOnce;
+    let collecting = waited_for(collect(gateway, client, body), &mut came);
+    let collected = match deadline {
+        Some(deadline) => timeout_at(deadline, collecting).await,
+        None => Ok(collecting.await),
+    };
+    let (framed, held) = collected.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?;
+    Ok((framed, held, came))
 }
 
 /// The same future, which notes whether it was waited for.

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::downstream::requests::RequestBody;
 use crate::downstream::said::{Said, Speaker};
+use crate::downstream::watch_starts::WatchStart;
 use crate::gateway::caller::Caller;
 use crate::gateway::live::Stay;
 use crate::gateway::{Client, Gateway, blocked};
@@ -31,7 +32,7 @@ use crate::watch::source::Route;
 /// How long a client's progress request waits for upstream before what is known already may answer it.
 const PROGRESS_GRACE: Duration = Duration::from_millis(500);
 
-/// A client's Watch stream.
+/// A client's Watch stream. `start` stands for the creates that may have arrived with its header.
 ///
 /// # Errors
 /// Its caller may not begin it: see [`Gateway::enter`].
@@ -42,6 +43,7 @@ pub fn watch(
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: RequestBody,
+    start: WatchStart,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
     let config = gateway.config.load_full();
@@ -63,9 +65,10 @@ pub fn watch(
         largest_request: config.limits.request_size,
         drain: client.drain.clone(),
         resumed: gateway.metrics.watch_resumes.clone(),
+        starts: Rc::clone(&client.watch_starts),
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
-    let run = session.run(body, speaker.clone()).boxed_local();
+    let run = session.run(body, speaker.clone(), start).boxed_local();
     gateway.tasks.spawn("watch", within(ends, stay, speaker, run, in_use)).detach();
     Ok(said)
 }

@@ -65,7 +65,7 @@ pub struct Traits {
     /// V6 and V7: "permission denied" means just that.
     pub exact_refusals: bool,
     /// V5 and V4 (one commit): Created of a watch "from now" may be later than its start, and a watch from the future
-    /// gets no progress.
+    /// gets no progress. (Where a watch begins does not depend on it: never before what its Created told.)
     pub late_created: bool,
     /// V8: a watch from a negative revision is refused; elsewhere it costs other watches their events.
     pub refuses_negative_start: bool,
@@ -104,25 +104,24 @@ pub enum Input {
         /// Of the member chosen.
         traits: Traits,
     },
-    /// The answer to [`Output::Anchor`].
-    Anchored {
+    /// The answer to [`Output::Check`].
+    Checked {
         /// As in the output.
         watch: WatchKey,
         /// As in the output.
         stream: StreamId,
         /// The raw ResponseHeader of the read.
         header: Bytes,
-        /// For [`Read::Linearizable`] the revision read. For [`Read::Local`] that, but no less than the client's
-        /// connection was shown; unless the whole cluster has less, since its history has gone back.
+        /// The revision read.
         revision: Revision,
     },
-    /// The read of [`Output::Anchor`] failed.
-    AnchorFailed {
+    /// The read of [`Output::Check`] failed.
+    CheckFailed {
         /// As in the output.
         watch: WatchKey,
         /// As in the output.
         stream: StreamId,
-        /// Why. A refusal costs no other watch: the create is sent without an anchor, for etcd to judge.
+        /// Why.
         why: Loss,
     },
     /// One WatchResponse message.
@@ -163,15 +162,6 @@ pub enum Credential {
     Fresh,
 }
 
-/// The kind of read that an anchor needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Read {
-    /// On the stream's own member, begun after this output.
-    Local,
-    /// Linearizable: has the cluster's history gone back, or is the member only behind?
-    Linearizable,
-}
-
 /// What the driver is to do, in order.
 #[derive(Clone, Debug)]
 pub enum Output {
@@ -198,16 +188,15 @@ pub enum Output {
         /// The message, without its gRPC frame.
         message: Bytes,
     },
-    /// Read the cluster's revision with the client's identity.
-    Anchor {
+    /// Make a linearizable read of the cluster's revision with the client's identity: has the cluster's history gone back, or is
+    /// the member only behind?
+    Check {
         /// For the answer.
         watch: WatchKey,
         /// The stream on whose member to read; for the answer too.
         stream: StreamId,
         /// The watch's key, which the client may read if it may watch.
         key: Bytes,
-        /// How to read.
-        read: Read,
     },
     /// One WatchResponse message for the client.
     Emit(Bytes),
@@ -233,7 +222,7 @@ pub struct Hub {
     /// Boxed, as the streams are: a map keeps room for eleven of its entries, and most hubs have one.
     watches: BTreeMap<WatchKey, Box<Watch>>,
     streams: BTreeMap<StreamId, Box<Stream>>,
-    /// Watches that need a stream, and new ones that need an anchor, or to be sent; key order is request order.
+    /// Watches that need a stream, and new ones that are to be sent; key order is request order.
     moving: BTreeSet<WatchKey>,
     /// Ids that the client may name.
     told: HashMap<i64, Told>,
@@ -283,10 +272,9 @@ struct Watch {
     cursor: Cursor,
     place: Place,
     want: Want,
-    /// Where "from now" is, once read.
-    anchor: Option<i64>,
-    /// The anchor cannot be read with this credential: let etcd itself refuse the create.
-    bare: bool,
+    /// The revision after which a watch "from now" begins, once that is fixed: by the first Created that upstream gave it, or
+    /// because a write overtook its create.
+    begins_after: Option<i64>,
     /// Resume exactly at the next revision, do not reach back.
     exact: bool,
     /// What the client had been shown when it asked.
@@ -320,8 +308,6 @@ enum Place {
     Nowhere,
     /// Will be sent on this stream.
     Assigned(StreamId),
-    /// Its anchor is being read on this stream's member.
-    Anchoring(StreamId),
     /// Sent.
     Upstream(StreamId, Incarnation),
     /// Answered, and not upstream until its turn to be told comes.
@@ -351,10 +337,6 @@ struct Stream {
     ids: HashMap<i64, WatchKey>,
     /// Watches that are resumed here and wait for room.
     waiting: BTreeSet<WatchKey>,
-    /// The read that is under way for watches from now.
-    reading: Option<Reading>,
-    /// Watches that asked after it began.
-    unread: Vec<WatchKey>,
     /// Creates without an answer, in the order sent: etcd answers in that order.
     creating: VecDeque<Creating>,
     /// Of those, how many are resumed watches.
@@ -378,17 +360,8 @@ struct Checking {
     watch: WatchKey,
     /// What the client had been shown when it began.
     shown: i64,
-}
-
-/// One read of a member's revision, for all watches that asked before it began.
-#[derive(Debug)]
-struct Reading {
-    /// In whose name.
-    watch: WatchKey,
-    /// For whom.
-    watches: Vec<WatchKey>,
-    /// What the client had been shown when it began.
-    shown: i64,
+    /// Another watch came to need it after it had begun.
+    joined: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -450,12 +423,12 @@ impl Hub {
                 self.opened(stream, traits);
                 Ok(())
             }
-            Input::Anchored { watch, stream, header, revision } => {
-                self.anchored(now, watch, stream, &header, revision);
+            Input::Checked { watch, stream, header, revision } => {
+                self.check_answered(now, watch, stream, &header, revision);
                 Ok(())
             }
-            Input::AnchorFailed { watch, stream, why } => {
-                self.anchor_failed(now, watch, stream, why);
+            Input::CheckFailed { watch, stream, why } => {
+                self.check_failed(now, watch, stream, why);
                 Ok(())
             }
             Input::Upstream { stream, message } => self.upstream(now, stream, &message),
@@ -549,10 +522,7 @@ impl Place {
     fn stream(&self) -> Option<StreamId> {
         match self {
             Self::Nowhere | Self::Parked => None,
-            Self::Assigned(stream)
-            | Self::Anchoring(stream)
-            | Self::Upstream(stream, _)
-            | Self::Doubtful(stream) => Some(*stream),
+            Self::Assigned(stream) | Self::Upstream(stream, _) | Self::Doubtful(stream) => Some(*stream),
         }
     }
 }
@@ -571,8 +541,6 @@ impl Stream {
             traits: None,
             ids: HashMap::new(),
             waiting: BTreeSet::new(),
-            reading: None,
-            unread: Vec::new(),
             creating: VecDeque::new(),
             restoring: 0,
             asked: 0,

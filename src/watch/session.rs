@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,15 +21,16 @@ use tokio::time::Instant;
 
 use crate::downstream::requests::{Asked, RequestBody, Requests};
 use crate::downstream::said::{Keep, Speaker};
+use crate::downstream::watch_starts::{WatchStart, WatchStarts};
 use crate::identity::{MemberId, Revision};
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::header::{self, Seen};
 use crate::upstream::bidi::{Next, TooMuch};
 use crate::upstream::choose::Wanted;
-use crate::upstream::read::{ReadError, Revealed, linearizable_revision, local_revision};
+use crate::upstream::read::{ReadError, Revealed, linearizable_revision};
 use crate::watch::budget::{FREE, Held, SMALL};
-use crate::watch::hub::{End, Hub, Input, Loss, Output, Read, StreamId, Timing, WatchKey};
+use crate::watch::hub::{End, Hub, Input, Loss, Output, StreamId, Timing, WatchKey};
 use crate::watch::source::{Failed, Line, Opening, Route, Source, login_loss, refuses_credential};
 
 /// A client that asked for a leader waits this long without one: three election time-outs, as etcd.
@@ -48,6 +50,8 @@ pub struct Session {
     pub drain: watch::Receiver<Option<Instant>>,
     /// Counts streams that were opened to go on.
     pub resumed: prometheus_client::metrics::counter::Counter,
+    /// The connection's watches "from now" that no member has registered yet.
+    pub starts: Rc<WatchStarts>,
 }
 
 /// An upstream stream's present state.
@@ -94,18 +98,25 @@ struct Running {
     /// Whether the client was told anything.
     told: bool,
     leaderless_since: Option<Instant>,
+    /// Watches "from now" that no member has registered yet: writes of the same connection wait behind them.
+    starts: BTreeMap<WatchKey, WatchStart>,
     /// Which upstream stream is looked at first: each in turn, so that a busy one does not starve the others.
     turn: usize,
     ended: Option<Status>,
 }
 
 impl Session {
-    /// Serves the client's stream to its end.
-    pub async fn run(self, body: RequestBody, client: Speaker) {
+    /// Serves the client's stream to its end. `first` stands for the creates that may have arrived with the stream's header.
+    pub async fn run(self, body: RequestBody, client: Speaker, first: WatchStart) {
         let mut requests = Requests::new(body, self.largest_request);
         let mut drain = self.drain.clone();
-        let mut reading = true;
         let mut running = Running::new(self);
+        let mut reading = match running.asked_first(&mut requests, &first) {
+            ControlFlow::Continue(more) => more,
+            ControlFlow::Break(None) => return,
+            ControlFlow::Break(Some(status)) => return client.end(status).await,
+        };
+        drop(first);
         let status = loop {
             if running.said.is_empty()
                 && let Some(status) = running.ended.take()
@@ -134,11 +145,11 @@ impl Session {
                 }
                 _ = drain.wait_for(Option::is_some) => break Refusal::SHUTTING_DOWN.status(),
                 asked = requests.next(), if reading && quiet && running.hub.accepts_client() => {
-                    match asked {
-                        Asked::Message(message) => running.client(message),
-                        Asked::End => reading = false,
-                        Asked::Bad(refusal) => break refusal.status(),
-                        Asked::Gone => return,
+                    let start = running.session.starts.begin();
+                    match running.asked(asked, &start) {
+                        ControlFlow::Continue(more) => reading = more,
+                        ControlFlow::Break(None) => return,
+                        ControlFlow::Break(Some(status)) => break status,
                     }
                 }
                 Some((input, room)) = running.reads.next(), if quiet => running.read(input, room),
@@ -177,15 +188,46 @@ impl Running {
             tried: Vec::new(),
             told: false,
             leaderless_since: None,
+            starts: BTreeMap::new(),
             turn: 0,
             ended: None,
         }
     }
 
-    fn client(&mut self, message: Bytes) {
-        let floor = &self.session.route.floor;
-        self.hub.was_shown(floor.cluster(), floor.revision());
-        self.input(Input::Client(message));
+    /// Takes all that has arrived with the stream's header: a write behind it goes on only then.
+    fn asked_first(
+        &mut self,
+        requests: &mut Requests,
+        start: &WatchStart,
+    ) -> ControlFlow<Option<Status>, bool> {
+        let mut more = true;
+        while more
+            && self.ended.is_none()
+            && self.hub.accepts_client()
+            && let Some(asked) = requests.next().now_or_never()
+        {
+            more = self.asked(asked, start)?;
+        }
+        ControlFlow::Continue(more)
+    }
+
+    /// Takes what the client said; `start` is held for a watch "from now". Whether to read on, or how the stream ends.
+    fn asked(&mut self, asked: Asked, start: &WatchStart) -> ControlFlow<Option<Status>, bool> {
+        match asked {
+            Asked::Message(message) => {
+                let floor = &self.session.route.floor;
+                self.hub.was_shown(floor.cluster(), floor.revision());
+                let newest = self.hub.newest();
+                self.input(Input::Client(message));
+                if self.hub.newest() != newest && self.hub.is_unregistered(self.hub.newest()) {
+                    self.starts.insert(self.hub.newest(), start.clone());
+                }
+                ControlFlow::Continue(true)
+            }
+            Asked::End => ControlFlow::Continue(false),
+            Asked::Bad(refusal) => ControlFlow::Break(Some(refusal.status())),
+            Asked::Gone => ControlFlow::Break(None),
+        }
     }
 
     fn read(&mut self, input: Input, room: Room) {
@@ -197,7 +239,13 @@ impl Running {
     fn input(&mut self, input: Input) {
         let mut outputs = std::mem::take(&mut self.outputs);
         let before = self.hub.cluster();
+        for (watch, start) in &self.starts {
+            if let Some(revision) = start.overtaken() {
+                self.hub.overtaken(*watch, revision);
+            }
+        }
         self.hub.handle(Instant::now(), input, &mut outputs);
+        self.starts.retain(|watch, _| self.hub.is_unregistered(*watch));
         if before.is_some() && before != self.hub.cluster() {
             self.session.route.floor.follow(self.hub.cluster());
         }
@@ -254,7 +302,7 @@ impl Running {
                     source.send(&message);
                 }
             }
-            Output::Anchor { watch, stream, key, read } => self.anchor(watch, stream, key, read),
+            Output::Check { watch, stream, key } => self.check(watch, stream, key),
             Output::Emit(message) => {
                 self.told = true;
                 let floor = &self.session.route.floor;
@@ -276,42 +324,29 @@ impl Running {
         }
     }
 
-    fn anchor(&mut self, watch: WatchKey, stream: StreamId, key: Bytes, read: Read) {
+    fn check(&mut self, watch: WatchKey, stream: StreamId, key: Bytes) {
         let Some(Upstream::Open(source)) = self.upstream.get(&stream) else { return };
         let (door, whom, member) = self.session.route.reader(source);
         let floor = Rc::clone(&self.session.route.floor);
         let reading = async move {
-            let linearizable = async || {
-                let shown = floor.revision();
-                let whole = linearizable_revision(&door, &whom, &member, &key).await?;
+            let shown = floor.revision();
+            let revealed = linearizable_revision(&door, &whom, &member, &key).await;
+            if let Ok(whole) = &revealed {
                 floor.forget_above(shown, whole.revision);
-                Ok((whole, shown))
-            };
-            let revealed = match read {
-                Read::Linearizable => linearizable().await.map(|(whole, _)| whole),
-                Read::Local => match local_revision(&door, &whom, &member).await {
-                    // Is the member behind what the client was shown, or is history another now?
-                    Ok(local) if Revision(local.revision) < floor.revision() => {
-                        let whole = linearizable().await;
-                        whole
-                            .map(|(whole, shown)| Revealed { revision: whole.revision.min(shown.0), ..whole })
-                    }
-                    revealed => revealed,
-                },
-            };
+            }
             let room = if matches!(revealed, Err(ReadError::NoRoom)) { Room::None } else { Room::Found };
             let input = match revealed {
                 Ok(Revealed { header, revision }) => {
-                    Input::Anchored { watch, stream, header, revision: Revision(revision) }
+                    Input::Checked { watch, stream, header, revision: Revision(revision) }
                 }
                 Err(ReadError::Login(failure)) => {
-                    Input::AnchorFailed { watch, stream, why: login_loss(&failure) }
+                    Input::CheckFailed { watch, stream, why: login_loss(&failure) }
                 }
                 Err(ReadError::Refused(status)) if refuses_credential(&status) => {
-                    Input::AnchorFailed { watch, stream, why: Loss::Denied(status.cancel_reason()) }
+                    Input::CheckFailed { watch, stream, why: Loss::Denied(status.cancel_reason()) }
                 }
                 Err(ReadError::Refused(_) | ReadError::Lost | ReadError::NoRoom) => {
-                    Input::AnchorFailed { watch, stream, why: Loss::Upstream }
+                    Input::CheckFailed { watch, stream, why: Loss::Upstream }
                 }
             };
             (input, room)

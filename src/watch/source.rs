@@ -231,7 +231,7 @@ impl Route {
         }
     }
 
-    /// Reads a revision of `source`'s member, for the anchor of a watch from now.
+    /// What it takes to read the cluster's revision through `source`'s member.
     pub fn reader(&self, source: &Source) -> (Rc<Door>, As, Arc<Member>) {
         (Rc::clone(&self.door), self.whom.clone(), Arc::clone(&source.member))
     }

@@ -129,3 +129,5 @@ mod twin;
 mod unread_log;
 #[cfg(test)]
 mod way_out;
+#[cfg(test)]
+mod write_order;

@@ -67,6 +67,14 @@ impl Connection {
         requests.send_request(request, false).expect("the connection lives")
     }
 
+    /// Sends a put of this key and does not wait for its answer, a PutResponse.
+    pub(crate) async fn send_put(&self, key: &str) -> Says {
+        let put = PutRequest { key: key.to_owned().into(), value: "v".into(), ..PutRequest::default() };
+        let (response, mut send) = self.begin("/etcdserverpb.KV/Put").await;
+        send.send_data(encode(&put.encode_to_vec()), true).expect("the stream lives");
+        Says::new(response)
+    }
+
     /// A unary call's answer; `None` where it failed.
     async fn call<T: Message + Default>(&self, path: &str, message: &impl Message) -> Option<T> {
         let (response, mut send) = self.begin(path).await;

@@ -123,3 +123,5 @@ mod upstream_headers;
 mod watches;
 #[cfg(test)]
 mod withdrawn;
+#[cfg(test)]
+mod write_order;

@@ -42,6 +42,7 @@ static STRANGERS: LazyLock<(Vec<StreamId>, Vec<WatchKey>)> = LazyLock::new(|| {
     for _ in 0..12 {
         let mut out = Vec::new();
         hub.handle(now, Input::Client(create.encode_to_vec().into()), &mut out);
+        watches.push(hub.newest());
         let stream = out.iter().find_map(|output| match output {
             Output::Open { stream, .. } => Some(*stream),
             _ => None,
@@ -52,7 +53,6 @@ static STRANGERS: LazyLock<(Vec<StreamId>, Vec<WatchKey>)> = LazyLock::new(|| {
         for output in out {
             match output {
                 Output::Open { stream, .. } => streams.push(stream),
-                Output::Anchor { watch, .. } => watches.push(watch),
                 _ => {}
             }
         }
@@ -89,7 +89,7 @@ struct World<'a> {
     revision: i64,
     streams: BTreeMap<StreamId, Upstream>,
     named: HashSet<StreamId>,
-    anchors: Vec<(WatchKey, StreamId)>,
+    checks: Vec<(WatchKey, StreamId)>,
     upstream_ids: HashSet<i64>,
     /// Creates without an answer: the id and whether progress was asked for.
     waiting: VecDeque<(i64, bool)>,
@@ -151,7 +151,7 @@ impl<'a> World<'a> {
             revision: 10,
             streams: BTreeMap::new(),
             named: HashSet::new(),
-            anchors: Vec::new(),
+            checks: Vec::new(),
             upstream_ids: HashSet::new(),
             waiting: VecDeque::new(),
             told: BTreeMap::new(),
@@ -172,7 +172,8 @@ impl<'a> World<'a> {
             7 | 8 => self.cancel(),
             9 | 10 => self.client(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})),
             11..16 => self.opened(),
-            16..19 => self.anchor(),
+            16 | 17 => self.check(),
+            18 => self.overtaken(),
             19 => self.lost(),
             20 => self.pass_time(),
             _ => self.upstream(),
@@ -273,17 +274,28 @@ impl<'a> World<'a> {
         self.input(Input::Opened { stream, traits });
     }
 
-    fn anchor(&mut self) {
-        let (watch, stream) = match self.anchors.len() {
+    /// A write went ahead of a create, or of no create that there is.
+    fn overtaken(&mut self) {
+        let strangers = &STRANGERS.1;
+        let watch = match self.choices.flag() {
+            true => self.hub.newest(),
+            false => strangers[self.choices.below(strangers.len())],
+        };
+        let revision = Revision(self.revision_near());
+        self.hub.overtaken(watch, revision);
+    }
+
+    fn check(&mut self) {
+        let (watch, stream) = match self.checks.len() {
             count @ 1.. if !self.choices.one_in(8) => {
                 let at = self.choices.below(count);
-                self.anchors.swap_remove(at)
+                self.checks.swap_remove(at)
             }
             _ => (STRANGERS.1[self.choices.below(STRANGERS.1.len())], self.stream()),
         };
         if self.choices.one_in(5) {
             let why = self.loss();
-            return self.input(Input::AnchorFailed { watch, stream, why });
+            return self.input(Input::CheckFailed { watch, stream, why });
         }
         let revision = self.revision_near();
         let mut header = match self.choices.below(8) {
@@ -292,7 +304,7 @@ impl<'a> World<'a> {
         };
         spoil_for_all::<pb::ResponseHeader>(&mut header);
         let header = header.into();
-        self.input(Input::Anchored { watch, stream, header, revision: Revision(revision) });
+        self.input(Input::Checked { watch, stream, header, revision: Revision(revision) });
     }
 
     fn loss(&mut self) -> Loss {
@@ -418,7 +430,7 @@ impl<'a> World<'a> {
     fn input(&mut self, input: Input) {
         let size = match &input {
             Input::Client(message) | Input::Upstream { message, .. } => message.len(),
-            Input::Anchored { header, .. } => header.len(),
+            Input::Checked { header, .. } => header.len(),
             Input::Lost { why: Loss::Denied(reason), .. } => reason.len(),
             _ => 0,
         };
@@ -469,10 +481,10 @@ impl<'a> World<'a> {
                     RequestUnion::ProgressRequest(_) => {}
                 }
             }
-            Output::Anchor { watch, stream, key, .. } => {
+            Output::Check { watch, stream, key, .. } => {
                 assert!(self.streams.get(&stream).is_some_and(|stream| stream.open), "read on no member");
                 assert!(!key.is_empty(), "an empty key is the first one");
-                self.anchors.push((watch, stream));
+                self.checks.push((watch, stream));
             }
             Output::Emit(message) => {
                 self.said += message.len();

@@ -25,6 +25,31 @@ impl Hub {
         }
     }
 
+    /// The watch of the newest create.
+    #[must_use]
+    pub fn newest(&self) -> WatchKey {
+        WatchKey(self.last_key)
+    }
+
+    /// Whether this watch "from now" waits for a member to register or to refuse it. Writes that its client sent after the create
+    /// must wait with it.
+    #[must_use]
+    pub fn is_unregistered(&self, key: WatchKey) -> bool {
+        self.watches.get(&key).is_some_and(|watch| watch.is_unregistered())
+    }
+
+    /// A write that the client sent after this create went upstream before the watch was registered: the watch begins after
+    /// `revision`, which the cluster had reached before the write, instead of at the moment of its registration.
+    pub fn overtaken(&mut self, key: WatchKey, revision: Revision) {
+        if let Some(watch) = self.watches.get_mut(&key)
+            && watch.is_unregistered()
+            && watch.begins_after.is_none()
+            && revision.0 > 0
+        {
+            watch.begin_after(revision.0.max(watch.shown_before));
+        }
+    }
+
     /// Whose history is told.
     #[must_use]
     pub fn cluster(&self) -> Option<ClusterId> {
@@ -52,8 +77,7 @@ impl Hub {
             answer: None,
             place: Place::Nowhere,
             want: ANY_STREAM,
-            anchor: None,
-            bare: false,
+            begins_after: None,
             exact: false,
             shown_before: self.known.shown,
             refusal: None,

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::identity::Revision;
 use crate::pb::{etcdserverpb as pb, mvccpb};
 
-use super::{Credential, Hub, Input, Loss, Output, Read, StreamId, Timing, Traits, WatchKey};
+use super::{Credential, Hub, Input, Loss, Output, StreamId, Timing, Traits, WatchKey};
 
 const KEYS: u8 = 6;
 const BAD_TOKEN: &str = "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token";
@@ -63,6 +63,8 @@ struct Counts {
     doubts: u64,
     cancels: u64,
     raced: u64,
+    behind: u64,
+    overtaken: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -121,6 +123,10 @@ struct Asked {
     fragment: bool,
     notify: bool,
     shown: i64,
+    /// Inside the hub.
+    key: WatchKey,
+    /// The revision of the first write that its client sent after it.
+    written_behind: Option<i64>,
 }
 
 struct Seen {
@@ -164,7 +170,7 @@ struct World {
     /// What the driver has at hand.
     cached: u64,
     denied: HashSet<u8>,
-    anchors: Vec<(WatchKey, StreamId, Read)>,
+    checks: Vec<(WatchKey, StreamId)>,
     upstream_ids: HashSet<i64>,
     /// Refusals of a create since it was last let in.
     refusals: HashMap<u64, u32>,
@@ -196,7 +202,7 @@ impl World {
             valid: 1,
             cached: 1,
             denied: HashSet::new(),
-            anchors: Vec::new(),
+            checks: Vec::new(),
             upstream_ids: HashSet::new(),
             refusals: HashMap::new(),
             created: HashSet::new(),
@@ -242,7 +248,7 @@ impl World {
     fn settle(&mut self) {
         for _ in 0..20_000 {
             let busy = self.members.iter().any(|applied| *applied < self.head())
-                || !self.anchors.is_empty()
+                || !self.checks.is_empty()
                 || self.servers.values().any(Server::is_busy);
             if !busy {
                 return;
@@ -250,7 +256,7 @@ impl World {
             for member in 0..3 {
                 self.apply(member);
             }
-            self.answer_anchor();
+            self.answer_check();
             for id in self.servers.keys().copied().collect::<Vec<_>>() {
                 self.turn_server(id);
             }
@@ -282,7 +288,8 @@ impl World {
             (26..29, _) => self.ask_create(),
             (29, _) => self.ask_cancel(),
             (30..32, _) => self.ask_progress(),
-            (32..38, _) => self.answer_anchor(),
+            (32..36, _) => self.answer_check(),
+            (36..38, _) => self.write_behind(),
             (38, _) if self.dice.one_in(5) => self.expire(),
             (39, _) if self.dice.one_in(4) => self.compact(),
             (40, _) if self.dice.one_in(12) => self.change_rights(),
@@ -385,9 +392,9 @@ impl World {
                 assert!(server.open, "sent before the stream was open");
                 server.inbox.push_back(message);
             }
-            Output::Anchor { watch, stream, read, .. } => {
-                self.counts.doubts += u64::from(read == Read::Linearizable);
-                self.anchors.push((watch, stream, read));
+            Output::Check { watch, stream, .. } => {
+                self.counts.doubts += 1;
+                self.checks.push((watch, stream));
             }
             Output::Emit(message) => self.seen(&message),
             Output::End(end) => panic!("ended: {end:?}"),
@@ -411,24 +418,19 @@ impl World {
         self.input(Input::Opened { stream: id, traits: self.traits });
     }
 
-    fn answer_anchor(&mut self) {
-        if self.anchors.is_empty() {
+    fn answer_check(&mut self) {
+        if self.checks.is_empty() {
             return;
         }
-        let index = self.dice.below(self.anchors.len());
-        let (watch, stream, read) = self.anchors.swap_remove(index);
+        let index = self.dice.below(self.checks.len());
+        let (watch, stream) = self.checks.swap_remove(index);
         let Some(server) = self.servers.get(&stream) else { return };
         if !self.calm && self.dice.one_in(8) {
-            return self.input(Input::AnchorFailed { watch, stream, why: Loss::Upstream });
+            return self.input(Input::CheckFailed { watch, stream, why: Loss::Upstream });
         }
-        if read == Read::Local && server.token < self.valid {
-            return self.input(Input::AnchorFailed { watch, stream, why: Loss::Credential });
-        }
-        // As the driver does: no less than the client was shown.
-        let local = self.members[server.member].max(self.client.shown);
-        let revision = if read == Read::Local { local } else { self.head() };
+        let revision = self.head();
         let header = header(revision, server.member).encode_to_vec().into();
-        self.input(Input::Anchored { watch, stream, header, revision: Revision(revision) });
+        self.input(Input::Checked { watch, stream, header, revision: Revision(revision) });
     }
 
     fn cut(&mut self, id: StreamId) {
@@ -701,6 +703,8 @@ impl World {
             fragment: self.dice.one_in(3),
             notify: self.dice.one_in(3),
             shown: self.client.shown,
+            key: self.hub.newest(),
+            written_behind: None,
         };
         let mut range_end = vec![high];
         range_end.extend(asked.serial.to_be_bytes());
@@ -717,6 +721,32 @@ impl World {
         self.counts.creates += 1;
         self.client.waiting.push_back(asked);
         self.ask(pb::watch_request::RequestUnion::CreateRequest(create));
+        let key = self.hub.newest();
+        if let Some(asked) = self.client.waiting.back_mut().filter(|asked| asked.key != key) {
+            asked.key = key;
+        }
+    }
+
+    /// The client writes, having heard nothing of its last creates. As the driver does it, the write waits until they are registered, or
+    /// goes ahead of those that take too long.
+    fn write_behind(&mut self) {
+        let unregistered = |asked: &&Asked| self.hub.is_unregistered(asked.key);
+        let overtaken: Vec<WatchKey> =
+            self.client.waiting.iter().filter(unregistered).map(|asked| asked.key).collect();
+        if !overtaken.is_empty() && !self.dice.one_in(6) {
+            return;
+        }
+        let known = (self.head() - self.dice.int(0, 4)).max(1);
+        for key in overtaken {
+            self.counts.overtaken += 1;
+            self.hub.overtaken(key, Revision(known));
+        }
+        self.write();
+        let revision = self.head();
+        for asked in self.client.waiting.iter_mut().filter(|asked| asked.start == 0) {
+            self.counts.behind += 1;
+            asked.written_behind.get_or_insert(revision);
+        }
     }
 
     fn ask_cancel(&mut self) {
@@ -783,6 +813,9 @@ impl World {
         };
         assert_eq!(response.watch_id, id, "Created in request order, with the id that etcd would give");
         assert!(revision >= asked.shown.min(self.head()), "no header goes back");
+        if let Some(written) = asked.written_behind {
+            assert!(revision < written, "from {revision} on, and its client's later write was {written}");
+        }
         let start = if asked.start == 0 { revision + 1 } else { asked.start };
         let next = (start.max(1), 0);
         let seen = Seen { asked, next, last: 0, told: start - 1, in_fragments: false, compacted: false };
@@ -1000,6 +1033,8 @@ fn every_watch_is_whole_whatever_happens_upstream() {
             total.doubts,
             total.cancels,
             total.raced,
+            total.behind,
+            total.overtaken,
         ];
         assert!(floors.iter().all(|happened| *happened >= count / 20), "too little happened: {total:?}");
     }
@@ -1020,5 +1055,7 @@ impl Counts {
         self.doubts += other.doubts;
         self.cancels += other.cancels;
         self.raced += other.raced;
+        self.behind += other.behind;
+        self.overtaken += other.overtaken;
     }
 }

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use super::super::fault::Planted;
 use super::{
-    Answer, Checking, Creating, Credential, End, Header, Hub, Incarnation, Loss, MAX_RESTORING, MAX_STREAMS,
-    NO_WATCH, Output, Place, Read, Reading, Response, Revision, SETTLED, Stream, StreamId, Traits, Want,
-    Watch, WatchKey, wire,
+    ANY_STREAM, Answer, Checking, Creating, Credential, Cursor, End, Header, Hub, Incarnation, Loss,
+    MAX_RESTORING, MAX_STREAMS, NO_WATCH, Output, Place, Response, Revision, SETTLED, Stream, StreamId,
+    Traits, Want, Watch, WatchKey, wire,
 };
 
 /// A start that no cluster reaches: a member has nothing to look up for it.
@@ -82,7 +82,8 @@ impl Hub {
         self.watches.iter().filter(|(_, watch)| here(watch)).map(|(key, _)| *key).collect()
     }
 
-    /// anywhere → nowhere. A watch that the client was not told of begins from scratch, with a new anchor.
+    /// anywhere → nowhere. A watch "from now" that was registered keeps its beginning, though the client was not told of it
+    /// yet: writes that waited for the registration have gone ahead since.
     pub(super) fn displace(&mut self, key: WatchKey, want: Want) {
         let Some(watch) = self.watches.get_mut(&key) else { return };
         if let Some(stream) = watch.place.stream().and_then(|id| self.streams.get_mut(&id)) {
@@ -94,8 +95,6 @@ impl Hub {
         self.held -= watch.cursor.held_bytes();
         watch.cursor.drop_held();
         if watch.id.is_none() {
-            watch.anchor = None;
-            watch.bare = false;
             watch.answer = None;
         }
         watch.exact = false;
@@ -190,13 +189,13 @@ impl Hub {
         self.out.push(Output::Close { stream: oldest });
     }
 
-    /// assigned → anchoring, upstream.
+    /// assigned → upstream.
     pub(super) fn send_creates(&mut self) {
         self.send_waiting();
         // An earlier create that is not on its way yet holds back the later ones: etcd answers in the order sent.
         let mut held_up = false;
         for key in self.moving.iter().copied().collect::<Vec<_>>() {
-            let Some(watch) = self.watches.get_mut(&key) else { continue };
+            let Some(watch) = self.watches.get(&key) else { continue };
             let Place::Assigned(id) = watch.place else {
                 held_up = true;
                 continue;
@@ -205,47 +204,10 @@ impl Hub {
                 held_up = true;
                 continue;
             };
-            if watch.needs_anchor(traits) {
-                watch.place = Place::Anchoring(id);
-                if let Some(stream) = self.streams.get_mut(&id) {
-                    stream.unread.push(key);
-                }
-                held_up = true;
-            } else if !held_up {
+            if !held_up {
                 self.send_create(key, id, traits);
             }
         }
-        self.read_anchors();
-    }
-
-    /// One read at a time on each stream. It serves all who asked before it began: thousands of watches that come at once
-    /// cost a few reads.
-    fn read_anchors(&mut self) {
-        for (id, stream) in &mut self.streams {
-            if stream.reading.is_some() || stream.unread.is_empty() {
-                continue;
-            }
-            let watches = std::mem::take(&mut stream.unread);
-            let here = |key: &WatchKey| {
-                let watch = self.watches.get(key)?;
-                matches!(watch.place, Place::Anchoring(at) if at == *id).then(|| (*key, watch.key()))
-            };
-            if let Some((watch, key)) = watches.iter().find_map(here) {
-                stream.reading = Some(Reading { watch, watches, shown: self.known.shown });
-                self.out.push(Output::Anchor { watch, stream: *id, key, read: Read::Local });
-            }
-        }
-    }
-
-    /// The read that was made in this watch's name, for those that still wait for it.
-    fn read_for(&mut self, key: WatchKey, id: StreamId) -> Option<Reading> {
-        let stream = self.streams.get_mut(&id)?;
-        let mut reading = stream.reading.take_if(|it| it.watch == key)?;
-        reading.watches.retain(|key| {
-            let place = self.watches.get(key).map(|watch| &watch.place);
-            matches!(place, Some(Place::Anchoring(at)) if *at == id)
-        });
-        Some(reading)
     }
 
     /// Resumed watches, as many as may be unanswered at once.
@@ -285,7 +247,7 @@ impl Hub {
         self.send(id, message);
     }
 
-    pub(super) fn anchored(
+    pub(super) fn check_answered(
         &mut self,
         now: Instant,
         key: WatchKey,
@@ -295,60 +257,31 @@ impl Hub {
     ) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Ok(header) = Header::read(header) else { return self.abandon(now, id) };
-        let checking = stream.checking.take_if(|checking| checking.watch == key);
-        if checking.is_some() {
-            stream.verified = stream.verified.max(revision.0);
-        }
+        let Some(checking) = stream.checking.take_if(|checking| checking.watch == key) else { return };
+        stream.verified = stream.verified.max(revision.0);
         self.learn(id, &header);
-        if let Some(checking) = checking {
-            return self.checked(id, checking, revision.0);
-        }
-        let Some(reading) = self.read_for(key, id) else { return };
-        // Less than was shown is told only where the whole cluster has less.
-        let mut gone_back = revision.0 < reading.shown && self.known.shown == reading.shown;
-        for key in reading.watches {
-            let Some(watch) = self.watches.get_mut(&key) else { continue };
-            watch.anchor = Some(revision.0.max(1));
-            watch.place = Place::Assigned(id);
-            gone_back |= revision.0 < watch.shown_before;
-        }
-        if gone_back {
-            self.step_back(revision.0);
-        }
+        self.checked(id, checking, revision.0);
     }
 
-    pub(super) fn anchor_failed(&mut self, now: Instant, key: WatchKey, id: StreamId, why: Loss) {
+    pub(super) fn check_failed(&mut self, now: Instant, key: WatchKey, id: StreamId, why: Loss) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let checking = stream.checking.take_if(|checking| checking.watch == key);
-        if let Some(checking) = checking
-            && why != Loss::Upstream
-        {
-            // The watch itself was let in there; whose history it is, nobody will say.
-            stream.verified = i64::MAX;
-            return self.checked(id, checking, i64::MAX);
-        }
-        let anchoring = self.read_for(key, id).map(|reading| reading.watches).unwrap_or_default();
+        let Some(checking) = stream.checking.take_if(|checking| checking.watch == key) else { return };
         if why == Loss::Upstream {
-            if checking.is_some() || !anchoring.is_empty() {
-                self.abandon(now, id);
-            }
-            return;
+            return self.abandon(now, id);
         }
-        for key in anchoring {
-            let Some(watch) = self.watches.get_mut(&key) else { continue };
-            // etcd's own refusal of the create says why, in etcd's words.
-            watch.bare = true;
-            watch.place = Place::Assigned(id);
-        }
+        // The watch itself was let in there; whose history it is, nobody will say.
+        stream.verified = i64::MAX;
+        self.checked(id, checking, i64::MAX);
     }
 
     /// Asks the whole cluster how far it is, once on each stream.
     pub(super) fn check(&mut self, key: WatchKey, id: StreamId) {
         let (Some(watch), Some(stream)) = (self.watches.get(&key), self.streams.get_mut(&id)) else { return };
-        if stream.checking.is_none() {
-            stream.checking = Some(Checking { watch: key, shown: self.known.shown });
-            let read = Read::Linearizable;
-            self.out.push(Output::Anchor { watch: key, stream: id, key: watch.key(), read });
+        if let Some(checking) = &mut stream.checking {
+            checking.joined = true;
+        } else {
+            stream.checking = Some(Checking { watch: key, shown: self.known.shown, joined: false });
+            self.out.push(Output::Check { watch: key, stream: id, key: watch.key() });
         }
     }
 
@@ -360,10 +293,14 @@ impl Hub {
             if !matches!(watch.place, Place::Doubtful(_)) {
                 continue;
             }
-            if watch.id.is_none() {
-                gone_back |= watch.shown_before > revision;
+            let reached = watch.cursor.seen().max(if watch.id.is_none() { watch.shown_before } else { 0 });
+            if reached > revision && checking.joined {
+                // The read may have begun before the cluster had come that far.
+                self.check(key, id);
+            } else if watch.id.is_none() {
+                gone_back |= reached > revision;
                 self.assign(key, id);
-            } else if watch.cursor.seen() > revision {
+            } else if reached > revision {
                 gone_back = true;
                 self.end_as_compacted(key, revision);
             } else {
@@ -379,7 +316,7 @@ impl Hub {
     /// above it, or begins after, if that was shown when it was asked for: its client must read anew.
     fn step_back(&mut self, revision: i64) {
         self.known.step_back(revision);
-        let mut ended = Vec::new();
+        let (mut ended, mut begun) = (Vec::new(), Vec::new());
         for (key, watch) in &mut self.watches {
             let after = watch.create.start_revision.saturating_sub(1);
             let seen = watch.cursor.seen();
@@ -390,9 +327,19 @@ impl Hub {
                 ended.extend(watch.id.map(|_| *key));
             }
             watch.shown_before = watch.shown_before.min(revision);
+            if watch.is_new_from_now() && watch.begins_after.is_some_and(|after| after > revision) {
+                watch.forget_beginning();
+                begun.extend(matches!(watch.answer, Some(Answer::Created(_))).then_some(*key));
+            }
         }
         for key in ended {
             self.end_as_compacted(key, revision);
+        }
+        for key in begun {
+            let Some(watch) = self.watches.get_mut(&key) else { continue };
+            let place = std::mem::replace(&mut watch.place, Place::Nowhere);
+            self.forget_upstream(&place);
+            self.displace(key, ANY_STREAM);
         }
     }
 
@@ -458,9 +405,26 @@ impl Watch {
         if self.create.key.is_empty() { Bytes::from_static(b"\0") } else { self.create.key.clone() }
     }
 
-    fn needs_anchor(&self, traits: Traits) -> bool {
-        let from_now = self.id.is_none() && self.create.start_revision == 0;
-        from_now && traits.late_created && self.anchor.is_none() && !self.bare
+    /// Whether it is a watch "from now" which the client was not told of.
+    pub(super) fn is_new_from_now(&self) -> bool {
+        self.id.is_none() && self.create.start_revision == 0
+    }
+
+    /// Whether it is a watch "from now" that no member has registered or refused.
+    pub(super) fn is_unregistered(&self) -> bool {
+        self.is_new_from_now() && self.answer.is_none()
+    }
+
+    /// Fixes where a watch "from now" begins.
+    pub(super) fn begin_after(&mut self, revision: i64) {
+        self.begins_after = Some(revision);
+        self.cursor = Cursor::after(revision);
+    }
+
+    /// "Now" is to be found anew: what it was is of a history that is gone.
+    pub(super) fn forget_beginning(&mut self) {
+        self.begins_after = None;
+        self.cursor = Cursor::from_start(self.create.start_revision);
     }
 
     /// A start that this member should refuse and does not: other clients' watches would lose events by it.
@@ -470,13 +434,13 @@ impl Watch {
 
     /// Where to begin upstream. An odd start that the client chose is passed on, so that etcd answers it.
     fn start(&self, traits: Traits) -> i64 {
-        match (self.id, self.anchor) {
-            (Some(_), _) => self.cursor.resume_at(traits.late_created && !self.exact),
-            // Reaches back by one, see `Cursor::resume_at`.
-            (None, Some(anchor)) => anchor,
+        if self.id.is_some() || self.begins_after.is_some() {
+            self.cursor.resume_at(traits.late_created && !self.exact)
+        } else if self.is_spoiling(traits) {
             // Whether this client may watch at all, the member says.
-            (None, None) if self.is_spoiling(traits) => NEVER,
-            (None, None) => self.create.start_revision,
+            NEVER
+        } else {
+            self.create.start_revision
         }
     }
 

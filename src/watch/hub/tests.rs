@@ -7,8 +7,8 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use super::{
-    Credential, End, Hub, Input, Loss, MAX_PENDING, MAX_STREAMS, Output, Read, SETTLED, StreamId, Timing,
-    Traits, WatchKey,
+    Credential, End, Hub, Input, Loss, MAX_PENDING, MAX_STREAMS, Output, SETTLED, StreamId, Timing, Traits,
+    WatchKey,
 };
 use crate::identity::Revision;
 use crate::pb::etcdserverpb::watch_request::RequestUnion;
@@ -114,11 +114,11 @@ impl Bench {
         self.input(Input::Lost { stream: StreamId(stream), why });
     }
 
-    fn anchored(&mut self, watch: u64, stream: u64, revision: i64) {
+    fn checked(&mut self, watch: u64, stream: u64, revision: i64) {
         let header = pb::ResponseHeader { cluster_id: self.cluster, member_id: 2, revision, raft_term: 3 };
         let header = header.encode_to_vec().into();
         let (watch, stream) = (WatchKey(watch), StreamId(stream));
-        self.input(Input::Anchored { watch, stream, header, revision: Revision(revision) });
+        self.input(Input::Checked { watch, stream, header, revision: Revision(revision) });
     }
 
     fn wait(&mut self, time: Duration) {

@@ -11,8 +11,8 @@ use super::super::cursor::{Fault, Ready};
 use super::super::fault::Planted;
 use super::super::wire::Event;
 use super::{
-    ANY_STREAM, Answer, Creating, Credential, Cursor, End, Header, Hub, Known, NO_WATCH, Output, Place,
-    Response, StreamId, Traits, Want, Watch, WatchKey,
+    ANY_STREAM, Answer, Creating, Credential, End, Header, Hub, Known, NO_WATCH, Output, Place, Response,
+    StreamId, Traits, Want, Watch, WatchKey,
 };
 
 /// A client that asked for fragments gets pieces of at most this many bytes of events: etcd's default request limit with
@@ -71,10 +71,12 @@ impl Hub {
                 self.end_as_compacted(key, header.revision);
             } else if watch.create.start_revision > 0 {
                 watch.stale = Some(header.revision);
-            } else if matches!(watch.place, Place::Parked) && matches!(watch.answer, Some(Answer::Created(_)))
-            {
+            } else if watch.is_new_from_now() {
                 // Where "now" was is of the old history.
-                self.displace(key, ANY_STREAM);
+                watch.forget_beginning();
+                if matches!(watch.place, Place::Parked) && matches!(watch.answer, Some(Answer::Created(_))) {
+                    self.displace(key, ANY_STREAM);
+                }
             }
         }
         // What is left waits to be created; it goes where the new cluster is.
@@ -138,20 +140,19 @@ impl Hub {
             return self.refuse(key, Watch::refused_start(header));
         }
         watch.refusal = None;
-        let from_now = watch.create.start_revision == 0 && watch.anchor.is_none();
         let known = match watch.id {
             Some(_) => watch.cursor.seen(),
-            None if from_now => watch.shown_before,
+            None if watch.create.start_revision == 0 => {
+                watch.shown_before.max(watch.begins_after.unwrap_or_default())
+            }
             None => 0,
         };
         if header.revision < known && stream.verified < known {
             return self.doubt(key, id);
         }
         // This watch lost nothing, but what the client was told of others may be of a history that is gone.
-        // Of one that is new and anchored the anchor's read told.
         let shown = self.known.shown;
-        let told = watch.id.is_none() && watch.anchor.is_some();
-        if !told && header.revision < shown && stream.verified < shown {
+        if header.revision < shown && stream.verified < shown {
             self.check(key, id);
         }
         let Some(watch) = self.watches.get_mut(&key) else { return };
@@ -163,13 +164,21 @@ impl Hub {
         }
         let mut told = header.revision;
         if watch.create.start_revision == 0 {
-            // Exact on members before V5. Where a later one was not given an anchor, what it tells of revisions up to
-            // this one is dropped: the watch is from here, and its client never hears otherwise.
-            told = watch.anchor.unwrap_or(header.revision.max(watch.shown_before));
-            watch.cursor = Cursor::after(told);
+            let Some(begins_after) = watch.beginning(header.revision) else {
+                return self.register_again(key, id);
+            };
+            told = begins_after;
         }
         response.header = Some(header.with_revision(told));
         watch.answer = Some(Answer::Created(Box::new(response)));
+    }
+
+    /// sent → assigned: the watch was registered later than where it has to begin.
+    fn register_again(&mut self, key: WatchKey, id: StreamId) {
+        let Some(watch) = self.watches.get_mut(&key) else { return };
+        let place = std::mem::replace(&mut watch.place, Place::Nowhere);
+        self.forget_upstream(&place);
+        self.assign(key, id);
     }
 
     /// live → doubtful: nothing is delivered before it is known whose history this member tells.
@@ -265,6 +274,26 @@ impl Hub {
             self.trouble(now);
             self.displace(key, Want { newer_than: id, credential: Credential::Current });
         }
+    }
+}
+
+impl Watch {
+    /// The revision after which this watch "from now" begins, now that its create was answered at revision `created`; none where what
+    /// was registered may begin later than that.
+    ///
+    /// A member before V5 registers it at `created`, a later one at `created` or shortly before. What came before `created` is dropped
+    /// in either case, so that the watch has one beginning, whichever member serves it next: no write that its client sent after the
+    /// create is among it, since those wait for this answer.
+    fn beginning(&mut self, created: i64) -> Option<i64> {
+        let Place::Upstream(_, incarnation) = &self.place else { return None };
+        let begins_after = match (incarnation.start, self.begins_after) {
+            (0, None) => created.max(self.shown_before),
+            (0, Some(after)) if created <= after => after,
+            (start, Some(after)) if start > 0 && start <= after.saturating_add(1) => after,
+            _ => return None,
+        };
+        self.begin_after(begins_after);
+        Some(begins_after)
     }
 }
 

@@ -2,61 +2,115 @@
 
 use super::*;
 
+/// It is in sync at once, wherever it is, and begins where Created says it does: an event that a new member (V5) gives it from between
+/// the registration and its answer is not told.
 #[test]
-fn from_now_is_anchored_by_a_read_before_it_is_created() {
-    let mut bench = Bench::new();
-    bench.create(watch("a", 0));
-    bench.nothing();
-    bench.opened(1, NEW);
-    let anchor = bench.only();
-    assert!(
-        matches!(&anchor, Output::Anchor { stream: StreamId(1), key, read: Read::Local, .. } if key == "a"),
-        "{anchor:?}"
-    );
-    bench.anchored(1, 1, 10);
-    // One back: a watch from the future gets no progress on this member.
-    assert_eq!(bench.next_create(1), (1, 10));
-    bench.up(1, created(1, 15));
-    let told = bench.emitted();
-    assert_eq!((told.watch_id, header_revision(&told), told.created), (0, 10, true));
-    bench.up(1, events(1, 11, &[10, 11]));
-    assert_eq!(revisions(&bench.emitted()), [11]);
-}
-
-/// Thousands of watches that come at once cost a few reads; each read begins after the request that it is for.
-#[test]
-fn those_that_come_together_share_a_read_and_later_ones_never_an_earlier_read() {
-    let mut bench = Bench::new();
-    for _ in 0..3 {
+fn from_now_is_sent_as_it_is_and_begins_where_created_says() {
+    for (traits, resumes_at) in [(NEW, 15), (MIDDLE, 16), (OLD, 16)] {
+        let mut bench = Bench::new();
         bench.create(watch("a", 0));
+        bench.nothing();
+        bench.input(Input::Opened { stream: StreamId(1), traits });
+        assert_eq!(bench.next_create(1), (1, 0));
+        bench.nothing();
+        bench.up(1, created(1, 15));
+        let told = bench.emitted();
+        assert_eq!((told.watch_id, header_revision(&told), told.created), (0, 15, true));
+        if traits == NEW {
+            bench.up(1, events(1, 16, &[14, 15, 16]));
+            assert_eq!(revisions(&bench.emitted()), [16]);
+            bench.resumed(1, 2, traits);
+            assert_eq!(
+                bench.next_create(2),
+                (2, 16),
+                "one back: a watch from the future gets no progress there"
+            );
+        } else {
+            bench.resumed(1, 2, traits);
+            assert_eq!(bench.next_create(2), (2, resumes_at));
+        }
     }
-    bench.opened(1, NEW);
-    assert!(matches!(bench.only(), Output::Anchor { watch: WatchKey(1), read: Read::Local, .. }));
-    bench.create(watch("a", 0));
-    bench.create(watch("a", 0));
-    bench.nothing();
-    bench.anchored(1, 1, 20);
-    for id in 1..=3 {
-        assert_eq!(bench.next_create(1), (id, 20));
-    }
-    assert!(matches!(bench.only(), Output::Anchor { watch: WatchKey(4), read: Read::Local, .. }));
-    bench.anchored(4, 1, 25);
-    for id in 4..=5 {
-        assert_eq!(bench.next_create(1), (id, 25));
-    }
-    bench.nothing();
 }
 
+/// Writes wait until it is registered, and go on then: what they do must not be missed, though its stream is lost before its
+/// Created could be told.
 #[test]
-fn from_now_needs_no_anchor_where_created_is_exact() {
+fn from_now_keeps_its_beginning_from_its_registration_on() {
+    for (traits, start) in [(NEW, 15), (MIDDLE, 16)] {
+        let mut bench = Bench::new();
+        bench.create(watch("a", 5));
+        bench.create(watch("b", 0));
+        let key = bench.hub.newest();
+        bench.opened(1, traits);
+        assert!(bench.hub.is_unregistered(key));
+        bench.up(1, refused(-1, BAD_TOKEN));
+        bench.out.clear();
+        bench.up(1, created(2, 15));
+        bench.nothing();
+        assert!(!bench.hub.is_unregistered(key), "its answer waits for its turn");
+        bench.lose(1, Loss::Upstream);
+        bench.input(Input::Opened { stream: StreamId(2), traits });
+        assert_eq!((bench.next_create(2), bench.next_create(2)), ((3, 5), (4, start)));
+        bench.nothing();
+        bench.up(2, created(3, 30));
+        bench.out.clear();
+        bench.up(2, created(4, 30));
+        assert_eq!(header_revision(&bench.emitted()), 15);
+        bench.up(2, events(4, 30, &[15, 16, 17]));
+        assert_eq!(revisions(&bench.emitted()), [16, 17]);
+    }
+}
+
+/// A write of its client went upstream before it was registered: it begins before that write.
+#[test]
+fn from_now_that_was_overtaken_begins_before_what_overtook_it() {
+    for (traits, start) in [(NEW, 12), (MIDDLE, 13)] {
+        // Before it was sent.
+        let mut bench = Bench::new();
+        bench.create(watch("a", 0));
+        bench.hub.overtaken(bench.hub.newest(), Revision(12));
+        bench.hub.overtaken(bench.hub.newest(), Revision(14));
+        bench.input(Input::Opened { stream: StreamId(1), traits });
+        assert_eq!(bench.next_create(1), (1, start));
+        bench.up(1, created(1, 15));
+        assert_eq!(header_revision(&bench.emitted()), 12);
+        bench.up(1, events(1, 15, &[12, 13]));
+        assert_eq!(revisions(&bench.emitted()), [13]);
+        // After it was sent: registered too late, or early enough.
+        for created_at in [15, 12, 11] {
+            let mut bench = Bench::new();
+            bench.create(watch("a", 0));
+            bench.opened(1, traits);
+            bench.hub.overtaken(bench.hub.newest(), Revision(12));
+            bench.up(1, created(1, created_at));
+            if created_at == 11 {
+                // The member knows less than the cluster has reached.
+                assert_eq!(bench.next_cancel(1), 1);
+                assert!(matches!(bench.only(), Output::Check { .. }));
+                bench.checked(1, 1, 20);
+                assert_eq!(bench.next_create(1), (2, start));
+                bench.up(1, created(2, 20));
+            } else if created_at == 15 {
+                assert_eq!((bench.next_cancel(1), bench.next_create(1)), (1, (2, start)));
+                bench.nothing();
+                bench.up(1, created(2, 15));
+            }
+            assert_eq!(header_revision(&bench.emitted()), 12);
+        }
+    }
+}
+
+/// Its client was shown more than the revision at which the write went ahead: nothing of before is told.
+#[test]
+fn from_now_that_was_overtaken_is_not_before_what_its_client_was_shown() {
     let mut bench = Bench::new();
+    bench.hub.was_shown(None, Revision(14));
     bench.create(watch("a", 0));
+    for unknown in [0, 12] {
+        bench.hub.overtaken(bench.hub.newest(), Revision(unknown));
+    }
     bench.input(Input::Opened { stream: StreamId(1), traits: MIDDLE });
-    assert_eq!(bench.next_create(1), (1, 0));
-    bench.up(1, created(1, 15));
-    assert_eq!(header_revision(&bench.emitted()), 15);
-    bench.resumed(1, 2, MIDDLE);
-    assert_eq!(bench.next_create(2), (2, 16));
+    assert_eq!(bench.next_create(1), (1, 15));
 }
 
 /// An old member lets a negative start in, and then skips what its other watches wait for (V8). It is asked for a harmless
@@ -90,24 +144,10 @@ fn a_negative_start_of_one_who_may_not_watch_is_denied() {
     assert_eq!(bench.next_emitted().cancel_reason, DENIED);
 }
 
-#[test]
-fn from_now_is_never_before_what_the_client_was_shown() {
-    let mut bench = Bench::watching(NEW);
-    bench.up(1, events(1, 20, &[20]));
-    bench.out.clear();
-    bench.create(watch("b", 0));
-    assert!(matches!(bench.only(), Output::Anchor { .. }));
-    // The driver tells no less than the connection was shown.
-    bench.anchored(2, 1, 20);
-    assert_eq!(bench.next_create(1), (2, 20));
-    bench.up(1, created(2, 12));
-    assert_eq!(header_revision(&bench.emitted()), 20);
-}
-
 /// The connection's Put was answered by another member: what it wrote is not to come as an event of a later watch.
 #[test]
 fn from_now_is_not_before_what_another_call_was_shown() {
-    for traits in [MIDDLE, OLD] {
+    for traits in [NEW, MIDDLE, OLD] {
         let mut bench = Bench::new();
         bench.hub.was_shown(None, Revision(100));
         bench.create(watch("a", 0));
@@ -115,8 +155,8 @@ fn from_now_is_not_before_what_another_call_was_shown() {
         bench.out.clear();
         bench.up(1, created(1, 95));
         assert_eq!(bench.next_cancel(1), 1);
-        assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
-        bench.anchored(1, 1, 101);
+        assert!(matches!(bench.only(), Output::Check { .. }));
+        bench.checked(1, 1, 101);
         assert_eq!(bench.next_create(1), (2, 0));
         bench.nothing();
         bench.up(1, created(2, 101));
@@ -132,7 +172,7 @@ fn created_of_a_watch_from_the_past_does_not_go_back_behind_another_call() {
     bench.opened(1, MIDDLE);
     bench.out.clear();
     bench.up(1, created(1, 95));
-    assert!(matches!(bench.out.remove(0), Output::Anchor { read: Read::Linearizable, .. }));
+    assert!(matches!(bench.out.remove(0), Output::Check { .. }));
     assert_eq!(header_revision(&bench.emitted()), 100);
 }
 
@@ -146,44 +186,6 @@ fn odd_starts_reach_etcd_as_they_are() {
     let Output::Emit(message) = bench.out.remove(0) else { panic!() };
     let told = pb::WatchResponse::decode(message).unwrap();
     assert_eq!((told.watch_id, told.created, told.canceled), (-1, true, true));
-}
-
-#[test]
-fn a_refused_anchor_lets_etcd_refuse_the_create_itself() {
-    let mut bench = Bench::new();
-    bench.create(watch("a", 0));
-    bench.opened(1, NEW);
-    bench.out.clear();
-    let failed = |stream, why| Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(stream), why };
-    bench.input(failed(1, Loss::Credential));
-    assert_eq!(bench.next_create(1), (1, 0));
-    bench.up(1, refused(-1, BAD_TOKEN));
-    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
-    bench.nothing();
-    bench.opened(2, NEW);
-    assert!(matches!(bench.only(), Output::Anchor { stream: StreamId(2), .. }));
-    bench.input(failed(2, Loss::Denied("no".into())));
-    assert_eq!(bench.next_create(2), (2, 0));
-    // Let in after all: it is from what Created says, and nothing before that is told.
-    bench.up(2, created(2, 9));
-    assert_eq!(header_revision(&bench.next_emitted()), 9);
-    bench.out.clear();
-    bench.up(2, events(2, 10, &[9, 10]));
-    assert_eq!(revisions(&bench.emitted()), [10]);
-}
-
-#[test]
-fn a_failed_anchor_is_read_elsewhere() {
-    let mut bench = Bench::new();
-    bench.create(watch("a", 0));
-    bench.opened(1, NEW);
-    bench.out.clear();
-    bench.input(Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(1), why: Loss::Upstream });
-    assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
-    assert_eq!(bench.next_open(), (2, Credential::Current, 1));
-    // A late answer of the old one is nobody's.
-    bench.anchored(1, 1, 10);
-    bench.nothing();
 }
 
 #[test]
@@ -215,14 +217,15 @@ fn created_comes_once_per_create_in_request_order() {
 
 #[test]
 fn a_create_waits_until_the_earlier_ones_are_on_their_way() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::watching(NEW);
     bench.create(watch("a", 0));
+    bench.out.clear();
+    bench.up(1, refused(-1, BAD_TOKEN));
+    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
     bench.create(watch("b", 5));
-    bench.opened(1, NEW);
-    assert!(matches!(bench.only(), Output::Anchor { .. }));
-    bench.anchored(1, 1, 10);
-    assert_eq!(bench.next_create(1), (1, 10));
-    assert_eq!(bench.next_create(1), (2, 5));
+    bench.nothing();
+    bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
+    assert_eq!((bench.next_create(2), bench.next_create(2)), ((3, 0), (4, 5)));
 }
 
 #[test]
@@ -398,7 +401,7 @@ fn no_header_goes_back_on_a_member_that_lags() {
     // A Created, a refusal and an acknowledgement, each from a member that stands at 4.
     bench.create(watch("c", 5));
     bench.create_and_let_in(3);
-    assert!(matches!(bench.out.remove(0), Output::Anchor { read: Read::Linearizable, .. }));
+    assert!(matches!(bench.out.remove(0), Output::Check { .. }));
     assert_eq!(header_revision(&bench.emitted()), 40);
     bench.create(watch("d", 5));
     bench.out.clear();

@@ -79,8 +79,8 @@ fn history_that_went_back_ends_watches_as_compacted() {
     bench.out.clear();
     bench.up(2, created(2, 30));
     assert_eq!(bench.next_cancel(2), 2);
-    assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
-    bench.anchored(1, 2, 31);
+    assert!(matches!(bench.only(), Output::Check { .. }));
+    bench.checked(1, 2, 31);
     let told = bench.next_emitted();
     assert_eq!((told.watch_id, told.canceled, told.compact_revision), (0, true, 31));
     assert_eq!(header_revision(&told), 0, "as etcd tells it");
@@ -104,9 +104,9 @@ fn a_watch_that_begins_after_a_history_that_went_back_ends_as_compacted() {
         bench.create(watch("b", start));
         bench.opened(2, MIDDLE);
         bench.up(2, created(2, 30));
-        assert!(matches!(bench.out.remove(0), Output::Anchor { read: Read::Linearizable, .. }));
+        assert!(matches!(bench.out.remove(0), Output::Check { .. }));
         assert!(bench.emitted().created, "nobody waits for that read");
-        bench.anchored(2, 2, 31);
+        bench.checked(2, 2, 31);
         if ends {
             assert_eq!(bench.next_cancel(2), 2);
             let told = bench.next_emitted();
@@ -129,13 +129,16 @@ fn a_read_that_shows_less_ends_what_had_seen_more() {
     bench.out.clear();
     bench.create(watch("c", 0));
     bench.out.clear();
-    bench.anchored(3, 1, 31);
+    bench.up(1, created(3, 31));
+    assert_eq!(bench.next_cancel(1), 3);
+    assert!(matches!(bench.only(), Output::Check { .. }));
+    bench.checked(3, 1, 31);
     assert_eq!(bench.next_cancel(1), 1);
     let told = bench.next_emitted();
     assert_eq!((told.watch_id, told.canceled, told.compact_revision), (0, true, 31));
     // Who had seen less goes on, and the new one begins.
-    assert_eq!(bench.next_create(1), (3, 31));
-    bench.up(1, created(3, 50));
+    assert_eq!(bench.next_create(1), (4, 0));
+    bench.up(1, created(4, 50));
     assert_eq!(bench.emitted().watch_id, 2);
     bench.up(1, events(2, 50, &[33]));
     assert_eq!(revisions(&bench.emitted()), [33]);
@@ -156,8 +159,8 @@ fn a_question_is_answered_also_where_only_a_watch_that_ended_saw_more() {
         bench.resumed(1, 2, MIDDLE);
         assert_eq!(bench.next_create(2), (3, 5));
         bench.up(2, created(3, 31));
-        assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
-        bench.anchored(2, 2, cluster);
+        assert!(matches!(bench.only(), Output::Check { .. }));
+        bench.checked(2, 2, cluster);
         bench.nothing();
         bench.ask_progress();
         bench.out.clear();
@@ -187,7 +190,7 @@ fn a_question_waits_until_it_is_known_how_far_the_cluster_is() {
         bench.ask_progress();
         bench.wait(Duration::from_secs(3));
         bench.nothing();
-        bench.anchored(2, 2, cluster);
+        bench.checked(2, 2, cluster);
         bench.out.clear();
         bench.wait(Duration::from_secs(3));
         let answer = bench.out.drain(..).find_map(|output| match output {
@@ -208,7 +211,7 @@ fn a_member_that_knows_less_and_cannot_ask_is_left() {
     assert_eq!(bench.next_create(1), (2, 20));
     bench.up(1, created(2, 30));
     bench.out.clear();
-    bench.input(Input::AnchorFailed { watch: WatchKey(2), stream: StreamId(1), why: Loss::Upstream });
+    bench.input(Input::CheckFailed { watch: WatchKey(2), stream: StreamId(1), why: Loss::Upstream });
     assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
     assert_eq!(bench.next_open().0, 2);
 }
@@ -222,7 +225,7 @@ fn a_member_that_is_only_behind_is_accepted() {
     bench.out.clear();
     bench.up(2, created(2, 30));
     bench.out.clear();
-    bench.anchored(1, 2, 45);
+    bench.checked(1, 2, 45);
     assert_eq!(bench.next_create(2), (3, 41));
     bench.up(2, created(3, 30));
     bench.nothing();
@@ -243,7 +246,7 @@ fn a_history_that_may_not_be_asked_for_is_taken_on_trust() {
     bench.up(2, created(2, 30));
     bench.out.clear();
     let why = Loss::Denied(DENIED.into());
-    bench.input(Input::AnchorFailed { watch: WatchKey(1), stream: StreamId(2), why });
+    bench.input(Input::CheckFailed { watch: WatchKey(1), stream: StreamId(2), why });
     assert_eq!(bench.next_create(2), (3, 41));
 }
 
@@ -303,16 +306,14 @@ fn what_was_shown_of_another_cluster_binds_nobody() {
     assert_eq!(header_revision(&bench.emitted()), 6);
 }
 
-/// It was let in on a stream of the old cluster, and not told yet: it must not go on there, nor keep its anchor.
+/// It was let in on a stream of the old cluster, and not told yet: it must not go on there, nor keep its beginning.
 #[test]
 fn a_create_that_waits_moves_to_the_other_cluster() {
     let mut bench = Bench::watching(NEW);
     bench.create(watch("b", 5));
     assert_eq!(bench.next_create(1).0, 2);
     bench.create(watch("c", 0));
-    assert!(matches!(bench.only(), Output::Anchor { .. }));
-    bench.anchored(3, 1, 900);
-    assert_eq!(bench.next_create(1), (3, 900));
+    assert_eq!(bench.next_create(1), (3, 0));
     bench.up(1, refused(-1, BAD_TOKEN));
     assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
     bench.up(1, created(3, 900));
@@ -327,33 +328,48 @@ fn a_create_that_waits_moves_to_the_other_cluster() {
     assert!(bench.next_emitted().created);
     assert_eq!(bench.next_cancel(2), 4);
     assert!(bench.next_emitted().canceled, "it named a revision of the old cluster");
-    assert!(matches!(bench.only(), Output::Anchor { stream: StreamId(2), .. }), "from now, in this cluster");
-    bench.anchored(3, 2, 4);
-    assert_eq!(bench.next_create(2), (5, 4));
+    assert_eq!(bench.next_create(2), (5, 0), "from now, in this cluster");
     bench.up(2, created(5, 4));
     assert_eq!(header_revision(&bench.emitted()), 4);
 }
 
-/// A driver that tells less than was shown has asked the whole cluster: what was shown is of a history that is gone.
+/// Its Created waits behind an earlier create's: it has not begun where the cluster never was.
 #[test]
-fn from_now_is_now_where_history_went_back() {
-    let mut bench = Bench::watching(NEW);
-    bench.up(1, events(1, 20, &[20]));
+fn from_now_that_waits_to_be_told_begins_again_where_history_went_back() {
+    let mut bench = Bench::watching(MIDDLE);
+    bench.create(watch("b", 5));
+    bench.create_and_let_in(2);
     bench.out.clear();
-    bench.create(watch("b", 0));
-    assert!(matches!(bench.only(), Output::Anchor { .. }));
-    bench.anchored(2, 1, 12);
+    for waiting in [watch("c", 5), watch("d", 5), watch("e", 0)] {
+        bench.create(waiting);
+        bench.out.clear();
+    }
+    for _ in 0..2 {
+        bench.up(1, refused(-1, BAD_TOKEN));
+        bench.out.clear();
+    }
+    bench.up(1, created(5, 40));
+    bench.up(1, events(1, 41, &[41]));
+    bench.out.clear();
+    bench.opened(2, MIDDLE);
+    bench.up(2, created(6, 31));
+    assert!(matches!(bench.out.remove(0), Output::Check { stream: StreamId(2), .. }));
+    assert!(bench.emitted().created);
+    bench.checked(3, 2, 31);
     assert_eq!(bench.next_cancel(1), 1);
-    assert_eq!(bench.next_emitted().compact_revision, 12);
-    assert_eq!(bench.next_create(1), (2, 12));
-    bench.up(1, created(2, 12));
-    assert_eq!(header_revision(&bench.emitted()), 12, "what comes from 13 on is news");
+    assert_eq!(bench.next_emitted().compact_revision, 31);
+    assert_eq!((bench.next_cancel(1), bench.next_create(2)), (5, (8, 0)));
+    bench.nothing();
+    bench.up(2, created(7, 31));
+    assert!(bench.emitted().created);
+    bench.up(2, created(8, 32));
+    assert_eq!(header_revision(&bench.emitted()), 32);
 }
 
-/// It was asked for before the client was shown more: what it is anchored at tells that history went back all the same.
+/// It was asked for before the client was shown more: what its Created shows tells that history went back all the same.
 #[test]
-fn an_anchor_below_what_was_shown_since_is_of_a_history_that_went_back() {
-    for (anchor, progress, told) in [(20, 20, 20), (12, 12, 12)] {
+fn a_created_below_what_was_shown_since_is_of_a_history_that_went_back() {
+    for (now, progress, told) in [(20, 20, 20), (12, 12, 12)] {
         let mut bench = Bench::watching(NEW);
         bench.create(watch("b", 0));
         bench.out.clear();
@@ -364,32 +380,36 @@ fn an_anchor_below_what_was_shown_since_is_of_a_history_that_went_back() {
         bench.cancel(0);
         bench.out.clear();
         bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
-        assert!(matches!(bench.only(), Output::Anchor { read: Read::Local, .. }));
-        bench.anchored(2, 2, anchor);
-        assert_eq!(bench.next_create(2), (2, anchor));
-        bench.up(2, created(2, 12));
-        assert_eq!(header_revision(&bench.emitted()), anchor);
+        assert_eq!(bench.next_create(2), (3, 0));
+        bench.up(2, created(3, now));
+        if now < 20 {
+            assert!(matches!(bench.out.remove(0), Output::Check { .. }));
+        }
+        assert_eq!(header_revision(&bench.emitted()), now);
+        if now < 20 {
+            bench.checked(2, 2, now);
+        }
         bench.ask_progress();
         bench.out.clear();
-        bench.up(2, answer(2, progress));
+        bench.up(2, answer(3, progress));
         bench.up(2, answer(-1, progress));
         assert_eq!(header_revision(&bench.emitted()), told);
     }
 }
 
-/// Members before V5 need no anchor: one that knows less than was shown is behind, or history went back.
+/// A member that knows less than was shown is behind, or history went back.
 #[test]
-fn from_now_on_an_exact_member_that_knows_less_is_asked_about() {
-    for (cluster, told) in [(25, 20), (12, 12)] {
-        let mut bench = Bench::watching(MIDDLE);
+fn from_now_on_a_member_that_knows_less_is_asked_about() {
+    for (traits, cluster, told) in [(MIDDLE, 25, 20), (MIDDLE, 12, 12), (NEW, 25, 20), (NEW, 12, 12)] {
+        let mut bench = Bench::watching(traits);
         bench.up(1, events(1, 20, &[20]));
         bench.out.clear();
         bench.create(watch("b", 0));
         assert_eq!(bench.next_create(1), (2, 0));
         bench.up(1, created(2, 12));
         assert_eq!(bench.next_cancel(1), 2);
-        assert!(matches!(bench.only(), Output::Anchor { read: Read::Linearizable, .. }));
-        bench.anchored(2, 1, cluster);
+        assert!(matches!(bench.only(), Output::Check { .. }));
+        bench.checked(2, 1, cluster);
         if told < 20 {
             assert_eq!(bench.next_cancel(1), 1);
             assert_eq!(bench.next_emitted().compact_revision, 12);
