@@ -13,6 +13,8 @@ pub mod listener;
 pub mod odd_authority;
 pub mod proxied;
 pub mod requests;
+mod reset_rate;
 pub mod said;
+mod served_streams;
 pub mod session;
 pub mod tls;

@@ -7,6 +7,7 @@ pub mod access_log;
 pub mod addressed;
 pub mod blocked;
 pub mod caller;
+mod contents;
 pub mod current;
 pub mod defragment;
 pub mod exchange;
@@ -21,6 +22,7 @@ pub mod removal;
 pub mod reply;
 pub mod retries;
 pub mod streams;
+pub mod unread;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -37,6 +39,7 @@ use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
 use crate::gateway::retries::Retries;
+use crate::gateway::unread::{ConnectionUnread, UnreadAnswers};
 use crate::identity::named::NamedMember;
 use crate::identity::{ClusterId, MemberId, Peer};
 use crate::lease::claims::Claims;
@@ -101,6 +104,8 @@ pub struct Gateway {
     pub dismissed: Notify,
     /// What this shard's watch streams hold.
     pub watch_budget: Rc<budget::Budget>,
+    /// Answers that this shard's clients have not taken yet.
+    pub unread: Rc<UnreadAnswers>,
 }
 
 /// One client connection, as its calls see it.
@@ -128,6 +133,8 @@ pub struct Client {
     anybodys: Rc<Budget>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
+    /// Answers that it has not taken yet.
+    pub unread: Rc<ConnectionUnread>,
 }
 
 /// When what a proof let in is cut that ends at `expires`. None where the listener lets it go on, or where that is further
@@ -154,7 +161,9 @@ impl Client {
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
         let floor = Rc::new(Floor::of(gateway.door.members.snapshot.load().cluster));
+        let unread = ConnectionUnread::new(&gateway.unread, Rc::clone(&origin));
         Self {
+            unread,
             origin,
             listener,
             certificate,
@@ -243,7 +252,9 @@ impl Gateway {
         let shards = begun.runtime.shards.get();
         let watch_budget =
             Rc::new(budget::Budget::new(begun.watch.buffer / shards, metrics.watch_held_bytes.clone()));
+        let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
         Self {
+            unread: Rc::new(unread),
             held: Rc::default(),
             waiting: Rc::default(),
             access_log: begun.log.access,

@@ -6,6 +6,8 @@
 
 pub mod figures;
 pub mod metrics;
+pub mod seldom;
+pub mod unread;
 
 use std::io;
 use std::str::FromStr;
