@@ -15,6 +15,7 @@ mod reference;
 mod resolve;
 mod secrets;
 mod shape;
+mod unread;
 pub mod users;
 mod values;
 
@@ -40,6 +41,7 @@ pub use findings::{Fault, Faults, Warning};
 pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
 pub use resolve::load;
 pub use secrets::write_session_key;
+pub use unread::Unread;
 pub use values::Malformed;
 
 /// The whole configuration.
@@ -501,6 +503,8 @@ pub struct Limits {
     pub connection_age: Option<Duration>,
     /// Calls that one member has to answer at a time, over all shards; streams are none.
     pub member_in_flight: usize,
+    /// Answers that their clients do not read.
+    pub unread: Unread,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,
 }

@@ -7,6 +7,7 @@ pub mod access_log;
 pub mod addressed;
 pub mod blocked;
 pub mod caller;
+mod contents;
 pub mod current;
 pub mod defragment;
 pub mod exchange;
@@ -22,6 +23,7 @@ pub mod removal;
 pub mod reply;
 pub mod retries;
 pub mod streams;
+pub mod unread;
 pub mod write_order;
 
 use std::cell::{Cell, RefCell};
@@ -35,12 +37,13 @@ use tokio::time::Instant;
 use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::floor::Floor;
 use crate::downstream::session::Sealer;
-use crate::gateway::access_log::AccessLog;
 use crate::downstream::watch_starts::WatchStarts;
+use crate::gateway::access_log::AccessLog;
 use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
 use crate::gateway::live::Live;
 use crate::gateway::login::desk::Logins;
 use crate::gateway::retries::Retries;
+use crate::gateway::unread::{ConnectionUnread, UnreadAnswers};
 use crate::identity::named::NamedMember;
 use crate::identity::{ClusterId, MemberId, Peer};
 use crate::lease::claims::Claims;
@@ -110,6 +113,8 @@ pub struct Gateway {
     pub dismissed: Notify,
     /// What this shard's watch streams hold.
     pub watch_budget: Rc<budget::Budget>,
+    /// Answers that this shard's clients have not taken yet.
+    pub unread: Rc<UnreadAnswers>,
 }
 
 /// One client connection, as its calls see it.
@@ -139,6 +144,8 @@ pub struct Client {
     anybodys: Rc<Budget>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
+    /// Answers that it has not taken yet.
+    pub unread: Rc<ConnectionUnread>,
 }
 
 /// When what a proof let in is cut that ends at `expires`. None where the listener lets it go on, or where that is further
@@ -165,7 +172,9 @@ impl Client {
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
         let floor = Rc::new(Floor::of(gateway.door.members.snapshot.load().cluster));
+        let unread = ConnectionUnread::new(&gateway.unread, Rc::clone(&origin));
         Self {
+            unread,
             origin,
             listener,
             certificate,
@@ -259,7 +268,9 @@ impl Gateway {
         let log_limiter = Rc::new(RecordLimiter::new(metrics.log_records_left_out.clone()));
         let access_log =
             if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
+        let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
         Self {
+            unread: Rc::new(unread),
             held: Rc::default(),
             waiting: Rc::default(),
             access_log,

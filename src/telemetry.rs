@@ -8,7 +8,9 @@
 pub mod figures;
 pub mod limiter;
 pub mod metrics;
+pub mod seldom;
 mod text;
+pub mod unread;
 pub mod writer;
 
 use std::backtrace::{Backtrace, BacktraceStatus};

@@ -25,12 +25,13 @@ use crate::downstream::tls::Current;
 use crate::gateway::access_log::{AccessLog, Origin};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::desk::Logins;
-use crate::gateway::{Client, Gateway, cut_at, defragment, live, pipeline, proofs};
+use crate::gateway::{Client, Gateway, cut_at, defragment, live, pipeline, proofs, unread};
 use crate::io::Stream;
 use crate::lease::claims::Claims;
 use crate::published::Published;
 use crate::tasks::{Owned, Tasks};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::seldom::Seldom;
 use crate::upstream::balance::{Lingering, look_after};
 use crate::upstream::choose::Chooser;
 use crate::upstream::connect::Connector;
@@ -90,8 +91,10 @@ pub struct Serving {
     tasks: Tasks,
     /// Take streams and calls off members that do not serve.
     departures: [Owned; 2],
-    /// Ends what stands no more.
-    fallen: [Owned; 2],
+    /// Ends what stands no more, and answers that nobody reads.
+    fallen: [Owned; 3],
+    /// Of connections that were ended for too many resets.
+    floods: Rc<Seldom>,
 }
 
 impl Serving {
@@ -147,6 +150,7 @@ impl Serving {
         let fallen = [
             tasks.spawn("what stands no more", live::follow(Rc::clone(&gateway))),
             tasks.spawn("proofs", proofs::follow(Rc::clone(&gateway))),
+            tasks.spawn("unread answers", unread::give_up_unread(Rc::clone(&gateway))),
         ];
         Self {
             gateway,
@@ -156,6 +160,7 @@ impl Serving {
             tasks,
             departures,
             fallen,
+            floods: Rc::default(),
         }
     }
 
@@ -231,11 +236,22 @@ impl Serving {
         let http1 = Http1Log { metrics: Arc::clone(&self.metrics), limiter, listener: name, remote };
         let beginning = Beginning { proxied, tls, odd_authority, http1 };
         let (metrics, tasks) = (Arc::clone(&self.metrics), self.tasks.clone());
+        let floods = Rc::clone(&self.floods);
         let serve = async move {
             let _keep = keep;
             match connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
                 Ok(Ended::Well) => {}
                 Ok(Ended::Cut) => _ = metrics.connections_cut.inc(),
+                Ok(Ended::Flooded) => {
+                    metrics.connections_flooded.inc();
+                    if let Some(connections) = floods.count() {
+                        tracing::warn!(
+                            ?remote,
+                            connections,
+                            "connections were ended: their clients reset too many streams"
+                        );
+                    }
+                }
                 Err(error) => {
                     metrics.handshakes_failed.inc();
                     tracing::debug!(%error, ?remote, "no connection");

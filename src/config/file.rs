@@ -329,6 +329,8 @@ pub(super) struct Limits {
     pub(super) member_in_flight: Option<u32>,
     pub(super) logins_in_flight_per_member: Option<u32>,
     pub(super) certificate_connections: Option<u32>,
+    pub(super) unread_buffer: Option<String>,
+    pub(super) unread_timeout: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -11,6 +11,7 @@ mod listener;
 mod login;
 mod mapping;
 mod sessions;
+mod unread;
 mod users;
 
 use std::collections::BTreeSet;
@@ -173,6 +174,7 @@ impl Resolver<'_> {
         }
         let header = self.size("limits.header_size", limits.header_size, 64 * KIB, KIB..=16 * MIB);
         Limits {
+            unread: self.unread(limits.unread_buffer, limits.unread_timeout),
             connections: self.count("limits.connections", connections, 10_000, 1..=1 << 24),
             streams_per_connection: fits(streams),
             header_size: fits(header),

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use futures_util::FutureExt as _;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -35,6 +34,7 @@ use crate::downstream::first::{self, Speaks};
 use crate::downstream::http1::{self, Http1Log};
 use crate::downstream::inbound::Inbound;
 use crate::downstream::proxied::{self, NotSaid, Source};
+use crate::downstream::served_streams::{Gated, ServedStreams};
 use crate::downstream::tls::Current;
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
@@ -53,6 +53,12 @@ const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
 const SEND_BUFFER: usize = 128 * 1024;
 /// How long who was accepted may take to introduce itself once the process drains: some round trips.
 const MOMENT: Duration = Duration::from_millis(500);
+
+/// GOAWAY (RFC 9113, section 6.8) with ENHANCE_YOUR_CALM and a text. It names the highest possible stream as the last: any may have been
+/// looked at.
+const CALM: &[u8] = b"\0\0\x17\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x0btoo_many_resets";
+/// How long a client has to read that.
+const FAREWELL: Duration = Duration::from_millis(250);
 
 /// What a connection may take.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +114,8 @@ pub enum Ended {
     Well,
     /// What was open on it was cut.
     Cut,
+    /// Its client reset more streams before their answers than any client needs to.
+    Flooded,
 }
 
 /// How a connection ended before it was served.
@@ -146,7 +154,7 @@ pub async fn serve<A, F, B>(
 where
     A: Fn(Request<Incoming>) -> F + 'static,
     F: Future<Output = Response<B>> + 'static,
-    B: Body<Data = Bytes, Error = Infallible> + 'static,
+    B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
 {
     let began = Instant::now();
     let Some(introduced) = introduced(introduce(stream, beginning), bounds.handshake, &mut drain).await
@@ -183,10 +191,13 @@ where
         shown.expires(expires);
     }
     let mut ends = Ends { drain: Some(drain), until, old_at, shown, dismiss: Some(dismiss), limit: None };
-    let (io, flusher) = coalesce(inbound);
+    let streams = ServedStreams::new(bounds.streams);
+    let (io, flusher) = coalesce(Gated::new(inbound, &streams));
     tasks.spawn("downstream flusher", flusher).detach();
+    let last_words = io.inner().last_words();
+    let serving = Rc::clone(&streams);
     // Boxed: hyper keeps room for it as long as the answer's body lives, which for a watch is days.
-    let service = service_fn(move |request| Box::pin(answer(request)).map(Ok::<_, Infallible>));
+    let service = service_fn(move |request| Box::pin(serving.serve(answer(request))));
     let mut connection = pin!(settings(bounds).serve_connection(io, service));
     let mut silence = pin!(silence(began + bounds.handshake, &seen));
     let (mut leaving, mut told) = (false, false);
@@ -202,7 +213,11 @@ where
             connection.as_mut().poll(cx)
         });
         tokio::select! {
-            ended = served => { log_end(ended); return Ok(Ended::Well) }
+            ended = served => return Ok(how_it_ended(ended)),
+            () = streams.flooded() => {
+                drop(timeout(FAREWELL, last_words.say(CALM)).await);
+                return Ok(Ended::Flooded);
+            }
             () = silence.as_mut() => {
                 return if leaving { Ok(Ended::Well) } else { Err(HandshakeError::TimedOut) };
             }
@@ -292,10 +307,14 @@ async fn handshake(stream: Stream, tls: Current) -> io::Result<Handshake> {
     Ok((stream, server_name, shown, agreed))
 }
 
-fn log_end(ended: hyper::Result<()>) {
-    if let Err(error) = ended {
-        tracing::debug!(%error, "client connection ended");
-    }
+fn how_it_ended(ended: hyper::Result<()>) -> Ended {
+    let Err(error) = ended else { return Ended::Well };
+    tracing::debug!(%error, "client connection ended");
+    // HTTP/2 counts streams itself that are reset before they are looked at.
+    let why = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<h2::Error>());
+    let flooded =
+        why.is_some_and(|why| !why.is_remote() && why.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM));
+    if flooded { Ended::Flooded } else { Ended::Well }
 }
 
 fn settings(bounds: Bounds) -> Builder<LocalExecutor> {

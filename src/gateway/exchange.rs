@@ -6,6 +6,7 @@
 //! is retried once a byte of the reply went downstream; all of it within the client's deadline or [`PATIENCE`].
 
 mod hedge;
+mod kept_place;
 mod turn;
 
 use std::future::Future;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::access_log::Record;
+use crate::gateway::exchange::kept_place::KeptPlace;
 use crate::gateway::exchange::turn::{Pass, Placed};
 use crate::gateway::retries::Trouble;
 use crate::identity::{ClusterId, MemberId, Revision};
@@ -57,6 +59,7 @@ const MOMENT: Duration = Duration::from_millis(100);
 const TURN: Duration = Duration::from_secs(1);
 
 /// A call ready to go upstream.
+#[derive(Clone)]
 pub struct Exchange<'a> {
     /// Everything that is shared on this shard.
     pub gateway: &'a Gateway,
@@ -301,7 +304,7 @@ impl Exchange<'_> {
         attempts: u32,
     ) -> Attempt {
         let door = &self.gateway.door;
-        let Pass { member, shown, .. } = pass;
+        let Pass { member, shown, place } = pass;
         let mut head = upstream_headers(self.headers, shown);
         if attempts > 1
             && let Some(deadline) = self.deadline
@@ -309,7 +312,7 @@ impl Exchange<'_> {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
         let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member, self.time()));
-        let reading = self.read(member, head);
+        let reading = self.read(member, head, place.as_ref());
         let read = match claim {
             // It may take as long as it likes: pings tell when its member is gone.
             None if self.takes_long() => reading.await,
@@ -440,8 +443,17 @@ impl Exchange<'_> {
         }
     }
 
-    async fn read(&self, member: &Arc<Member>, head: Head) -> Result<Answer, NoAnswer> {
-        let body = Outgoing::Once(Some(self.body.clone()));
+    async fn read(
+        &self,
+        member: &Arc<Member>,
+        head: Head,
+        place: Option<&KeptPlace>,
+    ) -> Result<Answer, NoAnswer> {
+        let message = Some(self.body.clone());
+        let body = match place {
+            Some(place) => Outgoing::Tracked(message, place.track()),
+            None => Outgoing::Once(message),
+        };
         let sent = self.gateway.door.send(member, self.lane, self.path.clone(), head, body).await;
         let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
         let (response, in_flight) = sent?;

@@ -24,10 +24,11 @@ use crate::downstream::requests::RequestBody;
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
-use crate::gateway::exchange::Exchange;
+use crate::gateway::exchange::{Exchange, PATIENCE};
 use crate::gateway::inflating::inflate;
 use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
+use crate::gateway::unread::{Need, Room};
 use crate::gateway::{
     ANYBODYS, Client, Gateway, Held, addressed, blocked, current, defragment, health, leadership, login,
     member_answers, removal, streams, write_order,
@@ -109,7 +110,7 @@ fn record(gateway: &Gateway, client: &Client, row: (usize, &'static str), unary:
 /// What a step of the pipeline ended with.
 pub enum Served {
     /// A member's answer.
-    Member(Box<Answer>, Option<crate::upstream::credential::InUse>, Stay),
+    Member(Box<Answer>, Option<crate::upstream::credential::InUse>, Stay, Option<Room>),
     /// A message of our own, framed.
     Ours(Bytes),
     /// A stream of our own.
@@ -119,8 +120,9 @@ pub enum Served {
 impl Served {
     fn reply(self, record: Record) -> Downstream {
         match self {
-            Self::Member(answer, in_use, stay) => {
-                reply::deliver(*answer, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, in_use, stay, record)
+            Self::Member(answer, in_use, stay, room) => {
+                let broken = Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST;
+                reply::deliver(*answer, broken, in_use, stay, room, record)
             }
             Self::Ours(message) => reply::message(message, record),
             Self::Stream(said) => reply::stream(said, Refusal::SHUTTING_DOWN, record),
@@ -257,6 +259,7 @@ async fn through(
         Lane::Unary => (None, Stay::UNBOUND),
         _ => (caller.in_use(), gateway.enter(client, caller)?),
     };
+    let mut room = None;
     let mut answer = if blocks {
         let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
         // Apart: no other call is to be as large as one that waits.
@@ -266,14 +269,76 @@ async fn through(
             Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
         }
     } else {
-        answered(exchange, client, local, &message, record).await?
+        let (answer, taken) = with_room(exchange, gateway, client, local, &message, record).await?;
+        room = taken;
+        answer
     };
     // Without a status it is larger than what is held back, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
         note(gateway, client, method, &message, record).await;
     }
-    Ok(Served::Member(Box::new(answer), in_use, stay))
+    if room.is_none()
+        && let Some(need) = Need::of(&answer, method, lane)
+    {
+        let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+        let waited = timeout_at(until, client.unread.wait_beyond(need)).await;
+        room = Some(waited.unwrap_or(Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST))?);
+    }
+    Ok(Served::Member(Box::new(answer), in_use, stay, room))
+}
+
+/// A member's answer, and room for what its client does not take at once. Without room where it is small, or where there is none and the
+/// call may not be made again.
+async fn with_room(
+    exchange: Exchange<'_>,
+    gateway: &Rc<Gateway>,
+    client: &Rc<Client>,
+    local: bool,
+    message: &Bytes,
+    record: &mut Record,
+) -> Result<(Answer, Option<Room>), Refusal> {
+    let answer = answered(exchange.clone(), client, local, message, record).await?;
+    let Some(need) = Need::of(&answer, exchange.method, exchange.lane) else { return Ok((answer, None)) };
+    let room = client.unread.take(need);
+    if room.is_some() || exchange.effect != Effect::ReadOnly {
+        return Ok((answer, room));
+    }
+    drop(answer);
+    // Apart: no other call is to be as large as one that waits.
+    Box::pin(asked_again(exchange, gateway, client, local, message, need, record)).await
+}
+
+/// The answer to a read that is made again: there was no room for its answer, since its client has not read others. Its caller is identified
+/// again, since the wait may be long.
+async fn asked_again(
+    exchange: Exchange<'_>,
+    gateway: &Rc<Gateway>,
+    client: &Rc<Client>,
+    local: bool,
+    message: &Bytes,
+    mut need: Need,
+    record: &mut Record,
+) -> Result<(Answer, Option<Room>), Refusal> {
+    let Exchange { method, headers, deadline, lane, .. } = exchange;
+    loop {
+        gateway.metrics.unread.asked_again.inc();
+        let waiting = client.unread.wait(need);
+        let room = match deadline {
+            Some(deadline) => {
+                timeout_at(deadline, waiting).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED))?
+            }
+            None => waiting.await?,
+        };
+        let caller = identified(gateway, client, method, headers, deadline, record).await?;
+        let exchange = Exchange { whom: caller.whom.clone(), ..exchange.clone() };
+        let answer = answered(exchange, client, local, message, record).await?;
+        let Some(now) = Need::of(&answer, method, lane) else { return Ok((answer, None)) };
+        if let Some(room) = room.fit(now) {
+            return Ok((answer, Some(room)));
+        }
+        need = now;
+    }
 }
 
 /// A member's answer, which tells nothing from before what the client was shown.
@@ -441,7 +506,10 @@ async fn unknown(
             Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
         }
         Ok((response, in_flight)) => {
-            Ok(Served::Member(Box::new(Answer::opened(response, in_flight)), caller.in_use(), stay))
+            let answer = Box::new(Answer::opened(response, in_flight));
+            let room = client.unread.wait_beyond(Need::of_stream(Lane::Stream));
+            let room = timeout(PATIENCE, room).await.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?;
+            Ok(Served::Member(answer, caller.in_use(), stay, Some(room)))
         }
         Err(NoAnswer::NeverSent(_) | NoAnswer::NotShown(_)) => Err(Refusal::NOTHING_SENT),
         Err(NoAnswer::NoRoom) => Err(Refusal::TOO_MANY_REQUESTS),

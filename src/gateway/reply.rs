@@ -4,46 +4,37 @@
 //! answers. Invariants (rules 38): a client never sees a reset that it did not cause: an error or an early end becomes
 //! trailers with Unavailable; exactly one set of trailers, last; the call's [`Record`] ends with the body.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
-use crate::downstream::said::{Keep, Said};
+use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
+use crate::gateway::contents::{Contents, Piece, Rest};
 use crate::gateway::live::Stay;
+use crate::gateway::unread::{Room, Standing};
 use crate::refusal::{Code, Refusal, Status};
-use crate::upstream::answer::{Answer, Rest};
-use crate::upstream::connection::InFlight;
+use crate::upstream::answer::{self, Answer};
 use crate::upstream::credential::InUse;
-
-enum Rests {
-    /// Nothing more: the header held the status.
-    Nothing,
-    /// Trailers, after the held data.
-    Trailers(HeaderMap),
-    /// A member's body, passed on as it comes, for as long as its caller may go on.
-    Piped(Incoming, Refusal, Stay),
-    /// A stream of our own making. Its sender going away without a word is an early end.
-    /// With what is kept of the message that HTTP/2 took last: it asks for the next when it has sent most of that.
-    Ours(mpsc::Receiver<Said>, Refusal, Keep),
-}
 
 /// The body of every response.
 pub struct Reply {
-    held: VecDeque<Bytes>,
-    rest: Rests,
+    holding: Holding,
     record: Option<Record>,
-    /// The upstream connection's count and the credential's use, until the reply has ended.
-    #[expect(dead_code, reason = "held for what its drop does")]
-    keep: Option<(InFlight, Option<InUse>)>,
+}
+
+/// Who may take what a reply still has to give.
+enum Holding {
+    /// The reply alone.
+    Own(Contents),
+    /// Also the register of unread answers, which gives up those that nobody reads.
+    Counted(Standing),
 }
 
 /// A response to a client.
@@ -53,18 +44,14 @@ pub type Downstream = Response<Reply>;
 #[must_use]
 pub fn refuse(refusal: &Refusal, mut record: Record) -> Downstream {
     record.ended(refusal.code());
-    respond(
-        refusal.trailers_only(),
-        Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None },
-    )
+    respond(refusal.trailers_only(), Reply::own(Contents::none(), record))
 }
 
 /// What is not gRPC at all, as grpc-go answers it.
 #[must_use]
 pub fn not_grpc(status: StatusCode, mut record: Record) -> Downstream {
     record.ended(Code::Unknown);
-    let reply = Reply { held: VecDeque::new(), rest: Rests::Nothing, record: Some(record), keep: None };
-    let mut response = Response::new(reply);
+    let mut response = Response::new(Reply::own(Contents::none(), record));
     *response.status_mut() = status;
     response
 }
@@ -75,20 +62,18 @@ pub fn message(framed: Bytes, mut record: Record) -> Downstream {
     record.ended(Code::Ok);
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
-    respond(
-        ours(),
-        Reply { held: [framed].into(), rest: Rests::Trailers(trailers), record: Some(record), keep: None },
-    )
+    respond(ours(), Reply::own(Contents::new([framed].into(), Rest::Trailers(trailers), None), record))
 }
 
 /// A member's answer. `broken` is what the client is told if the rest of it does not come; `in_use` is held until
-/// the reply has ended, `stay` for as long as more of it comes.
+/// the reply has ended, `stay` for as long as more of it comes, `room` while bytes of it are unread.
 #[must_use]
 pub fn deliver(
     answer: Answer,
     broken: Refusal,
     in_use: Option<InUse>,
     stay: Stay,
+    room: Option<Room>,
     mut record: Record,
 ) -> Downstream {
     let in_header = Status::from_headers(&answer.headers);
@@ -97,21 +82,22 @@ pub fn deliver(
         record.ended(status.code);
     }
     let rest = match answer.rest {
-        _ if only_headers => Rests::Nothing,
-        Rest::Whole(trailers) => Rests::Trailers(trailers),
-        Rest::More(body) => Rests::Piped(body, broken, stay),
+        _ if only_headers => Rest::Nothing,
+        answer::Rest::Whole(trailers) => Rest::Trailers(trailers),
+        answer::Rest::More(body) => Rest::Piped(body, broken, stay),
     };
-    respond(
-        from_member(answer.headers),
-        Reply { held: answer.data, rest, record: Some(record), keep: Some((answer.in_flight, in_use)) },
-    )
+    let contents = Contents::new(answer.data, rest, Some((answer.in_flight, in_use)));
+    let holding = match room {
+        None => Holding::Own(contents),
+        Some(room) => Holding::Counted(room.hold(contents)),
+    };
+    respond(from_member(answer.headers), Reply { holding, record: Some(record) })
 }
 
 /// A stream that we answer ourselves. `broken` is told if its maker goes away without a word.
 #[must_use]
 pub fn stream(said: mpsc::Receiver<Said>, broken: Refusal, record: Record) -> Downstream {
-    let rest = Rests::Ours(said, broken, None);
-    respond(ours(), Reply { held: VecDeque::new(), rest, record: Some(record), keep: None })
+    respond(ours(), Reply::own(Contents::new([].into(), Rest::Ours(said, broken, None), None), record))
 }
 
 fn respond(headers: HeaderMap, reply: Reply) -> Downstream {
@@ -135,19 +121,8 @@ fn from_member(mut headers: HeaderMap) -> HeaderMap {
 }
 
 impl Reply {
-    fn data(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Some(record) = &mut self.record {
-            record.sent += bytes.len() as u64;
-        }
-        Poll::Ready(Some(Ok(Frame::data(bytes))))
-    }
-
-    fn end(&mut self, trailers: HeaderMap) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.rest = Rests::Nothing;
-        if let Some(mut record) = self.record.take() {
-            record.ended(Status::from_headers(&trailers).map_or(Code::Unknown, |status| status.code));
-        }
-        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    fn own(contents: Contents, record: Record) -> Self {
+        Self { holding: Holding::Own(contents), record: Some(record) }
     }
 }
 
@@ -159,61 +134,32 @@ impl Body for Reply {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Rests::Piped(_, _, stay) = &mut self.rest
-            && let Poll::Ready(refusal) = stay.poll_cut(cx)
-        {
-            self.held.clear();
-            return self.end(refusal.trailers());
-        }
-        if let Some(held) = self.held.pop_front() {
-            return self.data(held);
-        }
-        match &mut self.rest {
-            Rests::Nothing => Poll::Ready(None),
-            Rests::Trailers(trailers) => {
-                let trailers = std::mem::take(trailers);
-                self.end(trailers)
+        let piece = match &mut self.holding {
+            Holding::Own(contents) => contents.poll_piece(cx),
+            Holding::Counted(standing) => standing.poll_piece(cx),
+        };
+        Poll::Ready(match ready!(piece) {
+            Piece::Data(bytes) => {
+                if let Some(record) = &mut self.record {
+                    record.sent += bytes.len() as u64;
+                }
+                Some(Ok(Frame::data(bytes)))
             }
-            Rests::Piped(body, broken, _) => match std::task::ready!(Pin::new(body).poll_frame(cx)) {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.data(data),
-                    Err(frame) => {
-                        // Trailers that say nothing are no honest end either.
-                        let told =
-                            frame.into_trailers().ok().filter(|told| Status::from_headers(told).is_some());
-                        let trailers = told.unwrap_or_else(|| broken.trailers());
-                        self.end(trailers)
-                    }
-                },
-                Some(Err(error)) => {
-                    tracing::debug!(%error, "a member's stream broke");
-                    let trailers = broken.trailers();
-                    self.end(trailers)
+            Piece::End(trailers) => {
+                if let Some(mut record) = self.record.take() {
+                    record.ended(Status::from_headers(&trailers).map_or(Code::Unknown, |status| status.code));
                 }
-                None => {
-                    let trailers = broken.trailers();
-                    self.end(trailers)
-                }
-            },
-            Rests::Ours(said, broken, taken) => {
-                *taken = None;
-                match std::task::ready!(said.poll_recv(cx)) {
-                    Some(Said::Message(framed, keep)) => {
-                        *taken = keep;
-                        self.data(framed)
-                    }
-                    Some(Said::End(status)) => self.end(status.trailers()),
-                    None => {
-                        let trailers = broken.trailers();
-                        self.end(trailers)
-                    }
-                }
+                Some(Ok(Frame::trailers(trailers)))
             }
-        }
+            Piece::Nothing => None,
+        })
     }
 
     fn is_end_stream(&self) -> bool {
-        self.held.is_empty() && matches!(self.rest, Rests::Nothing)
+        match &self.holding {
+            Holding::Own(contents) => contents.is_over(),
+            Holding::Counted(standing) => standing.is_over(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -46,6 +46,11 @@ pub struct Coalesce<T> {
     shared: Rc<RefCell<Shared<T>>>,
 }
 
+/// A way to the bytes of a connection beside the connection itself, for its end.
+pub struct LastWords<T> {
+    shared: Rc<RefCell<Shared<T>>>,
+}
+
 /// Wraps `io`. The returned future is the flusher: it must be spawned on the same thread, and joined before the
 /// runtime ends, or the last bytes (a GOAWAY) are lost. It ends after the [`Coalesce`] was dropped or the socket failed.
 pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
@@ -62,6 +67,44 @@ pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
     }));
     let connection = Coalesce { shared: Rc::clone(&shared) };
     (TokioIo::new(connection), flush_loop(shared))
+}
+
+impl<T> Coalesce<T> {
+    /// For what is to be said when the connection is used no more.
+    #[must_use]
+    pub fn last_words(&self) -> LastWords<T> {
+        LastWords { shared: Rc::clone(&self.shared) }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> LastWords<T> {
+    /// Sends `bytes` after all that was accepted, then drops what the peer still sends until it closes: a socket that is closed with
+    /// unread bytes is reset, and the peer would not see the last ones. The caller limits the time. Nobody else may use the connection any
+    /// more. Cancel-safe.
+    pub async fn say(&self, bytes: &[u8]) {
+        {
+            let mut shared = self.shared.borrow_mut();
+            if shared.failed.is_some() {
+                return;
+            }
+            shared.pending.extend_from_slice(bytes);
+            shared.wake_flusher();
+        }
+        let mut dropped = [0; 4096];
+        loop {
+            let read = poll_fn(|cx| {
+                let mut read = ReadBuf::new(&mut dropped);
+                ready!(Pin::new(&mut self.shared.borrow_mut().io).poll_read(cx, &mut read))?;
+                Poll::Ready(io::Result::Ok(read.filled().len()))
+            });
+            if read.await.is_ok_and(|read| read > 0) {
+                // A peer that never stops sending is not to keep everybody else waiting.
+                tokio::task::yield_now().await;
+                continue;
+            }
+            return;
+        }
+    }
 }
 
 async fn flush_loop<T: AsyncRead + AsyncWrite + Unpin>(shared: Rc<RefCell<Shared<T>>>) {

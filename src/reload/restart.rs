@@ -6,7 +6,9 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::config::{Cluster, Config, Keep, KeySource, Limits, Passwords, Revocation, Session, Watch};
+use crate::config::{
+    Cluster, Config, Keep, KeySource, Limits, Passwords, Revocation, Session, Unread, Watch,
+};
 
 /// What is in force once `read` was taken where `current` was: keys that wait for a restart are as they were.
 pub(super) fn in_force(current: &Config, read: Config) -> Config {
@@ -27,6 +29,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
             certificate_connections: current.limits.certificate_connections,
             member_in_flight: current.limits.member_in_flight,
             logins_in_flight_per_member: current.limits.logins_in_flight_per_member,
+            unread: Unread { buffer: current.limits.unread.buffer, ..limits.unread },
             ..*limits
         },
         admin: current.admin.clone(),

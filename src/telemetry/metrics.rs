@@ -16,6 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::figures::MemberFigures;
+use crate::telemetry::unread::UnreadFigures;
 
 /// gRPC has codes 0 to 16.
 const CODES: usize = 17;
@@ -97,6 +98,8 @@ pub struct Metrics {
     pub connections_refused: Counter,
     /// Connections that a drain ended with something open.
     pub connections_cut: Counter,
+    /// Connections that were ended since their client reset too many streams before they were answered.
+    pub connections_flooded: Counter,
     /// Unary calls of clients under way.
     pub calls_open: Gauge,
     /// Streams of clients that are open.
@@ -145,6 +148,8 @@ pub struct Metrics {
     pub member_leader: Family<One, Gauge>,
     /// What is known of each member beside.
     pub member_figures: MemberFigures,
+    /// Answers that clients have not read.
+    pub unread: UnreadFigures,
 }
 
 impl Metrics {
@@ -168,6 +173,8 @@ impl Metrics {
         let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
         let connections_cut =
             counter("downstream_connections_cut", "Connections that a drain ended with something open");
+        let help = "Connections ended since their client reset too many streams";
+        let connections_flooded = counter("downstream_connections_flooded", help);
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
@@ -206,6 +213,7 @@ impl Metrics {
         let member_figures =
             MemberFigures::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
+            unread: UnreadFigures::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
@@ -223,6 +231,7 @@ impl Metrics {
             connections,
             connections_refused,
             connections_cut,
+            connections_flooded,
             calls_open,
             streams_open,
             handshakes_failed,

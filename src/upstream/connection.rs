@@ -1,13 +1,14 @@
 //! One HTTP/2 connection to one member, and what it carries now.
 //!
 //! Owns: the handshake, windows and pings by lane, the count of calls in flight, and its end when nobody used it for
-//! long. Must not know: which call it is, credentials, other connections. Invariants (rules 37, 39, 41, 45): an unread
-//! stream on the stream lane can neither use up the connection's window nor h2's budget for small frames; pings go only
+//! long. Must not know: which call it is, credentials, other connections. Invariants (rules 37, 39, 41, 45): unread
+//! answers and streams can use up neither the connection's window nor h2's budget for small frames; pings go only
 //! while streams are open and not more often than etcd allows; "never sent" is told apart from "lost" by what hyper hands
 //! back, never by guessing; a connection is closed only while no call is on it, and none comes after that. Its tasks stay
 //! on the thread that opened it; calls come from any.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -23,7 +24,7 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::TokioTimer;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::config::{Endpoint, Scheme};
@@ -43,12 +44,17 @@ const UNTOLD_STREAMS: usize = 200;
 /// hyper's own value until the first SETTINGS frame and where a member sets none.
 const NO_LIMIT: usize = u32::MAX as usize;
 
-const MIB: u32 = 1024 * 1024;
+const KIB: u32 = 1024;
+const MIB: u32 = 1024 * KIB;
+/// Of every connection: no number of unread answers that it may carry uses it up, see [`room`].
+const CONNECTION_WINDOW: u32 = 1024 * MIB;
 
 /// The body of a request to a member.
 pub enum Outgoing {
     /// One whole message, framed.
     Once(Option<Bytes>),
+    /// The same. The receiver's other end is told when it has left for the member, or never will.
+    Tracked(Option<Bytes>, oneshot::Sender<Infallible>),
     /// Framed messages as their sender makes them; the stream is half-closed when the sender is dropped.
     Frames(mpsc::Receiver<Bytes>),
     /// The client's own body, opaque.
@@ -64,7 +70,9 @@ impl http_body::Body for Outgoing {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match &mut *self {
-            Self::Once(message) => Poll::Ready(message.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Once(message) | Self::Tracked(message, _) => {
+                Poll::Ready(message.take().map(|bytes| Ok(Frame::data(bytes))))
+            }
             Self::Frames(frames) => frames.poll_recv(cx).map(|next| next.map(|bytes| Ok(Frame::data(bytes)))),
             Self::Piped(body) => Pin::new(body).poll_frame(cx),
         }
@@ -72,7 +80,7 @@ impl http_body::Body for Outgoing {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Once(message) => message.is_none(),
+            Self::Once(message) | Self::Tracked(message, _) => message.is_none(),
             Self::Frames(_) => false,
             Self::Piped(body) => body.is_end_stream(),
         }
@@ -80,11 +88,40 @@ impl http_body::Body for Outgoing {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Once(Some(message)) => SizeHint::with_exact(message.len() as u64),
-            Self::Once(None) => SizeHint::with_exact(0),
+            Self::Once(Some(message)) | Self::Tracked(Some(message), _) => {
+                SizeHint::with_exact(message.len() as u64)
+            }
+            Self::Once(None) | Self::Tracked(None, _) => SizeHint::with_exact(0),
             Self::Frames(_) => SizeHint::default(),
             Self::Piped(body) => body.size_hint(),
         }
+    }
+}
+
+/// A request as hyper has it: it keeps its seat on the connection until it has left for the member, also where its call was given up
+/// meanwhile. hyper queues requests without a limit of its own.
+struct Envelope {
+    body: Outgoing,
+    _seat: Arc<Taken>,
+}
+
+impl http_body::Body for Envelope {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -102,7 +139,7 @@ pub enum SendError {
 /// An open connection. Its tasks live on one shard.
 pub struct Connection {
     origin: Origin,
-    send: SendRequest<Outgoing>,
+    send: SendRequest<Envelope>,
     load: Arc<Load>,
     scissors: Scissors,
     /// No call is begun on it after this.
@@ -157,6 +194,7 @@ impl Origin {
 const CLOSING: usize = usize::MAX;
 
 struct Load {
+    lane: Lane,
     /// How many, or [`CLOSING`].
     calls: AtomicUsize,
     /// The member's limit on streams, as far as it told.
@@ -177,8 +215,9 @@ struct Load {
 }
 
 impl Load {
-    fn new() -> Self {
+    fn new(lane: Lane) -> Self {
         Self {
+            lane,
             calls: AtomicUsize::new(0),
             limit: AtomicUsize::new(UNTOLD_STREAMS),
             opened_at: Instant::now(),
@@ -237,9 +276,9 @@ impl Load {
         self.calls.compare_exchange(0, CLOSING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// One more call, where there is room: below 80 % of the member's limit.
+    /// One more call, where there is room.
     fn enter(&self) -> bool {
-        let room = (self.limit.load(Ordering::Relaxed) * 4 / 5).max(1);
+        let room = room(self.limit.load(Ordering::Relaxed), self.lane);
         let enter = |calls| (calls < room).then_some(calls + 1);
         self.calls.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
     }
@@ -277,10 +316,19 @@ impl Load {
 /// Counts one call on its connection, and to its member from this shard, for as long as it lives: hold it until the
 /// reply's body has ended.
 pub struct InFlight {
-    load: Arc<Load>,
+    seat: Arc<Taken>,
     member: Rc<Cell<usize>>,
     busy: Option<Busy>,
     carried: Option<Carried>,
+}
+
+/// A seat on a connection, until dropped.
+struct Taken(Arc<Load>);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }
 
 impl InFlight {
@@ -303,19 +351,18 @@ impl InFlight {
     /// Whether its connection was given up, for which its end says nothing of the member.
     #[must_use]
     pub fn is_given_up(&self) -> bool {
-        self.load.given_up.load(Ordering::SeqCst)
+        self.seat.0.given_up.load(Ordering::SeqCst)
     }
 
     /// Waits until what can go on elsewhere is to do so. Cancel-safe.
     pub async fn told_to_leave(&self) {
-        self.load.is_left().await;
+        self.seat.0.is_left().await;
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.member.set(self.member.get().saturating_sub(1));
-        self.load.leave();
     }
 }
 
@@ -338,7 +385,7 @@ impl Connection {
         let (io, flusher) = coalesce(stream);
         tasks.spawn("upstream flusher", flusher).detach();
         let (send, connection) = settings(lane).handshake(io).await?;
-        let load = Arc::new(Load::new());
+        let load = Arc::new(Load::new(lane));
         let seen = Arc::clone(&load);
         let drive = async move {
             let how = {
@@ -443,8 +490,8 @@ impl Connection {
             return None;
         }
         member.set(member.get() + 1);
-        let (load, member) = (Arc::clone(&self.load), Rc::clone(member));
-        Some(InFlight { load, member, busy: None, carried: None })
+        let (seat, member) = (Arc::new(Taken(Arc::clone(&self.load))), Rc::clone(member));
+        Some(InFlight { seat, member, busy: None, carried: None })
     }
 
     /// Sends a request and waits for the reply's headers. Dropping the future, or the reply's body, resets the stream.
@@ -456,10 +503,15 @@ impl Connection {
         request: Request<Outgoing>,
         in_flight: InFlight,
     ) -> Result<(Response<Incoming>, InFlight), SendError> {
+        let seat = Arc::clone(&in_flight.seat);
+        let request = request.map(|body| Envelope { body, _seat: seat });
         match self.send.clone().try_send_request(request).await {
             Ok(response) => Ok((response, in_flight)),
             Err(mut error) => match error.take_message() {
-                Some(request) => Err(SendError::NeverSent(Box::new(request))),
+                Some(request) => {
+                    let request = request.map(|envelope| envelope.body);
+                    Err(SendError::NeverSent(Box::new(request)))
+                }
                 None => {
                     let error = error.into_error();
                     Err(if is_refused(&error) { SendError::Refused } else { SendError::Lost(error) })
@@ -478,16 +530,28 @@ fn is_refused(error: &hyper::Error) -> bool {
     })
 }
 
+/// How many calls a connection takes at a time where its member takes `limit` streams: 80 % of them, and no more than whose unread answers
+/// fit into the connection's window: else those of one client could keep the answers of all others from coming.
+fn room(limit: usize, lane: Lane) -> usize {
+    let fit = CONNECTION_WINDOW / stream_window(lane) - 1;
+    (limit / 5 * 4 + limit % 5 * 4 / 5).min(fit as usize).max(1)
+}
+
+/// Bytes of one unread answer that a member may send.
+#[must_use]
+pub fn stream_window(lane: Lane) -> u32 {
+    match lane {
+        Lane::Stream => 64 * KIB,
+        Lane::Unary | Lane::Bulk => 2 * MIB,
+    }
+}
+
 fn settings(lane: Lane) -> Builder<LocalExecutor> {
     let mut builder = Builder::new(LocalExecutor);
-    let (stream_window, connection_window) = match lane {
-        Lane::Stream => (64 * 1024, 1024 * MIB),
-        Lane::Unary | Lane::Bulk => (2 * MIB, 64 * MIB),
-    };
     builder
         .timer(TokioTimer::new())
-        .initial_stream_window_size(stream_window)
-        .initial_connection_window_size(connection_window)
+        .initial_stream_window_size(stream_window(lane))
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(64 * 1024)
         .max_concurrent_reset_streams(4096)
         .keep_alive_interval(PING_INTERVAL)
@@ -542,6 +606,17 @@ mod tests {
         *request.method_mut() = http::Method::POST;
         *request.uri_mut() = connection.uri(PathAndQuery::from_static("/etcdserverpb.KV/Put"));
         connection.send(request, in_flight).await.map(drop)
+    }
+
+    #[test]
+    fn no_number_of_unread_answers_uses_up_a_connections_window() {
+        for lane in [Lane::Unary, Lane::Bulk, Lane::Stream] {
+            for limit in [1, 200, 250, 1000, NO_LIMIT] {
+                let calls = u32::try_from(room(limit, lane)).expect("few");
+                assert!(calls >= 1 && calls * stream_window(lane) < CONNECTION_WINDOW, "{lane:?} {limit}");
+            }
+        }
+        assert_eq!((room(200, Lane::Unary), room(1, Lane::Unary), room(10_000, Lane::Bulk)), (160, 1, 511));
     }
 
     #[test]

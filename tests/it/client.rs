@@ -148,6 +148,12 @@ impl Stream {
         }
     }
 
+    /// The body of the reply as it comes, to be read by hand.
+    pub(crate) async fn body(&mut self) -> h2::RecvStream {
+        let response = self.response.take().expect("not answered before").await.expect("an answer");
+        response.into_body()
+    }
+
     pub(crate) async fn finish(mut self) -> Outcome {
         let mut messages = Vec::new();
         loop {

@@ -96,6 +96,8 @@ mod removals;
 #[cfg(test)]
 mod replays;
 #[cfg(test)]
+mod reset_floods;
+#[cfg(test)]
 mod revocations;
 #[cfg(test)]
 mod revocations_in_etcd;
@@ -117,6 +119,8 @@ mod strays;
 mod turns;
 #[cfg(test)]
 mod unproved_logins;
+#[cfg(test)]
+mod unread_answers;
 #[cfg(test)]
 mod upstream_headers;
 #[cfg(test)]

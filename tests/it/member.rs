@@ -315,6 +315,14 @@ impl Call {
         say(self.stream.as_mut().ok_or(End::Gone)?, message).await
     }
 
+    /// Bytes as they are, after the header if need be. `Err` when the caller does not want them any more.
+    pub(crate) async fn say_framed(&mut self, framed: Bytes) -> Result<(), End> {
+        if self.stream.is_none() {
+            self.begin();
+        }
+        crate::wire::say_framed(self.stream.as_mut().ok_or(End::Gone)?, framed, false).await
+    }
+
     /// The beginning of a message whose rest never comes.
     pub(crate) async fn say_half(&mut self, message: &[u8]) {
         self.begin();

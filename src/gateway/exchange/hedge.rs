@@ -119,6 +119,6 @@ impl Exchange<'_> {
             self.gateway.metrics.tries.refused.inc();
             return None;
         }
-        Some(Pass { member, shown, place: Some(place) })
+        Some(Pass { member, shown, place: Some(self.kept(place)) })
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use tokio::time::sleep_until;
 
+use super::kept_place::KeptPlace;
 use super::{Course, Exchange};
 use crate::identity::MemberId;
 use crate::refusal::Refusal;
@@ -28,8 +29,7 @@ pub(super) struct Pass {
     /// What proves the caller there.
     pub(super) shown: Shown,
     /// Its place there. Streams need none.
-    #[expect(dead_code, reason = "held for what its drop does")]
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<KeptPlace>,
 }
 
 /// What became of the wish to be sent to a member.
@@ -57,10 +57,14 @@ impl Exchange<'_> {
             return Placed::With(Pass { member, shown, place: None });
         }
         match self.gateway.turns.at(&member).enter() {
-            Some(place) => Placed::With(Pass { member, shown, place: Some(place) }),
+            Some(place) => Placed::With(Pass { member, shown, place: Some(self.kept(place)) }),
             // Apart: no call is to be larger for it that finds room.
             None => Box::pin(self.turn(member, shown, course)).await,
         }
+    }
+
+    pub(super) fn kept(&self, place: Place) -> KeptPlace {
+        KeptPlace::new(place, &self.gateway.tasks)
     }
 
     /// What proves the caller to `member`; where that took a while, only if the call is to be sent there still.
@@ -109,7 +113,8 @@ impl Exchange<'_> {
                 Err(placed) => return placed,
                 Ok(shown) => {
                     if let Some(place) = turn.enter() {
-                        return Placed::With(Pass { member: other, shown, place: Some(place) });
+                        let place = Some(self.kept(place));
+                        return Placed::With(Pass { member: other, shown, place });
                     }
                 }
             }
@@ -143,7 +148,7 @@ impl Exchange<'_> {
                     Some(Ok(now)) => now,
                     Some(Err(failure)) => return Placed::Unproved(member, failure),
                 };
-                return Placed::With(Pass { member, shown, place: Some(place) });
+                return Placed::With(Pass { member, shown, place: Some(self.kept(place)) });
             }
         }
     }
