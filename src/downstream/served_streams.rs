@@ -220,7 +220,7 @@ mod tests {
         // Those that nobody answered were reset: more of them than may be.
         drop(serving);
         assert!(streams.flooded().now_or_never().is_some());
-        let served = streams.serve(async { Response::new(Empty::new()) }).await;
+        let served = streams.serve(async { Response::new(Empty::<Bytes>::new()) }).await;
         assert_eq!(streams.count.get(), 1, "it counts until its body is dropped");
         drop(served);
         assert_eq!(streams.count.get(), 0);

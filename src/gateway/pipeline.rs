@@ -383,7 +383,7 @@ enum Came {
 async fn arrived(
     gateway: &Gateway,
     client: &Client,
-    body: Incoming,
+    body: RequestBody,
     deadline: Option<Instant>,
 ) -> Result<(Bytes, Held, Came), Refusal> {
     let mut came = Came::AtOnce;

@@ -629,7 +629,7 @@ mod tests {
                 let endpoint = Endpoint { scheme: Scheme::Http, host: "m".into(), port: 1 };
                 let origin = Origin::of(&endpoint).expect("an origin");
                 let keeping = Keeping { idle: Duration::from_secs(60), fresh_until: None };
-                let (tell, told) = tokio::sync::oneshot::channel();
+                let (tell, told) = oneshot::channel();
                 let ended = move |how| tell.send(how).expect("somebody asks");
                 let opened =
                     Connection::open(Box::new(ours), origin, Lane::Stream, &tasks, keeping, (), ended);
