@@ -218,10 +218,27 @@ pub struct Cluster {
     pub near: Vec<String>,
     /// After what time a second member is asked for a linearizable read that the first has not answered, if at all.
     pub hedge_after: Option<Duration>,
+    /// How long streams wait while no member serves.
+    pub outage: OutageTimes,
     /// As whom members are probed; nobody where auth is off.
     pub probe: Option<Login>,
     /// How members are found beside the endpoints.
     pub discovery: Discovery,
+}
+
+/// How long streams wait while no member serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutageTimes {
+    /// etcd's `--election-timeout`.
+    pub election_timeout: Duration,
+    /// How long a stream waits while no member can be reached.
+    pub unreachable_timeout: Duration,
+}
+
+impl Default for OutageTimes {
+    fn default() -> Self {
+        Self { election_timeout: Duration::from_secs(1), unreachable_timeout: Duration::from_secs(10) }
+    }
 }
 
 impl Cluster {

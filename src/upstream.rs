@@ -18,6 +18,7 @@ pub mod leaderless;
 pub mod members;
 pub mod membership;
 pub mod names;
+pub mod outage;
 pub mod peer_urls;
 pub mod pool;
 pub mod read;

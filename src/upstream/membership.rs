@@ -20,6 +20,7 @@ use tonic::transport::Channel;
 use crate::config::Endpoint;
 use crate::identity::{ClusterId, MemberId, Revision};
 use crate::upstream::conduct::Conduct;
+use crate::upstream::outage::{Outage, OutageChanges};
 use crate::upstream::standing::{Rest, Suspicion};
 use crate::upstream::version::{Traits, Version};
 use crate::upstream::vitals::Vitals;
@@ -49,6 +50,8 @@ pub struct Membership {
     pub peer_urls: PeerUrls,
     /// When a member of the cluster that sees a leader last answered a probe; before the first, when we began to ask.
     pub confirmed: Instant,
+    /// Whether any member serves. [`publish`](crate::upstream::outage::publish) sets it.
+    pub outage: Outage,
 }
 
 /// One member and how to reach it.
@@ -244,6 +247,7 @@ impl Membership {
             unanswered: Vec::new(),
             peer_urls: PeerUrls::Unknown,
             confirmed: now,
+            outage: Outage::Unreachable { since: now },
         }
     }
 
@@ -526,6 +530,8 @@ pub struct MembersHandle {
     pub snapshot: Arc<ArcSwap<Membership>>,
     /// Moves whenever the snapshot or the auth state changed in anything but times and indexes.
     pub changes: Changes,
+    /// Moves when the snapshot's [`Outage`] is another one.
+    pub outages: Arc<OutageChanges>,
     /// The way back.
     pub hints: Hints,
     /// Whether the cluster checks credentials.
@@ -535,11 +541,13 @@ pub struct MembersHandle {
 impl MembersHandle {
     /// One that shows this, before anything is known of auth; how changes are told, and where hints arrive.
     #[must_use]
-    pub fn showing(membership: Membership) -> (Self, ChangesSender, mpsc::Receiver<Hint>) {
+    pub fn showing(mut membership: Membership) -> (Self, ChangesSender, mpsc::Receiver<Hint>) {
         let (hints, hinted) = Hints::channel();
         let (changed, changes) = Changes::channel();
+        membership.outage = membership.outage.next(&membership.members, Instant::now());
         let snapshot = Arc::new(ArcSwap::from_pointee(membership));
-        (Self { snapshot, changes, hints, auth: Arc::default() }, changed, hinted)
+        let outages = Arc::default();
+        (Self { snapshot, changes, outages, hints, auth: Arc::default() }, changed, hinted)
     }
 
     /// Notes what an answer told of auth, for all shards at once, and has the members asked. What is known already wakes
