@@ -10,6 +10,7 @@ mod certificates;
 mod file;
 mod findings;
 mod mapping;
+mod outage;
 #[cfg(test)]
 mod reference;
 mod resolve;
@@ -39,6 +40,7 @@ use crate::users::Users;
 pub use admin_socket::admin_socket;
 pub use findings::{Fault, Faults, Warning};
 pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
+pub use outage::OutageTimes;
 pub use resolve::load;
 pub use secrets::write_session_key;
 pub use unread::Unread;
@@ -224,21 +226,6 @@ pub struct Cluster {
     pub probe: Option<Login>,
     /// How members are found beside the endpoints.
     pub discovery: Discovery,
-}
-
-/// How long streams wait while no member serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutageTimes {
-    /// etcd's `--election-timeout`.
-    pub election_timeout: Duration,
-    /// How long a stream waits while no member can be reached.
-    pub unreachable_timeout: Duration,
-}
-
-impl Default for OutageTimes {
-    fn default() -> Self {
-        Self { election_timeout: Duration::from_secs(1), unreachable_timeout: Duration::from_secs(10) }
-    }
 }
 
 impl Cluster {

@@ -5,6 +5,7 @@ pub mod answer;
 pub mod balance;
 pub mod bidi;
 pub mod carried;
+pub mod changes;
 pub mod choose;
 pub mod conduct;
 pub mod connect;
