@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::time::{Instant, sleep_until};
 
 use crate::config::OutageTimes;
@@ -56,12 +56,14 @@ impl Outage {
 pub struct OutageChanges {
     sender: ChangesSender,
     changes: Changes,
+    /// When a member last ended a stream that stood, since it has no leader.
+    stream_ended: ArcSwapOption<Instant>,
 }
 
 impl Default for OutageChanges {
     fn default() -> Self {
         let (sender, changes) = Changes::channel();
-        Self { sender, changes }
+        Self { sender, changes, stream_ended: ArcSwapOption::empty() }
     }
 }
 
@@ -80,6 +82,15 @@ impl MembersHandle {
     /// See [`publish`]. It tells no change but that of the outage.
     pub fn publish(&self, after: Membership) {
         publish(&self.snapshot, &self.outages, after);
+    }
+
+    /// A member has ended a stream that stood, since it has no leader: it has looked as often as etcd does. Where all members that
+    /// answer are without one, every stream ends now whose client asked for one.
+    pub fn stream_ended_without_leader(&self) {
+        if matches!(self.snapshot.load().outage, Outage::NoLeader { .. }) {
+            self.outages.stream_ended.store(Some(Arc::new(Instant::now())));
+            self.outages.sender.tell();
+        }
     }
 }
 
@@ -159,6 +170,12 @@ pub async fn ended(members: &MembersHandle, link: &UpstreamLink, patience: Strea
     loop {
         changes.mark_unchanged();
         let outage = members.snapshot.load().outage;
+        let stream_ended = members.outages.stream_ended.load_full();
+        if let (Outage::NoLeader { since }, Some(_)) = (outage, patience.no_leader)
+            && stream_ended.is_some_and(|ended| *ended >= since)
+        {
+            return Refusal::NO_LEADER;
+        }
         let at = match patience.look(outage, link.down_since.get(), Instant::now()) {
             Next::End(refusal) => return refusal,
             Next::LookAgain(at) => Some(at),
@@ -275,5 +292,32 @@ mod tests {
             () = script => {}
         }
         assert_eq!(began.elapsed(), Duration::from_secs(3 * 60 + 2 * 2 + 10));
+    }
+
+    /// etcd may look earlier than we would.
+    #[tokio::test(start_paused = true)]
+    async fn a_member_that_ends_its_streams_ends_those_of_all_who_asked_for_a_leader() {
+        let membership = |readiness| Membership {
+            members: vec![member(1, readiness)],
+            ..Membership::unknown(Instant::now())
+        };
+        let (handle, _changed, _hinted) = MembersHandle::showing(membership(Readiness::Ready));
+        handle.stream_ended_without_leader();
+        let link = UpstreamLink::default();
+        let patience = |wants_leader| StreamPatience::new(TIMES, wants_leader);
+        let script = async {
+            tokio::time::sleep(60 * SECOND).await;
+            handle.publish(membership(ALONE));
+            tokio::time::sleep(2 * SECOND).await;
+            handle.stream_ended_without_leader();
+            std::future::pending::<()>().await;
+        };
+        let began = Instant::now();
+        tokio::select! {
+            refusal = ended(&handle, &link, patience(true)) => assert_eq!(refusal, Refusal::NO_LEADER),
+            _ = ended(&handle, &link, patience(false)) => panic!("it did not ask"),
+            () = script => {}
+        }
+        assert_eq!(began.elapsed(), 62 * SECOND, "not by what was before this outage");
     }
 }

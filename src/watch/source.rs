@@ -73,6 +73,8 @@ pub struct Source {
     held: Held,
     /// While it is being resumed, and until when at most.
     turn: Option<(Turn, Instant)>,
+    /// A message came.
+    stood: bool,
 }
 
 /// A stream that is being opened.
@@ -153,7 +155,7 @@ impl Route {
         let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
         let share = Rc::clone(&self.share);
         let held = share.hold(0);
-        Ok(Source { member, traits, stream, shown, share, held, turn })
+        Ok(Source { member, traits, stream, shown, share, held, turn, stood: false })
     }
 
     /// The more losses before, the longer. After the first, only as long as keeps those apart that lost the same member.
@@ -230,7 +232,9 @@ impl Source {
             held.resize(unfinished.saturating_sub(FREE));
             held.bytes() == 0 || share.fits()
         };
-        self.stream.next_within(room).await
+        let next = self.stream.next_within(room).await;
+        self.stood |= matches!(next, Ok(Next::Message(_)));
+        next
     }
 
     /// What the end of the stream means to the hub; tells those who keep members and tokens.
@@ -258,6 +262,9 @@ impl Source {
             }
             Next::Ended(status) => {
                 tracing::debug!(member = %self.member.id, ?status, "a member ended a watch stream");
+                if self.stood && *status == Refusal::NO_LEADER.status() {
+                    door.members.stream_ended_without_leader();
+                }
                 self.refused(whom, status)
             }
         }

@@ -190,7 +190,7 @@ async fn ends(
     join_all(streams.iter_mut().map(|(_, stream)| end(stream))).await
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "local")]
 async fn every_stream_ends_without_a_leader_as_at_etcd() {
     let no_leader = Some(("14".to_owned(), "etcdserver: no leader".to_owned()));
     for version in tested() {
