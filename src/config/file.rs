@@ -135,6 +135,8 @@ pub(super) struct Cluster {
     pub(super) writes: Option<Target>,
     pub(super) near: Option<Vec<String>>,
     pub(super) hedge_after: Option<String>,
+    pub(super) election_timeout: Option<String>,
+    pub(super) unreachable_timeout: Option<String>,
     #[serde(deserialize_with = "some_table")]
     pub(super) probe: Option<Probe>,
 }

@@ -39,6 +39,7 @@ use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
     Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason,
 };
+use crate::upstream::outage::{OutageChanges, publish};
 use crate::upstream::standing::{Mark, Suspicion};
 
 pub(super) use census::usable;
@@ -117,8 +118,7 @@ impl Members {
     /// Starts the task on this thread. It ends with the last clone of the handle, or with `tasks`.
     pub fn start(self, tasks: &Tasks) -> MembersHandle {
         let (handle, changed, hinted) = MembersHandle::showing(Membership::unknown(Instant::now()));
-        let (snapshot, auth) = (Arc::clone(&handle.snapshot), Arc::clone(&handle.auth));
-        let task = Task::new(self, Published { snapshot, changed, auth });
+        let task = Task::new(self, Published::of(&handle, changed));
         tasks.spawn("members", task.run(hinted)).detach();
         handle
     }
@@ -128,7 +128,16 @@ impl Members {
 struct Published {
     snapshot: Arc<ArcSwap<Membership>>,
     changed: ChangesSender,
+    outages: Arc<OutageChanges>,
     auth: Arc<AuthState>,
+}
+
+impl Published {
+    /// Not the handle itself: the task ends with its last clone.
+    fn of(handle: &MembersHandle, changed: ChangesSender) -> Self {
+        let MembersHandle { snapshot, outages, auth, .. } = handle.clone();
+        Self { snapshot, changed, outages, auth }
+    }
 }
 
 type Probe = BoxFuture<'static, (Prober, Report)>;
@@ -423,6 +432,20 @@ impl Task {
         }
     }
 
+    /// A leader that nobody knows the address of is newer than the member list: calls for the leader wait for the next list.
+    fn find_unlisted_leader(&mut self, before: &Membership, after: &Membership) {
+        let Some(leader) = after.leader else { return };
+        let has_no_address = after.absent.iter().any(|absent| absent.id == leader);
+        if after.get(leader).is_some() || has_no_address {
+            return;
+        }
+        if before.leader == Some(leader) {
+            self.look_at_list_soon();
+        } else {
+            self.list_due = self.list_asked.map_or_else(Instant::now, |asked| asked + FORCED);
+        }
+    }
+
     /// Follows what is known to its end: addresses, snapshot, channels.
     fn conclude(&mut self) {
         self.follow();
@@ -456,6 +479,7 @@ impl Task {
         if after.members.iter().any(|member| by_list(member.readiness)) {
             self.look_at_list_soon();
         }
+        self.find_unlisted_leader(&before, &after);
         if before.serving() != after.serving() || before.cluster != after.cluster {
             self.auth_due = Instant::now();
         }
@@ -464,7 +488,7 @@ impl Task {
         changes::log(&changes, &after);
         self.route(&after);
         let relisted = before.peer_urls != after.peer_urls;
-        self.published.snapshot.store(Arc::new(after));
+        publish(&self.published.snapshot, &self.published.outages, after);
         if relisted || !changes.is_empty() {
             self.published.changed.tell();
         }

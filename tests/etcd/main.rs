@@ -80,6 +80,8 @@ mod odd_authorities;
 #[cfg(test)]
 mod operating;
 #[cfg(test)]
+mod outages;
+#[cfg(test)]
 mod outlived;
 #[cfg(test)]
 mod peer_trust;

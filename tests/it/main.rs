@@ -82,6 +82,8 @@ mod observers;
 #[cfg(test)]
 mod odd_authorities;
 #[cfg(test)]
+mod outages;
+#[cfg(test)]
 mod own_troubles;
 #[cfg(test)]
 mod pinned;

@@ -305,7 +305,7 @@ impl Keyward {
     pub(crate) fn publish(&self, change: impl FnOnce(&mut Membership)) {
         let mut membership = Membership::clone(&self.members.snapshot.load());
         change(&mut membership);
-        self.members.snapshot.store(Arc::new(membership));
+        self.members.publish(membership);
         self.changes.tell();
     }
 

@@ -347,6 +347,7 @@ mod tests {
             writes: Serves::Any,
             near: Vec::new(),
             hedge_after: None,
+            outage: crate::config::OutageTimes::default(),
             probe: None,
             discovery: crate::config::Discovery::default(),
         };
