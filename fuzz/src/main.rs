@@ -4,7 +4,11 @@
 //! aborts the process and leaves the input in a file.
 
 #![no_main]
-#![expect(unused_imports, dead_code, reason = "the modules' own tests, which proptest runs, are not compiled here")]
+#![expect(
+    unused_imports,
+    dead_code,
+    reason = "the modules' own tests, which proptest runs, are not compiled here"
+)]
 
 #[path = "../../tests/props/authorities.rs"]
 mod authorities;
