@@ -13,6 +13,8 @@ mod bench;
 #[cfg(test)]
 mod caller;
 #[cfg(test)]
+mod catch_up;
+#[cfg(test)]
 mod chaos;
 #[cfg(test)]
 mod client_families;
@@ -123,6 +125,8 @@ mod stories;
 mod storm;
 #[cfg(test)]
 mod streams;
+#[cfg(test)]
+mod taken_alike;
 #[cfg(test)]
 mod topology;
 #[cfg(test)]
