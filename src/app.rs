@@ -315,8 +315,9 @@ fn start_control(
         ..CredentialSettings::default()
     };
     let mut members = Members::new(&config.cluster, connector.clone());
-    let forgetting = forgetting.clone();
-    members.before_following(move |_left, followed| forgetting.forget(followed));
+    let (following, losing) = (forgetting.clone(), forgetting.clone());
+    members.before_following(move |_left, followed| following.forget(followed));
+    members.when_tokens_may_be_lost(move |member| losing.tokens_may_be_lost(member));
     let (channels, asked) = (members.channels(), (members.login(), members.seeds()));
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();

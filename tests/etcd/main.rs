@@ -122,6 +122,8 @@ mod storm;
 #[cfg(test)]
 mod streams;
 #[cfg(test)]
+mod token_touches;
+#[cfg(test)]
 mod topology;
 #[cfg(test)]
 mod twin;
