@@ -256,6 +256,7 @@ fn administration(
         members: parts.members.clone(),
         pages: pages(&parts.connector, &parts.members),
         register: register.clone(),
+        credentials: Arc::clone(&parts.credentials),
     };
     let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
     let desk = Desk { register, sealer, state: Arc::clone(&state), doctor };

@@ -19,6 +19,7 @@ mod mint;
 mod moves;
 mod recall;
 mod revision;
+mod roles;
 #[cfg(test)]
 mod scripted;
 mod signed;
@@ -53,6 +54,7 @@ pub use identity::{InUse, PasswordIdentity, Token};
 pub use mint::MintError;
 pub use moves::Moves;
 pub use revision::Pages;
+pub use roles::{RootHolders, Wanted};
 pub use signed::SignedIdentity;
 
 use identity::LoginRequest;

@@ -29,6 +29,8 @@ mod discovery;
 #[cfg(test)]
 mod doctor;
 #[cfg(test)]
+mod etcd_tokens;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;

@@ -122,7 +122,8 @@ impl KeepAlive {
 fn due_tokens(plan: Plan, member: MemberId, mut idle: Vec<Idle>) -> Vec<Idle> {
     idle.sort_by_key(|idle| std::cmp::Reverse(idle.unused));
     // One token tests whether tokens live longer. An adopted one was issued elsewhere, and its end would tell nothing.
-    let test = plan.test_age.and_then(|age| Some((idle.iter().position(|idle| !idle.token.is_adopted())?, age)));
+    let test =
+        plan.test_age.and_then(|age| Some((idle.iter().position(|idle| !idle.token.is_adopted())?, age)));
     let mut due = Vec::new();
     for (index, idle) in idle.into_iter().enumerate() {
         let test_age = test.filter(|(tested, _)| *tested == index).map(|(_, age)| age);

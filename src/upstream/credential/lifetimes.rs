@@ -127,7 +127,8 @@ impl Lifetimes {
             assumed.wait_longer(now);
             return false;
         }
-        let is_disturbed = assumed.disturbed_at.is_some_and(|at| now.saturating_duration_since(at) < dead.unused);
+        let is_disturbed =
+            assumed.disturbed_at.is_some_and(|at| now.saturating_duration_since(at) < dead.unused);
         if dead.unused < SWEEP || dead.unused <= assumed.survived || is_disturbed {
             return false;
         }
@@ -261,7 +262,11 @@ mod tests {
             (&[Dead(90.0), DeadWithIt(80.0), DeadWithIt(3.0)], 300.0, "many are lost at once"),
             (&[Dead(90.0), Disturbed, Dead(80.0)], 300.0, "two restarts"),
             (&[Dead(2.0), Disturbed, Dead(2.0), Disturbed, Dead(2.0)], 300.0, "three restarts"),
-            (&[DeadAfterRestart(2.0), Dead(2.0), Disturbed, DeadAfterRestart(2.0), Dead(2.0)], 300.0, "either is seen first"),
+            (
+                &[DeadAfterRestart(2.0), Dead(2.0), Disturbed, DeadAfterRestart(2.0), Dead(2.0)],
+                300.0,
+                "either is seen first",
+            ),
             (&[DeadAfterRestart(2.0), Dead(90.0), Dead(90.0)], 90.0, "a restart, and then a short lifetime"),
             (&[Dead(90.0), PasswordRefused, Dead(80.0)], 300.0, "a password was changed"),
             (&[Dead(90.0), Alive(95.0), Dead(80.0)], 300.0, "a third lived longer"),
@@ -314,7 +319,11 @@ mod tests {
         while now < end {
             if let Some(age) = lifetimes.plan(A, now).test_age {
                 tests += 1;
-                lifetimes.died(A, DeadToken { unused: age, serial: 1000 + tests, next_serial: 1001 + tests }, now);
+                lifetimes.died(
+                    A,
+                    DeadToken { unused: age, serial: 1000 + tests, next_serial: 1001 + tests },
+                    now,
+                );
                 assert_eq!(lifetimes.ttl(A), seconds(5.0));
             }
             now += seconds(1.0);
@@ -326,7 +335,10 @@ mod tests {
     fn the_interval_is_a_third_of_the_lifetime_within_bounds() {
         let mut lifetimes = Lifetimes::new(seconds(300.0));
         let now = Instant::now();
-        assert_eq!(lifetimes.plan(A, now), Plan { ttl: seconds(300.0), interval: seconds(100.0), test_age: None });
+        assert_eq!(
+            lifetimes.plan(A, now),
+            Plan { ttl: seconds(300.0), interval: seconds(100.0), test_age: None }
+        );
         for serial in 0..2 {
             lifetimes.died(A, DeadToken { unused: seconds(6.0), serial, next_serial: serial + 1 }, now);
         }
