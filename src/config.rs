@@ -31,7 +31,7 @@ use std::time::Duration;
 use crate::identity::named::NamedMember;
 use crate::identity::pattern::{Glob, Network};
 use crate::identity::{ClusterId, UserName};
-use crate::jwt::Verifier;
+use crate::jwt::Issuers;
 use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
@@ -62,7 +62,7 @@ pub struct Config {
     /// Who checks passwords.
     pub passwords: Arc<Passwords>,
     /// Whose JWTs are taken.
-    pub issuers: Arc<[Verifier]>,
+    pub issuers: Arc<Issuers>,
     /// Who is which etcd user.
     pub mapping: Arc<Mapping>,
     /// Where revocations are kept.

@@ -68,10 +68,14 @@ pub struct Members {
     seeds: SeedList,
     channels: ControlChannels,
     forget: Box<Forget>,
+    tokens_lost: Box<TokensLost>,
 }
 
 /// Forgets a cluster that is left, for one that is followed.
 type Forget = dyn Fn(ClusterId, ClusterId);
+
+/// Tells that tokens may be lost: those of one member, or of all.
+type TokensLost = dyn Fn(Option<MemberId>);
 
 impl Members {
     /// For the cluster of the configuration, reached by `connector`. Nothing is asked yet.
@@ -88,7 +92,7 @@ impl Members {
             near: config.near.clone(),
         };
         let (seeds, channels) = (SeedList::new(config), ControlChannels::default());
-        Self { setup, seeds, channels, forget: Box::new(|_, _| {}) }
+        Self { setup, seeds, channels, forget: Box::new(|_, _| {}), tokens_lost: Box::new(|_| {}) }
     }
 
     /// Where members are found first; replaced at run time.
@@ -101,6 +105,12 @@ impl Members {
     /// once, since nobody is a member of the second before `forget` has returned.
     pub fn before_following(&mut self, forget: impl Fn(ClusterId, ClusterId) + 'static) {
         self.forget = Box::new(forget);
+    }
+
+    /// When a member was connected to anew, which it is after each of its restarts, and when auth was turned on or off: no token
+    /// that was lost since then was lost for its age.
+    pub fn when_tokens_may_be_lost(&mut self, tell: impl Fn(Option<MemberId>) + 'static) {
+        self.tokens_lost = Box::new(tell);
     }
 
     /// The control runtime's channel to every member that has answered; filled once the task runs.
@@ -147,6 +157,7 @@ struct Task {
     channels: ControlChannels,
     published: Published,
     forget: Box<Forget>,
+    tokens_lost: Box<TokensLost>,
     seeds: Seeds,
     /// The configured ones first, in their order.
     places: Vec<Place>,
@@ -172,7 +183,7 @@ struct Task {
 
 impl Task {
     fn new(members: Members, published: Published) -> Self {
-        let Members { setup, seeds, channels, forget } = members;
+        let Members { setup, seeds, channels, forget, tokens_lost } = members;
         let now = Instant::now();
         let pinned = match setup.pin {
             ClusterPin::Id(cluster) => Some(cluster),
@@ -186,6 +197,7 @@ impl Task {
             channels,
             published,
             forget,
+            tokens_lost,
             probes: FuturesUnordered::new(),
             list: None,
             list_refused: false,
@@ -305,6 +317,7 @@ impl Task {
             Hint::AuthOn | Hint::AuthOff => {
                 self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
                 self.published.changed.tell();
+                (self.tokens_lost)(None);
             }
         }
     }
@@ -326,6 +339,9 @@ impl Task {
         place.prober = Some(prober);
         let marks = std::mem::take(&mut place.marks);
         let lost = place.note(&report, &self.setup);
+        if let Some(member) = place.connected_anew() {
+            (self.tokens_lost)(Some(member));
+        }
         if lost {
             self.seeds.doubt(&place.sighting.endpoint.host);
             self.look_at_list_soon();
@@ -409,6 +425,7 @@ impl Task {
             tracing::info!(?auth, "found out whether the cluster asks for credentials");
             self.published.auth.set(auth);
             self.published.changed.tell();
+            (self.tokens_lost)(None);
         }
     }
 

@@ -31,6 +31,8 @@ mod discovery;
 #[cfg(test)]
 mod doctor;
 #[cfg(test)]
+mod etcd_tokens;
+#[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
 mod expiry;
@@ -127,6 +129,7 @@ mod storm;
 mod streams;
 #[cfg(test)]
 mod taken_alike;
+mod token_touches;
 #[cfg(test)]
 mod topology;
 #[cfg(test)]
