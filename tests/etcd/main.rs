@@ -94,6 +94,7 @@ mod raw;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod removed;
 mod renewals;
 #[cfg(test)]
 mod replicas;

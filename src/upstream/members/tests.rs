@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use super::census::{Answer, Sight};
 use super::*;
 use crate::config::{Discovery, Endpoint, Scheme, Serves};
-use crate::upstream::membership::Role;
 use crate::upstream::names::Names;
 
 const OURS: ClusterId = ClusterId(1);
@@ -62,13 +61,19 @@ impl Task {
 
     fn answers(&mut self, prober: Prober, answer: Answer, list: Option<Vec<Listed>>) {
         let told = Ok(Told { answer, makeshift: false });
-        self.heard(prober, Report { told, list: list.map(Ok), auth: None, login_refused: false });
+        self.heard(
+            prober,
+            Report { told, list: list.map(Ok), auth: None, login_refused: false, ids: None, took: None },
+        );
     }
 
     fn is_silent(&mut self, last: u8) {
         let prober = self.begins(last);
         let told = Err(Silence::Gone);
-        self.heard(prober, Report { told, list: None, auth: None, login_refused: false });
+        self.heard(
+            prober,
+            Report { told, list: None, auth: None, login_refused: false, ids: None, took: None },
+        );
     }
 
     /// A whole probe.

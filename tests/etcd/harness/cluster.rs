@@ -367,9 +367,16 @@ impl Cluster {
 
     /// Takes note that a member was taken out of the cluster, and waits until it has ended, which it does by itself.
     pub(crate) async fn removed(&mut self, i: usize) {
+        self.removed_with_output(i).await;
+    }
+
+    /// The same; how it ended, and what it wrote.
+    pub(crate) async fn removed_with_output(&mut self, i: usize) -> (std::process::ExitStatus, String) {
         self.members[i].removed = true;
-        self.members[i].process().ended(LIMIT).await;
+        let status = self.members[i].process().ended(LIMIT).await;
+        let output = self.members[i].process().settled_output();
         self.members[i].state = State::Dead;
+        (status, output)
     }
 
     /// Starts a killed member again, and returns when it serves.
