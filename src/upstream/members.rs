@@ -33,7 +33,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
 
-use crate::config::{Cluster, ClusterPin};
+use crate::config::{ClientTls, Cluster, ClusterPin};
 use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
@@ -85,7 +85,11 @@ impl Members {
             http1: connector.http1(),
             connector,
             identity: if certificate { Identity::Certificate } else { Identity::None },
-            verified: if config.tls.is_some() { Verified::Yes } else { Verified::No },
+            verified: if config.tls.as_ref().is_some_and(ClientTls::verifies_members) {
+                Verified::Yes
+            } else {
+                Verified::No
+            },
             login: Arc::new(ArcSwapOption::from_pointee(config.probe.clone())),
             near: config.near.clone(),
         };

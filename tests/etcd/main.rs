@@ -4,8 +4,10 @@
 
 #[cfg(test)]
 mod acting;
+mod all_slow;
 #[cfg(test)]
 mod attacks;
+mod auto_tls;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]

@@ -6,7 +6,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Serves};
+use keyward::config::{
+    ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, MemberTrust, Scheme, Serves,
+};
 use keyward::identity::{ClusterId, MemberId};
 use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
 use keyward::secret::Secret;
@@ -50,7 +52,8 @@ pub(crate) fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) 
     let roots = || Roots::read(&cluster.pki().ca).unwrap();
     Config {
         endpoints: members.iter().map(endpoint).collect(),
-        tls: (scheme == Scheme::Https).then(|| ClientTls { roots: roots(), identity }),
+        tls: (scheme == Scheme::Https)
+            .then(|| ClientTls { trust: MemberTrust::Authorities(roots()), identity }),
         connect_timeout: Duration::from_secs(2),
         idle_timeout: Duration::from_secs(60),
         token_ttl: Duration::from_secs(300),

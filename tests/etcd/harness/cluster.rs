@@ -68,6 +68,8 @@ pub(crate) enum PeerTls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tls {
     Off,
+    /// `--auto-tls`: TLS by a certificate that each member made itself.
+    Auto,
     /// TLS without client certificates.
     Server,
     /// `--client-cert-auth`: a certificate is required, and its common name is a user.
@@ -190,7 +192,9 @@ impl Cluster {
         if !self.options.fsync && member.version.at_least("3.5") {
             args.push("--unsafe-no-fsync".into());
         }
-        if self.options.tls != Tls::Off {
+        if self.options.tls == Tls::Auto {
+            args.push("--auto-tls".into());
+        } else if self.options.tls != Tls::Off {
             let pair = self.pki.server();
             args.extend([
                 format!("--cert-file={}", pair.cert.display()),
@@ -312,6 +316,7 @@ impl Cluster {
         let ctl = Ctl::new(&self.version, self.urls());
         match self.options.tls {
             Tls::Off => ctl,
+            Tls::Auto => ctl.with_unverified_tls(),
             Tls::Server => ctl.with_tls(&self.pki, None),
             Tls::Mutual => ctl.with_tls(&self.pki, Some(self.pki.nobody())),
         }
