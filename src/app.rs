@@ -120,6 +120,8 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
+    let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
+    metrics.members_unverified.set(i64::from(unverified));
     let names = Names::by(&config.cluster.discovery.dns)?;
     let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));

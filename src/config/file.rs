@@ -181,6 +181,8 @@ pub(super) enum ClusterIdentity {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ClusterTls {
     pub(super) ca: Option<String>,
+    pub(super) pinned_sha256: Option<Vec<String>>,
+    pub(super) insecure_skip_verify: Option<bool>,
     pub(super) cert: Option<String>,
     pub(super) key: Option<String>,
 }

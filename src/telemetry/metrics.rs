@@ -128,6 +128,8 @@ pub struct Metrics {
     pub revocation_age: Gauge<f64, AtomicU64>,
     /// Since when no member of the cluster that sees a leader has answered a probe.
     pub members_age: Gauge<f64, AtomicU64>,
+    /// 1 where whoever answers is believed to be a member (`cluster.tls.insecure_skip_verify`).
+    pub members_unverified: Gauge,
     /// Users and sessions that were revoked.
     pub revocation_entries: Gauge,
     /// Connections that show a user's own certificate to a member.
@@ -200,6 +202,8 @@ impl Metrics {
         let members_age = Gauge::<f64, AtomicU64>::default();
         let help = "Since when no member of the cluster that sees a leader has answered a probe";
         registry.register_with_unit("members_age", help, Unit::Seconds, members_age.clone());
+        let help = "1 where members are not verified: cluster.tls.insecure_skip_verify";
+        let members_unverified = registered(&mut registry, "members_unverified", help);
         let revocation_entries =
             registered(&mut registry, "revocation_entries", "Users and sessions revoked");
         let watch_held_bytes = registered(&mut registry, "watch_held_bytes", "Bytes that watch streams hold");
@@ -249,6 +253,7 @@ impl Metrics {
             reloads_refused,
             revocation_age,
             members_age,
+            members_unverified,
             revocation_entries,
             certificate_connections,
             certificate_connections_refused,

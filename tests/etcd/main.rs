@@ -4,8 +4,10 @@
 
 #[cfg(test)]
 mod acting;
+mod all_slow;
 #[cfg(test)]
 mod attacks;
+mod auto_tls;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
@@ -100,6 +102,7 @@ mod raw;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod removed;
 mod renewals;
 #[cfg(test)]
 mod replicas;
@@ -129,6 +132,7 @@ mod storm;
 mod streams;
 #[cfg(test)]
 mod taken_alike;
+#[cfg(test)]
 mod token_touches;
 #[cfg(test)]
 mod topology;

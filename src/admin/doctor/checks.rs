@@ -4,6 +4,7 @@
 //! that lacks what it needs says so in `unseen` and finds nothing; a command in a fix is one that etcdctl has.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::certificates;
@@ -95,7 +96,7 @@ impl Facts<'_> {
                 Trouble::NotAllowed => "mend the SRV records, or add its host to cluster.allowed_hosts",
                 Trouble::Connection => "start the member, or look at the firewall between",
                 Trouble::Tls => {
-                    "mend its certificate, or cluster.tls: its ca, and the certificate that we show"
+                    "mend its certificate, or cluster.tls: its ca or pinned_sha256, and the certificate that we show"
                 }
                 Trouble::NoAnswer => "look at its log: it is starting, stopping, or stuck",
                 Trouble::Unidentified => "set cluster.probe to a user that may see Status",
@@ -355,10 +356,41 @@ impl Facts<'_> {
         }
     }
 
+    /// Whom passwords and tokens reach that are sent to members.
+    fn passwords(&self, findings: &mut Findings) {
+        let cluster = &self.config.cluster;
+        match &cluster.tls {
+            Some(tls) if !tls.verifies_members() => {
+                let what = "members are not verified: whoever answers at their addresses, or stands between, gets every password, \
+                            token and value";
+                let fix = "take insecure_skip_verify out, and set cluster.tls.ca, or pinned_sha256 to the SHA-256 of each member's \
+                           certificate";
+                findings.error("members_unverified", "cluster.tls.insecure_skip_verify", what, fix);
+            }
+            None if self.auth == Auth::On && cluster.discovery.allowed_hosts.is_empty() => {
+                let configured = |member: &&Arc<Member>| {
+                    cluster.endpoints.iter().any(|one| one.host == member.endpoint.host)
+                };
+                let found = self.members.members.iter().filter(|member| !configured(member));
+                let hosts: BTreeSet<&str> = found.map(|member| member.endpoint.host.as_str()).collect();
+                if !hosts.is_empty() {
+                    let hosts = Vec::from_iter(hosts).join(", ");
+                    let what = format!(
+                        "passwords go in plaintext to hosts that only the member list names: {hosts}"
+                    );
+                    let fix = "TLS towards members, or name these hosts in cluster.allowed_hosts";
+                    findings.warning("plaintext_passwords", "cluster.allowed_hosts", what, fix);
+                }
+            }
+            Some(_) | None => {}
+        }
+    }
+
     /// Who may do what, and what would be lost.
     fn identities(&self, findings: &mut Findings) {
         let config = self.config;
         let shows = config.cluster.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
+        self.passwords(findings);
         match self.auth {
             Auth::Off => {
                 let fix = "etcdctl user add root && etcdctl user grant-role root root && etcdctl auth enable";

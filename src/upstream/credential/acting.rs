@@ -21,9 +21,9 @@ use super::revision::{Pages, Revisions};
 use super::signed::{SignedIdentity, Signer};
 use super::{As, Credentials, Identity, PasswordIdentity};
 use crate::config::users::{Credential, Maker, Users};
-use crate::config::{ClientTls, Cluster};
+use crate::config::{ClientTls, Cluster, MemberTrust};
 use crate::identity::UserName;
-use crate::pem::{KeyPair, Roots};
+use crate::pem::KeyPair;
 use crate::upstream::tls::{TlsError, Towards};
 
 /// Users whose identities are kept though the configuration does not name them.
@@ -98,7 +98,7 @@ pub struct Acting {
     signer: Option<Arc<Signer>>,
     /// What all that was made from.
     users: Users,
-    roots: Option<Roots>,
+    trust: Option<MemberTrust>,
 }
 
 impl Acting {
@@ -114,24 +114,24 @@ impl Acting {
             mint: None,
             signer: None,
             users,
-            roots: None,
+            trust: None,
         }
     }
 
     /// What mints for these users too, where it is the same: a certificate that is not replaced costs no connection.
-    fn mint_of(&self, users: &Users, roots: Option<&Roots>) -> Option<Arc<Mint>> {
+    fn mint_of(&self, users: &Users, trust: Option<&MemberTrust>) -> Option<Arc<Mint>> {
         let of = |users: &Users| {
             let mint = users.mint.as_ref()?;
             Some((mint.authority.chain().to_vec(), mint.lifetime))
         };
-        let same = of(&self.users) == of(users) && self.trusts(roots);
+        let same = of(&self.users) == of(users) && self.trusts(trust);
         self.mint.clone().filter(|_| same)
     }
 
     /// The user's identity by this certificate. Its key goes with it: that was checked.
-    fn shows(&self, user: &UserName, pair: &KeyPair, roots: Option<&Roots>) -> Option<Identity> {
+    fn shows(&self, user: &UserName, pair: &KeyPair, trust: Option<&MemberTrust>) -> Option<Identity> {
         let Some(Credential::Certificate(before)) = self.users.named.get(user) else { return None };
-        let same = before.chain() == pair.chain() && self.trusts(roots);
+        let same = before.chain() == pair.chain() && self.trusts(trust);
         self.named.get(user).filter(|_| same).cloned()
     }
 
@@ -142,8 +142,8 @@ impl Acting {
     }
 
     /// Whether members are believed by these.
-    fn trusts(&self, roots: Option<&Roots>) -> bool {
-        self.roots.as_ref().map(Roots::certificates) == roots.map(Roots::certificates)
+    fn trusts(&self, trust: Option<&MemberTrust>) -> bool {
+        self.trust.as_ref() == trust
     }
 
     fn make(&self, maker: Maker, user: &UserName) -> Option<Identity> {
@@ -204,9 +204,9 @@ impl Credentials {
     /// [`UsersError`].
     pub fn acting_for(&self, users: &Users, cluster: &Cluster, pages: Pages) -> Result<Acting, UsersError> {
         let before = self.acting.load();
-        let roots = cluster.tls.as_ref().map(|tls: &ClientTls| &tls.roots);
-        let towards = roots.map(Towards::new).transpose()?;
-        let kept = before.mint_of(users, roots);
+        let trust = cluster.tls.as_ref().map(|tls: &ClientTls| &tls.trust);
+        let towards = trust.map(Towards::new).transpose()?;
+        let kept = before.mint_of(users, trust);
         let minted_as_before = kept.is_some();
         let mint = match (&users.mint, &towards) {
             (Some(_), Some(_)) if minted_as_before => kept,
@@ -232,12 +232,12 @@ impl Credentials {
             mint,
             signer,
             users: users.clone(),
-            roots: roots.cloned(),
+            trust: trust.cloned(),
         };
         for (user, credential) in &users.named {
             let identity = match credential {
                 Credential::Password(password) => Some(Identity::Password(self.identity(user, password))),
-                Credential::Certificate(pair) => match before.shows(user, pair, roots) {
+                Credential::Certificate(pair) => match before.shows(user, pair, trust) {
                     Some(same) => Some(same),
                     None => {
                         let showing = Showing { user: user.clone(), epoch: epoch() };

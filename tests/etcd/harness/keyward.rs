@@ -78,7 +78,8 @@ impl Site {
         ];
         lines
             .extend(cluster.options().token_ttl.map(|seconds| format!("cluster.token_ttl = \"{seconds}s\"")));
-        if cluster.options().tls != Tls::Off {
+        // What else is believed, a test says.
+        if !matches!(cluster.options().tls, Tls::Off | Tls::Auto) {
             lines.push(format!("cluster.tls.ca = {:?}", cluster.pki().ca));
         }
         if cluster.options().tls == Tls::Mutual {
