@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::table::plain;
 use crate::config::Config;
+use crate::downstream::connection_table::ConnectionTable;
 use crate::identity::MemberId;
 use crate::published::Published;
 use crate::revocation::Register;
@@ -69,6 +70,8 @@ pub struct Doctor {
     pub pages: Pages,
     /// Who was revoked.
     pub register: Register,
+    /// The connections of clients.
+    pub connections: Arc<ConnectionTable>,
 }
 
 impl Doctor {
@@ -88,6 +91,7 @@ impl Doctor {
             auth: self.members.auth.now(),
             examined: &examined,
             revocations_known: self.register.is_known(),
+            connections: &self.connections.occupancy(),
         }
         .report()
     }
