@@ -7,7 +7,7 @@
 //! welcome is over, sends GOAWAY, finishes what is open, and has a hard limit.
 
 mod ends;
-mod silence;
+mod ping_timeout;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -46,7 +46,7 @@ use crate::telemetry::connections::{ConnectionFigures, EndReason};
 use crate::telemetry::metrics::Metrics;
 
 use ends::{Ends, Shown, Turn};
-use silence::unanswered_ping;
+use ping_timeout::unanswered_ping;
 
 pub use ends::LAST_CALLS;
 
@@ -184,16 +184,12 @@ where
     };
     let Introduction { stream, source, server_name, mut shown, speaks, taken } = introduced?;
     let progress = Rc::<SocketProgress>::default();
-    let inbound = match (speaks, odd_authority) {
-        (Speaks::Nothing, _) => return Ok(Ended::Well),
-        (Speaks::Http2, Some(metrics)) => {
-            let largest = usize::try_from(bounds.header_size).unwrap_or(usize::MAX);
-            Inbound::looking_for_odd_authority(stream, &taken, Rc::clone(&progress), largest, metrics)
-        }
-        _ => Inbound::new(stream, taken, Rc::clone(&progress)),
+    let Some(inbound) = inbound_of(speaks, stream, taken, &progress, bounds, odd_authority) else {
+        return Ok(Ended::Well);
     };
     if speaks == Speaks::Http1 {
-        return serve_http1(inbound, began + bounds.handshake, &http1, source, drain, &place).await;
+        let until = began + bounds.handshake;
+        return serve_http1(inbound, until, &http1, source, &mut drain, &place).await;
     }
     let certificate = shown.as_ref().and_then(Shown::leaf);
     let Admitted { answer, until, old_at, expires, dismiss } =
@@ -203,19 +199,8 @@ where
     }
     let streams = ServedStreams::new(bounds.streams, Arc::clone(place.activity()));
     let first_call = bounds.first_call.map(|time| (time, began));
-    let (drain, dismiss) = (Some(drain), Some(dismiss));
-    let mut ends = Ends {
-        limit: None,
-        unused_until: None,
-        figures: figures.clone(),
-        drain,
-        until,
-        old_at,
-        shown,
-        dismiss,
-        place,
-        first_call,
-    };
+    let mut ends = Ends::new(drain, dismiss, place, figures.clone());
+    (ends.until, ends.old_at, ends.shown, ends.first_call) = (until, old_at, shown, first_call);
     let (io, flusher) = coalesce(Gated::new(inbound, &streams));
     tasks.spawn("downstream flusher", flusher).detach();
     let last_words = io.inner().last_words();
@@ -263,13 +248,33 @@ where
     }
 }
 
-/// Answers requests over HTTP/1, for as long as a handshake may take.
+/// The bytes of a client that speaks; none of one that has gone.
+fn inbound_of(
+    speaks: Speaks,
+    stream: Stream,
+    taken: Bytes,
+    progress: &Rc<SocketProgress>,
+    bounds: Bounds,
+    odd_authority: Option<Arc<Metrics>>,
+) -> Option<Inbound> {
+    let progress = Rc::clone(progress);
+    match (speaks, odd_authority) {
+        (Speaks::Nothing, _) => None,
+        (Speaks::Http2, Some(metrics)) => {
+            let largest = usize::try_from(bounds.header_size).unwrap_or(usize::MAX);
+            Some(Inbound::looking_for_odd_authority(stream, &taken, progress, largest, metrics))
+        }
+        _ => Some(Inbound::new(stream, taken, progress)),
+    }
+}
+
+/// Tells a client that speaks HTTP/1 that nothing is here for it, and notes its requests.
 async fn serve_http1(
     inbound: Inbound,
     until: Instant,
     log: &Http1Log,
     source: Option<SocketAddr>,
-    mut drain: watch::Receiver<Option<Instant>>,
+    drain: &mut watch::Receiver<Option<Instant>>,
     place: &ConnectionPlace,
 ) -> Result<Ended, HandshakeError> {
     let answer = |request| {
@@ -386,7 +391,7 @@ fn settings(bounds: Bounds) -> Builder<LocalExecutor> {
         .max_header_list_size(bounds.header_size)
         .max_send_buf_size(SEND_BUFFER);
     if let Some(pings) = bounds.pings {
-        // Also where no stream is open: clients that are gone hold places. Only sends: `silence` decides who is gone.
+        // Also where no stream is open: clients that are gone hold places. Only sends: `ping_timeout` decides who is gone.
         builder.keep_alive_interval(pings.interval).keep_alive_timeout(FOR_EVER);
     }
     builder

@@ -24,7 +24,7 @@ const SHORT_GOODBYE: Duration = Duration::from_millis(50);
 /// Why and when a connection ends that its client does not end.
 pub(super) struct Ends {
     /// The process drains, and until when.
-    pub(super) drain: Option<watch::Receiver<Option<Instant>>>,
+    drain: Option<watch::Receiver<Option<Instant>>>,
     /// Its welcome is over then.
     pub(super) until: Option<Instant>,
     /// It has become old then.
@@ -32,17 +32,17 @@ pub(super) struct Ends {
     /// What its client has shown, where it was asked.
     pub(super) shown: Option<Shown>,
     /// To be called when that counts no more.
-    pub(super) dismiss: Option<Box<dyn FnOnce()>>,
+    dismiss: Option<Box<dyn FnOnce()>>,
     /// What is left is cut then.
-    pub(super) limit: Option<Instant>,
+    limit: Option<Instant>,
     /// Whether it is in use, and who else wants its place.
-    pub(super) place: ConnectionPlace,
+    place: ConnectionPlace,
     /// How long it may be open without a call that was let in, and from when on.
     pub(super) first_call: Option<(Duration, Instant)>,
     /// It was told to go since it is of no use or makes room, and is cut then if that is still so.
-    pub(super) unused_until: Option<Instant>,
+    unused_until: Option<Instant>,
     /// Counts those that never called.
-    pub(super) figures: ConnectionFigures,
+    figures: ConnectionFigures,
 }
 
 /// What becomes of a connection.
@@ -65,6 +65,27 @@ pub(super) struct Shown {
 }
 
 impl Ends {
+    /// Nothing but the drain and the wish for its place ends it.
+    pub(super) fn new(
+        drain: watch::Receiver<Option<Instant>>,
+        dismiss: Box<dyn FnOnce()>,
+        place: ConnectionPlace,
+        figures: ConnectionFigures,
+    ) -> Self {
+        Self {
+            drain: Some(drain),
+            until: None,
+            old_at: None,
+            shown: None,
+            dismiss: Some(dismiss),
+            limit: None,
+            place,
+            first_call: None,
+            unused_until: None,
+            figures,
+        }
+    }
+
     /// The next turn of the connection. Cancel-safe.
     pub(super) async fn next(&mut self) -> Turn {
         loop {
