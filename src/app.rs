@@ -27,6 +27,7 @@ use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, Desk};
 use crate::admin::{self, State};
 use crate::config::{self, Config};
+use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener::Intake;
 use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::downstream::tls::{Current, ListenerTls, TlsError};
@@ -163,10 +164,11 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
         .detach();
     let waiting = Arc::new(Published::new(Vec::new()));
-    let (state, desk) = administration(&parts, &in_force, &waiting, &register, healthy, &exit);
+    let table = ConnectionTable::new(Arc::clone(&in_force), metrics.connection_figures.clone());
+    let (state, desk) = administration(&parts, &table, &waiting, &register, healthy, &exit);
     tasks.spawn("readiness", Arc::clone(&state).publish_readiness(readiness)).detach();
     open_admin(&config, &state, desk, &tasks).await?;
-    let listeners = Listeners::open(&in_force, &parts.tls, intakes, Arc::clone(&metrics))?;
+    let listeners = Listeners::open(&in_force, &parts.tls, intakes, table, Arc::clone(&metrics))?;
     let trust = peer_trust(&config, &parts);
     let trials = vec![Trial::mint(Arc::clone(&trust))];
     let mut changing = changing(sealer, &parts, &listeners);
@@ -237,7 +239,7 @@ impl Signals {
 /// What answers operators.
 fn administration(
     parts: &Parts,
-    in_force: &Arc<Published<Config>>,
+    table: &Arc<ConnectionTable>,
     waiting: &Arc<Published<Vec<&'static str>>>,
     register: &Register,
     healthy: Arc<AtomicBool>,
@@ -253,7 +255,8 @@ fn administration(
         Arc::clone(exit),
     ));
     let doctor = Doctor {
-        config: Arc::clone(in_force),
+        config: Arc::clone(&parts.config),
+        connections: Arc::clone(table),
         waiting: Arc::clone(waiting),
         members: parts.members.clone(),
         pages: pages(&parts.connector, &parts.members),

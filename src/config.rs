@@ -7,6 +7,7 @@
 
 mod admin_socket;
 mod certificates;
+mod client_connections;
 mod file;
 mod findings;
 mod mapping;
@@ -40,6 +41,7 @@ use crate::telemetry;
 use crate::users::Users;
 
 pub use admin_socket::admin_socket;
+pub use client_connections::{ClientConnections, ClientPings};
 pub use findings::{Fault, Faults, Warning};
 pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
 pub use outage::OutageTimes;
@@ -521,6 +523,8 @@ pub struct Watch {
 pub struct Limits {
     /// Open client connections, over all listeners.
     pub connections: usize,
+    /// Those of one client, and those that are of no use.
+    pub client_connections: ClientConnections,
     /// Open streams (calls) per client connection.
     pub streams_per_connection: u32,
     /// Bytes of a request's header list.

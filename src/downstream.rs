@@ -4,6 +4,8 @@
 
 pub mod certificate;
 pub mod connection;
+pub mod connection_activity;
+pub mod connection_table;
 mod first;
 pub mod floor;
 pub mod http1;
@@ -17,5 +19,6 @@ mod reset_rate;
 pub mod said;
 mod served_streams;
 pub mod session;
+mod socket_progress;
 pub mod tls;
 pub mod watch_starts;

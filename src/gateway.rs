@@ -35,6 +35,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::config::{Config, Listener, OnExpiry};
+use crate::downstream::connection_activity::ConnectionActivity;
 use crate::downstream::floor::Floor;
 use crate::downstream::session::Sealer;
 use crate::downstream::watch_starts::WatchStarts;
@@ -54,6 +55,7 @@ use crate::tasks::Tasks;
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::choose::Wanted;
+use crate::upstream::membership::Auth;
 use crate::upstream::send::Door;
 use crate::upstream::turns::Turns;
 use crate::watch::budget;
@@ -146,6 +148,8 @@ pub struct Client {
     pub remembered: RefCell<Remembered>,
     /// Answers that it has not taken yet.
     pub unread: Rc<ConnectionUnread>,
+    /// Whether it is in use.
+    activity: Arc<ConnectionActivity>,
 }
 
 /// When what a proof let in is cut that ends at `expires`. None where the listener lets it go on, or where that is further
@@ -160,6 +164,7 @@ pub fn cut_at(listener: &Listener, expires: SystemTime, now: SystemTime) -> Opti
 
 impl Client {
     /// A connection that has seen nothing yet.
+    #[expect(clippy::too_many_arguments, reason = "what is known of a connection, each of it once")]
     #[must_use]
     pub fn new(
         gateway: &Gateway,
@@ -169,12 +174,14 @@ impl Client {
         member: Option<NamedMember>,
         until: Option<Instant>,
         drain: watch::Receiver<Option<Instant>>,
+        activity: Arc<ConnectionActivity>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
         let floor = Rc::new(Floor::of(gateway.door.members.snapshot.load().cluster));
         let unread = ConnectionUnread::new(&gateway.unread, Rc::clone(&origin));
         Self {
             unread,
+            activity,
             origin,
             listener,
             certificate,
@@ -196,6 +203,13 @@ impl Client {
     pub fn dismiss(&self, gateway: &Gateway) {
         self.dismissed.set(true);
         gateway.dismissed.notify_one();
+    }
+
+    /// A call of this caller may begin. One of nobody is none that its connection is kept for, where auth is on.
+    pub fn note_call(&self, gateway: &Gateway, caller: &Caller) {
+        if caller.user.is_some() || gateway.door.members.auth.now() != Auth::On {
+            self.activity.note_call();
+        }
     }
 
     /// Whether it was dismissed.

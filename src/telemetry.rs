@@ -5,6 +5,7 @@
 //! below us (HTTP/2, TLS) log warnings and errors at most, whatever the level, since their frames and headers carry tokens and
 //! passwords.
 
+pub mod connections;
 pub mod figures;
 pub mod limiter;
 pub mod metrics;

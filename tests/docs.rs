@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use keyward::telemetry::connections::{ConnectionLimit, EndReason};
 use keyward::telemetry::figures::Figures;
 use keyward::telemetry::metrics::{Metrics, one};
 use keyward::telemetry::unread::GivenUp;
@@ -197,6 +198,8 @@ fn metrics() -> BTreeSet<String> {
     registry.logins.get_or_create(&one("result", "accepted")).inc();
     registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
     registry.http1_requests.get_or_create(&one("path", "other")).inc();
+    registry.connection_figures.ended(EndReason::NoCall).inc();
+    registry.connection_figures.refused(ConnectionLimit::Connections).inc();
     registry.unread.given_up(GivenUp::ForTime).inc();
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::table::plain;
 use crate::config::{Config, Outcome};
+use crate::downstream::connection_table::ConnectionTable;
 use crate::identity::MemberId;
 use crate::published::Published;
 use crate::revocation::Register;
@@ -71,6 +72,8 @@ pub struct Doctor {
     pub register: Register,
     /// Asks for users' roles.
     pub credentials: Arc<Credentials>,
+    /// The connections of clients.
+    pub connections: Arc<ConnectionTable>,
 }
 
 impl Doctor {
@@ -92,6 +95,7 @@ impl Doctor {
             examined: &examined,
             revocations_known: self.register.is_known(),
             root_holders: &root_holders,
+            connections: &self.connections.occupancy(),
         }
         .report()
     }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::Error;
 use crate::config::{Address, Config, Listener};
+use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener::{Intake, Listening, Opened, accept};
 use crate::downstream::tls::{Current, ListenerTls};
 use crate::published::Published;
@@ -29,6 +30,7 @@ pub(super) struct Listeners {
     running: Rc<RefCell<Vec<Running>>>,
     /// None once it accepts nothing more: shards end when nobody can send them a connection.
     intakes: RefCell<Vec<Intake>>,
+    table: Arc<ConnectionTable>,
     config: Arc<Published<Config>>,
     metrics: Arc<Metrics>,
     tasks: Tasks,
@@ -66,12 +68,14 @@ impl Listeners {
         config: &Arc<Published<Config>>,
         tls: &[Option<Current>],
         intakes: Vec<Intake>,
+        table: Arc<ConnectionTable>,
         metrics: Arc<Metrics>,
     ) -> Result<Rc<Self>, Error> {
         let this = Self {
             open: RefCell::default(),
             running: Rc::default(),
             intakes: RefCell::new(intakes),
+            table,
             config: Arc::clone(config),
             metrics,
             tasks: Tasks::default(),
@@ -127,6 +131,7 @@ impl Listeners {
             bound,
             Arc::clone(&now),
             self.intakes.borrow().clone(),
+            Arc::clone(&self.table),
             Arc::clone(&self.config),
             Arc::clone(&self.metrics),
         );
@@ -301,7 +306,8 @@ mod tests {
             let metrics = Arc::new(Metrics::new(Vec::new()));
             let (intake, _taken) = Intake::new();
             let tls = [Some(Arc::clone(&current))];
-            let listeners = Listeners::open(&in_force, &tls, vec![intake], Arc::clone(&metrics))
+            let table = ConnectionTable::new(Arc::clone(&in_force), metrics.connection_figures.clone());
+            let listeners = Listeners::open(&in_force, &tls, vec![intake], table, Arc::clone(&metrics))
                 .unwrap_or_else(|error| panic!("{error}"));
             let parts = vec![Part::tls(listeners.running()), listeners.part()];
             let waiting = Arc::new(Published::new(Vec::new()));

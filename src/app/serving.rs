@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::downstream::certificate::ClientCertificate;
-use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Ended, Introduced};
+use crate::downstream::connection::{self, Admitted, Beginning, Bounds, Ended, HandshakeError, Introduced};
+use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::http1::Http1Log;
 use crate::downstream::listener::{Accepted, Opened, Socket};
 use crate::downstream::session::Sealer;
@@ -168,7 +169,10 @@ impl Serving {
     pub async fn run(self, mut intake: mpsc::Receiver<Accepted>) {
         while let Some(accepted) = intake.recv().await {
             match adopt(accepted.socket) {
-                Ok(stream) => self.serve(&accepted.listener, stream, accepted.remote, accepted.slot),
+                Ok(stream) => {
+                    let Accepted { listener, remote, slot, place, .. } = accepted;
+                    self.serve(&listener, stream, remote, place, slot);
+                }
                 Err(error) => tracing::debug!(%error, "a socket could not be taken over"),
             }
         }
@@ -185,7 +189,7 @@ impl Serving {
         keep: impl Sized + 'static,
     ) {
         if let Some(listener) = self.listeners.get(listener) {
-            self.serve(listener, stream, remote, keep);
+            self.serve(listener, stream, remote, ConnectionPlace::unlisted(), keep);
         }
     }
 
@@ -195,6 +199,7 @@ impl Serving {
         listener: &Arc<Opened>,
         stream: Stream,
         remote: Option<SocketAddr>,
+        place: ConnectionPlace,
         keep: impl Sized + 'static,
     ) {
         let limits = self.gateway.config.load().limits;
@@ -202,12 +207,15 @@ impl Serving {
             streams: limits.streams_per_connection,
             header_size: limits.header_size,
             handshake: limits.handshake_timeout,
+            first_call: limits.client_connections.first_call_timeout,
+            pings: limits.client_connections.pings,
         };
         let (gateway, config) = (Rc::clone(&self.gateway), Arc::clone(&listener.config));
         let proxied = remote.is_some_and(|remote| config.believes(remote.ip()));
         let age = limits.connection_age;
         let (tls, drain) = (listener.tls.clone(), listener.drain.clone());
         let leaves = drain.clone();
+        let activity = Arc::clone(place.activity());
         let admit = move |introduced: Introduced<'_>| {
             let remote = introduced.source.or(remote);
             let origin = Rc::new(Origin { listener: Arc::clone(&config.name), remote });
@@ -221,7 +229,8 @@ impl Serving {
             let old_at = age.map(|age| Instant::now() + about(age, &gateway.door.chooser));
             let peer = shown.map(|shown| shown.peer);
             let member = config.member_of(introduced.server_name.as_deref()).cloned();
-            let client = Rc::new(Client::new(&gateway, origin, config, peer, member, until, leaves));
+            let client =
+                Rc::new(Client::new(&gateway, origin, config, peer, member, until, leaves, activity));
             let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
             let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
             let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
@@ -234,13 +243,19 @@ impl Serving {
         };
         let name = Arc::clone(&listener.config.name);
         let http1 = Http1Log { metrics: Arc::clone(&self.metrics), limiter, listener: name, remote };
-        let beginning = Beginning { proxied, tls, odd_authority, http1 };
+        let figures = self.metrics.connection_figures.clone();
+        let beginning = Beginning { place, figures, proxied, tls, odd_authority, http1 };
         let (metrics, tasks) = (Arc::clone(&self.metrics), self.tasks.clone());
         let floods = Rc::clone(&self.floods);
         let serve = async move {
             let _keep = keep;
             match connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
                 Ok(Ended::Well) => {}
+                Ok(Ended::Silent) => {
+                    tracing::debug!(?remote, "a client answers no pings: its connection ends")
+                }
+                // The table of connections counts and tells it.
+                Err(HandshakeError::Full(_)) => {}
                 Ok(Ended::Cut) => _ = metrics.connections_cut.inc(),
                 Ok(Ended::Flooded) => {
                     metrics.connections_flooded.inc();

@@ -334,6 +334,10 @@ pub(super) struct Watch {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Limits {
     pub(super) connections: Option<u32>,
+    pub(super) connections_per_address: Option<u32>,
+    pub(super) first_call_timeout: Option<String>,
+    pub(super) client_ping_interval: Option<String>,
+    pub(super) client_ping_timeout: Option<String>,
     pub(super) streams_per_connection: Option<u32>,
     pub(super) header_size: Option<String>,
     pub(super) request_size: Option<String>,

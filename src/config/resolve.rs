@@ -5,6 +5,7 @@
 //! never leaves this file, since one fault is enough to refuse the whole.
 
 mod advertise;
+mod client_connections;
 mod cluster;
 mod jwt;
 mod listener;
@@ -166,18 +167,16 @@ impl Resolver<'_> {
         Watch { idle_progress: Some(idle).filter(|idle| !idle.is_zero()), buffer }
     }
 
-    fn limits(&mut self, limits: file::Limits) -> Limits {
+    fn limits(&mut self, mut limits: file::Limits) -> Limits {
         let file::Limits { connections, streams_per_connection, logins_in_flight_per_member, .. } = limits;
+        let connections = self.count("limits.connections", connections, 10_000, 1..=1 << 24);
+        let client_connections = self.client_connections(&mut limits, connections);
         let streams = self.count("limits.streams_per_connection", streams_per_connection, 4096, 1..=1 << 20);
-        let path = "limits.connection_age";
-        let age = self.duration(path, limits.connection_age, HOUR, Duration::ZERO..=DAY);
-        if !age.is_zero() && age < SECOND {
-            self.findings.fault(path, format!("must be 0s or at least {SECOND:?}"));
-        }
         let header = self.size("limits.header_size", limits.header_size, 64 * KIB, KIB..=16 * MIB);
         Limits {
             unread: self.unread(limits.unread_buffer, limits.unread_timeout),
-            connections: self.count("limits.connections", connections, 10_000, 1..=1 << 24),
+            connections,
+            client_connections,
             streams_per_connection: fits(streams),
             header_size: fits(header),
             request_size: self.size("limits.request_size", limits.request_size, 2 * MIB, KIB..=GIB),
@@ -187,7 +186,7 @@ impl Resolver<'_> {
                 10 * SECOND,
                 MOMENT..=DAY,
             ),
-            connection_age: Some(age).filter(|age| !age.is_zero()),
+            connection_age: self.or_never("limits.connection_age", limits.connection_age, HOUR),
             replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 64 * MIB, 0..=64 * GIB),
             certificate_connections: self.count(
                 "limits.certificate_connections",
@@ -966,6 +965,10 @@ mod tests {
     fn numbers_have_bounds() {
         for (section, line) in [
             ("limits", "connections = 0"),
+            ("limits", "connections_per_address = 0"),
+            ("limits", "first_call_timeout = '1ms'"),
+            ("limits", "client_ping_interval = '1ms'"),
+            ("limits", "client_ping_timeout = '0s'"),
             ("limits", "streams_per_connection = 0"),
             ("limits", "header_size = '1B'"),
             ("limits", "request_size = '0B'"),

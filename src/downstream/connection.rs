@@ -7,8 +7,8 @@
 //! welcome is over, sends GOAWAY, finishes what is open, and has a hard limit.
 
 mod ends;
+mod ping_timeout;
 
-use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -29,19 +29,24 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
+use crate::config::ClientPings;
 use crate::downstream::certificate::Unreadable;
+use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, Full};
 use crate::downstream::first::{self, Speaks};
 use crate::downstream::http1::{self, Http1Log};
 use crate::downstream::inbound::Inbound;
 use crate::downstream::proxied::{self, NotSaid, Source};
 use crate::downstream::served_streams::{Gated, ServedStreams};
+use crate::downstream::socket_progress::SocketProgress;
 use crate::downstream::tls::Current;
 use crate::io::Stream;
 use crate::io::coalesce::coalesce;
 use crate::tasks::{LocalExecutor, Tasks};
+use crate::telemetry::connections::{ConnectionFigures, EndReason};
 use crate::telemetry::metrics::Metrics;
 
 use ends::{Ends, Shown, Turn};
+use ping_timeout::unanswered_ping;
 
 pub use ends::LAST_CALLS;
 
@@ -59,6 +64,8 @@ const MOMENT: Duration = Duration::from_millis(500);
 const CALM: &[u8] = b"\0\0\x17\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x0btoo_many_resets";
 /// How long a client has to read that.
 const FAREWELL: Duration = Duration::from_millis(250);
+/// Longer than any connection lives.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What a connection may take.
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +76,18 @@ pub struct Bounds {
     pub header_size: u32,
     /// Time for all that comes before the first request: a balancer's header, TLS, the HTTP/2 preface.
     pub handshake: Duration,
+    /// Time without a call that is let in.
+    pub first_call: Option<Duration>,
+    /// How it is noticed that a client is gone.
+    pub pings: Option<ClientPings>,
 }
 
 /// What a connection begins with.
 pub struct Beginning {
+    /// Its place among all connections.
+    pub place: ConnectionPlace,
+    /// Counts connections that are ended since they are of no use.
+    pub figures: ConnectionFigures,
     /// A balancer's header, which says who the client is.
     pub proxied: bool,
     /// TLS.
@@ -116,6 +131,8 @@ pub enum Ended {
     Cut,
     /// Its client reset more streams before their answers than any client needs to.
     Flooded,
+    /// Its client answered no PING.
+    Silent,
 }
 
 /// How a connection ended before it was served.
@@ -133,6 +150,9 @@ pub enum HandshakeError {
     /// It was lost before it said what it speaks.
     #[error("it was lost before its first bytes: {0}")]
     Lost(io::Error),
+    /// Its client has too many connections.
+    #[error(transparent)]
+    Full(#[from] Full),
     /// Its certificate, though verified, could not be read.
     #[error(transparent)]
     Certificate(#[from] Unreadable),
@@ -157,24 +177,19 @@ where
     B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
 {
     let began = Instant::now();
-    let Some(introduced) = introduced(introduce(stream, beginning), bounds.handshake, &mut drain).await
-    else {
+    let Beginning { place, figures, proxied, tls, odd_authority, http1 } = beginning;
+    let introducing = introduce(stream, proxied.then_some(&place), tls);
+    let Some(introduced) = introduced(introducing, bounds.handshake, &mut drain, &place).await else {
         return Ok(Ended::Well);
     };
-    let Introduction { stream, source, server_name, mut shown, speaks, taken, odd_authority, http1_log } =
-        introduced?;
-    let seen = Rc::new(Cell::new(0));
-    let inbound = match (speaks, odd_authority) {
-        (Speaks::Nothing, _) => return Ok(Ended::Well),
-        (Speaks::Http2, Some(metrics)) => {
-            let largest = usize::try_from(bounds.header_size).unwrap_or(usize::MAX);
-            Inbound::looking_for_odd_authority(stream, &taken, Rc::clone(&seen), largest, metrics)
-        }
-        _ => Inbound::new(stream, taken, Rc::clone(&seen)),
+    let Introduction { stream, source, server_name, mut shown, speaks, taken } = introduced?;
+    let progress = Rc::<SocketProgress>::default();
+    let Some(inbound) = inbound_of(speaks, stream, taken, &progress, bounds, odd_authority) else {
+        return Ok(Ended::Well);
     };
     if speaks == Speaks::Http1 {
         let until = began + bounds.handshake;
-        return serve_http1(inbound, until, &http1_log, source, &mut drain).await;
+        return serve_http1(inbound, until, &http1, source, &mut drain, &place).await;
     }
     let certificate = shown.as_ref().and_then(Shown::leaf);
     let Admitted { answer, until, old_at, expires, dismiss } =
@@ -182,8 +197,10 @@ where
     if let Some(shown) = &mut shown {
         shown.expires(expires);
     }
-    let mut ends = Ends { drain: Some(drain), until, old_at, shown, dismiss: Some(dismiss), limit: None };
-    let streams = ServedStreams::new(bounds.streams);
+    let streams = ServedStreams::new(bounds.streams, Arc::clone(place.activity()));
+    let first_call = bounds.first_call.map(|time| (time, began));
+    let mut ends = Ends::new(drain, dismiss, place, figures.clone());
+    (ends.until, ends.old_at, ends.shown, ends.first_call) = (until, old_at, shown, first_call);
     let (io, flusher) = coalesce(Gated::new(inbound, &streams));
     tasks.spawn("downstream flusher", flusher).detach();
     let last_words = io.inner().last_words();
@@ -191,13 +208,14 @@ where
     // Boxed: hyper keeps room for it as long as the answer's body lives, which for a watch is days.
     let service = service_fn(move |request| Box::pin(serving.serve(answer(request))));
     let mut connection = pin!(settings(bounds).serve_connection(io, service));
-    let mut silence = pin!(silence(began + bounds.handshake, &seen));
+    let mut silence = pin!(silence(began + bounds.handshake, &progress));
+    let mut unanswered = pin!(unanswered_ping(bounds.pings, &progress, &streams));
     let (mut leaving, mut told) = (false, false);
     loop {
         let served = poll_fn(|cx| {
             let polled = connection.as_mut().poll(cx);
             // Before the preface hyper would close without a GOAWAY.
-            if polled.is_ready() || told || !leaving || seen.get() < PREFACE {
+            if polled.is_ready() || told || !leaving || progress.received() < PREFACE {
                 return polled;
             }
             told = true;
@@ -213,14 +231,40 @@ where
             () = silence.as_mut() => {
                 return if leaving { Ok(Ended::Well) } else { Err(HandshakeError::TimedOut) };
             }
+            () = unanswered.as_mut() => {
+                figures.ended(EndReason::NoAnswer).inc();
+                return Ok(Ended::Silent);
+            }
             turn = ends.next() => match turn {
                 Turn::Leave => {
                     leaving = true;
-                    silence.set(self::silence((Instant::now() + MOMENT).min(began + bounds.handshake), &seen));
+                    let moment = (Instant::now() + MOMENT).min(began + bounds.handshake);
+                    silence.set(self::silence(moment, &progress));
                 }
                 Turn::Cut => return Ok(Ended::Cut),
+                Turn::Close => return Ok(Ended::Well),
             },
         }
+    }
+}
+
+/// The bytes of a client that speaks; none of one that has gone.
+fn inbound_of(
+    speaks: Speaks,
+    stream: Stream,
+    taken: Bytes,
+    progress: &Rc<SocketProgress>,
+    bounds: Bounds,
+    odd_authority: Option<Arc<Metrics>>,
+) -> Option<Inbound> {
+    let progress = Rc::clone(progress);
+    match (speaks, odd_authority) {
+        (Speaks::Nothing, _) => None,
+        (Speaks::Http2, Some(metrics)) => {
+            let largest = usize::try_from(bounds.header_size).unwrap_or(usize::MAX);
+            Some(Inbound::looking_for_odd_authority(stream, &taken, progress, largest, metrics))
+        }
+        _ => Some(Inbound::new(stream, taken, progress)),
     }
 }
 
@@ -231,6 +275,7 @@ async fn serve_http1(
     log: &Http1Log,
     source: Option<SocketAddr>,
     drain: &mut watch::Receiver<Option<Instant>>,
+    place: &ConnectionPlace,
 ) -> Result<Ended, HandshakeError> {
     let answer = |request| {
         log.note(&request, source);
@@ -241,28 +286,32 @@ async fn serve_http1(
             served.map(|()| Ended::Well).map_err(|_| HandshakeError::TimedOut)
         }
         _ = drain.wait_for(Option::is_some) => Ok(Ended::Well),
+        () = place.activity().room_wanted() => Ok(Ended::Well),
     }
 }
 
 /// Ends at `until` where the preface has not come by then: hyper waits for it without a limit.
-async fn silence(until: Instant, seen: &Cell<usize>) {
+async fn silence(until: Instant, progress: &SocketProgress) {
     tokio::time::sleep_until(until).await;
-    if seen.get() >= PREFACE {
+    if progress.received() >= PREFACE {
         std::future::pending::<()>().await;
     }
 }
 
 /// Who has introduced itself, or why it did not. None where the process drains before that: a client that was accepted and is
-/// about to say who it is has a moment for it, to be told by HTTP that it is to go elsewhere; a reset tells it nothing.
+/// about to say who it is has a moment for it, to be told by HTTP that it is to go elsewhere; a reset tells it nothing. None at once where
+/// its place is wanted for another connection.
 async fn introduced<T>(
     introducing: impl Future<Output = Result<T, HandshakeError>>,
     limit: Duration,
     drain: &mut watch::Receiver<Option<Instant>>,
+    place: &ConnectionPlace,
 ) -> Option<Result<T, HandshakeError>> {
     let mut introducing = pin!(timeout(limit, introducing));
     let introduced = tokio::select! {
         biased; // who has introduced itself is let in
         introduced = &mut introducing => introduced,
+        () = place.activity().room_wanted() => return None,
         _ = drain.wait_for(Option::is_some) => timeout(MOMENT, introducing).await.ok()?,
     };
     Some(introduced.unwrap_or(Err(HandshakeError::TimedOut)))
@@ -278,19 +327,20 @@ struct Introduction {
     speaks: Speaks,
     /// What was read of `stream` to know that.
     taken: Bytes,
-    odd_authority: Option<Arc<Metrics>>,
-    http1_log: Http1Log,
 }
 
-/// What comes before HTTP, in this order.
-async fn introduce(mut stream: Stream, beginning: Beginning) -> Result<Introduction, HandshakeError> {
-    let Beginning { proxied, tls, odd_authority, http1: http1_log } = beginning;
+/// What comes before HTTP, in this order. Where a balancer says who the client is, the client's address is told to `proxied`.
+async fn introduce(
+    mut stream: Stream,
+    proxied: Option<&ConnectionPlace>,
+    tls: Option<Current>,
+) -> Result<Introduction, HandshakeError> {
     let mut source = None;
-    if proxied {
-        source = match proxied::source(&mut stream).await? {
-            Source::Client(address) => Some(address),
-            Source::Balancer => None,
-        };
+    if let Some(place) = proxied
+        && let Source::Client(address) = proxied::source(&mut stream).await?
+    {
+        place.set_address(ClientAddress::of(address.ip()))?;
+        source = Some(address);
     }
     let (mut server_name, mut shown, mut agreed) = (None, None, None);
     if let Some(tls) = tls {
@@ -298,7 +348,7 @@ async fn introduce(mut stream: Stream, beginning: Beginning) -> Result<Introduct
     }
     let looked = first::look(&mut stream, agreed.as_deref()).await;
     let (speaks, taken) = looked.map_err(HandshakeError::Lost)?;
-    Ok(Introduction { stream, source, server_name, shown, speaks, taken, odd_authority, http1_log })
+    Ok(Introduction { stream, source, server_name, shown, speaks, taken })
 }
 
 /// TLS.
@@ -340,5 +390,9 @@ fn settings(bounds: Bounds) -> Builder<LocalExecutor> {
         .max_pending_accept_reset_streams(usize::try_from(bounds.streams).unwrap_or(usize::MAX))
         .max_header_list_size(bounds.header_size)
         .max_send_buf_size(SEND_BUFFER);
+    if let Some(pings) = bounds.pings {
+        // Also where no stream is open: clients that are gone hold places. Only sends: `ping_timeout` decides who is gone.
+        builder.keep_alive_interval(pings.interval).keep_alive_timeout(FOR_EVER);
+    }
     builder
 }

@@ -4,7 +4,6 @@
 //! what is done with them. Invariants: a byte that was looked at is read, once; of a connection that turns out to be ordinary
 //! nothing but the socket is left on the way; what is written passes.
 
-use std::cell::Cell;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,6 +14,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::downstream::odd_authority::{Course, Shim};
+use crate::downstream::socket_progress::SocketProgress;
 use crate::io::Stream;
 use crate::telemetry::metrics::{Metrics, one};
 
@@ -25,7 +25,7 @@ const READ: usize = 8 * 1024;
 pub(super) struct Inbound {
     stream: Stream,
     ahead: Ahead,
-    seen: Rc<Cell<usize>>,
+    progress: Rc<SocketProgress>,
 }
 
 /// What stands before the socket.
@@ -43,23 +43,23 @@ struct Watched {
 }
 
 impl Inbound {
-    /// `taken` has been read of `stream`. `seen` is told how many bytes were read of both.
-    pub(super) fn new(stream: Stream, taken: Bytes, seen: Rc<Cell<usize>>) -> Self {
+    /// `taken` has been read of `stream`. `progress` is told what is read of both, and what is written.
+    pub(super) fn new(stream: Stream, taken: Bytes, progress: Rc<SocketProgress>) -> Self {
         let ahead = if taken.is_empty() { Ahead::Nothing } else { Ahead::Taken(taken) };
-        Self { stream, ahead, seen }
+        Self { stream, ahead, progress }
     }
 
     /// The same where a connection may have an odd authority.
     pub(super) fn looking_for_odd_authority(
         stream: Stream,
         taken: &[u8],
-        seen: Rc<Cell<usize>>,
+        progress: Rc<SocketProgress>,
         largest_list: usize,
         metrics: Arc<Metrics>,
     ) -> Self {
         let mut shim = Shim::new(largest_list);
         shim.push(taken);
-        Self { stream, ahead: Ahead::Shim(Box::new(Watched { shim, metrics })), seen }
+        Self { stream, ahead: Ahead::Shim(Box::new(Watched { shim, metrics })), progress }
     }
 
     fn poll_ahead(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -141,14 +141,16 @@ impl AsyncRead for Inbound {
         let before = buf.filled().len();
         let polled = self.poll_ahead(cx, buf);
         let read = buf.filled().len() - before;
-        self.seen.set(self.seen.get().saturating_add(read));
+        self.progress.note_received(read);
         polled
     }
 }
 
 impl AsyncWrite for Inbound {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.progress.note_write(polled.is_ready());
+        polled
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,8 +1,8 @@
 //! Accepting clients and handing them to shards.
 //!
-//! Owns: the listening sockets, the limit on connections, the choice of a shard. Must not know HTTP or TLS.
-//! Invariants (rules 34): one acceptor hands each socket to the shard that has the fewest; a socket over the limit is
-//! closed at once and counted; an error of `accept` never ends the listener.
+//! Owns: the listening sockets, the kernel's timers for them, the choice of a shard. Must not know HTTP or TLS, nor who has a place
+//! (`connection_table`). Invariants (rules 34): one acceptor hands each socket to the shard that has the fewest; a socket without a place is
+//! closed at once; an error of `accept` never ends the listener.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,13 +17,17 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::config::{Address, Config, Listener};
+use crate::config::{Address, ClientPings, Config, Listener};
+use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionTable};
 use crate::downstream::tls::Current;
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
 
-/// A dead client is noticed after this much silence, by the kernel.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+/// After this much silence the kernel asks whether the client's machine is there, and again until it is taken for gone: 50 s in all. That is for
+/// connections without HTTP/2, and for those that are sent no pings.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_AGAIN: Duration = Duration::from_secs(5);
+const KEEPALIVE_TIMES: u32 = 4;
 /// Sockets that wait for a busy shard to take them. The acceptor then waits too, and the kernel's backlog fills.
 pub const HANDOVER: usize = 256;
 /// After an error such as "too many open files": trying again at once would only spin.
@@ -51,6 +55,8 @@ pub struct Accepted {
     pub remote: Option<SocketAddr>,
     /// Counts the connection on its shard until dropped.
     pub slot: Slot,
+    /// Its place among all connections.
+    pub place: ConnectionPlace,
 }
 
 /// A connected socket that no runtime owns yet.
@@ -59,6 +65,31 @@ pub enum Socket {
     Tcp(std::net::TcpStream),
     /// Over a unix socket.
     Unix(std::os::unix::net::UnixStream),
+}
+
+/// Who connected, as far as the socket tells.
+#[derive(Clone, Copy)]
+enum Origin {
+    Tcp(SocketAddr),
+    UnixUser(u32),
+}
+
+impl Origin {
+    fn remote(self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(remote) => Some(remote),
+            Self::UnixUser(_) => None,
+        }
+    }
+
+    /// For whom the connection counts; none where a balancer will say it.
+    fn address(self, listener: &Listener) -> Option<ClientAddress> {
+        match self {
+            Self::Tcp(remote) if listener.believes(remote.ip()) => None,
+            Self::Tcp(remote) => Some(ClientAddress::of(remote.ip())),
+            Self::UnixUser(user) => Some(ClientAddress::UnixUser(user)),
+        }
+    }
 }
 
 /// Where shards take their connections from.
@@ -130,20 +161,31 @@ impl Listening {
         }
     }
 
-    async fn accept(&self) -> io::Result<(Socket, Option<SocketAddr>)> {
+    async fn accept(&self, pings: Option<ClientPings>) -> io::Result<(Socket, Origin)> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, remote) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
-                Ok((Socket::Tcp(stream.into_std()?), Some(remote)))
+                set_timers(SockRef::from(&stream), pings)?;
+                Ok((Socket::Tcp(stream.into_std()?), Origin::Tcp(remote)))
             }
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
-                Ok((Socket::Unix(stream.into_std()?), None))
+                let user = stream.peer_cred()?.uid();
+                Ok((Socket::Unix(stream.into_std()?), Origin::UnixUser(user)))
             }
         }
     }
+}
+
+/// Has the kernel end a connection whose peer's machine is gone: where it acknowledges nothing that was sent for as long as a client may be
+/// silent, and where it answers no probe.
+fn set_timers(socket: SockRef<'_>, pings: Option<ClientPings>) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_AGAIN);
+    socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_TIMES))?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(pings.map(|pings| pings.limit()))?;
+    Ok(())
 }
 
 /// Removes a socket that was left behind.
@@ -161,17 +203,19 @@ pub fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Accepts on one socket for ever, or until every shard is gone, each connection for what `listener` is then. At most
-/// `limits.connections` over all that share `intakes`.
+/// Accepts on one socket for ever, or until every shard is gone, each connection for what `listener` is then and if `table` has a place for
+/// it.
 pub async fn accept(
     listening: Listening,
     listener: Arc<Published<Opened>>,
     intakes: Vec<Intake>,
+    table: Arc<ConnectionTable>,
     config: Arc<Published<Config>>,
     metrics: Arc<Metrics>,
 ) {
     loop {
-        let (socket, remote) = match listening.accept().await {
+        let pings = config.load().limits.client_connections.pings;
+        let (socket, from) = match listening.accept(pings).await {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -179,11 +223,8 @@ pub async fn accept(
                 continue;
             }
         };
-        let open: usize = intakes.iter().map(|intake| intake.connections.load(Ordering::Relaxed)).sum();
-        if open >= config.load().limits.connections {
-            metrics.connections_refused.inc();
-            continue;
-        }
+        let listener = listener.load_full();
+        let Ok(place) = table.admit(from.address(&listener.config)) else { continue };
         // A shard that takes nothing off its intake is stuck: the others go on.
         let idlest = |takers: &dyn Fn(&Intake) -> bool| {
             let alive = intakes.iter().filter(|intake| !intake.sender.is_closed() && takers(intake));
@@ -196,7 +237,8 @@ pub async fn accept(
         intake.connections.fetch_add(1, Ordering::Relaxed);
         metrics.connections.inc();
         let slot = Slot { shard: Arc::clone(&intake.connections), metrics: Arc::clone(&metrics) };
-        let accepted = Accepted { listener: listener.load_full(), socket, remote, slot };
+        let remote = from.remote();
+        let accepted = Accepted { listener, socket, remote, slot, place };
         if intake.sender.send(accepted).await.is_err() {
             tracing::error!("a shard is gone; its connections go to the others");
         }
@@ -221,5 +263,26 @@ mod tests {
         std::fs::write(&path, "data").expect("writes");
         assert!(Listening::bind(&address).is_err());
         assert_eq!(std::fs::read(&path).expect("it is still there"), b"data");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn the_kernel_gives_up_a_client_after_the_time_that_it_may_be_silent() {
+        let listening = Listening::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).expect("binds");
+        let address = listening.local().expect("an address");
+        let pings = ClientPings { interval: Duration::from_secs(7), timeout: Duration::from_secs(4) };
+        for (pings, limit) in [(Some(pings), Some(Duration::from_secs(11))), (None, None)] {
+            let _client = std::net::TcpStream::connect(address).expect("connected");
+            let (socket, _) = listening.accept(pings).await.expect("accepted");
+            let Socket::Tcp(socket) = socket else { panic!("over TCP") };
+            let socket = SockRef::from(&socket);
+            let told = socket.tcp_user_timeout().expect("told");
+            assert_eq!(told.filter(|told| !told.is_zero()), limit);
+            assert!(socket.keepalive().expect("told"));
+            let silence = socket.tcp_keepalive_time().expect("told")
+                + socket.tcp_keepalive_interval().expect("told")
+                    * socket.tcp_keepalive_retries().expect("told");
+            assert_eq!(silence, Duration::from_secs(50));
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
@@ -21,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::downstream::connection_activity::ConnectionActivity;
 use crate::downstream::reset_rate::ResetRate;
 use crate::refusal::{Code, Status};
 
@@ -36,19 +38,21 @@ pub(super) struct ServedStreams {
     /// Who reads the connection, while no more is read.
     reader: Cell<Option<Waker>>,
     resets: RefCell<ResetRate>,
+    activity: Arc<ConnectionActivity>,
     /// Tells that more streams were reset than may be.
     flooded: Notify,
 }
 
 impl ServedStreams {
-    /// Those of a connection that may have `streams` open.
-    pub(super) fn new(streams: u32) -> Rc<Self> {
+    /// Those of a connection that may have `streams` open. `activity` is told of each.
+    pub(super) fn new(streams: u32, activity: Arc<ConnectionActivity>) -> Rc<Self> {
         let open = usize::try_from(streams).unwrap_or(usize::MAX);
         Rc::new(Self {
             count: Cell::default(),
             limit: open.saturating_add((open / RESET_PART).max(RESET_LEAST)),
             reader: Cell::default(),
             resets: RefCell::new(ResetRate::new(streams, Instant::now())),
+            activity,
             flooded: Notify::new(),
         })
     }
@@ -62,6 +66,7 @@ impl ServedStreams {
         A: Future<Output = Response<B>>,
     {
         self.count.set(self.count.get() + 1);
+        self.activity.begin_stream();
         let served = Served { of: Rc::clone(self), is_answered: false };
         async move {
             if served.expects_reset() {
@@ -78,6 +83,11 @@ impl ServedStreams {
         self.flooded.notified().await;
     }
 
+    /// Whether the connection is not read now, since too many of its streams are being served.
+    pub(super) fn is_read_paused(&self) -> bool {
+        self.count.get() >= self.limit
+    }
+
     fn poll_may_read(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.count.get() < self.limit {
             return Poll::Ready(());
@@ -88,6 +98,7 @@ impl ServedStreams {
 
     fn leave(&self) {
         self.count.set(self.count.get() - 1);
+        self.activity.end_stream();
         if self.count.get() < self.limit
             && let Some(reader) = self.reader.take()
         {
@@ -206,7 +217,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_is_read_again_when_tasks_of_reset_streams_have_ended() {
         let (mut client, near) = tokio::io::duplex(1024);
-        let streams = ServedStreams::new(8);
+        let streams = ServedStreams::new(8, Arc::default());
         let mut gated = Gated::new(near, &streams);
         let pending = || std::future::pending::<Response<Empty<Bytes>>>();
         let mut serving: Vec<_> = (0..8 + RESET_LEAST - 1).map(|_| streams.serve(pending())).collect();

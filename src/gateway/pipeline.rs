@@ -193,7 +193,10 @@ async fn identified(
     match client.ends(&caller) {
         _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
         Some((at, refusal)) if at <= Instant::now() => Err(refusal),
-        _ => Ok(caller),
+        _ => {
+            client.note_call(gateway, &caller);
+            Ok(caller)
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
+use crate::telemetry::connections::ConnectionFigures;
 use crate::telemetry::figures::MemberFigures;
 use crate::telemetry::unread::UnreadFigures;
 
@@ -94,8 +95,8 @@ pub struct Metrics {
     pub lock_keys_removed: Counter,
     /// Connections of clients that are open now.
     pub connections: Gauge,
-    /// Connections that were refused since a limit was reached.
-    pub connections_refused: Counter,
+    /// Connections of clients that were refused or ended.
+    pub connection_figures: ConnectionFigures,
     /// Connections that a drain ended with something open.
     pub connections_cut: Counter,
     /// Connections that were ended since their client reset too many streams before they were answered.
@@ -174,7 +175,6 @@ impl Metrics {
         let keepalive_resumes = counter("keepalive_resumes", "Upstream keepalive streams opened to go on");
         let observe_resumes = counter("observe_resumes", "Upstream Observe streams opened to go on");
         let lock_keys_removed = counter("lock_keys_removed", "Keys of failed Locks and Campaigns removed");
-        let connections_refused = counter("downstream_connections_refused", "Connections over the limit");
         let connections_cut =
             counter("downstream_connections_cut", "Connections that a drain ended with something open");
         let help = "Connections ended since their client reset too many streams";
@@ -222,6 +222,7 @@ impl Metrics {
             MemberFigures::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
             unread: UnreadFigures::registered(&mut registry),
+            connection_figures: ConnectionFigures::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
@@ -237,7 +238,6 @@ impl Metrics {
             observe_resumes,
             lock_keys_removed,
             connections,
-            connections_refused,
             connections_cut,
             connections_flooded,
             calls_open,

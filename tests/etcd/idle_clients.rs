@@ -1,11 +1,11 @@
 //! Must show 3 of identities: clients that never log in twice (and one that does) log in through Keyward, idle for three lives of
-//! etcd's tokens, and then read, write, watch and renew their lease without an error.
+//! etcd's tokens, and then read, write, watch and renew their lease without an error. All the while they are sent pings, and answer them.
 
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 
-use crate::chaos::run::keyward_and;
+use crate::chaos::run::keyward_with;
 use crate::harness::binary::Version;
 use crate::harness::client::lifetime;
 use crate::harness::{Auth, Cluster, Options, Tls, ports, versions};
@@ -16,6 +16,9 @@ use crate::way_out::guards_leases;
 
 /// Etcd forgets a token up to a second after its end.
 const IDLE: Duration = Duration::from_secs(3 * TTL as u64 + 1);
+
+/// Whoever did not answer would be gone before the end of that.
+const PINGS: &str = "limits.client_ping_interval = \"1s\"\nlimits.client_ping_timeout = \"5s\"\n";
 
 /// Whether it sends no token with calls about leases and members, for which newer servers ask.
 fn silent(family: &Family) -> bool {
@@ -29,7 +32,7 @@ async fn idles(version: &Version, tls: Tls) {
     let cluster = Cluster::start(version, options).await;
     let lending = ports::free();
     let lends = format!(" }}, {{ name = \"lending\", address = \"{lending}\", lend_login_identity = true");
-    let (keyward, through) = keyward_and(&cluster, &lends).await;
+    let (keyward, through) = keyward_with(&cluster, &lends, PINGS).await;
     let front = if tls == Tls::Off { through.plain } else { through.tls };
     let here = FAMILIES.iter().filter(|family| family.tls == (tls == Tls::Server));
     let mut doors: Vec<_> = here.map(|family| (family, front)).collect();
@@ -53,7 +56,9 @@ async fn idles(version: &Version, tls: Tls) {
             }
         }
     }
-    drop(keyward);
+    let silent = [("reason", "no_answer")];
+    let gone = keyward.metric("keyward_downstream_connections_ended_total", &silent).await;
+    assert_eq!(gone, 0.0, "{version}: every client answers pings");
 }
 
 #[test]

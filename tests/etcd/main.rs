@@ -27,6 +27,8 @@ mod credentials;
 #[cfg(test)]
 mod crowd;
 #[cfg(test)]
+mod dead_clients;
+#[cfg(test)]
 mod defragmentation;
 #[cfg(test)]
 mod discovery;

@@ -149,9 +149,12 @@ impl Client {
 
 /// Waits until `keyward` has read what was written, and said `change` of it.
 async fn reloaded(keyward: &Keyward, change: &str) {
+    let escaped = change.replace('"', "\\\"");
     let look = async || {
         let log = keyward.log();
-        log.lines().any(|line| line.contains("configuration reloaded") && line.contains(change)).then_some(())
+        log.lines()
+            .any(|line| line.contains("configuration reloaded") && line.contains(&escaped))
+            .then_some(())
     };
     wait::until(LIMIT, &format!("it is said: {change}"), look).await;
 }

@@ -14,7 +14,8 @@ use crate::rig::{Keyward, paused};
 use crate::words::{RANGE, event, range, ranged, watched};
 
 const AGE: Duration = Duration::from_secs(600);
-const LINES: &str = "[limits]\nconnection_age = \"10m\"\n[watch]\nidle_progress = \"0s\"\n";
+const LINES: &str =
+    "[limits]\nconnection_age = \"10m\"\nfirst_call_timeout = \"0s\"\n[watch]\nidle_progress = \"0s\"\n";
 
 /// Waits until it takes no new streams, and says how long that took.
 async fn told_to_go(client: &Client, began: Instant) -> Duration {
@@ -84,9 +85,10 @@ fn connections_that_came_together_do_not_go_together() {
 
 #[test]
 fn age_is_off_where_the_configuration_says_so_and_where_a_login_lends_itself() {
-    for (listener, lines) in
-        [("", "[limits]\nconnection_age = \"0s\"\n"), ("lend_login_identity = true\n", LINES)]
-    {
+    for (listener, lines) in [
+        ("", "[limits]\nconnection_age = \"0s\"\nfirst_call_timeout = \"0s\"\n"),
+        ("lend_login_identity = true\n", LINES),
+    ] {
         paused(async move {
             let member = Member::new(1, &Tasks::default());
             let folder = tempfile::tempdir().expect("a folder");

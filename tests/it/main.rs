@@ -40,6 +40,8 @@ mod compressed;
 #[cfg(test)]
 mod crowded;
 #[cfg(test)]
+mod dead_clients;
+#[cfg(test)]
 mod defragmentations;
 #[cfg(test)]
 mod drain;

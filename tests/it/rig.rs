@@ -16,6 +16,7 @@ use keyward::admin::drain::Exit;
 use keyward::admin::socket::Desk;
 use keyward::app::serving::{Parts, Serving};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
+use keyward::downstream::connection_table::ConnectionTable;
 use keyward::downstream::listener::Opened;
 use keyward::downstream::session::{Realm, Sealer};
 use keyward::downstream::tls::{Current, ListenerTls};
@@ -261,6 +262,11 @@ impl Keyward {
         }
     }
 
+    /// Places for the connections of a listener, by its limits at each moment.
+    pub(crate) fn table(&self) -> Arc<ConnectionTable> {
+        ConnectionTable::new(Arc::clone(&self.config), self.metrics.connection_figures.clone())
+    }
+
     /// Its first listener, for a socket.
     pub(crate) fn opened(&self) -> Arc<Published<Opened>> {
         let config = Arc::clone(&self.config.load().listeners[0]);
@@ -288,6 +294,7 @@ impl Keyward {
             pages: self.pages.clone(),
             register: register.clone(),
             credentials: Arc::clone(&self.credentials),
+            connections: self.table(),
         };
         Desk { register, sealer, state: Arc::new(state), doctor }
     }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::config::{Address, Config};
+use keyward::downstream::connection_table::ConnectionTable;
 use keyward::downstream::listener::{Intake, Listening, accept};
 use keyward::published::Published;
 use keyward::refusal::Code;
 use keyward::tasks::{Owned, Tasks};
+use keyward::telemetry::connections::ConnectionLimit;
 use keyward::upstream::membership::Auth;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -34,8 +36,11 @@ fn listen(keyward: &mut Keyward, connections: usize) -> Listener {
     let (intake, sockets) = Intake::new();
     let mut config = Config::clone(&keyward.config.load());
     config.limits.connections = connections;
+    config.limits.client_connections.per_address = connections;
     let config = Arc::new(Published::new(config));
-    let accepting = accept(listening, keyward.opened(), vec![intake], config, Arc::clone(&keyward.metrics));
+    let table = ConnectionTable::new(Arc::clone(&config), keyward.metrics.connection_figures.clone());
+    let metrics = Arc::clone(&keyward.metrics);
+    let accepting = accept(listening, keyward.opened(), vec![intake], table, config, metrics);
     let serving = keyward.serving.take().expect("not taken before");
     Listener {
         address,
@@ -81,21 +86,81 @@ fn calls_cross_real_sockets_small_and_large() {
 }
 
 #[test]
-fn a_connection_over_the_limit_is_closed_and_one_that_ends_makes_room() {
+fn a_connection_over_the_limit_is_closed_while_all_others_are_in_use_and_one_that_ends_makes_room() {
     real(async {
         let member = Member::new(1, &Tasks::default());
         let mut keyward = Keyward::before(&[&member]);
         let listener = listen(&mut keyward, 1);
         let client = listener.client().await;
         answered(&client, &member, &ranged(1)).await;
+        let open = client.begin(RANGE, range("k")).await.expect("sent");
+        let call = member.called(RANGE).await;
         is_closed(&mut listener.connect().await).await;
-        assert_eq!(keyward.metrics.connections_refused.get(), 1);
-        answered(&client, &member, &ranged(2)).await;
+        assert_eq!(refused(&keyward), 1);
+        call.reply(&ranged(2)).await;
+        open.finish().await.message();
         drop(client);
         while keyward.metrics.connections.get() > 0 {
             tokio::task::yield_now().await;
         }
         answered(&listener.client().await, &member, &ranged(3)).await;
+    });
+}
+
+/// The connections that made room, and then those that were refused, at the limit of an address: all are of one.
+fn made_room(keyward: &Keyward) -> u64 {
+    keyward.metrics.connection_figures.made_room(ConnectionLimit::Address).get()
+}
+
+fn refused(keyward: &Keyward) -> u64 {
+    keyward.metrics.connection_figures.refused(ConnectionLimit::Address).get()
+}
+
+/// Silence before, in and after the preface, and a client that is idle: each makes room in its turn, and is told so if it can be told.
+#[test]
+fn at_the_limit_the_oldest_that_never_called_makes_room_and_then_the_one_that_is_idle() {
+    real(async {
+        let member = Member::new(1, &Tasks::default());
+        let mut keyward = Keyward::before(&[&member]);
+        let listener = listen(&mut keyward, 4);
+        let idle = listener.client().await;
+        answered(&idle, &member, &ranged(1)).await;
+        let mut silent = listener.connect().await;
+        let mut half = listener.connect().await;
+        half.write_all(b"PRI * HTTP/2").await.expect("sent");
+        let never_called = listener.client().await;
+        // Each is known before the next comes.
+        while keyward.metrics.connections.get() < 4 {
+            tokio::task::yield_now().await;
+        }
+        let mut newcomers = Vec::new();
+        for (made, gone) in [(1, "silent"), (2, "half a preface"), (3, "never called"), (4, "idle")] {
+            let newcomer = listener.client().await;
+            answered(&newcomer, &member, &ranged(2)).await;
+            let open = newcomer.begin(RANGE, range("k")).await.expect("sent");
+            newcomers.push((member.called(RANGE).await, open, newcomer));
+            match gone {
+                "silent" => is_closed(&mut silent).await,
+                "half a preface" => is_closed(&mut half).await,
+                "never called" => {
+                    while !never_called.is_closed() {
+                        tokio::task::yield_now().await
+                    }
+                }
+                _ => {
+                    while !idle.is_closed() {
+                        tokio::task::yield_now().await
+                    }
+                }
+            }
+            assert_eq!(made_room(&keyward), made, "{gone}");
+        }
+        is_closed(&mut listener.connect().await).await;
+        assert_eq!((made_room(&keyward), refused(&keyward)), (4, 1), "all are in use");
+        for (call, open, _client) in newcomers {
+            call.reply(&ranged(3)).await;
+            open.finish().await.message();
+        }
     });
 }
 

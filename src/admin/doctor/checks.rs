@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::certificates;
 use super::{Finding, Report, Severity};
 use crate::config::{Config, Keep, KeySource, Scheme};
+use crate::downstream::connection_table::Occupancy;
 use crate::identity::{MemberId, UserName};
 use crate::upstream::choose::LAG;
 use crate::upstream::credential::RootHolders;
@@ -36,6 +37,9 @@ const CLOCK: Duration = Duration::from_secs(150);
 /// A clock that runs apart by as much harms leases' ends and logs, no tokens.
 const CLOCK_NOTED: Duration = Duration::from_secs(5);
 
+/// For how long it is told that connections found no room.
+const LIMIT_REACHED_LATELY: Duration = Duration::from_secs(600);
+
 /// What the checks look at.
 pub(super) struct Facts<'a> {
     pub(super) now: SystemTime,
@@ -48,6 +52,7 @@ pub(super) struct Facts<'a> {
     pub(super) examined: &'a [(MemberId, Option<Examined>)],
     pub(super) revocations_known: bool,
     pub(super) root_holders: &'a RootHolders,
+    pub(super) connections: &'a Occupancy,
 }
 
 impl Facts<'_> {
@@ -63,6 +68,7 @@ impl Facts<'_> {
         self.versions(&mut findings);
         self.identities(&mut findings);
         self.certificates(&mut findings);
+        self.connections(&mut findings);
         for key in self.waiting {
             let what = "it says otherwise in the file: that is not in force, and waits for a restart";
             let fix = "keyward drain, and start it again; with several replicas, one after the other";
@@ -71,6 +77,36 @@ impl Facts<'_> {
         let Findings { mut found, unseen } = findings;
         found.sort();
         Report { findings: found, unseen }
+    }
+
+    /// Whether clients find room.
+    fn connections(&self, findings: &mut Findings) {
+        let Occupancy { open, most, full, address_full } = self.connections;
+        let limits = &self.config.limits;
+        let lately = |ago: &Duration| *ago < LIMIT_REACHED_LATELY;
+        let reached =
+            full.filter(lately).map(|ago| format!(", and {} s ago there was no room", ago.as_secs()));
+        if reached.is_some() || open.saturating_mul(10) >= limits.connections.saturating_mul(9) {
+            let most = most.map(|(address, count)| format!("; the most, {count}, are of {address}"));
+            let what = format!(
+                "{open} of {} connections are open{}{}: idle ones make room for newcomers, and where none is idle newcomers are refused",
+                limits.connections,
+                most.unwrap_or_default(),
+                reached.unwrap_or_default(),
+            );
+            let fix = "see who they are; raise limits.connections with the limit of open files, or lower limits.connections_per_address";
+            findings.warning("connections_full", "limits.connections", what, fix);
+        }
+        if let Some((ago, address)) = address_full.filter(|(ago, _)| lately(ago)) {
+            let what = format!(
+                "{} s ago this address had all the {} connections that one may have",
+                ago.as_secs(),
+                limits.client_connections.per_address
+            );
+            let fix = "close connections there that nobody uses; where it stands for many clients, raise limits.connections_per_address, or \
+                       have the balancer say who they are (listener.proxy_protocol_from)";
+            findings.warning("address_full", address.to_string(), what, fix);
+        }
     }
 
     fn cluster(&self, findings: &mut Findings) {

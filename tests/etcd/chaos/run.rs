@@ -197,13 +197,18 @@ pub(crate) async fn keyward(cluster: &Cluster) -> (Keyward, Through) {
 
 /// The same, with `further` listeners, each after `}, {`.
 pub(crate) async fn keyward_and(cluster: &Cluster, further: &str) -> (Keyward, Through) {
+    keyward_with(cluster, further, "").await
+}
+
+/// The same, with `lines` of configuration.
+pub(crate) async fn keyward_with(cluster: &Cluster, further: &str, lines: &str) -> (Keyward, Through) {
     let (site, pair) = (Site::new(), cluster.pki().server());
     let through = Through { plain: site.listen, tls: ports::free(), ca: cluster.pki().ca.clone() };
     let secure = format!(
         " }}, {{ name = \"tls\", address = \"{}\", tls.cert = {:?}, tls.key = {:?}{further}",
         through.tls, pair.cert, pair.key
     );
-    let config = site.listening(cluster, &secure);
+    let config = site.listening(cluster, &secure) + lines;
     (Keyward::start(site, &config).await, through)
 }
 

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::config::Endpoint;
+use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
 use crate::upstream::membership::{Absent, Foreign, Peering};
 use crate::upstream::version::Version;
@@ -28,6 +29,7 @@ struct Scene {
     examined: Vec<(MemberId, Option<Examined>)>,
     revocations_known: bool,
     root_holders: RootHolders,
+    connections: Occupancy,
 }
 
 fn member(id: u64) -> Member {
@@ -86,6 +88,7 @@ impl Scene {
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
             revocations_known: true,
             root_holders: RootHolders::default(),
+            connections: Occupancy { open: 100, ..Occupancy::default() },
         }
     }
 
@@ -133,6 +136,7 @@ impl Scene {
             examined: &self.examined,
             revocations_known: self.revocations_known,
             root_holders: &self.root_holders,
+            connections: &self.connections,
         }
         .report()
     }
@@ -159,6 +163,33 @@ use Severity::{Error, Warning};
 #[test]
 fn nothing_is_found_where_all_is_well() {
     assert_eq!(Scene::new().finds(&[]), "nothing found\n");
+}
+
+#[test]
+fn connections_that_find_no_room() {
+    let with = |occupancy: Occupancy| Scene::new().with(|scene| scene.connections = occupancy);
+    let address = ClientAddress::of([10, 0, 0, 1].into());
+    let said = with(Occupancy { open: 9_000, most: Some((address, 8_000)), ..Occupancy::default() })
+        .finds(&[(Warning, "connections_full")]);
+    assert!(said.contains("9000 of 10000") && said.contains("8000, are of 10.0.0.1:"), "{said}");
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let said = with(Occupancy {
+        open: 4_000,
+        most: None,
+        full: Some(minutes(1)),
+        address_full: Some((minutes(2), address)),
+    })
+    .finds(&[(Warning, "address_full"), (Warning, "connections_full")]);
+    assert!(said.contains("60 s ago there was no room"), "{said}");
+    assert!(said.contains("10.0.0.1: 120 s ago") && said.contains("all the 5000"), "{said}");
+    let long_ago = Some(minutes(10));
+    with(Occupancy {
+        open: 8_999,
+        most: None,
+        full: long_ago,
+        address_full: long_ago.map(|ago| (ago, address)),
+    })
+    .finds(&[]);
 }
 
 #[test]
