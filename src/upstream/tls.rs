@@ -231,12 +231,14 @@ mod tests {
             Arc::clone(&provider),
         );
         let key = PrivateKeyDer::Pkcs8(member.key.serialize_der().into());
+        let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
+        // A thief shows a certificate without having its key.
+        let shown = CertifiedKey::new(vec![member.cert.der().clone()], key);
         let mut server = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_client_cert_verifier(verifier.allow_unauthenticated().build().unwrap())
-            .with_single_cert(vec![member.cert.der().clone()], key)
-            .unwrap();
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
         server.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let connect =
