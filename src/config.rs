@@ -8,6 +8,7 @@
 mod admin_socket;
 mod certificates;
 mod client_connections;
+mod client_tls;
 mod file;
 mod findings;
 mod mapping;
@@ -29,19 +30,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::pki_types::CertificateDer;
-
 use crate::identity::named::NamedMember;
 use crate::identity::pattern::{Glob, Network};
 use crate::identity::{ClusterId, UserName};
 use crate::jwt::Issuers;
-use crate::pem::{Crls, Fingerprint, KeyPair, Roots};
+use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
 use crate::users::Users;
 
 pub use admin_socket::admin_socket;
 pub use client_connections::{ClientConnections, ClientPings};
+pub use client_tls::{ClientTls, MemberTrust};
 pub use findings::{Fault, Faults, Warning};
 pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
 pub use outage::OutageTimes;
@@ -308,43 +308,6 @@ pub enum ClusterPin {
     FirstAnswer,
     /// That of the member which answers first, until all of them have become another.
     Follow,
-}
-
-/// TLS towards members.
-#[derive(Clone, Debug)]
-pub struct ClientTls {
-    /// Who is believed to be a member.
-    pub trust: MemberTrust,
-    /// The client certificate that we show, where members ask for one.
-    pub identity: Option<KeyPair>,
-}
-
-impl ClientTls {
-    /// The authorities that vouch for members; none where their certificates are pinned, or not verified.
-    #[must_use]
-    pub fn authorities(&self) -> &[CertificateDer<'static>] {
-        match &self.trust {
-            MemberTrust::Authorities(roots) => roots.certificates(),
-            MemberTrust::Pinned(_) | MemberTrust::Unverified => &[],
-        }
-    }
-
-    /// Whether a handshake shows that a member is at the other end.
-    #[must_use]
-    pub fn verifies_members(&self) -> bool {
-        self.trust != MemberTrust::Unverified
-    }
-}
-
-/// Who is believed to be a member.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MemberTrust {
-    /// Whoever shows a certificate by one of these, for the name or address that was asked for. System roots are not used.
-    Authorities(Roots),
-    /// Whoever shows one of these certificates, whatever its names, dates and issuer. Never empty.
-    Pinned(Arc<[Fingerprint]>),
-    /// Whoever answers.
-    Unverified,
 }
 
 /// How a member is spoken to.

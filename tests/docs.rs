@@ -90,7 +90,7 @@ fn reference_keys() -> BTreeSet<String> {
             table = line.trim_matches(['[', ']']).to_owned();
             keys.insert(table.clone());
         } else if let Some((key, _)) = line.split_once(" = ")
-            && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+            && key.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
         {
             keys.insert(format!("{table}.{key}"));
         }
@@ -294,7 +294,8 @@ fn the_production_example_is_valid() {
 }
 
 fn is_key(line: &&str) -> bool {
-    line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+    line.split_once(" = ")
+        .is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'))
 }
 
 /// `keyward check` in a folder where every file that the configuration names has a fitting content.

@@ -93,19 +93,20 @@ pub(super) fn why_no_handshake(error: &io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match inner {
         Some(rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why)))) => why.to_string(),
-        Some(rustls::Error::InvalidCertificate(
-            CertificateError::UnknownIssuer | CertificateError::UnsupportedSignatureAlgorithmContext { .. },
-        )) => {
-            format!(
-                "{error}: cluster.tls.ca does not vouch for it; one that a member made itself (--auto-tls) is pinned by                      cluster.tls.pinned_sha256"
-            )
-        }
-        Some(rustls::Error::AlertReceived(rustls::AlertDescription::HandshakeFailure)) => {
-            format!(
-                "{error}: the member's key is of no kind that is known here (RSA, ECDSA P-256, P-384 and P-521, Ed25519), or it \
-                     takes no TLS of ours"
-            )
-        }
+        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => format!(
+            "{error}: cluster.tls.ca does not vouch for it; a certificate that a member made itself (--auto-tls) is pinned by \
+             cluster.tls.pinned_sha256"
+        ),
+        Some(
+            rustls::Error::AlertReceived(rustls::AlertDescription::HandshakeFailure)
+            | rustls::Error::InvalidCertificate(
+                CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+                | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
+            ),
+        ) => format!(
+            "{error}: the member's key or its signature is of no kind that is known here (RSA, ECDSA P-256, P-384 and P-521, \
+             Ed25519), or it takes no TLS of ours"
+        ),
         _ => error.to_string(),
     }
 }
@@ -231,12 +232,14 @@ mod tests {
             Arc::clone(&provider),
         );
         let key = PrivateKeyDer::Pkcs8(member.key.serialize_der().into());
+        let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
+        // A thief shows a certificate without having its key.
+        let shown = CertifiedKey::new(vec![member.cert.der().clone()], key);
         let mut server = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_client_cert_verifier(verifier.allow_unauthenticated().build().unwrap())
-            .with_single_cert(vec![member.cert.der().clone()], key)
-            .unwrap();
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
         server.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let connect =

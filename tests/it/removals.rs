@@ -107,7 +107,7 @@ fn a_removal_that_fails_lets_the_member_be_probed_again() {
     paused(async {
         let (members, keyward) = three();
         let client = keyward.client().await;
-        let failed = (Code::Unavailable, "etcdserver: unhealthy cluster");
+        let failed = (Code::NotFound, "etcdserver: member not found");
         let script = async {
             let (_, users) = next_of(&members).await;
             users.reply(&[]).await;

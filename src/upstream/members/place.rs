@@ -202,7 +202,11 @@ impl Place {
             self.reconnect(setup);
             self.silent.1 = Duration::ZERO;
         }
-        self.trouble = Some(self.trouble_of(silence));
+        let trouble = self.trouble_of(silence);
+        if trouble.0 == Trouble::Tls && self.trouble.as_ref() != Some(&trouble) {
+            tracing::warn!(endpoint = %self.sighting.endpoint, why = &*trouble.1, "a TLS handshake with a member failed");
+        }
+        self.trouble = Some(trouble);
         let answered = self.answers().is_some();
         let may_be_slow = match others {
             Others::Answered => self.late < LATE,

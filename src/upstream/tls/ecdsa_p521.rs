@@ -34,6 +34,14 @@ pub(super) static ALGORITHMS: LazyLock<WebPkiSupportedAlgorithms> = LazyLock::ne
     let mut all = ring.all.to_vec();
     all.extend([&SHA384 as &dyn SignatureVerificationAlgorithm, &SHA512]);
     let mut mapping = ring.mapping.to_vec();
+    // TLS 1.2 names the hash alone: with a P-521 key Go signs by the first ECDSA scheme that it is offered.
+    for (scheme, algorithms) in &mut mapping {
+        if *scheme == SignatureScheme::ECDSA_NISTP384_SHA384 {
+            let with_ours =
+                algorithms.iter().copied().chain([&SHA384 as &dyn SignatureVerificationAlgorithm]);
+            *algorithms = with_ours.collect::<Vec<_>>().leak();
+        }
+    }
     mapping.push((SignatureScheme::ECDSA_NISTP521_SHA512, TLS));
     // Once per process: rustls asks for lists that live as long as that.
     WebPkiSupportedAlgorithms { all: all.leak(), mapping: mapping.leak() }
@@ -116,8 +124,13 @@ mod tests {
         let schemes = ALGORITHMS.supported_schemes();
         let of_ring = default_provider().signature_verification_algorithms.supported_schemes();
         assert!(of_ring.iter().all(|scheme| schemes.contains(scheme)));
-        assert!(
-            schemes.contains(&SignatureScheme::ECDSA_NISTP521_SHA512) && schemes.len() == of_ring.len() + 1
-        );
+        assert_eq!(schemes.len(), of_ring.len() + 1);
+        let first = SignatureScheme::ECDSA_NISTP384_SHA384;
+        for (scheme, with) in [(SignatureScheme::ECDSA_NISTP521_SHA512, &SHA512), (first, &SHA384)] {
+            let (_, algorithms) = ALGORITHMS.mapping.iter().find(|(of, _)| *of == scheme).unwrap();
+            let ours = algorithms.last().unwrap();
+            assert_eq!(ours.public_key_alg_id(), alg_id::ECDSA_P521);
+            assert_eq!(ours.signature_alg_id(), with.signature);
+        }
     }
 }
