@@ -120,6 +120,8 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
+    let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
+    metrics.members_unverified.set(i64::from(unverified));
     let names = Names::by(&config.cluster.discovery.dns)?;
     let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
@@ -256,6 +258,7 @@ fn administration(
         members: parts.members.clone(),
         pages: pages(&parts.connector, &parts.members),
         register: register.clone(),
+        credentials: Arc::clone(&parts.credentials),
     };
     let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
     let desk = Desk { register, sealer, state: Arc::clone(&state), doctor };
@@ -315,8 +318,9 @@ fn start_control(
         ..CredentialSettings::default()
     };
     let mut members = Members::new(&config.cluster, connector.clone());
-    let forgetting = forgetting.clone();
-    members.before_following(move |_left, followed| forgetting.forget(followed));
+    let (following, losing) = (forgetting.clone(), forgetting.clone());
+    members.before_following(move |_left, followed| following.forget(followed));
+    members.when_tokens_may_be_lost(move |member| losing.tokens_may_be_lost(member));
     let (channels, asked) = (members.channels(), (members.login(), members.seeds()));
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();

@@ -28,11 +28,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
+
 use crate::identity::named::NamedMember;
 use crate::identity::pattern::{Glob, Network};
 use crate::identity::{ClusterId, UserName};
-use crate::jwt::Verifier;
-use crate::pem::{Crls, KeyPair, Roots};
+use crate::jwt::Issuers;
+use crate::pem::{Crls, Fingerprint, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
 use crate::users::Users;
@@ -62,7 +64,7 @@ pub struct Config {
     /// Who checks passwords.
     pub passwords: Arc<Passwords>,
     /// Whose JWTs are taken.
-    pub issuers: Arc<[Verifier]>,
+    pub issuers: Arc<Issuers>,
     /// Who is which etcd user.
     pub mapping: Arc<Mapping>,
     /// Where revocations are kept.
@@ -309,10 +311,38 @@ pub enum ClusterPin {
 /// TLS towards members.
 #[derive(Clone, Debug)]
 pub struct ClientTls {
-    /// The authorities that may vouch for a member. System roots are not used.
-    pub roots: Roots,
+    /// Who is believed to be a member.
+    pub trust: MemberTrust,
     /// The client certificate that we show, where members ask for one.
     pub identity: Option<KeyPair>,
+}
+
+impl ClientTls {
+    /// The authorities that vouch for members; none where their certificates are pinned, or not verified.
+    #[must_use]
+    pub fn authorities(&self) -> &[CertificateDer<'static>] {
+        match &self.trust {
+            MemberTrust::Authorities(roots) => roots.certificates(),
+            MemberTrust::Pinned(_) | MemberTrust::Unverified => &[],
+        }
+    }
+
+    /// Whether a handshake shows that a member is at the other end.
+    #[must_use]
+    pub fn verifies_members(&self) -> bool {
+        self.trust != MemberTrust::Unverified
+    }
+}
+
+/// Who is believed to be a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberTrust {
+    /// Whoever shows a certificate by one of these, for the name or address that was asked for. System roots are not used.
+    Authorities(Roots),
+    /// Whoever shows one of these certificates, whatever its names, dates and issuer. Never empty.
+    Pinned(Arc<[Fingerprint]>),
+    /// Whoever answers.
+    Unverified,
 }
 
 /// How a member is spoken to.

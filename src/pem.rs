@@ -18,6 +18,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SigningKey};
 use rustls_pemfile::Item;
+use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 /// More than any chain or bundle needs (Debian's whole CA bundle has 220 KiB); keeps `/dev/zero` from eating us.
@@ -43,6 +44,10 @@ pub struct KeyPair {
 /// The certificates of the authorities that are trusted. Never empty; clones share it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots(Arc<[CertificateDer<'static>]>);
+
+/// The SHA-256 of a certificate, by which one is told from all others. Written in hexadecimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint([u8; 32]);
 
 /// Lists of certificates that their authorities have revoked. Never empty; clones share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,6 +215,33 @@ impl Roots {
     }
 }
 
+impl Fingerprint {
+    /// That of a certificate in DER.
+    #[must_use]
+    pub fn of(certificate: &CertificateDer<'_>) -> Self {
+        Self(Sha256::digest(certificate).into())
+    }
+
+    /// As `openssl x509 -fingerprint -sha256` writes it: 64 hexadecimal digits, with or without colons between the bytes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let has_colons = text.len() == 95 && text.bytes().skip(2).step_by(3).all(|byte| byte == b':');
+        let digits = if has_colons { text.replace(':', "") } else { text.to_owned() };
+        let pairs = digits.as_bytes().chunks_exact(2);
+        if digits.len() != 64 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        let bytes = pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+        bytes.collect::<Option<Vec<u8>>>()?.try_into().ok().map(Self)
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
 impl Crls {
     /// Reads every revocation list of the file, each of which must be usable for certificates under `roots`.
     ///
@@ -317,6 +349,30 @@ mod tests {
         assert_eq!(pair.chain().len(), 2);
         assert_eq!(pair.chain()[0], leaf_der);
         assert_eq!(Roots::read(&path).unwrap().certificates().len(), 2);
+    }
+
+    #[test]
+    fn a_fingerprint_is_read_as_openssl_writes_it() {
+        let of = Fingerprint::of(&CertificateDer::from(b"abc".to_vec()));
+        let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(of.to_string(), text);
+        let upper = text.to_uppercase();
+        let colons: Vec<&str> = (0..32).map(|at| &upper[2 * at..2 * at + 2]).collect();
+        for good in [text, &upper, &colons.join(":")] {
+            assert_eq!(Fingerprint::parse(good), Some(of), "{good}");
+        }
+        let long = format!("{text}00");
+        for bad in [
+            "",
+            "ba78",
+            &text[1..],
+            &long,
+            &text.replace('b', "g"),
+            &colons.join("-"),
+            &text.replace("ba", "+a"),
+        ] {
+            assert_eq!(Fingerprint::parse(bad), None, "{bad}");
+        }
     }
 
     #[test]

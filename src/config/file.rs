@@ -41,6 +41,8 @@ pub(super) struct File {
     pub(super) mint: Option<Mint>,
     #[serde(deserialize_with = "some_table")]
     pub(super) sign_jwt: Option<SignJwt>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) etcd_jwt: Option<EtcdJwt>,
     #[serde(deserialize_with = "table")]
     pub(super) maintenance: Maintenance,
     #[serde(deserialize_with = "table")]
@@ -179,6 +181,8 @@ pub(super) enum ClusterIdentity {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ClusterTls {
     pub(super) ca: Option<String>,
+    pub(super) pinned_sha256: Option<Vec<String>>,
+    pub(super) insecure_skip_verify: Option<bool>,
     pub(super) cert: Option<String>,
     pub(super) key: Option<String>,
 }
@@ -257,6 +261,14 @@ pub(super) struct Mint {
     pub(super) ca: Option<String>,
     pub(super) key: Option<String>,
     pub(super) lifetime: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct EtcdJwt {
+    pub(super) method: Option<String>,
+    pub(super) public_key: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -13,6 +13,7 @@ use toml::value::{Datetime, Offset};
 use super::{Address, Endpoint, Scheme};
 use crate::identity::ClusterId;
 use crate::identity::pattern::Glob;
+use crate::pem::Fingerprint;
 
 /// The text is not of the form that the reason tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,6 +111,14 @@ pub(super) fn name_server(text: &str) -> Result<SocketAddr, Malformed> {
     const FORM: Malformed = Malformed("a name server is an IP address, with a port where that is not 53");
     let parsed = text.parse().or_else(|_| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 53)));
     parsed.ok().filter(|server| server.port() != 0).ok_or(FORM)
+}
+
+/// The fingerprint of a certificate.
+pub(super) fn fingerprint(text: &str) -> Result<Fingerprint, Malformed> {
+    const FORM: Malformed = Malformed(
+        "a fingerprint is the SHA-256 of a certificate, 64 hexadecimal digits (openssl x509 -noout -fingerprint -sha256)",
+    );
+    Fingerprint::parse(text).ok_or(FORM)
 }
 
 /// A form of host names and addresses: what a host may hold, and `*`.

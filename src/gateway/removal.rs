@@ -1,8 +1,8 @@
 //! MemberRemove: the member is freed of its calls before it goes, since it ends the moment that it hears of it.
 //!
-//! Owns: that order. Must not know: how a member is freed, how a call is tried. Invariants: nobody has a member freed who could
-//! not have it removed; the member stays free of calls until the list says that it is gone; a removal waits a second for
-//! calls that go on, no longer, and is made whether or not they have ended.
+//! Owns: that order. Must not know: how a member is freed, how a call is tried. Invariants: nobody has a member freed, or its probes
+//! stopped, who could not have it removed; the member stays free of calls and probes until the list says that it is gone; a removal
+//! waits a second for calls and probes that go on, no longer, and is made whether or not they have ended.
 
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::refusal::Refusal;
 use crate::rpc::shape;
 use crate::upstream::answer::Answer;
 use crate::upstream::membership::MembersHandle;
+use crate::upstream::standing::Removal;
 
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Cluster/MemberRemove";
@@ -42,31 +43,40 @@ pub async fn or_run(exchange: Exchange<'_>, message: &[u8], record: &mut Record)
 async fn removed(exchange: Exchange<'_>, message: &[u8], record: &mut Record) -> Result<Answer, Refusal> {
     let gateway = exchange.gateway;
     let id = shape::member_id(message);
-    let freed = freed(&exchange, id).await;
+    let leaving = prepare(&exchange, id).await;
     let answer = exchange.run(None, record).await?;
-    if let Some(freed) = freed
+    if let Some(leaving) = leaving
         && answer.status().is_none_or(|status| status.is_ok())
     {
         let members = gateway.door.members.clone();
         let keep = async move {
             drop(timeout(GONE, gone(&members, id)).await);
-            drop(freed);
+            drop(leaving);
         };
         gateway.tasks.spawn("a member that was removed", keep).detach();
     }
     Ok(answer)
 }
 
-async fn freed(exchange: &Exchange<'_>, id: MemberId) -> Option<Freed> {
+/// What keeps calls and probes from a member that is about to be removed, until this is dropped.
+struct Leaving {
+    _probes: Removal,
+    /// None where the member takes no calls anyway.
+    _calls: Option<Freed>,
+}
+
+async fn prepare(exchange: &Exchange<'_>, id: MemberId) -> Option<Leaving> {
     let door = &exchange.gateway.door;
-    let member = door.members.snapshot.load().get(id).filter(|member| member.is_ready()).cloned()?;
+    let member = door.members.snapshot.load().get(id).cloned()?;
     // Whether it may be removed, and what is told if not, etcd says.
     defragment::permitted(door, &exchange.whom).await.ok()?;
-    let freed = Freed::new(door, &member);
-    if freed.is_free() && timeout(CALLS, defragment::idle(&member)).await.is_err() {
+    let probes = member.rest.begin_removal();
+    let calls = member.is_ready().then(|| Freed::new(door, &member));
+    let waits = calls.as_ref().is_none_or(Freed::is_free);
+    if waits && timeout(CALLS, defragment::idle(&member)).await.is_err() {
         tracing::info!(member = %id, "calls go on at a member that is about to be removed");
     }
-    Some(freed)
+    Some(Leaving { _probes: probes, _calls: calls })
 }
 
 async fn gone(members: &MembersHandle, id: MemberId) {

@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::restart::same;
 use super::{Part, Ready, Trial};
 use crate::config::{
-    ClientAuth, ClientCa, ClientTls, Cluster, Config, KeySource, Listener, Login, ServerTls,
+    ClientAuth, ClientCa, ClientTls, Cluster, Config, KeySource, Listener, Login, MemberTrust, ServerTls,
 };
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::downstream::tls::{Current, ListenerTls};
@@ -243,8 +243,7 @@ impl Part {
             };
             told("what listeners identify by", ways(before) == ways(now));
             let users = now.users.changes_since(&before.users);
-            let believed =
-                |config: &Config| config.cluster.tls.as_ref().map(|tls| digest(tls.roots.certificates()));
+            let believed = |config: &Config| config.cluster.tls.as_ref().map(believed);
             let acting = (!users.is_empty() || believed(before) != believed(now))
                 .then(|| credentials.acting_for(&now.users, &now.cluster, pages.clone()));
             let acting = acting.transpose().map_err(|error| format!("user: {error}"))?;
@@ -321,12 +320,24 @@ fn digest<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>) -> String {
     })
 }
 
+/// Who is believed to be a member.
+fn believed(tls: &ClientTls) -> String {
+    match &tls.trust {
+        MemberTrust::Authorities(roots) => format!("members under {}", digest(roots.certificates())),
+        MemberTrust::Pinned(pins) => {
+            let pins: Vec<String> = pins.iter().map(ToString::to_string).collect();
+            format!("members pinned by {}", pins.join(", "))
+        }
+        MemberTrust::Unverified => "members NOT verified".to_owned(),
+    }
+}
+
 /// What members can see of our TLS, and whom of them we believe.
 fn towards_members(tls: &ClientTls) -> String {
-    let believed = digest(tls.roots.certificates());
+    let believed = believed(tls);
     match &tls.identity {
-        None => format!("members under {believed}, no certificate"),
-        Some(identity) => format!("members under {believed}, certificate {}", digest(identity.chain())),
+        None => format!("{believed}, no certificate"),
+        Some(identity) => format!("{believed}, certificate {}", digest(identity.chain())),
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn waiting(in_force: &Config, read: &Config) -> Vec<&'static str> {
     let found = |cluster: &Cluster| (cluster.endpoints.clone(), cluster.discovery.srv.clone());
     told("cluster.endpoints", found(was) == found(is));
     told("cluster.allowed_hosts", was.discovery.allowed_hosts == is.discovery.allowed_hosts);
-    told("cluster.tls", shows(was) == shows(is));
+    told("cluster.tls", kind_of_tls(was) == kind_of_tls(is));
     told("cluster.connect_timeout", was.connect_timeout == is.connect_timeout);
     told("cluster.idle_timeout", was.idle_timeout == is.idle_timeout);
     told("cluster.token_ttl", was.token_ttl == is.token_ttl);
@@ -71,9 +71,9 @@ pub(super) fn waiting(in_force: &Config, read: &Config) -> Vec<&'static str> {
     waiting
 }
 
-/// Whether we show members a certificate; none where there is no TLS.
-pub(super) fn shows(cluster: &Cluster) -> Option<bool> {
-    cluster.tls.as_ref().map(|tls| tls.identity.is_some())
+/// Whether we show members a certificate, and whether theirs is verified; none where there is no TLS.
+pub(super) fn kind_of_tls(cluster: &Cluster) -> Option<(bool, bool)> {
+    cluster.tls.as_ref().map(|tls| (tls.identity.is_some(), tls.verifies_members()))
 }
 
 /// Whether two look the same. No secret is looked at.
@@ -87,8 +87,8 @@ fn in_force_of_cluster(current: &Cluster, read: &Cluster) -> Cluster {
     if current.scheme() == read.scheme() && current.discovery.dns == read.discovery.dns {
         (cluster.endpoints, cluster.discovery) = (read.endpoints.clone(), read.discovery.clone());
     }
-    // A certificate that comes or goes changes how members are asked.
-    if shows(current) == shows(read) {
+    // A certificate that comes or goes, and whether theirs are verified, changes how members are asked.
+    if kind_of_tls(current) == kind_of_tls(read) {
         cluster.tls.clone_from(&read.tls);
     }
     cluster
@@ -218,6 +218,6 @@ mod tests {
         let started = read(folder.path(), "");
         let with = read(folder.path(), CERTIFICATE);
         let first = in_force(&started, with.clone());
-        assert_eq!(shows(&in_force(&first, with).cluster), Some(false));
+        assert_eq!(kind_of_tls(&in_force(&first, with).cluster), Some((false, true)));
     }
 }

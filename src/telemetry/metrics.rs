@@ -114,6 +114,8 @@ pub struct Metrics {
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
     pub sessions_refused: Counter,
+    /// Calls whose token was not looked at, since auth is off.
+    pub tokens_ignored: Counter,
     /// JWTs that were not taken.
     pub jwts_refused: Counter,
     /// Calls of peers that are no etcd user here.
@@ -126,6 +128,8 @@ pub struct Metrics {
     pub revocation_age: Gauge<f64, AtomicU64>,
     /// Since when no member of the cluster that sees a leader has answered a probe.
     pub members_age: Gauge<f64, AtomicU64>,
+    /// 1 where whoever answers is believed to be a member (`cluster.tls.insecure_skip_verify`).
+    pub members_unverified: Gauge,
     /// Users and sessions that were revoked.
     pub revocation_entries: Gauge,
     /// Connections that show a user's own certificate to a member.
@@ -178,6 +182,8 @@ impl Metrics {
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
+        let help = "Calls whose token was not looked at, since auth is off upstream";
+        let tokens_ignored = counter("tokens_ignored", help);
         let jwts_refused = counter("jwts_refused", "JWTs that were refused");
         let peers_refused = counter("peers_refused", "Calls of peers that are no etcd user here");
         let reloads = counter("config_reloads", "Times that the configuration was read again");
@@ -196,6 +202,8 @@ impl Metrics {
         let members_age = Gauge::<f64, AtomicU64>::default();
         let help = "Since when no member of the cluster that sees a leader has answered a probe";
         registry.register_with_unit("members_age", help, Unit::Seconds, members_age.clone());
+        let help = "1 where members are not verified: cluster.tls.insecure_skip_verify";
+        let members_unverified = registered(&mut registry, "members_unverified", help);
         let revocation_entries =
             registered(&mut registry, "revocation_entries", "Users and sessions revoked");
         let watch_held_bytes = registered(&mut registry, "watch_held_bytes", "Bytes that watch streams hold");
@@ -238,12 +246,14 @@ impl Metrics {
             logins,
             sessions_issued,
             sessions_refused,
+            tokens_ignored,
             jwts_refused,
             peers_refused,
             reloads,
             reloads_refused,
             revocation_age,
             members_age,
+            members_unverified,
             revocation_entries,
             certificate_connections,
             certificate_connections_refused,

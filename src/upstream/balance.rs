@@ -20,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::Endpoint;
 use crate::identity::MemberId;
-use crate::upstream::conduct::Ejection;
+use crate::upstream::conduct::{Ejection, STALLED_FOR};
 use crate::upstream::membership::{Hint, Member, Membership, Readiness, Spot};
 use crate::upstream::send::Door;
 
@@ -28,6 +28,9 @@ use crate::upstream::send::Door;
 const LATELY: Duration = Duration::from_secs(1);
 /// A call that nobody answered for so long speaks against its member, when it ends.
 const UNANSWERED: Duration = Duration::from_secs(1);
+/// Where even the fastest member is slow, each of these times is no shorter than so many times what that one takes: a member is
+/// slow only beside others.
+const PATIENCE: u32 = 4;
 /// Far slower than the rest: so many times the slowest of the others, and this more.
 const FAR_TIMES: u32 = 5;
 const FAR_MORE: Duration = Duration::from_millis(100);
@@ -113,7 +116,7 @@ impl Drop for Waiting<'_> {
 /// Whether it speaks against `member` that a call whose time tells was given up at `now`: it answered nobody since that call
 /// began, long ago, while another answered. A client's patience alone is no sign, nor that nobody answers anything.
 fn is_against(members: &Membership, member: &Member, began: Instant, now: Instant) -> bool {
-    let long = now.saturating_duration_since(began) >= UNANSWERED;
+    let long = now.saturating_duration_since(began) >= UNANSWERED.max(patience(members));
     long && !member.conduct.was_heard_since(began) && is_another_well(members, member.id, now)
 }
 
@@ -130,9 +133,15 @@ fn is_far(members: &Membership, member: &Member, now: Instant) -> bool {
 
 /// Whether another ready voter was heard lately.
 fn is_another_well(members: &Membership, member: MemberId, now: Instant) -> bool {
-    let lately = now.checked_sub(LATELY).unwrap_or(now);
+    let lately = now.checked_sub(LATELY.max(patience(members))).unwrap_or(now);
     let mut others = members.ready_voters().filter(|other| other.id != member);
     others.any(|other| other.conduct.ejected(now).is_none() && other.conduct.was_heard_since(lately))
+}
+
+/// How long the fastest ready voter may leave calls waiting before that says anything of it.
+fn patience(members: &Membership) -> Duration {
+    let fastest = members.ready_voters().filter_map(|member| member.conduct.latency()).min();
+    fastest.unwrap_or_default().saturating_mul(PATIENCE)
 }
 
 fn eject(members: &Membership, member: &Member, why: Ejection, now: Instant) {
@@ -213,7 +222,7 @@ struct Suspected(Vec<(MemberId, Instant)>);
 
 impl Suspected {
     /// Whether calls should leave `member` now.
-    fn is_left(&mut self, member: &Member, now: Instant) -> bool {
+    fn is_left(&mut self, member: &Member, now: Instant, grace: Duration) -> bool {
         let at = self.0.iter().position(|(id, _)| *id == member.id);
         if !member.suspicion.is_raised() {
             if let Some(at) = at {
@@ -228,7 +237,7 @@ impl Suspected {
                 now
             }
         };
-        member.readiness != Readiness::Ready || now >= since + GRACE
+        member.readiness != Readiness::Ready || now >= since + grace
     }
 }
 
@@ -241,6 +250,7 @@ pub async fn look_after(door: Rc<Door>) {
         turns.tick().await;
         let members = door.members.snapshot.load_full();
         let now = Instant::now();
+        let grace = GRACE.max(patience(&members));
         for member in &members.members {
             if is_hung(&members, member, now) {
                 tracing::info!(
@@ -250,7 +260,7 @@ pub async fn look_after(door: Rc<Door>) {
                 member.suspect();
                 door.members.hints.send(Hint::Unreachable(member.id));
             }
-            if suspected.is_left(member, now) {
+            if suspected.is_left(member, now, grace) {
                 door.lingering.tell(member.id);
             }
         }
@@ -259,7 +269,8 @@ pub async fn look_after(door: Rc<Door>) {
 }
 
 fn is_hung(members: &Membership, member: &Member, now: Instant) -> bool {
-    member.is_ready() && member.conduct.is_stalled(now) && is_another_well(members, member.id, now)
+    let long = STALLED_FOR.max(patience(members));
+    member.is_ready() && member.conduct.is_stalled(now, long) && is_another_well(members, member.id, now)
 }
 
 #[cfg(test)]
@@ -314,7 +325,7 @@ mod tests {
         let start = Instant::now() + MS;
         (0..5).for_each(|_| stalled.conduct.enter(start));
         let later = start + 10 * LATELY;
-        assert!(stalled.conduct.is_stalled(later));
+        assert!(stalled.conduct.is_stalled(later, STALLED_FOR));
         assert!(!is_hung(&members, stalled, later), "the cluster has no leader, say");
         eject(&members, stalled, Ejection::Failing, later);
         assert_eq!(ejected(&members, later), [0; 0]);
@@ -324,6 +335,27 @@ mod tests {
         assert_eq!(ejected(&members, later), [1]);
         stalled.suspect();
         assert!(!is_hung(&members, stalled, later), "it is known already");
+    }
+
+    #[test]
+    fn where_all_are_slow_nobody_hangs_for_being_as_slow_as_the_rest() {
+        let members = ready(3);
+        let start = Instant::now() + MS;
+        let took = 1200 * MS;
+        for member in &members.members {
+            member.conduct.answered(start + took, took);
+            member.conduct.heard(start + took);
+            (0..5).for_each(|_| member.conduct.enter(start + took));
+        }
+        let [one, two, _] = &members.members[..] else { panic!() };
+        let now = start + 2 * took;
+        two.conduct.heard(now);
+        assert!(!is_hung(&members, one, now), "its answers are due by now, and others may be as late");
+        assert!(!is_against(&members, one, start + took, now));
+        let long = start + took + PATIENCE * took;
+        two.conduct.heard(long);
+        assert!(is_hung(&members, one, long));
+        assert!(is_against(&members, one, start + took + MS, long + MS));
     }
 
     #[test]
@@ -400,16 +432,16 @@ mod tests {
         let mut suspected = Suspected::default();
         let now = Instant::now();
         let gone = member(1, Readiness::NotReady(Reason::Unreachable));
-        assert!(suspected.is_left(&gone, now));
+        assert!(suspected.is_left(&gone, now, GRACE));
         let stalled = member(2, Readiness::Ready);
-        assert!(!suspected.is_left(&stalled, now));
+        assert!(!suspected.is_left(&stalled, now, GRACE));
         stalled.suspect();
-        assert!(!suspected.is_left(&stalled, now));
-        assert!(!suspected.is_left(&stalled, now + GRACE - MS));
-        assert!(suspected.is_left(&stalled, now + GRACE));
+        assert!(!suspected.is_left(&stalled, now, GRACE));
+        assert!(!suspected.is_left(&stalled, now + GRACE - MS, GRACE));
+        assert!(suspected.is_left(&stalled, now + GRACE, GRACE));
         stalled.suspicion.clear(stalled.suspicion.mark());
-        assert!(!suspected.is_left(&stalled, now + GRACE), "a probe was answered");
+        assert!(!suspected.is_left(&stalled, now + GRACE, GRACE), "a probe was answered");
         stalled.suspect();
-        assert!(!suspected.is_left(&stalled, now + 2 * GRACE), "from the beginning");
+        assert!(!suspected.is_left(&stalled, now + 2 * GRACE, GRACE), "from the beginning");
     }
 }

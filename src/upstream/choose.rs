@@ -104,7 +104,10 @@ impl Chooser {
             }
             Wanted::Near => self.near(&field, by).map(Arc::clone).or_else(any),
             Wanted::Any => any(),
-            Wanted::This(id) => members.get(id).filter(|member| member.is_ours()).cloned(),
+            Wanted::This(id) => {
+                let stays = |member: &&Arc<Member>| member.is_ours() && !member.rest.is_being_removed();
+                members.get(id).filter(stays).cloned()
+            }
         }
     }
 
@@ -259,7 +262,8 @@ pub enum Wanted {
     LeaderFirst,
     /// One member, a follower where there is one: Snapshot, Defragment.
     Spared,
-    /// That member, ready or not: whoever names one wants to hear it from that one.
+    /// That member, ready or not: whoever names one wants to hear it from that one. Not one whose removal is under way: a Status
+    /// would crash it.
     This(MemberId),
 }
 

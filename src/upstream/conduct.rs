@@ -18,7 +18,7 @@ use crate::upstream::delays::Delays;
 /// As many calls must wait for a member, for so long and without a word from it, before it counts as stalled. A lone slow
 /// read is none; a pause of the machine is shorter.
 const STALLED_CALLS: u32 = 3;
-const STALLED_FOR: Duration = Duration::from_millis(300);
+pub(super) const STALLED_FOR: Duration = Duration::from_millis(300);
 /// Calls at once that prove a returned member: from there on it may have all that is its share.
 const PROVEN: u32 = 64;
 const UNBOUND: u32 = u32::MAX;
@@ -230,11 +230,11 @@ impl Conduct {
         self.heard.load(Relaxed) >= self.at(then)
     }
 
-    /// Whether several calls wait for it and it has said nothing for long.
+    /// Whether several calls wait for it and it has said nothing for `long`.
     #[must_use]
-    pub fn is_stalled(&self, now: Instant) -> bool {
+    pub fn is_stalled(&self, now: Instant, long: Duration) -> bool {
         let silent_since = self.heard.load(Relaxed).max(self.crowded.load(Relaxed));
-        self.in_flight() >= STALLED_CALLS && self.at(now) >= silent_since + micros(STALLED_FOR)
+        self.in_flight() >= STALLED_CALLS && self.at(now) >= silent_since + micros(long)
     }
 
     /// A call was answered well, after `took`. Those that waited out the same pause make the estimate longer once.
@@ -392,16 +392,16 @@ mod tests {
         let start = Instant::now();
         conduct.enter(start);
         conduct.enter(start);
-        assert!(!conduct.is_stalled(start + 10 * STALLED_FOR), "two may be slow reads");
+        assert!(!conduct.is_stalled(start + 10 * STALLED_FOR, STALLED_FOR), "two may be slow reads");
         let third = start + 10 * STALLED_FOR;
         conduct.enter(third);
-        assert!(!conduct.is_stalled(third), "the third waits since now");
-        assert!(conduct.is_stalled(third + STALLED_FOR));
+        assert!(!conduct.is_stalled(third, STALLED_FOR), "the third waits since now");
+        assert!(conduct.is_stalled(third + STALLED_FOR, STALLED_FOR));
         conduct.heard(third + STALLED_FOR);
-        assert!(!conduct.is_stalled(third + STALLED_FOR));
-        assert!(conduct.is_stalled(third + 2 * STALLED_FOR));
+        assert!(!conduct.is_stalled(third + STALLED_FOR, STALLED_FOR));
+        assert!(conduct.is_stalled(third + 2 * STALLED_FOR, STALLED_FOR));
         conduct.leave();
-        assert!(!conduct.is_stalled(third + 2 * STALLED_FOR));
+        assert!(!conduct.is_stalled(third + 2 * STALLED_FOR, STALLED_FOR));
     }
 
     #[test]

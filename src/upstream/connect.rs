@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use crate::config::{Endpoint, Scheme};
 use crate::io::Stream;
 use crate::upstream::names::Names;
+use crate::upstream::tls;
 
 /// Opens the byte stream under TLS. The real one is TCP; tests give an in-process pipe.
 pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<Stream>> + Send + Sync>;
@@ -180,7 +181,7 @@ impl Connector {
         let shaken = tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream).await;
         let stream = shaken.map_err(|error| ConnectError::Handshake {
             endpoint: endpoint.clone(),
-            reason: error.to_string().into(),
+            reason: tls::why_no_handshake(&error).into(),
         })?;
         Ok(Box::new(stream))
     }

@@ -12,6 +12,7 @@ mod changes;
 mod following;
 pub(super) mod metrics_page;
 mod notices;
+mod pace;
 mod place;
 mod probe;
 mod seeds;
@@ -32,12 +33,12 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::Channel;
 
-use crate::config::{Cluster, ClusterPin};
+use crate::config::{ClientTls, Cluster, ClusterPin};
 use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
 use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
-    Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason,
+    Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason, Role,
 };
 use crate::upstream::outage::{OutageChanges, publish};
 use crate::upstream::standing::{Mark, Suspicion};
@@ -46,9 +47,10 @@ pub(super) use census::usable;
 use census::{Facts, Listed, Seen, is_ours};
 use following::{Following, agreed};
 use notices::Notices;
+use pace::{Others, Pace};
 use place::{FORCED, Place, Setup};
 pub use probe::ProbeLogin;
-use probe::{Identity, Prober, Refusal, Report, Silence, Told};
+use probe::{Identity, Prober, Refusal, Report, Silence, Told, Verified, Want};
 pub use seeds::SeedList;
 use seeds::Seeds;
 
@@ -68,10 +70,14 @@ pub struct Members {
     seeds: SeedList,
     channels: ControlChannels,
     forget: Box<Forget>,
+    tokens_lost: Box<TokensLost>,
 }
 
 /// Forgets a cluster that is left, for one that is followed.
 type Forget = dyn Fn(ClusterId, ClusterId);
+
+/// Tells that tokens may be lost: those of one member, or of all.
+type TokensLost = dyn Fn(Option<MemberId>);
 
 impl Members {
     /// For the cluster of the configuration, reached by `connector`. Nothing is asked yet.
@@ -84,11 +90,16 @@ impl Members {
             http1: connector.http1(),
             connector,
             identity: if certificate { Identity::Certificate } else { Identity::None },
+            verified: if config.tls.as_ref().is_some_and(ClientTls::verifies_members) {
+                Verified::Yes
+            } else {
+                Verified::No
+            },
             login: Arc::new(ArcSwapOption::from_pointee(config.probe.clone())),
             near: config.near.clone(),
         };
         let (seeds, channels) = (SeedList::new(config), ControlChannels::default());
-        Self { setup, seeds, channels, forget: Box::new(|_, _| {}) }
+        Self { setup, seeds, channels, forget: Box::new(|_, _| {}), tokens_lost: Box::new(|_| {}) }
     }
 
     /// Where members are found first; replaced at run time.
@@ -101,6 +112,12 @@ impl Members {
     /// once, since nobody is a member of the second before `forget` has returned.
     pub fn before_following(&mut self, forget: impl Fn(ClusterId, ClusterId) + 'static) {
         self.forget = Box::new(forget);
+    }
+
+    /// When a member was connected to anew, which it is after each of its restarts, and when auth was turned on or off: no token
+    /// that was lost since then was lost for its age.
+    pub fn when_tokens_may_be_lost(&mut self, tell: impl Fn(Option<MemberId>) + 'static) {
+        self.tokens_lost = Box::new(tell);
     }
 
     /// The control runtime's channel to every member that has answered; filled once the task runs.
@@ -147,12 +164,14 @@ struct Task {
     channels: ControlChannels,
     published: Published,
     forget: Box<Forget>,
+    tokens_lost: Box<TokensLost>,
     seeds: Seeds,
     /// The configured ones first, in their order.
     places: Vec<Place>,
     /// How many there were.
     serials: u64,
     probes: FuturesUnordered<Probe>,
+    pace: Pace,
     list: Option<Vec<Listed>>,
     list_refused: bool,
     pinned: Option<ClusterId>,
@@ -172,7 +191,7 @@ struct Task {
 
 impl Task {
     fn new(members: Members, published: Published) -> Self {
-        let Members { setup, seeds, channels, forget } = members;
+        let Members { setup, seeds, channels, forget, tokens_lost } = members;
         let now = Instant::now();
         let pinned = match setup.pin {
             ClusterPin::Id(cluster) => Some(cluster),
@@ -186,7 +205,9 @@ impl Task {
             channels,
             published,
             forget,
+            tokens_lost,
             probes: FuturesUnordered::new(),
+            pace: Pace::default(),
             list: None,
             list_refused: false,
             pinned,
@@ -234,13 +255,54 @@ impl Task {
         let now = Instant::now();
         self.assign(now);
         let snapshot = self.published.snapshot.load();
-        for place in self.places.iter_mut().filter(|place| place.due <= now) {
+        let limit = self.limit();
+        for place in self.places.iter_mut().filter(|place| place.due <= now && place.prober.is_some()) {
+            let known = place.member().and_then(|id| snapshot.get(id));
+            // Counted before the look: a removal that begins after it waits for this probe.
+            let counted = known.map(|member| member.rest.begin());
+            if place.hold(known.is_some_and(|member| member.rest.is_being_removed()), now) {
+                continue;
+            }
             let Some(prober) = place.prober.take() else { continue };
             place.mark_all(&snapshot);
             place.asked = Some(now);
             place.due = now + PROBE;
-            self.probes.push(prober.ask(std::mem::take(&mut place.want)).boxed());
+            let unlisted = known.is_some_and(|member| !member.is_listed());
+            let (pinned, source) = (self.pinned, place.sighting.source);
+            let want = Want { unlisted, limit, pinned, source, ..std::mem::take(&mut place.want) };
+            place.limit = limit;
+            let probe = async move {
+                let reported = prober.ask(want).await;
+                drop(counted);
+                reported
+            };
+            self.probes.push(probe.boxed());
         }
+    }
+
+    /// How long a call of a probe may take now, by how fast those voters answer that serve.
+    fn limit(&self) -> Duration {
+        let serve = self.places.iter().filter(|place| match &place.sighting.seen {
+            Seen::Answered(answer) => self.serves(answer),
+            Seen::NotAsked | Seen::Silent(_) => false,
+        });
+        self.pace.limit(serve.filter_map(|place| place.took).min())
+    }
+
+    /// Whether it is the answer of a voter that may take traffic.
+    fn serves(&self, answer: &census::Answer) -> bool {
+        answer.role == Role::Voter && self.confirms(answer)
+    }
+
+    /// Whether others answered meanwhile, where a probe had no answer in time; the limit of later ones follows from it.
+    fn note_pace(&mut self, report: &Report, began: Option<Instant>, limit: Duration) -> Others {
+        let now = Instant::now();
+        match &report.told {
+            Ok(told) if self.serves(&told.answer) => self.pace.answered(now),
+            Err(Silence::Late) => return self.pace.late(began.unwrap_or(now), limit, now),
+            Ok(_) | Err(_) => {}
+        }
+        Others::Answered
     }
 
     /// Chooses who is asked for the member list and about auth, when they are due: the leader, else a ready voter,
@@ -305,6 +367,7 @@ impl Task {
             Hint::AuthOn | Hint::AuthOff => {
                 self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
                 self.published.changed.tell();
+                (self.tokens_lost)(None);
             }
         }
     }
@@ -322,12 +385,20 @@ impl Task {
             return;
         };
         self.notices.probe(&prober.endpoint, &report, &self.places);
+        let (began, limit) = (self.places[index].asked, self.places[index].limit);
+        let others = self.note_pace(&report, began, limit);
         let place = &mut self.places[index];
         place.prober = Some(prober);
         let marks = std::mem::take(&mut place.marks);
-        let lost = place.note(&report, &self.setup);
+        let lost = place.note(&report, (limit, others), &self.setup);
+        if let Some(member) = place.connected_anew() {
+            (self.tokens_lost)(Some(member));
+        }
         if lost {
             self.seeds.doubt(&place.sighting.endpoint.host);
+            self.look_at_list_soon();
+        }
+        if self.is_other_list(&report) {
             self.look_at_list_soon();
         }
         self.pin();
@@ -344,6 +415,13 @@ impl Task {
         if let Ok(told) = &report.told {
             self.clear(index, told.answer.member, &marks);
         }
+    }
+
+    /// Whether a member's own list has other members than the one that is believed.
+    fn is_other_list(&self, report: &Report) -> bool {
+        let ours = report.told.as_ref().is_ok_and(|told| is_ours(told.answer.cluster, self.pinned));
+        let (Some(ids), Some(list)) = (&report.ids, &self.list) else { return false };
+        ours && (ids.len() != list.len() || !list.iter().all(|listed| ids.contains(&listed.id)))
     }
 
     /// Whether it is the answer of a member of the cluster that sees a leader, and so most of the others too.
@@ -409,6 +487,7 @@ impl Task {
             tracing::info!(?auth, "found out whether the cluster asks for credentials");
             self.published.auth.set(auth);
             self.published.changed.tell();
+            (self.tokens_lost)(None);
         }
     }
 

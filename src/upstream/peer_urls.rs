@@ -115,7 +115,7 @@ impl Looked {
 /// The authorities that vouch for members' client URLs.
 #[must_use]
 pub fn roots_of(cluster: &Cluster) -> Vec<CertificateDer<'static>> {
-    cluster.tls.as_ref().map(|tls| tls.roots.certificates().to_vec()).unwrap_or_default()
+    cluster.tls.as_ref().map(|tls| tls.authorities().to_vec()).unwrap_or_default()
 }
 
 /// Whether the member answers clients; none where it was not asked yet.

@@ -1,8 +1,8 @@
 //! What keeps a member out of every shard's choice at once, beside what the last probe said.
 //!
 //! Owns: the flags that all snapshots of a member share: [`Suspicion`], raised by whoever lost it, and [`Rest`], taken by
-//! whoever is about to make it slow, who sees there what is still under way. Must not know: members, how one is chosen.
-//! Invariants: a suspicion ends only by a probe that began later; a rest ends with the last guard.
+//! whoever is about to make it slow or to remove it, who sees there what is still under way. Must not know: members, how one is
+//! chosen. Invariants: a suspicion ends only by a probe that began later; a rest, and a removal, end with the last guard.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -67,8 +67,13 @@ impl Suspicion {
 #[derive(Debug, Default)]
 pub struct Rest {
     taken: AtomicU32,
+    removals: AtomicU32,
     busy: AtomicUsize,
 }
+
+/// A removal of the member is under way or was made: no probe of the member begins while this lives.
+#[derive(Debug)]
+pub struct Removal(Arc<Rest>);
 
 /// Spares the member as long as it lives.
 #[derive(Debug)]
@@ -93,6 +98,21 @@ impl Rest {
         self.taken.load(Ordering::SeqCst) > 0
     }
 
+    /// The member's removal is about to be asked for: no probe of the member begins until the guard is dropped, since a member that was
+    /// removed panics when it is asked for its Status in the second before it ends (etcd 3.4 to 3.7). Probes under way are
+    /// [`busy`](Self::busy).
+    #[must_use]
+    pub fn begin_removal(self: &Arc<Self>) -> Removal {
+        self.removals.fetch_add(1, Ordering::SeqCst);
+        Removal(Arc::clone(self))
+    }
+
+    /// Whether the member's removal is under way or was made.
+    #[must_use]
+    pub fn is_being_removed(&self) -> bool {
+        self.removals.load(Ordering::SeqCst) > 0
+    }
+
     /// A call begins that ends by itself: whoever makes the member slow waits for it first.
     #[must_use]
     pub fn begin(self: &Arc<Self>) -> Busy {
@@ -110,6 +130,12 @@ impl Rest {
 impl Drop for Resting {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        self.0.removals.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -154,5 +180,10 @@ mod tests {
         assert!(rest.is_taken());
         drop(second);
         assert!(!rest.is_taken());
+        let (first, second) = (rest.begin_removal(), rest.begin_removal());
+        drop(first);
+        assert!(rest.is_being_removed() && !rest.is_taken());
+        drop(second);
+        assert!(!rest.is_being_removed());
     }
 }

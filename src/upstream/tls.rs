@@ -1,18 +1,27 @@
 //! TLS towards members: from what the configuration resolved to, to what rustls takes.
 //!
-//! Owns: which authorities vouch for a member, which certificate we show. Must not know: files, addresses, HTTP.
+//! Owns: who is believed to be a member, which certificate we show, why a handshake failed. Must not know: files, addresses, HTTP.
 //! Invariants: `ring` is named here and never picked up from a process-wide default; system roots are not used; a
-//! connection with a certificate of ours never resumes a session of an older one.
+//! connection with a certificate of ours never resumes a session of an older one; whoever is at the other end has the key of the
+//! certificate that it shows, also where that is pinned or not verified.
 
+mod ecdsa_p521;
+
+use std::io;
 use std::sync::Arc;
 
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WantsClientCert, WebPkiServerVerifier};
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
+use rustls::{
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, OtherError, RootCertStore,
+    SignatureScheme,
+};
 
-use crate::config::ClientTls;
-use crate::pem::{KeyPair, Roots};
+use crate::config::{ClientTls, MemberTrust};
+use crate::pem::{Fingerprint, KeyPair};
 
 /// The resolved configuration cannot be used: rustls takes less than the check of the files did.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -23,22 +32,106 @@ pub struct TlsError(#[from] rustls::Error);
 #[derive(Clone)]
 pub struct Towards {
     provider: Arc<CryptoProvider>,
-    verifier: Arc<WebPkiServerVerifier>,
+    verifier: Arc<dyn ServerCertVerifier>,
+}
+
+/// The certificate that a member showed is none of those that are pinned.
+#[derive(Debug, thiserror::Error)]
+#[error("its certificate is not pinned: its SHA-256 is {shown}, which is not in cluster.tls.pinned_sha256")]
+struct NotPinned {
+    shown: Fingerprint,
+}
+
+/// Believes whoever has the key of one of these certificates; of any, where there are none.
+#[derive(Debug)]
+struct WithoutAuthorities(Option<Arc<[Fingerprint]>>);
+
+impl ServerCertVerifier for WithoutAuthorities {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let shown = Fingerprint::of(certificate);
+        match &self.0 {
+            Some(pins) if !pins.contains(&shown) => {
+                let why = OtherError(Arc::new(NotPinned { shown }));
+                Err(rustls::Error::InvalidCertificate(CertificateError::Other(why)))
+            }
+            Some(_) | None => Ok(ServerCertVerified::assertion()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &ecdsa_p521::ALGORITHMS)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &ecdsa_p521::ALGORITHMS)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ecdsa_p521::ALGORITHMS.supported_schemes()
+    }
+}
+
+/// Why a handshake failed, for operators: our own reasons in their own words, with what to do about the most frequent ones.
+pub(super) fn why_no_handshake(error: &io::Error) -> String {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match inner {
+        Some(rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why)))) => why.to_string(),
+        Some(rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::UnsupportedSignatureAlgorithmContext { .. },
+        )) => {
+            format!(
+                "{error}: cluster.tls.ca does not vouch for it; one that a member made itself (--auto-tls) is pinned by                      cluster.tls.pinned_sha256"
+            )
+        }
+        Some(rustls::Error::AlertReceived(rustls::AlertDescription::HandshakeFailure)) => {
+            format!(
+                "{error}: the member's key is of no kind that is known here (RSA, ECDSA P-256, P-384 and P-521, Ed25519), or it \
+                     takes no TLS of ours"
+            )
+        }
+        _ => error.to_string(),
+    }
 }
 
 impl Towards {
-    /// Towards members that these vouch for.
+    /// Towards members that are believed so.
     ///
     /// # Errors
     /// [`TlsError`].
-    pub fn new(roots: &Roots) -> Result<Self, TlsError> {
-        let mut store = RootCertStore::empty();
-        for root in roots.certificates() {
-            store.add(root.clone())?;
-        }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(&provider));
-        let verifier = verifier.build().map_err(|error| rustls::Error::General(error.to_string()))?;
+    pub fn new(trust: &MemberTrust) -> Result<Self, TlsError> {
+        let ring = rustls::crypto::ring::default_provider();
+        let provider =
+            Arc::new(CryptoProvider { signature_verification_algorithms: *ecdsa_p521::ALGORITHMS, ..ring });
+        let verifier: Arc<dyn ServerCertVerifier> = match trust {
+            MemberTrust::Authorities(roots) => {
+                let mut store = RootCertStore::empty();
+                for root in roots.certificates() {
+                    store.add(root.clone())?;
+                }
+                let builder =
+                    WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(&provider));
+                builder.build().map_err(|error| rustls::Error::General(error.to_string()))?
+            }
+            MemberTrust::Pinned(pins) => Arc::new(WithoutAuthorities(Some(Arc::clone(pins)))),
+            MemberTrust::Unverified => Arc::new(WithoutAuthorities(None)),
+        };
         Ok(Self { provider, verifier })
     }
 
@@ -72,7 +165,7 @@ impl Towards {
     fn builder(&self) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, TlsError> {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()?;
-        Ok(builder.with_webpki_verifier(Arc::clone(&self.verifier)))
+        Ok(builder.dangerous().with_custom_certificate_verifier(Arc::clone(&self.verifier)))
     }
 }
 
@@ -86,7 +179,7 @@ fn http2(mut config: ClientConfig) -> Arc<ClientConfig> {
 /// # Errors
 /// [`TlsError`].
 pub fn client_config(tls: &ClientTls) -> Result<Arc<ClientConfig>, TlsError> {
-    let towards = Towards::new(&tls.roots)?;
+    let towards = Towards::new(&tls.trust)?;
     match &tls.identity {
         None => towards.anonymous(),
         Some(identity) => towards.showing_pair(identity),
@@ -97,10 +190,10 @@ pub fn client_config(tls: &ClientTls) -> Result<Arc<ClientConfig>, TlsError> {
 mod tests {
     use std::path::Path;
 
-    use rustls::pki_types::{PrivateKeyDer, ServerName};
+    use rustls::pki_types::PrivateKeyDer;
 
     use super::*;
-    use crate::pem::{Chain, PrivateKey};
+    use crate::pem::{Chain, PrivateKey, Roots};
 
     /// An authority and a certificate by it for `name`.
     struct Pki {
@@ -150,7 +243,7 @@ mod tests {
             tokio_rustls::TlsConnector::from(config).connect(ServerName::try_from(name).unwrap(), ours);
         let accept = tokio_rustls::TlsAcceptor::from(Arc::new(server)).accept(theirs);
         let (connected, accepted) = tokio::join!(connect, accept);
-        connected.map_err(|error| error.to_string())?;
+        connected.map_err(|error| why_no_handshake(&error))?;
         let accepted = accepted.map_err(|error| error.to_string())?;
         let (_, session) = accepted.get_ref();
         Ok(Seen {
@@ -159,9 +252,9 @@ mod tests {
         })
     }
 
-    fn rustls_pki_types_pem(pem: &str) -> rustls::pki_types::CertificateDer<'static> {
+    fn rustls_pki_types_pem(pem: &str) -> CertificateDer<'static> {
         use rustls::pki_types::pem::PemObject as _;
-        rustls::pki_types::CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
+        CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
     }
 
     #[derive(Debug, PartialEq, Eq)]
@@ -174,12 +267,36 @@ mod tests {
     async fn a_member_is_believed_only_under_the_configured_authority_and_its_own_name() {
         let folder = tempfile::tempdir().unwrap();
         let (member, stranger) = (pki("member.example"), pki("member.example"));
-        let tls = ClientTls { roots: roots(folder.path(), &member), identity: None };
+        let tls =
+            ClientTls { trust: MemberTrust::Authorities(roots(folder.path(), &member)), identity: None };
         let config = || client_config(&tls).unwrap();
         let seen = handshake(config(), &member, "member.example").await.unwrap();
         assert_eq!(seen, Seen { protocol: Some(b"h2".to_vec()), certificates: 0 });
         assert!(handshake(config(), &stranger, "member.example").await.is_err());
         assert!(handshake(config(), &member, "other.example").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_pinned_certificate_is_believed_under_any_name_and_no_other_is() {
+        let (member, stranger) = (pki("member.example"), pki("member.example"));
+        let pin = Fingerprint::of(member.cert.der());
+        let tls = |trust| ClientTls { trust, identity: None };
+        let pinned =
+            tls(MemberTrust::Pinned([Fingerprint::of(&CertificateDer::from(b"x".to_vec())), pin].into()));
+        for name in ["member.example", "other.example"] {
+            handshake(client_config(&pinned).unwrap(), &member, name).await.unwrap();
+            let refused = handshake(client_config(&pinned).unwrap(), &stranger, name).await.unwrap_err();
+            let shown = Fingerprint::of(stranger.cert.der());
+            assert_eq!(refused, NotPinned { shown }.to_string());
+        }
+        // Its certificate alone is not enough: whoever shows it must have its key.
+        let thief = Pki { key: rcgen::KeyPair::generate().unwrap(), ..pki("member.example") };
+        let thief = Pki { cert: member.cert.clone(), ..thief };
+        assert!(handshake(client_config(&pinned).unwrap(), &thief, "member.example").await.is_err());
+        let anybody = tls(MemberTrust::Unverified);
+        for one in [&member, &stranger] {
+            handshake(client_config(&anybody).unwrap(), one, "other.example").await.unwrap();
+        }
     }
 
     #[tokio::test]
@@ -191,7 +308,7 @@ mod tests {
         std::fs::write(&key, member.key.serialize_pem()).unwrap();
         let identity =
             Some(KeyPair::new(Chain::read(&cert).unwrap(), PrivateKey::read(&key).unwrap()).unwrap());
-        let tls = ClientTls { roots: roots(folder.path(), &member), identity };
+        let tls = ClientTls { trust: MemberTrust::Authorities(roots(folder.path(), &member)), identity };
         let seen = handshake(client_config(&tls).unwrap(), &member, "member.example").await.unwrap();
         assert_eq!(seen.certificates, 1);
     }

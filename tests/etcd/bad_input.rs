@@ -3,6 +3,7 @@
 //! Owns: the scene that the tests of `bad_input/` share. Invariant: a test that says "nothing arrived" also shows that it would have
 //! seen it arrive.
 
+mod foreign_tokens;
 mod members;
 mod peers;
 mod requests;
@@ -92,6 +93,7 @@ async fn started(cluster: &Cluster, method: &str) -> f64 {
 fn direct(cluster: &Cluster) -> Endpoint {
     match cluster.options().tls {
         Tls::Off => Endpoint::plain(cluster.address(0)),
+        Tls::Auto => panic!("its certificate is by nobody"),
         Tls::Server => Endpoint::tls(cluster.address(0), cluster.pki(), None),
         Tls::Mutual => Endpoint::tls(cluster.address(0), cluster.pki(), Some(&cluster.pki().nobody())),
     }

@@ -4,14 +4,18 @@
 
 #[cfg(test)]
 mod acting;
+mod all_slow;
 #[cfg(test)]
 mod attacks;
+mod auto_tls;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
 mod bench;
 #[cfg(test)]
 mod caller;
+#[cfg(test)]
+mod catch_up;
 #[cfg(test)]
 mod chaos;
 #[cfg(test)]
@@ -28,6 +32,8 @@ mod defragmentation;
 mod discovery;
 #[cfg(test)]
 mod doctor;
+#[cfg(test)]
+mod etcd_tokens;
 #[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
@@ -96,6 +102,7 @@ mod raw;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod removed;
 mod renewals;
 #[cfg(test)]
 mod replicas;
@@ -123,6 +130,10 @@ mod stories;
 mod storm;
 #[cfg(test)]
 mod streams;
+#[cfg(test)]
+mod taken_alike;
+#[cfg(test)]
+mod token_touches;
 #[cfg(test)]
 mod topology;
 #[cfg(test)]

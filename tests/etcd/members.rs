@@ -6,7 +6,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::config::{ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, Scheme, Serves};
+use keyward::config::{
+    ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, MemberTrust, Scheme, Serves,
+};
 use keyward::identity::{ClusterId, MemberId};
 use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
 use keyward::secret::Secret;
@@ -21,6 +23,7 @@ use keyward::upstream::tls;
 
 use crate::harness::binary::Version;
 use crate::harness::pki::Pair;
+use crate::harness::relay::Relay;
 use crate::harness::{Auth, Cluster, Options, Tls, password, versions, wait};
 
 /// For what takes an election or a look at the member list: a limit, never a pause.
@@ -50,7 +53,8 @@ pub(crate) fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) 
     let roots = || Roots::read(&cluster.pki().ca).unwrap();
     Config {
         endpoints: members.iter().map(endpoint).collect(),
-        tls: (scheme == Scheme::Https).then(|| ClientTls { roots: roots(), identity }),
+        tls: (scheme == Scheme::Https)
+            .then(|| ClientTls { trust: MemberTrust::Authorities(roots()), identity }),
         connect_timeout: Duration::from_secs(2),
         idle_timeout: Duration::from_secs(60),
         token_ttl: Duration::from_secs(300),
@@ -472,6 +476,37 @@ async fn auth_is_seen_to_be_on_although_our_certificate_names_root() {
                 tokio::time::timeout(LIMIT, changes.changed()).await.expect("it is found out").unwrap();
             }
             assert_eq!(followed.handle.auth.now(), AuthNow::On, "{version}");
+        }
+    })
+    .await;
+}
+
+/// What the member list names may be anybody's by now. Without TLS only the cluster's own name is known of whoever answers there.
+#[tokio::test]
+async fn the_probing_users_password_goes_to_no_address_where_another_cluster_answers() {
+    alone(async {
+        for version in versions().into_iter().filter(guarded) {
+            let tasks = Tasks::default();
+            let (first, second) = (Relay::start(&tasks).await, Relay::start(&tasks).await);
+            let advertise = vec![first.address, second.address];
+            let cluster = Cluster::start(&version, Options { advertise, ..with_auth(2) }).await;
+            let stranger = Cluster::start(&version, with_auth(1)).await;
+            first.open(cluster.address(0));
+            second.open(stranger.address(0));
+            let before = logins(&stranger, 0).await;
+            let followed = Followed::start(&config(&cluster, &[0], Some("root")));
+            let now = followed.until("the other one is told apart", |now| !now.foreign.is_empty()).await;
+            assert_eq!(now.foreign[0].endpoint.port, second.address.port(), "{version}");
+            followed
+                .until("ours is asked as root", |now| now.members.iter().any(|member| applied(member) > 0))
+                .await;
+            assert_eq!(logins(&stranger, 0).await, before, "{version}: nobody logged in there");
+            // Where the address leads to a member again, that is asked as root too.
+            second.turn_to(cluster.address(1));
+            let both =
+                |now: &Membership| now.members.iter().filter(|member| applied(member) > 0).count() == 2;
+            followed.until("both are asked as root", both).await;
+            assert_eq!(logins(&stranger, 0).await, before, "{version}");
         }
     })
     .await;

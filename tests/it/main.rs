@@ -56,6 +56,8 @@ mod honest_ends;
 #[cfg(test)]
 mod http1;
 #[cfg(test)]
+mod ignored_tokens;
+#[cfg(test)]
 mod jwts;
 #[cfg(test)]
 mod keepalives;

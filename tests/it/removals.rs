@@ -27,6 +27,12 @@ fn rests(keyward: &Keyward) -> bool {
     members.members.iter().any(|member| member.id.0 == REMOVED && member.rest.is_taken())
 }
 
+/// Whether probes of the member are stopped: one that was removed panics at a Status.
+fn is_probed(keyward: &Keyward) -> bool {
+    let members = keyward.members.snapshot.load();
+    members.members.iter().any(|member| member.id.0 == REMOVED && !member.rest.is_being_removed())
+}
+
 #[test]
 fn a_member_is_free_of_calls_before_it_is_removed() {
     paused(async {
@@ -48,6 +54,7 @@ fn a_member_is_free_of_calls_before_it_is_removed() {
             assert_eq!(users.path(), USERS);
             users.reply(&[]).await;
             settled().await;
+            assert!(!is_probed(&keyward));
             assert!(rests(&keyward) && members.iter().all(|member| member.was_called_again().is_none()));
             under_way.reply(&was_put(2)).await;
             let (at, remove) = next_of(&members).await;
@@ -61,7 +68,7 @@ fn a_member_is_free_of_calls_before_it_is_removed() {
             open.finish().await.message();
         }
         settled().await;
-        assert!(rests(&keyward), "until the list says that it is gone");
+        assert!(rests(&keyward) && !is_probed(&keyward), "until the list says that it is gone");
         for _ in 0..6 {
             let script = async {
                 let (at, call) = next_of(&members).await;
@@ -72,7 +79,7 @@ fn a_member_is_free_of_calls_before_it_is_removed() {
             outcome.message();
         }
         tokio::time::sleep(std::time::Duration::from_secs(16)).await;
-        assert!(!rests(&keyward), "whether it answers decides");
+        assert!(!rests(&keyward) && is_probed(&keyward), "whether it answers decides");
     });
 }
 
@@ -86,11 +93,30 @@ fn who_may_not_remove_has_nobody_freed() {
             for path in [USERS, REMOVE] {
                 let (_, call) = next_of(&members).await;
                 assert_eq!(call.path(), path);
-                assert!(!rests(&keyward));
+                assert!(!rests(&keyward) && is_probed(&keyward));
                 call.refuse(denied.0, denied.1);
             }
         };
         let (outcome, ()) = tokio::join!(client.call(REMOVE, remove()), script);
         assert_eq!(outcome.end.told(), denied);
+    });
+}
+
+#[test]
+fn a_removal_that_fails_lets_the_member_be_probed_again() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let failed = (Code::Unavailable, "etcdserver: unhealthy cluster");
+        let script = async {
+            let (_, users) = next_of(&members).await;
+            users.reply(&[]).await;
+            let (_, remove) = next_of(&members).await;
+            assert!(!is_probed(&keyward), "before it is sent");
+            remove.refuse(failed.0, failed.1);
+        };
+        let (outcome, ()) = tokio::join!(client.call(REMOVE, remove()), script);
+        assert_eq!(outcome.end.told(), failed);
+        assert!(is_probed(&keyward) && !rests(&keyward));
     });
 }

@@ -44,12 +44,8 @@ pub(super) fn all(config: &Config) -> Vec<Certificate> {
         }
     }
     if let Some(tls) = &config.cluster.tls {
-        let last = tls
-            .roots
-            .certificates()
-            .iter()
-            .filter_map(|der| Some((ends(der)?, der)))
-            .max_by_key(|(at, _)| *at);
+        let last =
+            tls.authorities().iter().filter_map(|der| Some((ends(der)?, der))).max_by_key(|(at, _)| *at);
         add("cluster.tls.ca".into(), "no member is believed", last.map(|(_, der)| der.clone()).as_slice());
         if let Some(identity) = &tls.identity {
             add("cluster.tls.cert".into(), "members refuse connections", identity.chain());

@@ -4,13 +4,15 @@
 //! that lacks what it needs says so in `unseen` and finds nothing; a command in a fix is one that etcdctl has.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::certificates;
 use super::{Finding, Report, Severity};
 use crate::config::{Config, Keep, KeySource, Scheme};
-use crate::identity::MemberId;
+use crate::identity::{MemberId, UserName};
 use crate::upstream::choose::LAG;
+use crate::upstream::credential::RootHolders;
 use crate::upstream::examine::Examined;
 use crate::upstream::membership::{
     Absence, Auth, Member, Membership, PeerUrls, Readiness, Reason, Role, Serving, Trouble,
@@ -45,6 +47,7 @@ pub(super) struct Facts<'a> {
     /// What each member told anybody who asks; none where it told nothing.
     pub(super) examined: &'a [(MemberId, Option<Examined>)],
     pub(super) revocations_known: bool,
+    pub(super) root_holders: &'a RootHolders,
 }
 
 impl Facts<'_> {
@@ -93,7 +96,7 @@ impl Facts<'_> {
                 Trouble::NotAllowed => "mend the SRV records, or add its host to cluster.allowed_hosts",
                 Trouble::Connection => "start the member, or look at the firewall between",
                 Trouble::Tls => {
-                    "mend its certificate, or cluster.tls: its ca, and the certificate that we show"
+                    "mend its certificate, or cluster.tls: its ca or pinned_sha256, and the certificate that we show"
                 }
                 Trouble::NoAnswer => "look at its log: it is starting, stopping, or stuck",
                 Trouble::Unidentified => "set cluster.probe to a user that may see Status",
@@ -353,10 +356,41 @@ impl Facts<'_> {
         }
     }
 
+    /// Whom passwords and tokens reach that are sent to members.
+    fn passwords(&self, findings: &mut Findings) {
+        let cluster = &self.config.cluster;
+        match &cluster.tls {
+            Some(tls) if !tls.verifies_members() => {
+                let what = "members are not verified: whoever answers at their addresses, or stands between, gets every password, \
+                            token and value";
+                let fix = "take insecure_skip_verify out, and set cluster.tls.ca, or pinned_sha256 to the SHA-256 of each member's \
+                           certificate";
+                findings.error("members_unverified", "cluster.tls.insecure_skip_verify", what, fix);
+            }
+            None if self.auth == Auth::On && cluster.discovery.allowed_hosts.is_empty() => {
+                let configured = |member: &&Arc<Member>| {
+                    cluster.endpoints.iter().any(|one| one.host == member.endpoint.host)
+                };
+                let found = self.members.members.iter().filter(|member| !configured(member));
+                let hosts: BTreeSet<&str> = found.map(|member| member.endpoint.host.as_str()).collect();
+                if !hosts.is_empty() {
+                    let hosts = Vec::from_iter(hosts).join(", ");
+                    let what = format!(
+                        "passwords go in plaintext to hosts that only the member list names: {hosts}"
+                    );
+                    let fix = "TLS towards members, or name these hosts in cluster.allowed_hosts";
+                    findings.warning("plaintext_passwords", "cluster.allowed_hosts", what, fix);
+                }
+            }
+            Some(_) | None => {}
+        }
+    }
+
     /// Who may do what, and what would be lost.
     fn identities(&self, findings: &mut Findings) {
         let config = self.config;
         let shows = config.cluster.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
+        self.passwords(findings);
         match self.auth {
             Auth::Off => {
                 let fix = "etcdctl user add root && etcdctl user grant-role root root && etcdctl auth enable";
@@ -375,6 +409,7 @@ impl Facts<'_> {
             Auth::On => {}
             Auth::Unknown => findings.unseen("whether auth is on: no member has told".to_owned()),
         }
+        self.roots(findings);
         if config.session.key_source == KeySource::Random {
             let what =
                 "no key file: a restart logs all clients out, and replicas do not take each other's sessions";
@@ -401,6 +436,27 @@ impl Facts<'_> {
             let what = "it is not known who was revoked: logins and calls are refused";
             let fix = "see that cluster.probe or revocation.user may read and write revocation.etcd_prefix";
             findings.error("revocation_unknown", "revocation", what, fix);
+        }
+    }
+
+    /// Who may do everything by a rule for many.
+    fn roots(&self, findings: &mut Findings) {
+        let RootHolders { found, untold, unlisted } = self.root_holders;
+        for user in found {
+            let what = "this user has the role root, and a [[map]] rule, or mapping.default, leads to it that spells no peer out: \
+                        whoever matches may do everything";
+            let fix = format!("spell the peer out in the rule, or etcdctl user revoke-role {user} root");
+            findings.warning("root_by_pattern", format!("user {user}"), what, fix);
+        }
+        if !untold.is_empty() {
+            let names: Vec<_> = untold.iter().map(UserName::as_str).collect();
+            let names = names.join(", ");
+            findings.unseen(format!("whether users have the role root to whom rules for many lead: {names}"));
+        }
+        if *unlisted {
+            let what = "who has the role root of the users to whom rules with as = \"same\" lead: cluster.probe may not list users, or \
+                        there are too many";
+            findings.unseen(what.to_owned());
         }
     }
 

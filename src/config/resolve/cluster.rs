@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::{DAY, MOMENT, Resolver, SECOND};
 use crate::config::{
-    ClientTls, Cluster, ClusterPin, Discovery, Endpoint, OutageTimes, Scheme, Serves, Srv, file, values,
+    ClientTls, Cluster, ClusterPin, Discovery, Endpoint, MemberTrust, OutageTimes, Scheme, Serves, Srv, file,
+    values,
 };
 
 fn serves(target: Option<file::Target>) -> Serves {
@@ -41,8 +42,7 @@ impl Resolver<'_> {
                 self.client_tls(tls)
             }
             None if https => {
-                let reason =
-                    "https endpoints need the CA that members verify under (system roots are not used)";
+                let reason = "https endpoints need the CA that members verify under (system roots are not used), or pinned_sha256";
                 self.findings.missing("cluster.tls.ca", reason);
                 None
             }
@@ -179,18 +179,56 @@ impl Resolver<'_> {
 
     fn client_tls(&mut self, tls: file::ClusterTls) -> Option<ClientTls> {
         let path = "cluster.tls";
-        let ca_path = "cluster.tls.ca";
-        let ca = self.required(
-            ca_path,
-            tls.ca,
-            "the CA that members verify under is needed (system roots are not used)",
-        );
-        let roots = ca.and_then(|name| self.roots(ca_path, &name));
         let identity = match (tls.cert, tls.key) {
             (None, None) => None,
             (cert, key) => self.key_pair(path, cert, key),
         };
-        Some(ClientTls { roots: roots?, identity })
+        let trust = self.member_trust(tls.ca, tls.pinned_sha256, tls.insecure_skip_verify == Some(true));
+        Some(ClientTls { trust: trust?, identity })
+    }
+
+    /// One way only: beside a weaker one a stronger one would promise what does not hold.
+    fn member_trust(
+        &mut self,
+        ca: Option<String>,
+        pins: Option<Vec<String>>,
+        unverified: bool,
+    ) -> Option<MemberTrust> {
+        const CA: &str = "cluster.tls.ca";
+        const PINS: &str = "cluster.tls.pinned_sha256";
+        const UNVERIFIED: &str = "cluster.tls.insecure_skip_verify";
+        const ONE: &str =
+            "does not go with another of ca, pinned_sha256 and insecure_skip_verify: choose one";
+        if pins.is_some() && ca.is_some() {
+            self.findings.fault(PINS, ONE);
+            return None;
+        }
+        if unverified && (ca.is_some() || pins.is_some()) {
+            self.findings.fault(UNVERIFIED, ONE);
+            return None;
+        }
+        if unverified {
+            let reason = "members are NOT verified: whoever answers at their addresses, or stands between, gets every password, token \
+                          and value. For a test, or to read a fingerprint; then set pinned_sha256";
+            self.findings.warn(UNVERIFIED, reason);
+            return Some(MemberTrust::Unverified);
+        }
+        let Some(pins) = pins else {
+            let reason =
+                "the CA that members verify under is needed (system roots are not used), or pinned_sha256";
+            let ca = self.required(CA, ca, reason)?;
+            return self.roots(CA, &ca).map(MemberTrust::Authorities);
+        };
+        if pins.is_empty() {
+            self.findings.fault(PINS, "names no certificate: nobody would be believed to be a member");
+            return None;
+        }
+        let read: Vec<_> = pins
+            .iter()
+            .enumerate()
+            .map(|(index, text)| self.checked(&format!("{PINS}[{index}]"), values::fingerprint(text)))
+            .collect();
+        Some(MemberTrust::Pinned(read.into_iter().collect::<Option<Vec<_>>>()?.into()))
     }
 }
 
@@ -271,5 +309,36 @@ mod tests {
             faults(&format!("{ENDPOINT}allowed_hosts = ['a b', '']\n")),
             ["cluster.allowed_hosts[0]", "cluster.allowed_hosts[1]"]
         );
+    }
+
+    #[test]
+    fn members_are_believed_in_one_way() {
+        const ENDPOINT: &str = "endpoints = ['https://a:1']\n";
+        let pin = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let trust = |lines: &str| cluster(&format!("{ENDPOINT}{lines}")).tls.unwrap().trust;
+        let pinned = trust(&format!("tls.pinned_sha256 = ['{pin}']\n"));
+        assert!(matches!(&pinned, MemberTrust::Pinned(pins) if pins[0].to_string() == pin), "{pinned:?}");
+        let text = format!("{LISTENER}{ENDPOINT}tls.insecure_skip_verify = true\n");
+        let (config, warnings) = parse(&text, Path::new("/")).unwrap();
+        let tls = config.cluster.tls.as_ref().unwrap();
+        assert!(tls.trust == MemberTrust::Unverified && !tls.verifies_members());
+        let told: Vec<_> = warnings.iter().map(|warning| warning.path.as_str()).collect();
+        assert!(told.contains(&"cluster.tls.insecure_skip_verify"), "{told:?}");
+        for (lines, fault) in [
+            ("tls.insecure_skip_verify = false\n".to_owned(), "cluster.tls.ca"),
+            ("tls.pinned_sha256 = []\n".to_owned(), "cluster.tls.pinned_sha256"),
+            ("tls.pinned_sha256 = ['ab']\n".to_owned(), "cluster.tls.pinned_sha256[0]"),
+            (format!("tls = {{ ca = 'a', pinned_sha256 = ['{pin}'] }}\n"), "cluster.tls.pinned_sha256"),
+            (
+                "tls = { ca = 'a', insecure_skip_verify = true }\n".to_owned(),
+                "cluster.tls.insecure_skip_verify",
+            ),
+            (
+                format!("tls = {{ pinned_sha256 = ['{pin}'], insecure_skip_verify = true }}\n"),
+                "cluster.tls.insecure_skip_verify",
+            ),
+        ] {
+            assert_eq!(faults(&format!("{ENDPOINT}{lines}")), [fault], "{lines}");
+        }
     }
 }

@@ -143,7 +143,7 @@ impl Resolver<'_> {
         let certificate = authority.chain().first()?;
         self.checked(ca_path, certificates::of_mint(certificate, SystemTime::now()))?;
         self.checked(ca_path, Authority::new(&authority))?;
-        let mut roots = cluster.tls.iter().flat_map(|tls| tls.roots.certificates());
+        let mut roots = cluster.tls.iter().flat_map(|tls| tls.authorities());
         // By its key: another certificate of it would do for whoever steals that.
         if roots.any(|root| certificates::same_key(root, certificate) == Ok(true)) {
             let reason = "has the key of cluster.tls.ca, so whoever steals it could pose as a member; mint from an \

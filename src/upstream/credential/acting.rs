@@ -21,9 +21,9 @@ use super::revision::{Pages, Revisions};
 use super::signed::{SignedIdentity, Signer};
 use super::{As, Credentials, Identity, PasswordIdentity};
 use crate::config::users::{Credential, Maker, Users};
-use crate::config::{ClientTls, Cluster};
+use crate::config::{ClientTls, Cluster, MemberTrust};
 use crate::identity::UserName;
-use crate::pem::{KeyPair, Roots};
+use crate::pem::KeyPair;
 use crate::upstream::tls::{TlsError, Towards};
 
 /// Users whose identities are kept though the configuration does not name them.
@@ -92,43 +92,46 @@ pub struct Acting {
     named: HashMap<UserName, Identity>,
     /// What all others are made by.
     made: Cache<UserName, Identity>,
+    /// By tokens that we sign, users of whom a token signed with etcd's own key told.
+    signed: Cache<UserName, Identity>,
     mint: Option<Arc<Mint>>,
     signer: Option<Arc<Signer>>,
     /// What all that was made from.
     users: Users,
-    roots: Option<Roots>,
+    trust: Option<MemberTrust>,
 }
 
 impl Acting {
     /// Nobody.
     pub(super) fn nobody() -> Self {
-        let (made, users) = (Cache::new(0), Users::default());
+        let (made, signed, users) = (Cache::new(0), Cache::new(0), Users::default());
         Self {
             published: 0,
             epoch: 0,
             named: HashMap::new(),
             made,
+            signed,
             mint: None,
             signer: None,
             users,
-            roots: None,
+            trust: None,
         }
     }
 
     /// What mints for these users too, where it is the same: a certificate that is not replaced costs no connection.
-    fn mint_of(&self, users: &Users, roots: Option<&Roots>) -> Option<Arc<Mint>> {
+    fn mint_of(&self, users: &Users, trust: Option<&MemberTrust>) -> Option<Arc<Mint>> {
         let of = |users: &Users| {
             let mint = users.mint.as_ref()?;
             Some((mint.authority.chain().to_vec(), mint.lifetime))
         };
-        let same = of(&self.users) == of(users) && self.trusts(roots);
+        let same = of(&self.users) == of(users) && self.trusts(trust);
         self.mint.clone().filter(|_| same)
     }
 
     /// The user's identity by this certificate. Its key goes with it: that was checked.
-    fn shows(&self, user: &UserName, pair: &KeyPair, roots: Option<&Roots>) -> Option<Identity> {
+    fn shows(&self, user: &UserName, pair: &KeyPair, trust: Option<&MemberTrust>) -> Option<Identity> {
         let Some(Credential::Certificate(before)) = self.users.named.get(user) else { return None };
-        let same = before.chain() == pair.chain() && self.trusts(roots);
+        let same = before.chain() == pair.chain() && self.trusts(trust);
         self.named.get(user).filter(|_| same).cloned()
     }
 
@@ -139,8 +142,8 @@ impl Acting {
     }
 
     /// Whether members are believed by these.
-    fn trusts(&self, roots: Option<&Roots>) -> bool {
-        self.roots.as_ref().map(Roots::certificates) == roots.map(Roots::certificates)
+    fn trusts(&self, trust: Option<&MemberTrust>) -> bool {
+        self.trust.as_ref() == trust
     }
 
     fn make(&self, maker: Maker, user: &UserName) -> Option<Identity> {
@@ -152,6 +155,12 @@ impl Acting {
             }
             Maker::Jwt => Some(Identity::Signed(SignedIdentity::new(user, self.signer.as_ref()?))),
         }
+    }
+
+    /// By tokens that we sign, whether or not a row says so.
+    fn signed(&self, user: &UserName) -> Option<Identity> {
+        let signer = self.signer.as_ref().filter(|_| !user.as_str().is_empty())?;
+        Some(self.signed.get_with_by_ref(user, || Identity::Signed(SignedIdentity::new(user, signer))))
     }
 
     fn identity(&self, user: &UserName) -> Option<Identity> {
@@ -195,9 +204,9 @@ impl Credentials {
     /// [`UsersError`].
     pub fn acting_for(&self, users: &Users, cluster: &Cluster, pages: Pages) -> Result<Acting, UsersError> {
         let before = self.acting.load();
-        let roots = cluster.tls.as_ref().map(|tls: &ClientTls| &tls.roots);
-        let towards = roots.map(Towards::new).transpose()?;
-        let kept = before.mint_of(users, roots);
+        let trust = cluster.tls.as_ref().map(|tls: &ClientTls| &tls.trust);
+        let towards = trust.map(Towards::new).transpose()?;
+        let kept = before.mint_of(users, trust);
         let minted_as_before = kept.is_some();
         let mint = match (&users.mint, &towards) {
             (Some(_), Some(_)) if minted_as_before => kept,
@@ -219,15 +228,16 @@ impl Credentials {
             } else {
                 Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build()
             },
+            signed: Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build(),
             mint,
             signer,
             users: users.clone(),
-            roots: roots.cloned(),
+            trust: trust.cloned(),
         };
         for (user, credential) in &users.named {
             let identity = match credential {
                 Credential::Password(password) => Some(Identity::Password(self.identity(user, password))),
-                Credential::Certificate(pair) => match before.shows(user, pair, roots) {
+                Credential::Certificate(pair) => match before.shows(user, pair, trust) {
                     Some(same) => Some(same),
                     None => {
                         let showing = Showing { user: user.clone(), epoch: epoch() };
@@ -250,6 +260,15 @@ impl Credentials {
     pub fn acting(&self, user: &UserName) -> Option<As> {
         let acting = self.acting.load();
         let identity = acting.identity(user)?;
+        Some(self.going_on(user, acting.published, identity, None))
+    }
+
+    /// As the etcd user whom a token signed with etcd's own key names, `root` included: by what the configuration has for that user,
+    /// else by tokens that we sign. None where neither can be.
+    #[must_use]
+    pub fn acting_or_signed(&self, user: &UserName) -> Option<As> {
+        let acting = self.acting.load();
+        let identity = acting.identity(user).or_else(|| acting.signed(user))?;
         Some(self.going_on(user, acting.published, identity, None))
     }
 

@@ -193,6 +193,7 @@ mod tests {
     use x509_parser::prelude::FromDer as _;
 
     use super::*;
+    use crate::config::MemberTrust;
     use crate::pem::{Chain, PrivateKey, Roots};
 
     /// A root, as etcd trusts it, and a mint below it.
@@ -234,7 +235,7 @@ mod tests {
         let authority = pair(folder.path(), &cert.pem(), &key.serialize_pem());
         let roots = folder.path().join("root.pem");
         std::fs::write(&roots, root.pem()).unwrap();
-        let towards = Towards::new(&Roots::read(&roots).unwrap()).unwrap();
+        let towards = Towards::new(&MemberTrust::Authorities(Roots::read(&roots).unwrap())).unwrap();
         let held = Held::default();
         let mint = Mint::new(&users::Mint { authority, lifetime }, towards, held.clone()).unwrap();
         House { root: root.der().clone(), mint, held }.held()

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use super::census::{Seen, Sighting, Source};
-use super::probe::{Dialled, Identity, ProbeLogin, Prober, Report, Silence, Want};
+use super::pace::{self, Others};
+use super::probe::{Dialled, Identity, ProbeLogin, Prober, Report, Silence, Verified, Want};
 use crate::config::{ClusterPin, Endpoint, Scheme};
 use crate::identity::{ClusterId, MemberId};
 use crate::upstream::connect::{ConnectError, Connector};
@@ -22,10 +23,14 @@ use crate::upstream::standing::{Mark, Suspicion};
 
 /// Between two probes of an address that hints ask for.
 pub(super) const FORCED: Duration = Duration::from_millis(100);
-/// Probes in a row without an answer in time, past which the member is unreachable: one may be a busy moment.
+/// Probes in a row without an answer in time, past which the member is unreachable while others answer: one may be a busy moment.
 const LATE: u32 = 2;
-/// The same, past which the connection is given up too: the network may have forgotten it.
-const LATE_CONNECTION: u32 = 4;
+/// Where nobody answers in time, all may be slow: a member is unreachable after so long. etcd's own limit for a call.
+const ALL_LATE: Duration = Duration::from_secs(7);
+/// Past so long without an answer the connection is given up too: the network may have forgotten it.
+const LATE_CONNECTION: Duration = Duration::from_secs(4);
+/// No probe begins for the time of a removal, and no longer than this: whoever asks for one may wait for ever.
+const REMOVAL: Duration = Duration::from_secs(20);
 /// etcd's own limit is 5 s (rules 45).
 const PING: Duration = Duration::from_secs(10);
 
@@ -36,6 +41,7 @@ pub(super) struct Setup {
     pub(super) connector: Connector,
     pub(super) http1: Connector,
     pub(super) identity: Identity,
+    pub(super) verified: Verified,
     pub(super) login: ProbeLogin,
     pub(super) near: Vec<String>,
 }
@@ -50,10 +56,20 @@ pub(super) struct Place {
     pub(super) asked: Option<Instant>,
     /// What the probe under way has to clear when it succeeds, of whoever then turns out to be here.
     pub(super) marks: Vec<(MemberId, Arc<Suspicion>, Mark)>,
-    pub(super) late: u32,
+    late: u32,
+    /// What the calls of the probe under way may take.
+    pub(super) limit: Duration,
+    /// For how long nothing was answered in time: in all, and over this connection.
+    silent: (Duration, Duration),
+    /// What an answer takes, smoothed; none where the last one did not come in time.
+    pub(super) took: Option<Duration>,
+    /// Since when no probe begins for the sake of a removal.
+    held: Option<Instant>,
     /// Why nobody is known to be here, where that is so.
     pub(super) trouble: Option<(Trouble, Arc<str>)>,
     dialled: Arc<Dialled>,
+    /// How many connections had been made when that was last looked at.
+    connections: u32,
     /// Tells it from one that was here before.
     pub(super) serial: u64,
     /// How often the channel was made anew.
@@ -79,7 +95,7 @@ impl Place {
             serial,
             (channel.clone(), Arc::clone(&dialled)),
             setup.http1.clone(),
-            setup.identity,
+            (setup.identity, setup.verified),
             Arc::clone(&setup.login),
         );
         Some(Self {
@@ -90,8 +106,13 @@ impl Place {
             asked: None,
             marks: Vec::new(),
             late: 0,
+            limit: pace::LEAST,
+            silent: (Duration::ZERO, Duration::ZERO),
+            took: None,
+            held: None,
             trouble: None,
             dialled,
+            connections: 0,
             serial,
             renewed: 0,
             want: Want::default(),
@@ -140,34 +161,70 @@ impl Place {
         self.due = self.due.min(earliest);
     }
 
-    /// Takes in what a probe told. Says whether a member was lost by it.
-    pub(super) fn note(&mut self, report: &Report, setup: &Setup) -> bool {
-        match &report.told {
-            Ok(told) => {
-                self.late = 0;
-                self.trouble = None;
-                self.sighting.seen = Seen::Answered(told.answer.clone());
-                false
-            }
-            Err(silence) => {
-                self.late = if *silence == Silence::Late { self.late + 1 } else { 0 };
-                if self.late > 0 && self.late.is_multiple_of(LATE_CONNECTION) {
-                    self.reconnect(setup);
-                }
-                self.trouble = Some(self.trouble_of(*silence));
-                let answered = self.answers().is_some();
-                if answered && (1..LATE).contains(&self.late) {
-                    self.due = Instant::now();
-                    return false;
-                }
-                if let Seen::Answered(answer) = &self.sighting.seen {
-                    self.sighting.seen = Seen::Silent(Some(answer.clone()));
-                } else if self.sighting.seen == Seen::NotAsked {
-                    self.sighting.seen = Seen::Silent(None);
-                }
-                answered
-            }
+    /// Holds the next probe back while the member's removal is under way. Says whether it does.
+    pub(super) fn hold(&mut self, is_being_removed: bool, now: Instant) -> bool {
+        if !is_being_removed {
+            self.held = None;
+            return false;
         }
+        let since = *self.held.get_or_insert(now);
+        let holds = now < since + REMOVAL;
+        if holds {
+            self.due = now + FORCED;
+        }
+        holds
+    }
+
+    /// Takes in what a probe told, whose calls could take `limit` each. Says whether a member was lost by it.
+    pub(super) fn note(
+        &mut self,
+        report: &Report,
+        (limit, others): (Duration, Others),
+        setup: &Setup,
+    ) -> bool {
+        let silence = match &report.told {
+            Ok(told) => {
+                (self.late, self.silent, self.trouble) = (0, Default::default(), None);
+                self.took = report.took.map(|took| pace::smoothed(self.took, took));
+                self.sighting.seen = Seen::Answered(told.answer.clone());
+                return false;
+            }
+            Err(silence) => *silence,
+        };
+        if silence == Silence::Late {
+            self.late += 1;
+            self.silent = (self.silent.0 + limit, self.silent.1 + limit);
+            self.took = None;
+        } else {
+            (self.late, self.silent) = (0, Default::default());
+        }
+        if self.silent.1 >= LATE_CONNECTION {
+            self.reconnect(setup);
+            self.silent.1 = Duration::ZERO;
+        }
+        self.trouble = Some(self.trouble_of(silence));
+        let answered = self.answers().is_some();
+        let may_be_slow = match others {
+            Others::Answered => self.late < LATE,
+            Others::Silent => self.late < LATE || self.silent.0 < ALL_LATE,
+        };
+        if answered && self.late > 0 && may_be_slow {
+            self.due = Instant::now();
+            return false;
+        }
+        if let Seen::Answered(answer) = &self.sighting.seen {
+            self.sighting.seen = Seen::Silent(Some(answer.clone()));
+        } else if self.sighting.seen == Seen::NotAsked {
+            self.sighting.seen = Seen::Silent(None);
+        }
+        answered
+    }
+
+    /// The member here, where it was connected to anew since this was last asked. Each restart of its process ends the connection.
+    pub(super) fn connected_anew(&mut self) -> Option<MemberId> {
+        let member = self.member()?;
+        let connections = self.dialled.times.load(Ordering::Relaxed);
+        (std::mem::replace(&mut self.connections, connections) != connections).then_some(member)
     }
 
     fn trouble_of(&self, silence: Silence) -> (Trouble, Arc<str>) {
@@ -177,6 +234,9 @@ impl Place {
                 Trouble::Unidentified,
                 "it tells the probing user (cluster.probe) neither its id nor its leader".into(),
             ),
+            (Silence::Removed, _) => {
+                (Trouble::NoAnswer, "it says that it was removed from its cluster".into())
+            }
             (_, Some(failure)) => {
                 let trouble = match &*failure {
                     ConnectError::Handshake { .. } => Trouble::Tls,
@@ -245,6 +305,7 @@ mod tests {
             http1: nowhere.http1(),
             connector: nowhere,
             identity: Identity::None,
+            verified: Verified::No,
             login: ProbeLogin::default(),
             near: Vec::new(),
         }
@@ -256,7 +317,7 @@ mod tests {
     }
 
     fn report(told: Result<Told, Silence>) -> Report {
-        Report { told, list: None, auth: None, login_refused: false }
+        Report { told, list: None, auth: None, login_refused: false, ids: None, took: None }
     }
 
     fn answered() -> Report {
@@ -272,36 +333,73 @@ mod tests {
         report(Ok(Told { answer, makeshift: false }))
     }
 
+    /// As where another member answers, with the shortest limit.
+    const IN_TIME: (Duration, Others) = (pace::LEAST, Others::Answered);
+
     #[tokio::test(start_paused = true)]
     async fn one_late_answer_is_no_silence_and_a_second_is() {
         let setup = setup();
         let mut place = place(&setup);
         let late = || report(Err(Silence::Late));
-        place.note(&answered(), &setup);
+        place.note(&answered(), IN_TIME, &setup);
         for _ in 0..3 {
             place.due = Instant::now() + Duration::from_secs(9);
-            assert!(!place.note(&late(), &setup));
+            assert!(!place.note(&late(), IN_TIME, &setup));
             assert_eq!(place.answers(), Some(MemberId(1)));
             assert_eq!(place.due, Instant::now(), "it is asked again at once");
-            place.note(&answered(), &setup);
+            place.note(&answered(), IN_TIME, &setup);
         }
-        place.note(&late(), &setup);
-        assert!(place.note(&late(), &setup), "the member is lost");
+        place.note(&late(), IN_TIME, &setup);
+        assert!(place.note(&late(), IN_TIME, &setup), "the member is lost");
         assert_eq!((place.answers(), place.member()), (None, Some(MemberId(1))));
         assert_eq!(place.renewed, 0);
-        place.note(&late(), &setup);
-        assert!(!place.note(&late(), &setup), "it is lost once");
+        place.note(&late(), IN_TIME, &setup);
+        assert!(!place.note(&late(), IN_TIME, &setup), "it is lost once");
         assert_eq!(place.renewed, 1, "a connection that answers nothing is given up");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_nobody_answers_in_time_a_member_is_lost_after_etcds_own_limit() {
+        let setup = setup();
+        let mut place = place(&setup);
+        place.note(&answered(), IN_TIME, &setup);
+        let late = |place: &mut Place, seconds| {
+            let limit = Duration::from_secs(seconds);
+            place.note(&report(Err(Silence::Late)), (limit, Others::Silent), &setup)
+        };
+        assert!(!late(&mut place, 1) && !late(&mut place, 2));
+        assert_eq!((place.answers(), place.renewed), (Some(MemberId(1)), 0));
+        assert!(late(&mut place, 4), "7 s in all");
+        assert_eq!((place.answers(), place.renewed), (None, 1));
+        place.note(&answered(), IN_TIME, &setup);
+        assert!(!late(&mut place, 1), "from the beginning");
+        assert!(
+            place.note(&report(Err(Silence::Late)), IN_TIME, &setup),
+            "another answers: this one is slow"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn probes_are_held_for_a_removal_and_not_for_ever() {
+        let setup = setup();
+        let mut place = place(&setup);
+        let start = Instant::now();
+        assert!(!place.hold(false, start));
+        assert!(place.hold(true, start));
+        assert_eq!(place.due, start + FORCED, "it is looked again");
+        assert!(place.hold(true, start + REMOVAL - FORCED) && !place.hold(true, start + REMOVAL));
+        assert!(!place.hold(false, start + REMOVAL));
+        assert!(place.hold(true, start + REMOVAL), "another one");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_broken_connection_is_silence_at_once() {
         let setup = setup();
         let mut place = place(&setup);
-        place.note(&report(Err(Silence::Gone)), &setup);
+        place.note(&report(Err(Silence::Gone)), IN_TIME, &setup);
         assert_eq!(place.sighting.seen, Seen::Silent(None));
-        place.note(&answered(), &setup);
-        assert!(place.note(&report(Err(Silence::Gone)), &setup));
+        place.note(&answered(), IN_TIME, &setup);
+        assert!(place.note(&report(Err(Silence::Gone)), IN_TIME, &setup));
         assert_eq!((place.answers(), place.member()), (None, Some(MemberId(1))));
     }
 

@@ -3,8 +3,13 @@
 //! Owns: the calls of a probe, its own login (so that finding members depends on nothing that depends on members),
 //! what etcd's refusals mean. Must not know: other addresses, what follows from an answer.
 //! Invariants: a token goes only where the call without one was refused, and only after this address gave it; a
-//! refused password is not tried again for half a minute; a probe never writes.
+//! refused password is not tried again for half a minute; in plaintext a password goes only where the cluster that is served has
+//! named itself; a probe never writes. Status is asked only of a member that has just said that it is in its own member list: one
+//! that was removed panics at it (`failed to find local ID`, 3.4 to 3.7) in the second before it ends, at MemberList none does.
 
+mod calls;
+
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,34 +17,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use futures_util::StreamExt as _;
-use futures_util::stream;
 use tokio::time::{Instant, timeout};
 use tonic::metadata::{AsciiMetadataValue, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Response, Status};
 
 use crate::config::{Endpoint, Login};
 use crate::identity::{ClusterId, MemberId};
 use crate::pb::etcdserverpb::auth_client::AuthClient;
-use crate::pb::etcdserverpb::cluster_client::ClusterClient;
-use crate::pb::etcdserverpb::kv_client::KvClient;
-use crate::pb::etcdserverpb::maintenance_client::MaintenanceClient;
-use crate::pb::etcdserverpb::watch_client::WatchClient;
-use crate::pb::etcdserverpb::watch_request::RequestUnion;
-use crate::pb::etcdserverpb::{
-    AuthenticateRequest, MemberListRequest, MemberListResponse, RangeRequest, ResponseHeader, StatusRequest,
-    StatusResponse, WatchCreateRequest, WatchRequest,
-};
+use crate::pb::etcdserverpb::{AuthenticateRequest, MemberListResponse, ResponseHeader};
 use crate::upstream::connect::{ConnectError, Connector};
-use crate::upstream::members::census::{Answer, Listed, Sight};
+use crate::upstream::members::census::{Answer, Listed, Sight, Source};
 use crate::upstream::members::metrics_page::{self, Page};
+use crate::upstream::members::pace::LEAST;
 use crate::upstream::membership::{Auth, Role};
-use crate::upstream::version::Version;
-use crate::upstream::vitals::Vitals;
+use calls::{
+    Heard, header_of_a_watch, is_in_its_list, is_refused_login, listed, member_list, member_list_with_leader,
+    peek, status, told_by_list, told_by_status,
+};
 
-/// How long one call of a probe may take.
-const CALL: Duration = Duration::from_secs(1);
 /// How long a login may take: etcd's own limit. One that is given up still burns bcrypt there.
 const LOGIN: Duration = Duration::from_secs(8);
 /// Between logins that failed: for the password, and for anything else.
@@ -51,9 +47,6 @@ const PAGE_AGE: Duration = Duration::from_secs(2);
 const PAGE_KEPT: Duration = Duration::from_secs(10);
 /// A user that should not exist: asks etcd whether auth is on, without a password and without its bcrypt.
 const NOBODY: &str = "keyward-asks-whether-auth-is-on";
-
-/// Members of a list. Real clusters have at most some nine.
-const LISTED: usize = 64;
 
 /// As whom members are probed; replaced at run time.
 pub type ProbeLogin = Arc<ArcSwapOption<Login>>;
@@ -77,6 +70,7 @@ pub(super) struct Prober {
     dialled: Arc<Dialled>,
     http1: Connector,
     identity: Identity,
+    verified: Verified,
     login: ProbeLogin,
     /// The login that the rest is about.
     user: Option<Arc<Login>>,
@@ -86,6 +80,10 @@ pub(super) struct Prober {
     no_login_before: Option<Instant>,
     page: Option<Read>,
     named: Option<Named>,
+    /// What this probe shall ask, and within which limits.
+    want: Want,
+    /// What the fastest call of this probe took that was answered.
+    took: Option<Duration>,
 }
 
 /// Who was found at the end of a connection, and over which one, when.
@@ -110,14 +108,45 @@ pub(super) enum Identity {
     Certificate,
 }
 
-/// What a probe shall ask beyond who is there.
-#[derive(Clone, Copy, Debug, Default)]
+/// Whether a TLS handshake has shown that a member is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verified {
+    /// By an authority of `cluster.tls.ca`, or a pinned fingerprint.
+    Yes,
+    /// Plaintext, or `cluster.tls.insecure_skip_verify`.
+    No,
+}
+
+/// What a probe shall ask beyond who is there, and how.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     pub(super) list: bool,
     /// Whether auth is on; with what is believed so far.
     pub(super) auth: Option<Auth>,
     /// A new leader is suspected: nothing remembered counts.
     pub(super) fresh: bool,
+    /// The member here is in no list of the cluster: it may be about to learn that it was removed, and is not asked for its Status.
+    pub(super) unlisted: bool,
+    /// How long one call may take.
+    pub(super) limit: Duration,
+    /// The cluster that is served.
+    pub(super) pinned: Option<ClusterId>,
+    /// How we came to the address.
+    pub(super) source: Source,
+}
+
+impl Default for Want {
+    fn default() -> Self {
+        Self {
+            list: false,
+            auth: None,
+            fresh: false,
+            unlisted: false,
+            limit: LEAST,
+            pinned: None,
+            source: Source::Listed,
+        }
+    }
 }
 
 /// What a probe told.
@@ -128,6 +157,10 @@ pub(super) struct Report {
     pub(super) list: Option<Result<Vec<Listed>, Refusal>>,
     pub(super) auth: Option<Auth>,
     pub(super) login_refused: bool,
+    /// Who is in the member's own list, wherever it told one.
+    pub(super) ids: Option<BTreeSet<MemberId>>,
+    /// What its fastest call took that was answered.
+    pub(super) took: Option<Duration>,
 }
 
 /// Who answered.
@@ -147,6 +180,8 @@ pub(super) enum Silence {
     Late,
     /// Somebody answers and says to the probing user neither its member id nor its leader.
     Unidentified,
+    /// The member is not in its own member list: it was removed, and ends within a second.
+    Removed,
 }
 
 /// Why a call has no result.
@@ -169,7 +204,7 @@ impl Prober {
         serial: u64,
         (channel, dialled): (Channel, Arc<Dialled>),
         http1: Connector,
-        identity: Identity,
+        (identity, verified): (Identity, Verified),
         login: ProbeLogin,
     ) -> Self {
         let user = login.load_full();
@@ -181,6 +216,7 @@ impl Prober {
             dialled,
             http1,
             identity,
+            verified,
             login,
             user,
             token: None,
@@ -188,6 +224,8 @@ impl Prober {
             no_login_before: None,
             page: None,
             named: None,
+            want: Want::default(),
+            took: None,
         }
     }
 
@@ -206,28 +244,60 @@ impl Prober {
 
     /// One probe. Never fails: what it could not learn is in the report.
     pub(super) async fn ask(mut self, want: Want) -> (Self, Report) {
+        (self.want, self.took) = (want, None);
         self.follow_login();
         self.follow_connection();
         let mut login_refused = false;
-        let began = Instant::now();
-        let told = match self.as_user(&mut login_refused, status).await {
-            Ok(status) => told_by_status(&status, began.elapsed())
-                .map(|answer| Told { answer, makeshift: false })
-                .ok_or(Silence::Gone),
-            Err(Refusal::Silent(silence)) => Err(silence),
-            Err(_) => self.makeshift(want.fresh).await.map(|answer| Told { answer, makeshift: true }),
-        };
-        let mut report = Report { told, list: None, auth: None, login_refused };
+        let own_list = self.as_user(&mut login_refused, member_list).await;
+        let told = self.told(&own_list, &mut login_refused).await;
+        let ids =
+            own_list.as_ref().ok().map(|list| list.members.iter().map(|one| MemberId(one.id)).collect());
+        let mut report = Report { told, list: None, auth: None, login_refused, ids, took: None };
         if report.told.is_ok() {
             if want.list {
-                let list = self.as_user(&mut report.login_refused, member_list).await;
-                report.list = Some(list.and_then(|list| listed(&list)));
+                report.list = Some(own_list.and_then(|list| listed(&list)));
             }
             if let Some(believed) = want.auth {
                 report.auth = self.auth(believed).await;
             }
         }
+        report.took = self.took;
         (self, report)
+    }
+
+    /// Who is there, after its own member list or what was said instead. Wherever a version refuses the list to a user it refuses
+    /// Status too.
+    async fn told(
+        &mut self,
+        own_list: &Result<MemberListResponse, Refusal>,
+        login_refused: &mut bool,
+    ) -> Result<Told, Silence> {
+        match own_list {
+            Ok(list) if !is_in_its_list(list) => return Err(Silence::Removed),
+            Ok(list) if self.want.unlisted => {
+                let answer = told_by_list(list).ok_or(Silence::Gone)?;
+                return Ok(Told { answer, makeshift: false });
+            }
+            // A learner serves no list, and says by that that it is one.
+            Ok(_) | Err(Refusal::Learner) => {}
+            Err(Refusal::Silent(silence)) => return Err(*silence),
+            Err(Refusal::NoUser | Refusal::Denied | Refusal::NoLeader) => {
+                return self.told_without_status().await;
+            }
+        }
+        let began = Instant::now();
+        match self.as_user(login_refused, status).await {
+            Ok(status) => told_by_status(&status, began.elapsed())
+                .map(|answer| Told { answer, makeshift: false })
+                .ok_or(Silence::Gone),
+            Err(Refusal::Silent(silence)) => Err(silence),
+            Err(_) => self.told_without_status().await,
+        }
+    }
+
+    async fn told_without_status(&mut self) -> Result<Told, Silence> {
+        let answer = self.makeshift(self.want.fresh).await?;
+        Ok(Told { answer, makeshift: true })
     }
 
     /// Whoever is somebody else now has neither the token nor the refusals of who was before.
@@ -248,13 +318,15 @@ impl Prober {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let mut result = limited(call(self.channel.clone(), self.token.clone())).await;
+        let mut result = self.limited(call(self.channel.clone(), self.token.clone())).await;
         if let Err(refused @ (Heard::BadToken | Heard::NoUser)) = result {
             self.token = None;
-            *login_refused |= self.log_in().await;
+            if self.may_send_password().await {
+                *login_refused |= self.log_in().await;
+            }
             // A bad token may be worse than none: where auth was turned off meanwhile.
             if self.token.is_some() || refused == Heard::BadToken {
-                result = limited(call(self.channel.clone(), self.token.clone())).await;
+                result = self.limited(call(self.channel.clone(), self.token.clone())).await;
             }
         }
         result.map_err(|heard| match heard {
@@ -265,6 +337,38 @@ impl Prober {
             Heard::Gone => Refusal::Silent(Silence::Gone),
             Heard::Late => Refusal::Silent(Silence::Late),
         })
+    }
+
+    /// The call's answer within the limit, whose time is noted.
+    async fn limited<T>(
+        &mut self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Heard> {
+        let began = Instant::now();
+        let result = calls::limited(self.want.limit, call).await;
+        if !matches!(result, Err(Heard::Gone | Heard::Late)) {
+            let took = began.elapsed();
+            self.took = Some(self.took.map_or(took, |before| before.min(took)));
+        }
+        result
+    }
+
+    /// Whether the probing user's password may go to this address. A verified handshake shows a member. Without one anybody may
+    /// answer, so that whoever is there must have named the cluster that is served, which needs no user. Where that cannot be had, an
+    /// endpoint of the configuration is the operator's word, and an address that others told is not.
+    async fn may_send_password(&mut self) -> bool {
+        if self.verified == Verified::Yes || self.user.is_none() {
+            return true;
+        }
+        let named = self.named().await.map(|(_, cluster)| cluster);
+        let may = may_send_password(named, self.want.pinned, self.want.source);
+        if !may {
+            tracing::debug!(
+                endpoint = %self.endpoint, ?named,
+                "the password of cluster.probe is not sent: nothing shows that a member of the cluster is here"
+            );
+        }
+        may
     }
 
     /// Logs in as the probing user, if there is one and it is time. Says whether etcd refused the password.
@@ -302,8 +406,10 @@ impl Prober {
             !fresh && now < read.at + PAGE_AGE && read.term == term && read.page.has_leader == leads
         };
         if !self.page.as_ref().is_some_and(good) {
-            let fetched =
-                timeout(CALL, metrics_page::fetch(&self.http1, &self.endpoint, self.at)).await.ok().flatten();
+            let fetched = timeout(self.want.limit, metrics_page::fetch(&self.http1, &self.endpoint, self.at))
+                .await
+                .ok()
+                .flatten();
             self.page = match fetched {
                 Some(page) => Some(Read { at: now, term, page }),
                 None => self.page.take().filter(|read| now < read.at + PAGE_KEPT),
@@ -344,7 +450,7 @@ impl Prober {
         if let Some(named) = self.named.as_ref().filter(good) {
             return named.who;
         }
-        let header = timeout(CALL, header_of_a_watch(self.channel.clone())).await.ok().flatten();
+        let header = timeout(self.want.limit, header_of_a_watch(self.channel.clone())).await.ok().flatten();
         let who = header
             .filter(|header| header.cluster_id != 0 && header.member_id != 0)
             .map(|header| (MemberId(header.member_id), ClusterId(header.cluster_id)));
@@ -358,7 +464,7 @@ impl Prober {
     async fn sees_leader(&mut self) -> Result<(bool, Option<ResponseHeader>), Silence> {
         // A user without further rights may list members from the version on that checks at all; without a user even
         // the refusal tells that the check for a leader before it was passed. No read: a learner would serve that.
-        match limited(member_list_with_leader(self.channel.clone(), self.token.clone())).await {
+        match self.limited(member_list_with_leader(self.channel.clone(), self.token.clone())).await {
             Ok(list) => Ok((true, list.header)),
             Err(Heard::NoLeader) => Ok((false, None)),
             Err(Heard::NoUser | Heard::BadToken | Heard::Denied | Heard::Learner) => Ok((true, None)),
@@ -371,7 +477,7 @@ impl Prober {
     /// where no client certificate names a user, and a member may lag behind: a change is believed only when a
     /// login, which is linearizable, confirms it.
     async fn auth(&self, believed: Auth) -> Option<Auth> {
-        let seems = match limited(peek(self.channel.clone())).await {
+        let seems = match calls::limited(self.want.limit, peek(self.channel.clone())).await {
             Ok(_) => Auth::Off,
             Err(Heard::NoUser | Heard::Denied) => Auth::On,
             Err(_) => return None,
@@ -385,7 +491,7 @@ impl Prober {
         }
         let request = AuthenticateRequest { name: NOBODY.to_owned(), password: String::new() };
         let mut client = AuthClient::new(self.channel.clone());
-        match timeout(CALL, client.authenticate(request)).await {
+        match timeout(self.want.limit, client.authenticate(request)).await {
             Ok(Ok(_)) => Some(Auth::On),
             Ok(Err(status)) if status.message() == "etcdserver: authentication is not enabled" => {
                 Some(Auth::Off)
@@ -396,137 +502,35 @@ impl Prober {
     }
 }
 
-async fn status(
-    channel: Channel,
-    token: Option<AsciiMetadataValue>,
-) -> Result<Response<StatusResponse>, Status> {
-    MaintenanceClient::new(channel).status(with_token(StatusRequest {}, token)).await
-}
-
-async fn member_list(
-    channel: Channel,
-    token: Option<AsciiMetadataValue>,
-) -> Result<Response<MemberListResponse>, Status> {
-    ClusterClient::new(channel)
-        .member_list(with_token(MemberListRequest { linearizable: false }, token))
-        .await
-}
-
-async fn member_list_with_leader(
-    channel: Channel,
-    token: Option<AsciiMetadataValue>,
-) -> Result<Response<MemberListResponse>, Status> {
-    let mut request = with_token(MemberListRequest { linearizable: false }, token);
-    request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
-    ClusterClient::new(channel).member_list(request).await
-}
-
-/// The cheapest read: a count of one key of the member's own store. Never with a token.
-async fn peek(channel: Channel) -> Result<Response<crate::pb::etcdserverpb::RangeResponse>, Status> {
-    let request = Request::new(RangeRequest {
-        key: b"\0".as_slice().into(),
-        limit: 1,
-        serializable: true,
-        count_only: true,
-        ..RangeRequest::default()
-    });
-    KvClient::new(channel).range(request).await
-}
-
-/// What every version tells to anybody: the answer that refuses a watch for want of a user has a header. Where it is allowed
-/// instead, by a certificate or since auth is off, the watch ends with its stream. Never with a token. No empty transaction, though
-/// that is answered too: at a member that is out of space it raises the alarm.
-async fn header_of_a_watch(channel: Channel) -> Option<ResponseHeader> {
-    let create = WatchCreateRequest { key: b"\0".as_slice().into(), ..WatchCreateRequest::default() };
-    let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    let requests = stream::iter([create]).chain(stream::pending());
-    let mut answers = WatchClient::new(channel).watch(requests).await.ok()?.into_inner();
-    answers.message().await.ok()??.header
-}
-
-fn with_token<T>(message: T, token: Option<AsciiMetadataValue>) -> Request<T> {
-    let mut request = Request::new(message);
-    if let Some(token) = token {
-        request.metadata_mut().insert("token", token);
-    }
-    request
-}
-
-/// What a call without a result means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Heard {
-    BadToken,
-    NoUser,
-    Denied,
-    Learner,
-    NoLeader,
-    Gone,
-    Late,
-}
-
-async fn limited<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Heard> {
-    match timeout(CALL, call).await {
-        Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(heard(&status)),
-        Err(_) => Err(Heard::Late),
+/// Whether a password may go, unverified, to an address that named this cluster.
+fn may_send_password(named: Option<ClusterId>, pinned: Option<ClusterId>, source: Source) -> bool {
+    match (named, pinned) {
+        (Some(named), Some(pinned)) => named == pinned,
+        (Some(_) | None, None) | (None, Some(_)) => source == Source::Configured,
     }
 }
 
-/// By etcd's texts (rpctypes/error.go, and auth/store.go where a version passes them on raw).
-fn heard(status: &Status) -> Heard {
-    match status.message() {
-        "etcdserver: user name is empty" | "auth: user name is empty" => Heard::NoUser,
-        "etcdserver: invalid auth token"
-        | "auth: invalid auth token"
-        | "etcdserver: revision of auth store is old"
-        | "auth: revision in header is old" => Heard::BadToken,
-        "etcdserver: permission denied"
-        | "auth: permission denied"
-        | "etcdserver: user name not found"
-        | "auth: user not found" => Heard::Denied,
-        "etcdserver: rpc not supported for learner" => Heard::Learner,
-        "etcdserver: no leader" => Heard::NoLeader,
-        _ => Heard::Gone,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_goes_unverified_only_where_the_served_cluster_named_itself_or_the_configuration_says_so() {
+        const OURS: ClusterId = ClusterId(1);
+        const OTHER: ClusterId = ClusterId(2);
+        for (named, pinned, configured, listed) in [
+            (Some(OURS), Some(OURS), true, true),
+            (Some(OTHER), Some(OURS), false, false),
+            (None, Some(OURS), true, false),
+            (Some(OURS), None, true, false),
+            (None, None, true, false),
+        ] {
+            assert_eq!(
+                may_send_password(named, pinned, Source::Configured),
+                configured,
+                "{named:?} {pinned:?}"
+            );
+            assert_eq!(may_send_password(named, pinned, Source::Listed), listed, "{named:?} {pinned:?}");
+        }
     }
-}
-
-/// Whether etcd said no to this name and password (and so has auth on).
-fn is_refused_login(status: &Status) -> bool {
-    matches!(
-        (status.code(), status.message()),
-        (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password")
-            | (Code::Unknown, "auth: authentication failed, password was given for no password user")
-    )
-}
-
-fn told_by_status(status: &StatusResponse, took: Duration) -> Option<Answer> {
-    let header = status.header.as_ref()?;
-    Some(Answer {
-        member: MemberId(header.member_id),
-        cluster: Some(ClusterId(header.cluster_id)),
-        version: Version::parse(&status.version).ok(),
-        role: role(status.is_learner),
-        leader: if status.leader == 0 { Sight::Nobody } else { Sight::Member(MemberId(status.leader)) },
-        term: status.raft_term,
-        vitals: Some(Arc::new(Vitals::read(status, took))),
-    })
-}
-
-/// A list that is longer than any real one is none.
-fn listed(list: &MemberListResponse) -> Result<Vec<Listed>, Refusal> {
-    if list.members.len() > LISTED {
-        return Err(Refusal::Silent(Silence::Gone));
-    }
-    let members = list.members.iter().map(|member| Listed {
-        id: MemberId(member.id),
-        name: member.name.as_str().into(),
-        role: role(member.is_learner),
-        client_urls: member.client_ur_ls.clone().into(),
-        peer_urls: member.peer_ur_ls.clone().into(),
-    });
-    Ok(members.collect())
-}
-
-fn role(is_learner: bool) -> Role {
-    if is_learner { Role::Learner } else { Role::Voter }
 }

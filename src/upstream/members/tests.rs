@@ -62,13 +62,47 @@ impl Task {
 
     fn answers(&mut self, prober: Prober, answer: Answer, list: Option<Vec<Listed>>) {
         let told = Ok(Told { answer, makeshift: false });
-        self.heard(prober, Report { told, list: list.map(Ok), auth: None, login_refused: false });
+        self.heard(
+            prober,
+            Report { told, list: list.map(Ok), auth: None, login_refused: false, ids: None, took: None },
+        );
     }
 
     fn is_silent(&mut self, last: u8) {
         let prober = self.begins(last);
         let told = Err(Silence::Gone);
-        self.heard(prober, Report { told, list: None, auth: None, login_refused: false });
+        self.heard(
+            prober,
+            Report { told, list: None, auth: None, login_refused: false, ids: None, took: None },
+        );
+    }
+
+    /// Probes of these addresses begin together; of the first so many, answers come after `took`, of the others none in time. Says what
+    /// the limit was.
+    async fn round(&mut self, answered: &[(u8, Answer)], took: Duration, late: &[u8]) -> Duration {
+        let limit = self.limit();
+        let mut begun = Vec::new();
+        for last in answered.iter().map(|(last, _)| last).chain(late) {
+            let prober = self.begins(*last);
+            let place = self.place(*last);
+            (place.asked, place.limit) = (Some(Instant::now()), limit);
+            begun.push(prober);
+        }
+        tokio::time::advance(took.min(limit)).await;
+        let mut begun = begun.into_iter();
+        for (_, answer) in answered {
+            let told = Ok(Told { answer: answer.clone(), makeshift: false });
+            let report =
+                Report { told, took: Some(took), list: None, auth: None, login_refused: false, ids: None };
+            self.heard(begun.next().unwrap(), report);
+        }
+        tokio::time::advance(limit.saturating_sub(took)).await;
+        for prober in begun {
+            let told = Err(Silence::Late);
+            let report = Report { told, took: None, list: None, auth: None, login_refused: false, ids: None };
+            self.heard(prober, report);
+        }
+        limit
     }
 
     /// A whole probe.
@@ -204,4 +238,95 @@ async fn a_leader_that_is_not_listed_brings_the_next_look_at_the_list_forward() 
     (task.list_asked, task.list_due) = (Some(asked), asked + LIST);
     task.hears(1, sees(12));
     assert_eq!(task.list_due, asked + LIST);
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_that_are_all_slow_are_all_ready_and_one_that_alone_is_slow_is_not() {
+    const MS: Duration = Duration::from_millis(1);
+    let second = 1000 * MS;
+    let (mut task, handle) = task(ClusterPin::FirstAnswer);
+    task.leads_to(&[1, 2, 3]);
+    let answers = |lasts: &[u8]| -> Vec<_> {
+        let of_one = |last: &u8| {
+            (*last, Answer { leader: Sight::Member(MemberId(11)), ..of(10 + u64::from(*last), OURS) })
+        };
+        lasts.iter().map(of_one).collect()
+    };
+    let ready = || handle.snapshot.load().ready_voters().map(|member| member.id.0).collect::<Vec<_>>();
+    let all = answers(&[1, 2, 3]);
+    assert_eq!(task.round(&all, MS, &[]).await, second);
+    assert_eq!(ready(), [11, 12, 13]);
+    // From one moment to the next all take 3 s.
+    assert_eq!(task.round(&[], second, &[1, 2, 3]).await, second);
+    assert_eq!(task.round(&[], second, &[1, 2, 3]).await, 2 * second);
+    assert_eq!(ready(), [11, 12, 13], "nobody is faster");
+    assert_eq!(task.round(&all, 3 * second, &[]).await, 4 * second);
+    assert_eq!(task.round(&all, 3 * second, &[]).await, 12 * second, "four times what the fastest takes");
+    assert_eq!(ready(), [11, 12, 13]);
+    // Two are fast again; the third is what it was.
+    let two = answers(&[1, 2]);
+    let mut rounds = 0;
+    while task.limit() > 2 * second {
+        task.round(&all, MS, &[]).await;
+        rounds += 1;
+    }
+    assert!(rounds < 20, "{rounds}");
+    task.round(&two, MS, &[3]).await;
+    assert_eq!(ready(), [11, 12, 13], "one late answer is no silence");
+    task.round(&two, MS, &[3]).await;
+    assert_eq!(ready(), [11, 12]);
+    // Nobody at all: after etcd's own limit.
+    task.round(&two, MS, &[]).await;
+    while task.limit() > second {
+        task.round(&two, MS, &[]).await;
+    }
+    let mut silent = Duration::ZERO;
+    while !ready().is_empty() {
+        silent += task.round(&[], MS, &[1, 2]).await;
+    }
+    assert_eq!(silent, 7 * second);
+}
+
+/// A member that was removed says so by its own list, before anybody else's list has it.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_was_removed_takes_no_calls_and_the_list_is_asked_for() {
+    let (mut task, handle) = task(ClusterPin::FirstAnswer);
+    task.leads_to(&[1, 2]);
+    task.hears(1, of(11, OURS));
+    let prober = task.begins(2);
+    task.answers(prober, of(12, OURS), Some(vec![listed(11), listed(12)]));
+    assert_eq!(handle.snapshot.load().ready_voters().count(), 2);
+    task.list_due = Instant::now() + LIST;
+    let prober = task.begins(2);
+    let (told, ids) = (Err(Silence::Removed), Some([MemberId(11)].into()));
+    task.heard(prober, Report { told, ids, list: None, auth: None, login_refused: false, took: None });
+    assert_eq!(handle.snapshot.load().ready_voters().map(|member| member.id.0).collect::<Vec<_>>(), [11]);
+    assert!(task.list_due <= Instant::now() + LIST_AGAIN);
+    // One that has another list than the one that is believed does so too.
+    task.list_due = Instant::now() + LIST;
+    let prober = task.begins(1);
+    let told = Ok(Told { answer: of(11, OURS), makeshift: false });
+    let ids = Some([MemberId(11)].into());
+    task.heard(prober, Report { told, ids, list: None, auth: None, login_refused: false, took: None });
+    assert!(task.list_due <= Instant::now() + LIST_AGAIN);
+}
+
+/// No probe begins while a removal is under way, and a removal waits for one that has begun.
+#[tokio::test(start_paused = true)]
+async fn probes_of_a_member_stop_before_its_removal() {
+    let (mut task, handle) = task(ClusterPin::FirstAnswer);
+    task.leads_to(&[1]);
+    task.hears(1, of(11, OURS));
+    let rest = Arc::clone(&handle.snapshot.load().get(MemberId(11)).unwrap().rest);
+    let due = |task: &mut Task| {
+        task.place(1).due = Instant::now();
+        task.begin_due();
+        task.probes.len()
+    };
+    let removal = rest.begin_removal();
+    assert_eq!((due(&mut task), rest.busy()), (0, 0));
+    drop(removal);
+    assert_eq!((due(&mut task), rest.busy()), (1, 1));
+    task.probes.clear();
+    assert_eq!(rest.busy(), 0);
 }

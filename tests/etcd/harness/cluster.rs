@@ -68,6 +68,8 @@ pub(crate) enum PeerTls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tls {
     Off,
+    /// `--auto-tls`: TLS by a certificate that each member made itself.
+    Auto,
     /// TLS without client certificates.
     Server,
     /// `--client-cert-auth`: a certificate is required, and its common name is a user.
@@ -190,7 +192,9 @@ impl Cluster {
         if !self.options.fsync && member.version.at_least("3.5") {
             args.push("--unsafe-no-fsync".into());
         }
-        if self.options.tls != Tls::Off {
+        if self.options.tls == Tls::Auto {
+            args.push("--auto-tls".into());
+        } else if self.options.tls != Tls::Off {
             let pair = self.pki.server();
             args.extend([
                 format!("--cert-file={}", pair.cert.display()),
@@ -312,6 +316,7 @@ impl Cluster {
         let ctl = Ctl::new(&self.version, self.urls());
         match self.options.tls {
             Tls::Off => ctl,
+            Tls::Auto => ctl.with_unverified_tls(),
             Tls::Server => ctl.with_tls(&self.pki, None),
             Tls::Mutual => ctl.with_tls(&self.pki, Some(self.pki.nobody())),
         }
@@ -367,9 +372,16 @@ impl Cluster {
 
     /// Takes note that a member was taken out of the cluster, and waits until it has ended, which it does by itself.
     pub(crate) async fn removed(&mut self, i: usize) {
+        self.removed_with_output(i).await;
+    }
+
+    /// The same; how it ended, and what it wrote.
+    pub(crate) async fn removed_with_output(&mut self, i: usize) -> (std::process::ExitStatus, String) {
         self.members[i].removed = true;
-        self.members[i].process().ended(LIMIT).await;
+        let status = self.members[i].process().ended(LIMIT).await;
+        let output = self.members[i].process().settled_output();
         self.members[i].state = State::Dead;
+        (status, output)
     }
 
     /// Starts a killed member again, and returns when it serves.

@@ -22,6 +22,7 @@ pub(crate) struct Ctl {
     endpoints: Vec<String>,
     user: Option<(String, String)>,
     tls: Option<(PathBuf, Option<Pair>)>,
+    flags: Vec<&'static str>,
 }
 
 /// What one call of it ended with.
@@ -36,7 +37,7 @@ pub(crate) struct Ended {
 impl Ctl {
     /// Without a user and without TLS.
     pub(crate) fn new(version: &Version, endpoints: Vec<String>) -> Ctl {
-        Ctl { program: version.etcdctl(), endpoints, user: None, tls: None }
+        Ctl { program: version.etcdctl(), endpoints, user: None, tls: None, flags: Vec::new() }
     }
 
     /// The same for other endpoints.
@@ -57,6 +58,11 @@ impl Ctl {
     /// The same over TLS, showing `client` where there is one.
     pub(crate) fn with_tls(&self, pki: &Pki, client: Option<Pair>) -> Ctl {
         Ctl { tls: Some((pki.ca.clone(), client)), ..self.clone() }
+    }
+
+    /// The same over TLS, whatever certificate is shown.
+    pub(crate) fn with_unverified_tls(&self) -> Ctl {
+        Ctl { flags: vec!["--insecure-transport=false", "--insecure-skip-tls-verify"], ..self.clone() }
     }
 
     /// Runs one command to its end.
@@ -111,7 +117,7 @@ impl Ctl {
                 all.push(format!("--key={}", pair.key.display()));
             }
         }
-        all.extend(args.iter().map(ToString::to_string));
+        all.extend(self.flags.iter().chain(args).map(ToString::to_string));
         all
     }
 }
