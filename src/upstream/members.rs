@@ -19,6 +19,7 @@ mod seeds;
 mod standing;
 #[cfg(test)]
 mod tests;
+mod unlisted_leader;
 mod whereabouts;
 
 use std::collections::{BTreeSet, HashMap};
@@ -508,20 +509,6 @@ impl Task {
                 );
             }
             self.pinned = Some(pinning.cluster);
-        }
-    }
-
-    /// A leader that nobody knows the address of is newer than the member list: calls for the leader wait for the next list.
-    fn find_unlisted_leader(&mut self, before: &Membership, after: &Membership) {
-        let Some(leader) = after.leader else { return };
-        let has_no_address = after.absent.iter().any(|absent| absent.id == leader);
-        if after.get(leader).is_some() || has_no_address {
-            return;
-        }
-        if before.leader == Some(leader) {
-            self.look_at_list_soon();
-        } else {
-            self.list_due = self.list_asked.map_or_else(Instant::now, |asked| asked + FORCED);
         }
     }
 

@@ -1,11 +1,12 @@
 //! Story 5: with auth on, a promotion that lands on a follower is passed on without credentials, and times out. Through Keyward
 //! it never lands there.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::harness::binary::{Version, full};
 use crate::harness::ctl::{Ctl, Ended};
-use crate::harness::{Auth, Cluster, Options, newest, wait};
+use crate::harness::keyward::{Keyward, Site};
+use crate::harness::{Auth, Cluster, Options, newest, versions, wait};
 use crate::topology::Front;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -66,5 +67,31 @@ async fn members_are_promoted_whoever_is_asked() {
             removed(&mut cluster, &root, id).await;
         }
         println!("{version}: {rounds} of {rounds} promotions through Keyward succeeded");
+    }
+}
+
+/// It was added, promoted and made the leader behind Keyward's back, since Keyward last asked for the member list.
+#[tokio::test]
+async fn a_promotion_finds_a_leader_that_was_added_a_moment_ago() {
+    for version in if full() { versions() } else { vec![newest("3.5")] } {
+        let mut cluster = Cluster::start(&version, Options { members: 3, ..Options::default() }).await;
+        let site = Site::new();
+        let (config, listen) = (site.in_front_of(&cluster), site.listen);
+        let keyward = Keyward::start(site, &config).await;
+        let through = cluster.ctl().to(vec![format!("http://{listen}")]);
+        let direct = cluster.ctl();
+        let next = cluster.add_learner().await;
+        let next_id = cluster.member_id(next).await;
+        assert_eq!(promoted(&direct, next_id).await.code, Some(0));
+        let learner = cluster.add_learner().await;
+        let learner_id = cluster.member_id(learner).await;
+        let leader = cluster.leader().await;
+        direct.to(vec![cluster.url(leader)]).ok(&["move-leader", &format!("{next_id:x}")]).await;
+        let began = Instant::now();
+        let said = promoted(&through, learner_id).await;
+        println!("{version}: promoted after {:?}: {said:?}", began.elapsed());
+        assert_eq!(said.code, Some(0), "{version}");
+        assert_eq!(cluster.leader().await, next, "{version}: it led all the time");
+        drop(keyward);
     }
 }

@@ -415,7 +415,7 @@ fn hasleader_always_goes_up_and_ends_only_those_who_asked() {
         other.end(Code::Unavailable, "etcdserver: no leader");
         let end = asked.next().await.expect_err("ended");
         assert_eq!(end.told(), (Code::Unavailable, "etcdserver: no leader"));
-        assert_eq!(began.elapsed(), Duration::from_millis(2500));
+        assert_eq!(began.elapsed(), Duration::ZERO, "its member has looked often enough");
         // The other goes on as soon as there is a leader.
         publish_all(&keyward, Readiness::Ready);
         let (_, mut call) = next_watch(&members).await;
