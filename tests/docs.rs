@@ -195,6 +195,7 @@ fn metrics() -> BTreeSet<String> {
     registry.member_figures.put(&[everything]);
     registry.logins.get_or_create(&one("result", "accepted")).inc();
     registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
+    registry.request_memory.refused("all").inc();
     registry.http1_requests.get_or_create(&one("path", "other")).inc();
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));

@@ -34,6 +34,7 @@ use crate::downstream::first::{self, Speaks};
 use crate::downstream::http1::{self, Http1Log};
 use crate::downstream::inbound::Inbound;
 use crate::downstream::proxied::{self, NotSaid, Source};
+use crate::downstream::read_turns::{InTurns, ReadTurn};
 use crate::downstream::served_streams::{Gated, ServedStreams};
 use crate::downstream::tls::Current;
 use crate::io::Stream;
@@ -192,7 +193,8 @@ where
     }
     let mut ends = Ends { drain: Some(drain), until, old_at, shown, dismiss: Some(dismiss), limit: None };
     let streams = ServedStreams::new(bounds.streams);
-    let (io, flusher) = coalesce(Gated::new(inbound, &streams));
+    let turn = ReadTurn::new();
+    let (io, flusher) = coalesce(Gated::new(InTurns::new(inbound, &turn), &streams));
     tasks.spawn("downstream flusher", flusher).detach();
     let last_words = io.inner().last_words();
     let serving = Rc::clone(&streams);
@@ -203,6 +205,7 @@ where
     let (mut leaving, mut told) = (false, false);
     loop {
         let served = poll_fn(|cx| {
+            turn.begin();
             let polled = connection.as_mut().poll(cx);
             // Before the preface hyper would close without a GOAWAY.
             if polled.is_ready() || told || !leaving || seen.get() < PREFACE {
@@ -215,6 +218,7 @@ where
         tokio::select! {
             ended = served => return Ok(how_it_ended(ended)),
             () = streams.flooded() => {
+                turn.lift();
                 drop(timeout(FAREWELL, last_words.say(CALM)).await);
                 return Ok(Ended::Flooded);
             }

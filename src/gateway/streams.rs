@@ -14,6 +14,7 @@ use http::HeaderMap;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use crate::downstream::request_memory::Held;
 use crate::downstream::requests::RequestBody;
 use crate::downstream::said::{Said, Speaker};
 use crate::downstream::watch_starts::WatchStart;
@@ -24,6 +25,7 @@ use crate::lease::keepalive::KeepAlive;
 use crate::lease::observe::Observe;
 use crate::refusal::Refusal;
 use crate::upstream::choose::Chooser;
+use crate::upstream::send::forwarded;
 use crate::watch::budget::Share;
 use crate::watch::hub::Timing;
 use crate::watch::session::Session;
@@ -46,18 +48,20 @@ pub fn watch(
     start: WatchStart,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
+    let (headers, held) = kept(gateway, client, caller, headers)?;
     let config = gateway.config.load_full();
     let (speaker, said) = Speaker::channel();
+    let wants_leader = headers.get("hasleader").is_some_and(|value| value == "true");
     let session = Session {
         route: Route {
             door: Rc::clone(&gateway.door),
             whom: caller.whom.clone(),
-            headers: headers.clone(),
+            headers,
             home: gateway.home(client),
             floor: Rc::clone(&client.floor),
             share: Share::new(&gateway.watch_budget),
         },
-        wants_leader: headers.get("hasleader").is_some_and(|value| value == "true"),
+        wants_leader,
         timing: Timing {
             idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.door.chooser)),
             progress_grace: PROGRESS_GRACE,
@@ -67,7 +71,7 @@ pub fn watch(
         resumed: gateway.metrics.watch_resumes.clone(),
         starts: Rc::clone(&client.watch_starts),
     };
-    let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
+    let (in_use, ends) = ((caller.in_use(), held), ends(client, caller, deadline));
     let run = session.run(body, speaker.clone(), start).boxed_local();
     gateway.tasks.spawn("watch", within(ends, stay, speaker, run, in_use)).detach();
     Ok(said)
@@ -92,15 +96,16 @@ pub fn keep_alive(
     body: RequestBody,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
+    let (headers, held) = kept(gateway, client, caller, headers)?;
     let (speaker, said) = Speaker::channel();
     let keep_alive = KeepAlive {
         door: Rc::clone(&gateway.door),
         whom: caller.whom.clone(),
-        headers: headers.clone(),
+        headers,
         drain: client.drain.clone(),
         resumed: gateway.metrics.keepalive_resumes.clone(),
     };
-    let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
+    let (in_use, ends) = ((caller.in_use(), held), ends(client, caller, deadline));
     let run = keep_alive.run(body, speaker.clone()).boxed_local();
     gateway.tasks.spawn("keepalive", within(ends, stay, speaker, run, in_use)).detach();
     Ok(said)
@@ -119,20 +124,33 @@ pub fn observe(
     message: &Bytes,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
-    let (request, held) = blocked::kept(gateway, message)?;
+    let (request, waiting) = blocked::kept(gateway, client, message)?;
+    let (headers, held) = kept(gateway, client, caller, headers)?;
     let (speaker, said) = Speaker::channel();
     let observe = Observe {
         door: Rc::clone(&gateway.door),
         whom: caller.whom.clone(),
-        headers: headers.clone(),
+        headers,
         request,
         drain: client.drain.clone(),
         resumed: gateway.metrics.observe_resumes.clone(),
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
     let run = observe.run(speaker.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(ends, stay, speaker, run, (in_use, held))).detach();
+    gateway.tasks.spawn("observe", within(ends, stay, speaker, run, (in_use, held, waiting))).detach();
     Ok(said)
+}
+
+/// What a stream keeps of its client's header for as long as it lives, which is held.
+fn kept(
+    gateway: &Gateway,
+    client: &Client,
+    caller: &Caller,
+    headers: &HeaderMap,
+) -> Result<(HeaderMap, Held), Refusal> {
+    let headers = forwarded(headers);
+    let held = gateway.hold_request(client, gateway.requester(caller), &headers)?;
+    Ok((headers, held))
 }
 
 /// When a stream ends that nobody ends, and what its client is told: the client's own deadline, or the end of what let it

@@ -16,6 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::figures::MemberFigures;
+use crate::telemetry::request_memory::RequestMemoryFigures;
 use crate::telemetry::unread::UnreadFigures;
 
 /// gRPC has codes 0 to 16.
@@ -150,6 +151,8 @@ pub struct Metrics {
     pub member_figures: MemberFigures,
     /// Answers that clients have not read.
     pub unread: UnreadFigures,
+    /// What requests hold in memory.
+    pub request_memory: RequestMemoryFigures,
 }
 
 impl Metrics {
@@ -214,6 +217,7 @@ impl Metrics {
             MemberFigures::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
             unread: UnreadFigures::registered(&mut registry),
+            request_memory: RequestMemoryFigures::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
