@@ -205,6 +205,7 @@ impl State {
                 ("alive".into(), count(&counters.touches_alive)),
                 ("dead".into(), count(&counters.touches_dead)),
                 ("unknown".into(), count(&counters.touches_unknown)),
+                ("postponed".into(), count(&counters.touches_postponed)),
             ],
         )?;
         let (minted, signed) = self.credentials.made();

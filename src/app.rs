@@ -256,6 +256,7 @@ fn administration(
         members: parts.members.clone(),
         pages: pages(&parts.connector, &parts.members),
         register: register.clone(),
+        credentials: Arc::clone(&parts.credentials),
     };
     let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
     let desk = Desk { register, sealer, state: Arc::clone(&state), doctor };
@@ -315,8 +316,9 @@ fn start_control(
         ..CredentialSettings::default()
     };
     let mut members = Members::new(&config.cluster, connector.clone());
-    let forgetting = forgetting.clone();
-    members.before_following(move |_left, followed| forgetting.forget(followed));
+    let (following, losing) = (forgetting.clone(), forgetting.clone());
+    members.before_following(move |_left, followed| following.forget(followed));
+    members.when_tokens_may_be_lost(move |member| losing.tokens_may_be_lost(member));
     let (channels, asked) = (members.channels(), (members.login(), members.seeds()));
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
     let owned = tasks.clone();

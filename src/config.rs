@@ -10,6 +10,7 @@ mod certificates;
 mod file;
 mod findings;
 mod mapping;
+mod outage;
 #[cfg(test)]
 mod reference;
 mod resolve;
@@ -30,7 +31,7 @@ use std::time::Duration;
 use crate::identity::named::NamedMember;
 use crate::identity::pattern::{Glob, Network};
 use crate::identity::{ClusterId, UserName};
-use crate::jwt::Verifier;
+use crate::jwt::Issuers;
 use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
@@ -39,6 +40,7 @@ use crate::users::Users;
 pub use admin_socket::admin_socket;
 pub use findings::{Fault, Faults, Warning};
 pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
+pub use outage::OutageTimes;
 pub use resolve::load;
 pub use secrets::write_session_key;
 pub use unread::Unread;
@@ -60,7 +62,7 @@ pub struct Config {
     /// Who checks passwords.
     pub passwords: Arc<Passwords>,
     /// Whose JWTs are taken.
-    pub issuers: Arc<[Verifier]>,
+    pub issuers: Arc<Issuers>,
     /// Who is which etcd user.
     pub mapping: Arc<Mapping>,
     /// Where revocations are kept.
@@ -218,6 +220,8 @@ pub struct Cluster {
     pub near: Vec<String>,
     /// After what time a second member is asked for a linearizable read that the first has not answered, if at all.
     pub hedge_after: Option<Duration>,
+    /// How long streams wait while no member serves.
+    pub outage: OutageTimes,
     /// As whom members are probed; nobody where auth is off.
     pub probe: Option<Login>,
     /// How members are found beside the endpoints.

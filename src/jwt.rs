@@ -1,6 +1,7 @@
 //! Signed JSON Web Tokens: whether one is genuine, and whom it is about (RFC 7515, 7519).
 //!
-//! Owns: reading a token, and every check of it. Below, `keys` has what signatures are checked with. Must not know: who
+//! Owns: reading a token, and every check of it. Below, `keys` has what signatures are checked with, and `etcd` takes tokens of
+//! etcd's own kind. Must not know: who
 //! shows a token, which etcd user its subject is. Invariants: nothing of a token is believed before its signature was
 //! checked with a key of its own issuer, by an algorithm that fits the key; time is an argument; a token without an end
 //! is not taken; whatever is wrong, bytes of a peer never panic.
@@ -8,6 +9,7 @@
 //! Not a crate: jsonwebtoken reads the clock by itself, keeps its provider in a global, and has none on ring; of those
 //! that it brings, aws-lc is banned here, and rsa has RUSTSEC-2023-0071.
 
+mod etcd;
 mod keys;
 
 use std::fmt;
@@ -23,6 +25,7 @@ use serde_json::{Map, Value};
 use crate::identity::Peer;
 use crate::identity::peer::Claims;
 
+pub use etcd::{EtcdTokens, Hash};
 pub use keys::{Algorithm, Keys, KeysError};
 
 /// More than any token has that fits into a header list of 64 KiB beside other headers.
@@ -45,6 +48,15 @@ pub struct Verifier {
     pub leeway: Duration,
 }
 
+/// Whose tokens are taken.
+#[derive(Debug, Default)]
+pub struct Issuers {
+    /// Each is told by its `iss`.
+    pub listed: Vec<Verifier>,
+    /// Who signs with etcd's own key, where that is known. Their tokens name no listed issuer.
+    pub etcd: Option<EtcdTokens>,
+}
+
 /// A token that is genuine.
 #[derive(Clone, Debug)]
 pub struct Verified {
@@ -52,6 +64,8 @@ pub struct Verified {
     pub peer: Peer,
     /// When it stops being good, leeway included.
     pub expires: SystemTime,
+    /// The auth revision that a token of etcd's own kind is for: it counts at no other.
+    pub auth_revision: Option<u64>,
 }
 
 /// Why a token is not taken. For logs: a client is never told which.
@@ -129,12 +143,49 @@ impl<'de> Visitor<'de> for EachOnce {
     }
 }
 
-impl Verifier {
-    /// Takes a token of whichever of these issuers it is from.
+/// A token's parts, none of which is believed yet.
+struct Parts<'a> {
+    header: Header,
+    claims: Map<String, Value>,
+    signed: &'a [u8],
+    signature: Vec<u8>,
+}
+
+impl Issuers {
+    /// Whether there is nobody.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.listed.is_empty() && self.etcd.is_none()
+    }
+
+    /// Takes a token of whichever issuer it is from.
     ///
     /// # Errors
     /// [`Bad`].
-    pub fn verify_one_of(verifiers: &[Self], token: &[u8], now: SystemTime) -> Result<Verified, Bad> {
+    pub fn verify(&self, token: &[u8], now: SystemTime) -> Result<Verified, Bad> {
+        let parts = Parts::read(token)?;
+        let issuer = parts.claims.get("iss").and_then(Value::as_str);
+        let is_listed = self.listed.iter().any(|verifier| issuer == Some(&*verifier.issuer));
+        match &self.etcd {
+            Some(etcd) if !is_listed && parts.claims.contains_key("username") => {
+                etcd.check(&parts.header.alg, parts.signed, &parts.signature)?;
+                EtcdTokens::judge(&parts.claims, now)
+            }
+            _ => Verifier::verify_parts(&self.listed, &parts, now),
+        }
+    }
+}
+
+impl Verified {
+    /// When it stops being good; none where it tells no end.
+    #[must_use]
+    pub fn ends(&self) -> Option<SystemTime> {
+        Some(self.expires).filter(|expires| *expires < UNIX_EPOCH + etcd::NEVER)
+    }
+}
+
+impl<'a> Parts<'a> {
+    fn read(token: &'a [u8]) -> Result<Self, Bad> {
         if token.len() > LONGEST {
             return Err(Bad::NotJwt);
         }
@@ -151,16 +202,31 @@ impl Verifier {
         if header.crit {
             return Err(Bad::Critical);
         }
+        Ok(Self { header, claims, signed, signature })
+    }
+}
+
+impl Verifier {
+    /// Takes a token of whichever of these issuers it is from.
+    ///
+    /// # Errors
+    /// [`Bad`].
+    pub fn verify_one_of(verifiers: &[Self], token: &[u8], now: SystemTime) -> Result<Verified, Bad> {
+        Self::verify_parts(verifiers, &Parts::read(token)?, now)
+    }
+
+    fn verify_parts(verifiers: &[Self], parts: &Parts<'_>, now: SystemTime) -> Result<Verified, Bad> {
+        let Parts { header, claims, signed, signature } = parts;
         let algorithm = Algorithm::named(&header.alg).ok_or(Bad::Algorithm)?;
         let issuer = claims.get("iss").and_then(Value::as_str).ok_or(Bad::Claim)?;
         let verifier = verifiers.iter().find(|verifier| &*verifier.issuer == issuer).ok_or(Bad::Issuer)?;
         if !verifier.algorithms.is_empty() && !verifier.algorithms.contains(&algorithm) {
             return Err(Bad::Algorithm);
         }
-        if !verifier.keys.verify(algorithm, header.kid.as_deref(), signed, &signature) {
+        if !verifier.keys.verify(algorithm, header.kid.as_deref(), signed, signature) {
             return Err(Bad::Signature);
         }
-        verifier.judge(&claims, now)
+        verifier.judge(claims, now)
     }
 
     /// What a genuine token says.
@@ -182,7 +248,11 @@ impl Verifier {
         let subject = subject.ok_or(Bad::Claim)?.into();
         let said = claims.iter().filter_map(|(name, value)| Some((name.clone(), texts(value)?)));
         let claims = Arc::new(said.collect::<Claims>());
-        Ok(Verified { peer: Peer::Jwt { issuer: Arc::clone(&self.issuer), subject, claims }, expires })
+        Ok(Verified {
+            peer: Peer::Jwt { issuer: Arc::clone(&self.issuer), subject, claims },
+            expires,
+            auth_revision: None,
+        })
     }
 }
 

@@ -350,6 +350,7 @@ mod tests {
         let members = MembersHandle {
             snapshot: Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now()))),
             changes: Changes::channel().1,
+            outages: Arc::default(),
             hints: Hints::channel().0,
             auth: Arc::new(AuthState::default()),
         };

@@ -14,13 +14,13 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 
 use super::table::plain;
-use crate::config::Config;
+use crate::config::{Config, Outcome};
 use crate::identity::MemberId;
 use crate::published::Published;
 use crate::revocation::Register;
-use crate::upstream::credential::Pages;
+use crate::upstream::credential::{Credentials, Pages, RootHolders, Wanted};
 use crate::upstream::examine::{Examined, examine};
-use crate::upstream::membership::MembersHandle;
+use crate::upstream::membership::{Auth, MembersHandle, Membership};
 use checks::Facts;
 
 /// All that was found.
@@ -69,6 +69,8 @@ pub struct Doctor {
     pub pages: Pages,
     /// Who was revoked.
     pub register: Register,
+    /// Asks for users' roles.
+    pub credentials: Arc<Credentials>,
 }
 
 impl Doctor {
@@ -80,6 +82,7 @@ impl Doctor {
         });
         let examined: Vec<(MemberId, Option<Examined>)> = join_all(asked).await;
         let config = self.config.load_full();
+        let root_holders = self.root_holders(&config, &members).await;
         Facts {
             now: SystemTime::now(),
             config: &config,
@@ -88,8 +91,31 @@ impl Doctor {
             auth: self.members.auth.now(),
             examined: &examined,
             revocations_known: self.register.is_known(),
+            root_holders: &root_holders,
         }
         .report()
+    }
+
+    /// Who holds the role `root` of the users that a rule leads to which spells no peer out. Nobody is asked where no rule is so,
+    /// or there are no users.
+    async fn root_holders(&self, config: &Config, members: &Membership) -> RootHolders {
+        let patterns = config.mapping.rules.iter().filter(|rule| !rule.names_one_peer());
+        let mut wanted = Wanted { named: config.mapping.default.iter().cloned().collect(), all: false };
+        for rule in patterns {
+            match rule.outcome() {
+                Outcome::User(user) => wanted.named.push(user.clone()),
+                Outcome::Same => wanted.all = true,
+                Outcome::Deny => {}
+            }
+        }
+        let member = members.leader().or_else(|| members.ready_voters().next());
+        let is_asked = self.members.auth.now() == Auth::On && (wanted.all || !wanted.named.is_empty());
+        match member.filter(|_| is_asked) {
+            Some(member) => {
+                self.credentials.root_holders(config.cluster.probe.as_ref(), wanted, member.id).await
+            }
+            None => RootHolders::default(),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::config::{Config, Realm as RealmName};
 use crate::downstream::session::{Realm, Sealer};
 use crate::gateway::login::desk::Logins;
-use crate::identity::ClusterId;
+use crate::identity::{ClusterId, MemberId};
 use crate::revocation::Register;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::credential::Credentials;
@@ -41,6 +41,11 @@ impl Forgetting {
         self.0.credentials.get_or_init(|| Arc::clone(credentials));
         self.0.logins.get_or_init(|| Arc::clone(logins));
         self.0.register.get_or_init(|| register.clone());
+    }
+
+    /// Tokens of this member, or of all, may be lost otherwise than by their age.
+    pub(super) fn tokens_may_be_lost(&self, member: Option<MemberId>) {
+        self.0.credentials.get().inspect(|credentials| credentials.tokens_may_be_lost(member));
     }
 
     /// Sessions are those of this cluster's realm from now on.

@@ -41,6 +41,8 @@ pub(super) struct File {
     pub(super) mint: Option<Mint>,
     #[serde(deserialize_with = "some_table")]
     pub(super) sign_jwt: Option<SignJwt>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) etcd_jwt: Option<EtcdJwt>,
     #[serde(deserialize_with = "table")]
     pub(super) maintenance: Maintenance,
     #[serde(deserialize_with = "table")]
@@ -135,6 +137,8 @@ pub(super) struct Cluster {
     pub(super) writes: Option<Target>,
     pub(super) near: Option<Vec<String>>,
     pub(super) hedge_after: Option<String>,
+    pub(super) election_timeout: Option<String>,
+    pub(super) unreachable_timeout: Option<String>,
     #[serde(deserialize_with = "some_table")]
     pub(super) probe: Option<Probe>,
 }
@@ -255,6 +259,14 @@ pub(super) struct Mint {
     pub(super) ca: Option<String>,
     pub(super) key: Option<String>,
     pub(super) lifetime: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct EtcdJwt {
+    pub(super) method: Option<String>,
+    pub(super) public_key: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -74,13 +74,19 @@ impl MapRule {
         Ok(Self { who, outcome })
     }
 
+    /// Whether it is about one peer, spelled out.
+    #[must_use]
+    pub fn names_one_peer(&self) -> bool {
+        self.who.peer.as_ref().is_some_and(PeerPattern::is_exact)
+    }
+
     /// What it says.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// Whether it is about this peer, calling from this address. One whom etcd itself has accepted by its password is
+    /// Whether it is about this peer, calling from this address. One whom etcd itself accepts by its password or token is
     /// made somebody else only by a rule that names its `peer`.
     #[must_use]
     pub fn applies(&self, peer: &Peer, address: Option<IpAddr>) -> bool {
@@ -97,7 +103,9 @@ impl MapRule {
         let claimed = |(name, value): &(String, Glob)| {
             said.is_some_and(|claims| claims.values(name).iter().any(|said| value.matches(said)))
         };
-        let named = pattern.is_some() || self.outcome == Outcome::Deny || !matches!(peer, Peer::Password(_));
+        let named = pattern.is_some()
+            || self.outcome == Outcome::Deny
+            || !matches!(peer, Peer::Password(_) | Peer::EtcdToken(_));
         named
             && pattern.as_ref().is_none_or(|pattern| pattern.matches(peer))
             && san_uri.as_ref().is_none_or(|glob| one_of(uris, glob))

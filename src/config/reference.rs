@@ -78,6 +78,7 @@ fn every_key_of_the_code_stands_in_it_and_no_other() {
         }],
         mint: Some(file::Mint::default()),
         sign_jwt: Some(file::SignJwt::default()),
+        etcd_jwt: Some(file::EtcdJwt::default()),
         ..Default::default()
     };
     let (mut known, mut written) = (BTreeSet::new(), BTreeSet::new());
@@ -149,10 +150,11 @@ fn its_examples_are_valid_together() {
     std::fs::write(root.join("tls/mint.crt"), mint.self_signed(&user).unwrap().pem()).unwrap();
     std::fs::write(root.join("tls/mint.key"), user.serialize_pem()).unwrap();
     std::fs::write(root.join("tls/etcd-jwt.key"), user.serialize_pem()).unwrap();
+    std::fs::write(root.join("tls/etcd-jwt.pub"), user.public_key_pem()).unwrap();
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
     std::fs::write(root.join("probe.password"), "probe-hunter2\n").unwrap();
-    std::fs::write(root.join("users"), "# nobody yet\n").unwrap();
+    std::fs::write(root.join("users"), "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n").unwrap();
     let text = with_examples().replace("/etc/keyward", root.to_str().unwrap()).replace("\"http:", "\"https:");
     // It stands in place of the endpoints.
     let text: String =
@@ -171,7 +173,7 @@ fn its_examples_are_valid_together() {
     let outcomes: Vec<_> = config.mapping.rules.iter().map(MapRule::outcome).collect();
     let app = Outcome::User("app".into());
     assert_eq!(outcomes, [&app, &Outcome::Same, &app], "the last one is default_user");
-    assert_eq!(&*config.issuers[0].issuer, "https://ci.example.com");
+    assert_eq!(&*config.issuers.listed[0].issuer, "https://ci.example.com");
     assert!(config.mapping.rules[2].applies(&Peer::Listener("clients".into()), None));
     assert_eq!(config.mapping.default, Some("app".into()));
     assert_eq!(&*listener.tls.as_ref().unwrap().clients.ca().unwrap().name, "staff");

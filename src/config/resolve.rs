@@ -31,6 +31,7 @@ use super::{
     Config, Drain, Keep, Limits, Login, Maintenance, Revocation, Runtime, Watch, secrets, shape, values,
 };
 use crate::identity::UserName;
+use crate::jwt::Issuers;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
@@ -104,8 +105,9 @@ impl Resolver<'_> {
         let cluster = self.cluster(file.cluster);
         let rows = self.users(file.user, file.mint, file.sign_jwt, &cluster);
         let mapped = file.mapping.default.is_some() || file.map.iter().any(may_know_certificates);
-        let issuers = self.issuers(file.jwt);
-        let named = issuers.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
+        let etcd = self.etcd_tokens(file.etcd_jwt, rows.users.sign_jwt.as_deref());
+        let issuers = Issuers { listed: self.issuers(file.jwt), etcd };
+        let named = issuers.listed.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
         let (mut defaults, ways) = (Vec::new(), Ways { mapped, jwts: !issuers.is_empty() });
         let reached = self.reached(&mut file.listener);
         let listeners = self.listeners(file.listener, &rows, ways, &mut defaults);
@@ -126,7 +128,7 @@ impl Resolver<'_> {
             cluster: Arc::new(cluster),
             users: Arc::new(rows.users),
             admin: admin?,
-            issuers: issuers.into(),
+            issuers: Arc::new(issuers),
             mapping: Arc::new(mapping),
             listeners,
             // Last: everything above may read files.
@@ -612,9 +614,9 @@ mod tests {
         let jwt = "[[jwt]]\nissuer = 'https://i:1'\naudience = 'etcd'\nkeys = 'jwt.pem'\n";
         let base = format!("{CLUSTER}{LISTENER}{user}{jwt}");
         let (config, _) = valid(&format!("{base}algorithms = ['ES256', 'EdDSA']\nleeway = '5s'\n"));
-        assert_eq!(config.issuers[0].subject, "sub");
-        assert_eq!(config.issuers[0].algorithms, [Algorithm::Es256, Algorithm::EdDsa]);
-        assert_eq!(config.issuers[0].leeway, 5 * SECOND);
+        assert_eq!(config.issuers.listed[0].subject, "sub");
+        assert_eq!(config.issuers.listed[0].algorithms, [Algorithm::Es256, Algorithm::EdDsa]);
+        assert_eq!(config.issuers.listed[0].leeway, 5 * SECOND);
         assert_eq!(config.listeners[0].identify, [Identify::Token, Identify::Jwt, Identify::Default]);
         for (bad, path) in [
             ("algorithms = []", "jwt[0].algorithms"),
@@ -649,21 +651,25 @@ mod tests {
     }
 
     #[test]
-    fn a_users_file_that_was_emptied_is_refused_and_one_that_says_so_is_not() {
+    fn a_users_file_without_users_is_refused_where_it_is_a_source() {
         let folder = folder();
         let text = format!("{CLUSTER}{LISTENER}[login]\nsources = ['file', 'etcd']\nusers_file = 'users'\n");
         let with_lines = |lines: &str| {
             std::fs::write(folder.path().join("users"), lines).unwrap();
             parse(&text, folder.path()).map(|(config, _)| config.passwords.users.len())
         };
-        for emptied in ["", "\n", " \r\n\n"] {
+        for emptied in ["", "\n", " \r\n\n", "# nobody yet\n", "# managed by a script\n\n"] {
             let faults = with_lines(emptied).expect_err("it is refused");
             assert_eq!(
                 faults.iter().map(|fault| fault.path.as_str()).collect::<Vec<_>>(),
                 ["login.users_file"]
             );
         }
-        assert_eq!(with_lines("# nobody yet\n").ok(), Some(0));
+        let line = "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n";
+        assert_eq!(with_lines(line).ok(), Some(1));
+        std::fs::write(folder.path().join("users"), "").unwrap();
+        let unused = text.replace("['file', 'etcd']", "['etcd']");
+        assert!(parse(&unused, folder.path()).is_ok(), "nobody looks at it");
     }
 
     #[test]

@@ -174,16 +174,8 @@ where
         _ => Inbound::new(stream, taken, Rc::clone(&seen)),
     };
     if speaks == Speaks::Http1 {
-        let answer = |request| {
-            http1_log.note(&request, source);
-            http1::nothing_here(request)
-        };
-        return tokio::select! {
-            served = http1::serve(inbound, began + bounds.handshake, answer) => {
-                served.map(|()| Ended::Well).map_err(|_| HandshakeError::TimedOut)
-            }
-            _ = drain.wait_for(Option::is_some) => Ok(Ended::Well),
-        };
+        let until = began + bounds.handshake;
+        return serve_http1(inbound, until, &http1_log, source, &mut drain).await;
     }
     let certificate = shown.as_ref().and_then(Shown::leaf);
     let Admitted { answer, until, old_at, expires, dismiss } =
@@ -233,6 +225,26 @@ where
                 Turn::Cut => return Ok(Ended::Cut),
             },
         }
+    }
+}
+
+/// Tells a client that speaks HTTP/1 that nothing is here for it, and notes its requests.
+async fn serve_http1(
+    inbound: Inbound,
+    until: Instant,
+    log: &Http1Log,
+    source: Option<SocketAddr>,
+    drain: &mut watch::Receiver<Option<Instant>>,
+) -> Result<Ended, HandshakeError> {
+    let answer = |request| {
+        log.note(&request, source);
+        http1::nothing_here(request)
+    };
+    tokio::select! {
+        served = http1::serve(inbound, until, answer) => {
+            served.map(|()| Ended::Well).map_err(|_| HandshakeError::TimedOut)
+        }
+        _ = drain.wait_for(Option::is_some) => Ok(Ended::Well),
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::jwt::{Bad, Verified, Verifier};
+use crate::jwt::{Bad, Issuers, Verified};
 
 /// The JWTs that one shard has verified. At most `limit` are kept; those unused for longest go first.
 pub struct VerifiedJwts {
@@ -23,7 +23,7 @@ pub struct VerifiedJwts {
 
 /// Two halves: the recent one fills, then becomes the old one, whose unused remains are dropped at the next turn.
 struct Kept {
-    by: Arc<[Verifier]>,
+    by: Arc<Issuers>,
     recent: HashMap<[u8; 32], Rc<Verified>>,
     old: HashMap<[u8; 32], Rc<Verified>>,
 }
@@ -32,15 +32,15 @@ impl VerifiedJwts {
     /// An empty memory of at most `limit` tokens.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        let kept = Kept { by: Arc::new([]), recent: HashMap::new(), old: HashMap::new() };
+        let kept = Kept { by: Arc::default(), recent: HashMap::new(), old: HashMap::new() };
         Self { kept: RefCell::new(kept), half: limit.div_ceil(2).max(1) }
     }
 
-    /// As [`Verifier::verify_one_of`], from memory if it can.
+    /// As [`Issuers::verify`], from memory if it can.
     ///
     /// # Errors
     /// As there.
-    pub fn verify(&self, by: &Arc<[Verifier]>, token: &[u8], now: SystemTime) -> Result<Rc<Verified>, Bad> {
+    pub fn verify(&self, by: &Arc<Issuers>, token: &[u8], now: SystemTime) -> Result<Rc<Verified>, Bad> {
         let mut kept = self.kept.borrow_mut();
         if !Arc::ptr_eq(&kept.by, by) {
             *kept = Kept { by: Arc::clone(by), recent: HashMap::new(), old: HashMap::new() };
@@ -55,7 +55,7 @@ impl VerifiedJwts {
         }
         let verified = match kept.old.remove(&digest).filter(|verified| now < verified.expires) {
             Some(verified) => verified,
-            None => Rc::new(Verifier::verify_one_of(by, token, now)?),
+            None => Rc::new(by.verify(token, now)?),
         };
         if kept.recent.len() >= self.half {
             kept.old = std::mem::take(&mut kept.recent);
@@ -72,9 +72,9 @@ mod tests {
     use super::*;
     use crate::jwt::tests::{Signer, claims, now, verifier};
 
-    fn fixed() -> (Signer, Arc<[Verifier]>) {
+    fn fixed() -> (Signer, Arc<Issuers>) {
         let signer = Signer::es256();
-        let by = [verifier(&signer)].into();
+        let by = Arc::new(Issuers { listed: vec![verifier(&signer)], etcd: None });
         (signer, by)
     }
 
@@ -116,7 +116,7 @@ mod tests {
         let jwts = VerifiedJwts::new(4);
         let token = signer.sign(&claims("alice"));
         jwts.verify(&by, token.as_bytes(), now()).unwrap();
-        let other = [verifier(&Signer::es256())].into();
+        let other = Arc::new(Issuers { listed: vec![verifier(&Signer::es256())], etcd: None });
         assert_eq!(jwts.verify(&other, token.as_bytes(), now()).err(), Some(Bad::Signature));
     }
 }

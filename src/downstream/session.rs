@@ -345,6 +345,12 @@ impl Sealer {
         self.sealing.load().revocations.is_some()
     }
 
+    /// Whether another cluster is served than at the start.
+    #[must_use]
+    pub fn has_followed(&self) -> bool {
+        !self.sealing.load().left.is_empty()
+    }
+
     /// Moves whenever a session that stood may stand no more.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {

@@ -2,11 +2,13 @@
 //!
 //! Owns: that decision. Must not know: how tokens are sealed, how certificates are verified, what a call does.
 //! Invariants (rules 9, 14): of the ways that a listener allows, the first that a request shows decides; what is shown
-//! and bad is refused, and never falls back to another; a peer that is no etcd user sends nothing upstream, unless auth
-//! is off there; rules that were replaced decide no call that came later; a user who is blocked is nobody's.
+//! and bad is refused, and never falls back to another, unless auth is off upstream (`ignored`); a peer that is no etcd user
+//! sends nothing upstream, unless auth is off there; rules that were replaced decide no call that came later; a user who is blocked is nobody's.
 
 mod again;
+mod etcd_tokens;
 mod identities;
+mod ignored;
 mod remembered;
 
 use std::rc::Rc;
@@ -76,6 +78,8 @@ enum Evidence {
     Jwt(Rc<Verified>, Rc<Secret<Vec<u8>>>),
     /// Nothing beside the connection itself: its certificate, or its listener.
     Connection,
+    /// The same beside a token that etcd would not look at, since auth is off.
+    Ignored,
 }
 
 impl Caller {
@@ -92,7 +96,7 @@ impl Caller {
     pub fn session(&self) -> Option<&Rc<Session>> {
         match &self.grounds.shown {
             Evidence::Session(session) => Some(session),
-            Evidence::Jwt(..) | Evidence::Connection => None,
+            Evidence::Jwt(..) | Evidence::Connection | Evidence::Ignored => None,
         }
     }
 
@@ -135,28 +139,14 @@ impl Callers {
     ) -> Result<Rc<Caller>, Refusal> {
         let presented = Presented::in_headers(headers);
         client.remembered.borrow_mut().follow(&self.identities.load());
-        let shown = match presented {
-            Presented::Token(_) if presented.is_jwt() => Some(Identify::Jwt),
-            Presented::Token(_) => Some(Identify::Token),
-            _ => None,
-        };
-        let (way, takes_default) = {
-            let remembered = client.remembered.borrow();
-            let ways = remembered.identities.ways(client);
-            (way(ways, client, shown)?, ways.contains(&Identify::Default))
-        };
-        let standing = match (way, presented) {
-            (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token)?,
-            (Identify::Jwt, Presented::Token(token)) => self.by_jwt(gateway, client, token)?,
-            (Identify::Certificate, _) => self.by_certificate(client),
-            (Identify::Token | Identify::Jwt | Identify::Default, _) => {
-                let lent = method.and_then(|method| client.remembered.borrow().lent(method));
-                match lent {
-                    Some(token) => self.by_token(gateway, client, token.expose())?,
-                    None if takes_default => self.by_default(client),
-                    None => return Err(Refusal::USER_EMPTY),
-                }
+        let standing = if self.ignores(gateway, client, presented) {
+            // A call is looked at again once its request has come whole; it is counted once.
+            if record.peer.is_none() {
+                gateway.metrics.tokens_ignored.inc();
             }
+            self.beside_ignored(gateway, client)?
+        } else {
+            self.by_presented(gateway, client, method, presented)?
         };
         let standing = match &standing.grounds.shown {
             Evidence::Session(session) if standing.again() => {
@@ -173,6 +163,12 @@ impl Callers {
             }
             _ => standing,
         };
+        if let Some(revision) = etcd_tokens::revision_of(&standing)
+            && let Err(refusal) = Box::pin(etcd_tokens::counts(gateway, revision)).await
+        {
+            gateway.metrics.jwts_refused.inc();
+            return Err(refusal);
+        }
         record.peer = Some(Rc::clone(&standing.peer));
         let decided = again::decided(gateway, standing).and_then(|caller| {
             record.user = caller.user.clone();
@@ -184,6 +180,34 @@ impl Callers {
                 gateway.metrics.peers_refused.inc();
             }
         })
+    }
+
+    /// Who calls by what is shown first of what counts.
+    fn by_presented(
+        &self,
+        gateway: &Gateway,
+        client: &Client,
+        method: Option<&Method>,
+        presented: Presented<'_>,
+    ) -> Result<Standing, Refusal> {
+        let (way, takes_default) = {
+            let remembered = client.remembered.borrow();
+            let ways = remembered.identities.ways(client);
+            (way(ways, client, kind_of(presented))?, ways.contains(&Identify::Default))
+        };
+        match (way, presented) {
+            (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token),
+            (Identify::Jwt, Presented::Token(token)) => self.by_jwt(gateway, client, token),
+            (Identify::Certificate, _) => Ok(self.by_certificate(client)),
+            (Identify::Token | Identify::Jwt | Identify::Default, _) => {
+                let lent = method.and_then(|method| client.remembered.borrow().lent(method));
+                match lent {
+                    Some(token) => self.by_token(gateway, client, token.expose()),
+                    None if takes_default => Ok(self.by_default(client)),
+                    None => Err(Refusal::USER_EMPTY),
+                }
+            }
+        }
     }
 
     /// Whether what a session's password proved still holds, where nobody upstream looks at it.
@@ -253,7 +277,7 @@ impl Callers {
         if let Some(standing) = remembered.of_jwt(&verified) {
             return Ok(standing);
         }
-        let until = cut_at(&client.listener, verified.expires, now);
+        let until = verified.ends().and_then(|end| cut_at(&client.listener, end, now));
         let peer = verified.peer.clone();
         let grounds = Grounds { peer, shown: Evidence::Jwt(verified, Rc::new(Secret::new(token.to_vec()))) };
         let standing = remembered.identities.standing(client, grounds, until, Brought::Nothing);
@@ -299,6 +323,15 @@ impl Callers {
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.identities.changes()
+    }
+}
+
+/// What kind of token a request shows.
+fn kind_of(presented: Presented<'_>) -> Option<Identify> {
+    match presented {
+        Presented::Token(_) if presented.is_jwt() => Some(Identify::Jwt),
+        Presented::Token(_) => Some(Identify::Token),
+        Presented::None => None,
     }
 }
 

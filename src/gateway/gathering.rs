@@ -85,7 +85,8 @@ async fn gathered(body: RequestBody, limit: usize) -> Result<(Bytes, Held), Refu
         Payload::Plain(_) => Ok((whole, held)),
         Payload::Gzip(compressed) => {
             drop(whole);
-            inflate(compressed, limit, held).await
+            // Boxed: few requests are compressed, and every request's future would be as large.
+            Box::pin(inflate(compressed, limit, held)).await
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -71,19 +72,22 @@ pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<In
         Ok(held) => held,
         Err(refusal) => return reply::refuse(&refusal, record),
     };
-    let steps = async {
-        match kind {
-            PathKind::Malformed => {
-                gateway.metrics.not_canonical.inc();
-                Err(kind.refusal(named_path).unwrap_or(Refusal::PANICKED))
+    let outcome = {
+        let steps = async {
+            match kind {
+                PathKind::Malformed => {
+                    gateway.metrics.not_canonical.inc();
+                    Err(kind.refusal(named_path).unwrap_or(Refusal::PANICKED))
+                }
+                PathKind::WellFormed { .. } => unknown(&gateway, &client, &head, body, &mut record).await,
+                PathKind::Known(method) => {
+                    known(&gateway, &client, method, &head.headers, body, &mut held, &mut record).await
+                }
             }
-            PathKind::WellFormed { .. } => unknown(&gateway, &client, &head, body, &mut record).await,
-            PathKind::Known(method) => {
-                known(&gateway, &client, method, &head.headers, body, &mut held, &mut record).await
-            }
-        }
+        };
+        guarded(&gateway.metrics, pin!(steps)).await
     };
-    match guarded(&gateway.metrics, steps).await {
+    match outcome {
         Ok(answer) => answer.reply(record),
         Err(refusal) => reply::refuse(&refusal, record),
     }
@@ -104,10 +108,10 @@ fn is_anybodys(method: &Method) -> bool {
 }
 
 /// What `steps` end with. A panic of theirs is a refusal: a client would take a reset for Canceled, and send a write
-/// again (rules 38).
+/// again (rules 38). `steps` is pinned by the caller: passed by value, the future of every request would hold it twice.
 async fn guarded<T>(
     metrics: &Metrics,
-    steps: impl Future<Output = Result<T, Refusal>>,
+    steps: Pin<&mut impl Future<Output = Result<T, Refusal>>>,
 ) -> Result<T, Refusal> {
     AssertUnwindSafe(steps).catch_unwind().await.unwrap_or_else(|_panic| {
         metrics.panics.inc();
@@ -224,28 +228,22 @@ async fn through(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    let (mut framed, mut _held, came) = arrived(gateway, body, deadline).await?;
+    let (framed, message, _held, came) = request_message(gateway, client, method, body, deadline).await?;
     let again;
     let caller = match came {
         Came::AtOnce => caller,
         Came::Later => {
-            again = identified(gateway, client, method, headers, deadline, record).await?;
+            again = Box::pin(identified(gateway, client, method, headers, deadline, record)).await?;
             &again
         }
     };
-    let blocks = blocked::blocks(method);
-    if blocks {
-        (framed, _held) = blocked::kept(gateway, client, &framed)?;
-    }
-    let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
-    canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
     if method.path == observe::PATH {
         return Ok(Served::Stream(streams::observe(gateway, client, caller, headers, deadline, &message)?));
     }
     let effect = shape::effect(method, &message);
     let behind;
     let caller = if write_order::wait(gateway, client, method, effect, deadline).await {
-        behind = identified(gateway, client, method, headers, deadline, record).await?;
+        behind = Box::pin(identified(gateway, client, method, headers, deadline, record)).await?;
         &behind
     } else {
         caller
@@ -278,7 +276,7 @@ async fn through(
         _ => (caller.in_use(), gateway.enter(client, caller)?),
     };
     let mut room = None;
-    let mut answer = if blocks {
+    let mut answer = if blocked::blocks(method) {
         let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
         // Apart: no other call is to be as large as one that waits.
         let waiting = Box::pin(blocked::run(exchange, claim, client.drain.clone(), &mut stay, record));
@@ -296,14 +294,43 @@ async fn through(
         finish(gateway, client, method, &mut answer)?;
         note(gateway, client, method, &message, record).await;
     }
-    if room.is_none()
-        && let Some(need) = Need::of(&answer, method, lane)
-    {
-        let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
-        let waited = timeout_at(until, client.unread.wait_beyond(need)).await;
-        room = Some(waited.unwrap_or(Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST))?);
+    if room.is_none() {
+        room = room_beyond_limit(client, method, lane, &answer, deadline).await?;
     }
     Ok(Served::Member(Box::new(answer), in_use, stay, room))
+}
+
+/// A request's message, framed and bare, after the checks that every decision on a message needs; what holds its place in the byte budget; and
+/// when the message was whole.
+async fn request_message(
+    gateway: &Gateway,
+    client: &Client,
+    method: &Method,
+    body: RequestBody,
+    deadline: Option<Instant>,
+) -> Result<(Bytes, Bytes, Held, Came), Refusal> {
+    let (mut framed, mut held, came) = arrived(gateway, body, deadline).await?;
+    if blocked::blocks(method) {
+        (framed, held) = blocked::kept(gateway, client, &framed)?;
+    }
+    let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
+    canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
+    Ok((framed, message, held, came))
+}
+
+/// Room for an answer to a call that may not be made again: in the shard's buffer of unread answers, beyond the share of the client's own
+/// connection.
+async fn room_beyond_limit(
+    client: &Client,
+    method: &Method,
+    lane: Lane,
+    answer: &Answer,
+    deadline: Option<Instant>,
+) -> Result<Option<Room>, Refusal> {
+    let Some(need) = Need::of(answer, method, lane) else { return Ok(None) };
+    let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+    let waited = timeout_at(until, client.unread.wait_beyond(need)).await;
+    waited.unwrap_or(Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)).map(Some)
 }
 
 /// A member's answer, and room for what its client does not take at once. Without room where it is small, or where there is none and the
@@ -348,7 +375,7 @@ async fn asked_again(
             }
             None => waiting.await?,
         };
-        let caller = identified(gateway, client, method, headers, deadline, record).await?;
+        let caller = Box::pin(identified(gateway, client, method, headers, deadline, record)).await?;
         let exchange = Exchange { whom: caller.whom.clone(), ..exchange.clone() };
         let answer = answered(exchange, client, local, message, record).await?;
         let Some(now) = Need::of(&answer, method, lane) else { return Ok((answer, None)) };
@@ -415,7 +442,7 @@ async fn arrived(
 
 /// The same future, which notes whether it was waited for.
 async fn waited_for<T>(future: impl Future<Output = T>, came: &mut Came) -> T {
-    let mut future = std::pin::pin!(future);
+    let mut future = pin!(future);
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
@@ -554,10 +581,10 @@ mod tests {
             }
             Ok(())
         };
-        let refusal = guarded(&metrics, panicking).await.expect_err("refused");
+        let refusal = guarded(&metrics, pin!(panicking)).await.expect_err("refused");
         assert_eq!(refusal.code(), Code::Unavailable);
         assert_eq!(metrics.panics.get(), 1);
-        assert_eq!(guarded(&metrics, async { Ok(7) }).await.ok(), Some(7));
+        assert_eq!(guarded(&metrics, pin!(async { Ok(7) })).await.ok(), Some(7));
         assert_eq!(metrics.panics.get(), 1);
     }
 }

@@ -3,7 +3,7 @@
 //! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariants: the
 //! credential is in use for exactly as long as the stream lives; no stream outlives what let its client in.
 
-use std::future::pending;
+use std::future::{Future, pending};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use crate::lease::keepalive::KeepAlive;
 use crate::lease::observe::Observe;
 use crate::refusal::Refusal;
 use crate::upstream::choose::Chooser;
+use crate::upstream::outage::{self, StreamPatience, UpstreamLink};
 use crate::upstream::send::forwarded;
 use crate::watch::budget::Share;
 use crate::watch::hub::Timing;
@@ -48,20 +49,19 @@ pub fn watch(
     start: WatchStart,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
-    let (headers, held) = kept(gateway, client, caller, headers)?;
+    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
     let config = gateway.config.load_full();
     let (speaker, said) = Speaker::channel();
-    let wants_leader = headers.get("hasleader").is_some_and(|value| value == "true");
+    let link = Rc::<UpstreamLink>::default();
     let session = Session {
         route: Route {
             door: Rc::clone(&gateway.door),
             whom: caller.whom.clone(),
-            headers,
+            headers: kept_headers,
             home: gateway.home(client),
             floor: Rc::clone(&client.floor),
             share: Share::new(&gateway.watch_budget),
         },
-        wants_leader,
         timing: Timing {
             idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.door.chooser)),
             progress_grace: PROGRESS_GRACE,
@@ -70,10 +70,12 @@ pub fn watch(
         drain: client.drain.clone(),
         resumed: gateway.metrics.watch_resumes.clone(),
         starts: Rc::clone(&client.watch_starts),
+        link: Rc::clone(&link),
     };
     let (in_use, ends) = ((caller.in_use(), held), ends(client, caller, deadline));
+    let outage = outage(gateway, headers, link);
     let run = session.run(body, speaker.clone(), start).boxed_local();
-    gateway.tasks.spawn("watch", within(ends, stay, speaker, run, in_use)).detach();
+    gateway.tasks.spawn("watch", within(ends, outage, stay, speaker, run, in_use)).detach();
     Ok(said)
 }
 
@@ -96,18 +98,21 @@ pub fn keep_alive(
     body: RequestBody,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
-    let (headers, held) = kept(gateway, client, caller, headers)?;
+    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
     let (speaker, said) = Speaker::channel();
+    let link = Rc::<UpstreamLink>::default();
     let keep_alive = KeepAlive {
         door: Rc::clone(&gateway.door),
         whom: caller.whom.clone(),
-        headers,
+        headers: kept_headers,
         drain: client.drain.clone(),
         resumed: gateway.metrics.keepalive_resumes.clone(),
+        link: Rc::clone(&link),
     };
     let (in_use, ends) = ((caller.in_use(), held), ends(client, caller, deadline));
+    let outage = outage(gateway, headers, link);
     let run = keep_alive.run(body, speaker.clone()).boxed_local();
-    gateway.tasks.spawn("keepalive", within(ends, stay, speaker, run, in_use)).detach();
+    gateway.tasks.spawn("keepalive", within(ends, outage, stay, speaker, run, in_use)).detach();
     Ok(said)
 }
 
@@ -125,19 +130,25 @@ pub fn observe(
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
     let (request, waiting) = blocked::kept(gateway, client, message)?;
-    let (headers, held) = kept(gateway, client, caller, headers)?;
+    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
     let (speaker, said) = Speaker::channel();
+    let link = Rc::<UpstreamLink>::default();
     let observe = Observe {
         door: Rc::clone(&gateway.door),
         whom: caller.whom.clone(),
-        headers,
+        headers: kept_headers,
         request,
         drain: client.drain.clone(),
         resumed: gateway.metrics.observe_resumes.clone(),
+        link: Rc::clone(&link),
     };
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
+    let outage = outage(gateway, headers, link);
     let run = observe.run(speaker.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(ends, stay, speaker, run, (in_use, held, waiting))).detach();
+    gateway
+        .tasks
+        .spawn("observe", within(ends, outage, stay, speaker, run, (in_use, held, waiting)))
+        .detach();
     Ok(said)
 }
 
@@ -160,10 +171,23 @@ fn ends(client: &Client, caller: &Caller, deadline: Option<Instant>) -> Option<(
     deadline.into_iter().chain(client.ends(caller)).min_by_key(|(at, _)| *at)
 }
 
+/// Waits until an outage of the cluster ends the stream that has this link, and whose client sent `headers`.
+fn outage(
+    gateway: &Gateway,
+    headers: &HeaderMap,
+    link: Rc<UpstreamLink>,
+) -> impl Future<Output = Refusal> + use<> {
+    let wants_leader = headers.get("hasleader").is_some_and(|value| value == "true");
+    let patience = StreamPatience::new(gateway.config.load().cluster.outage, wants_leader);
+    let members = gateway.door.members.clone();
+    async move { outage::ended(&members, &link, patience).await }
+}
+
 /// Runs a stream to its end, or to the instant at which it ends by itself, or until it may not go on; the client is told.
 /// `keep` is held until then. The stream is boxed: nothing here keeps room for it twice.
 async fn within(
     ends: Option<(Instant, Refusal)>,
+    outage: impl Future<Output = Refusal>,
     mut stay: Stay,
     speaker: Speaker,
     mut run: LocalBoxFuture<'static, ()>,
@@ -183,6 +207,7 @@ async fn within(
         refusal = stay.cut() => Some(refusal),
         () = &mut run => None,
         refusal = late => Some(refusal),
+        refusal = outage => Some(refusal),
     };
     drop(run);
     if let Some(refusal) = ended {

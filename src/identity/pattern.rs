@@ -76,6 +76,8 @@ pub enum PeerPattern {
         /// Whom it is about.
         subject: Glob,
     },
+    /// `etcd_jwt:NAME`.
+    EtcdToken(Glob),
     /// `listener:NAME`.
     Listener(Glob),
 }
@@ -86,7 +88,7 @@ pub enum Malformed {
     /// None of the kinds that there are.
     #[error(
         "a peer is \"password:NAME\", \"file:NAME\", \"cert:CA:CN=NAME\", \"cert:CA:DNS=NAME\", \"cert:CA:URI=NAME\", \
-         \"jwt:ISSUER:SUBJECT\" or \"listener:NAME\", where NAME and SUBJECT may hold *"
+         \"jwt:ISSUER:SUBJECT\", \"etcd_jwt:NAME\" or \"listener:NAME\", where NAME and SUBJECT may hold *"
     )]
     Peer,
     /// `jwt:` of somebody whom we do not know.
@@ -110,6 +112,7 @@ impl PeerPattern {
         match kind {
             "password" => Ok(Self::Password(Glob::new(name))),
             "file" => Ok(Self::File(Glob::new(name))),
+            "etcd_jwt" => Ok(Self::EtcdToken(Glob::new(name))),
             "listener" => Ok(Self::Listener(Glob::new(name))),
             "cert" => {
                 let (ca, name) = name.split_once(':').ok_or(Malformed::Peer)?;
@@ -143,7 +146,9 @@ impl PeerPattern {
     #[must_use]
     pub fn is_exact(&self) -> bool {
         match self {
-            Self::Password(name) | Self::File(name) | Self::Listener(name) => name.is_exact(),
+            Self::Password(name) | Self::File(name) | Self::EtcdToken(name) | Self::Listener(name) => {
+                name.is_exact()
+            }
             Self::Certificate { name, .. } => name.is_exact(),
             Self::Jwt { subject, .. } => subject.is_exact(),
         }
@@ -153,9 +158,9 @@ impl PeerPattern {
     #[must_use]
     pub fn matches(&self, peer: &Peer) -> bool {
         match (self, peer) {
-            (Self::Password(name), Peer::Password(user)) | (Self::File(name), Peer::File(user)) => {
-                name.matches(user.as_str())
-            }
+            (Self::Password(name), Peer::Password(user))
+            | (Self::File(name), Peer::File(user))
+            | (Self::EtcdToken(name), Peer::EtcdToken(user)) => name.matches(user.as_str()),
             (
                 Self::Certificate { ca, attribute, name },
                 Peer::Certificate { ca: shown, common_name, dns, uris },

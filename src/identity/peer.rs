@@ -37,6 +37,8 @@ pub enum Peer {
         /// What else the issuer says.
         claims: Arc<Claims>,
     },
+    /// Showed a token signed with etcd's own key, which etcd would take for this user: `etcd_jwt:alice`.
+    EtcdToken(UserName),
     /// Showed nothing, on the listener of this name: `listener:local`.
     Listener(Arc<str>),
 }
@@ -71,6 +73,7 @@ impl fmt::Display for Peer {
                 (None, None) => write!(f, "cert:{ca}:"),
             },
             Self::Jwt { issuer, subject, .. } => write!(f, "jwt:{issuer}:{subject}"),
+            Self::EtcdToken(user) => write!(f, "etcd_jwt:{user}"),
             Self::Listener(name) => write!(f, "listener:{name}"),
         }
     }

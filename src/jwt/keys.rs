@@ -149,6 +149,13 @@ impl Keys {
         }
     }
 
+    /// The one key of this SubjectPublicKeyInfo (DER), where it is of a kind that verifies.
+    #[must_use]
+    pub fn of_public_key(der: &[u8]) -> Option<Self> {
+        let (_, info) = SubjectPublicKeyInfo::from_der(der).ok()?;
+        Some(Self(vec![Key { id: None, only: None, material: Material::of_info(&info)? }]))
+    }
+
     /// Whether one of the keys made the signature: one of that id, where the token names one and any key has a name.
     pub(super) fn verify(&self, by: Algorithm, id: Option<&str>, message: &[u8], signature: &[u8]) -> bool {
         let mut fit = self.0.iter().filter(|key| {

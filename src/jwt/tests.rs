@@ -96,6 +96,11 @@ impl Signer {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 
+    /// The public key.
+    pub(crate) fn keys(&self) -> Keys {
+        set(&[self.jwk()])
+    }
+
     /// The public key, as a JWK.
     pub(crate) fn jwk(&self) -> Value {
         let text = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);

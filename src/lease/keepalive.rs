@@ -30,6 +30,7 @@ use crate::upstream::bidi::{Bidi, Next};
 use crate::upstream::choose::Wanted;
 use crate::upstream::credential::{LoginFailure, Shown};
 use crate::upstream::membership::{Auth, Hint, Member};
+use crate::upstream::outage::{Outage, UpstreamLink};
 use crate::upstream::read::linearizable_revision;
 use crate::upstream::send::{As, Door, upstream_headers};
 
@@ -56,6 +57,8 @@ pub struct KeepAlive {
     pub drain: tokio::sync::watch::Receiver<Option<Instant>>,
     /// Counts streams that were opened to go on.
     pub resumed: prometheus_client::metrics::counter::Counter,
+    /// Told whether an upstream stream serves this one.
+    pub link: Rc<UpstreamLink>,
 }
 
 /// An open upstream stream.
@@ -283,6 +286,7 @@ impl Running {
         match answer.map(|answer| self.pending.answered(answer.ttl, zero)) {
             Some(Verdict::Deliver) => {
                 self.stood = true;
+                self.parts.link.set_up();
                 self.losses = 0;
                 self.stuck_since = None;
                 self.tried.clear();
@@ -302,6 +306,7 @@ impl Running {
     /// any → closed: what was not answered is asked again, the first time at once.
     fn again(&mut self, after: After) -> Result<(), Status> {
         self.pending.lost();
+        self.parts.link.set_down();
         let link = std::mem::replace(&mut self.link, Link::Closed);
         match after {
             After::Tell(status) => return Err(status),
@@ -317,7 +322,7 @@ impl Running {
         }
         let since = *self.stuck_since.get_or_insert(self.waiting_since);
         if since.elapsed() > PATIENCE {
-            return Err(Refusal::NO_LEADER.status());
+            return Err(self.parts.unanswered().status());
         }
         if self.losses > 0 {
             let pause = FIRST_PAUSE * 2_u32.saturating_pow(self.losses - 1);
@@ -329,6 +334,16 @@ impl Running {
 }
 
 impl KeepAlive {
+    /// What a client is told whose request no member has answered in time. A Go client that asked for a leader gives its keepalives up
+    /// where it is told that there is none.
+    fn unanswered(&self) -> Refusal {
+        match self.door.members.snapshot.load().outage {
+            Outage::None => Refusal::REQUEST_TIMED_OUT,
+            Outage::NoLeader { .. } => Refusal::NO_LEADER,
+            Outage::Unreachable { .. } => Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST,
+        }
+    }
+
     async fn open(&self, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
         let nobody = NotOpened { after: After::Elsewhere, member: None };
         let member = self.door.choose(Wanted::LeaderFirst, tried).ok_or(nobody)?;

@@ -19,7 +19,7 @@ use futures_util::future::LocalBoxFuture;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message as _;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::downstream::said::Speaker;
 use crate::identity::MemberId;
@@ -35,6 +35,7 @@ use crate::upstream::bidi::{Bidi, Next};
 use crate::upstream::choose::Wanted;
 use crate::upstream::credential::Shown;
 use crate::upstream::membership::{Auth, Hint, Member};
+use crate::upstream::outage::UpstreamLink;
 use crate::upstream::read::{ReadError, ask};
 use crate::upstream::send::{As, Door, upstream_headers};
 
@@ -44,8 +45,8 @@ const RANGE: &str = "/etcdserverpb.KV/Range";
 const HAS_LEADER: HeaderName = HeaderName::from_static("hasleader");
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A client that asked for a leader waits this long without one: three election time-outs, as etcd.
-const LEADERLESS: Duration = Duration::from_secs(3);
+/// A stream that a member has left open for longer was not refused: a refusal comes at once.
+const NOT_REFUSED: Duration = Duration::from_secs(3);
 /// How often, and a little less, it is looked whether a stream kept something back.
 const WATCH: Duration = Duration::from_secs(15);
 /// What was proclaimed is told within this time; etcd takes milliseconds.
@@ -67,6 +68,8 @@ pub struct Observe {
     pub drain: tokio::sync::watch::Receiver<Option<Instant>>,
     /// Counts streams that were opened to go on.
     pub resumed: prometheus_client::metrics::counter::Counter,
+    /// Told whether an upstream stream serves this one.
+    pub link: Rc<UpstreamLink>,
 }
 
 /// An open upstream stream.
@@ -131,9 +134,6 @@ struct Running {
     /// Silent ends in a row.
     silent: u32,
     not_before: Instant,
-    /// The client asked for a leader, and since when there may be none.
-    wants_leader: bool,
-    leaderless_since: Option<Instant>,
     opened: u64,
     /// A member has told who leads.
     stood: bool,
@@ -145,7 +145,6 @@ impl Observe {
         let Some(method) = lookup(PATH) else { return };
         let mut drain = self.drain.clone();
         let mut running = Running {
-            wants_leader: self.headers.get(HAS_LEADER).is_some_and(|value| value == "true"),
             parts: Rc::new(self),
             method,
             leaders: Leaders::default(),
@@ -154,14 +153,12 @@ impl Observe {
             losses: 0,
             silent: 0,
             not_before: Instant::now(),
-            leaderless_since: None,
             opened: 0,
             stood: false,
         };
         let mut said: Option<Bytes> = None;
         loop {
             running.advance();
-            let leaderless = running.leaderless_deadline();
             tokio::select! {
                 biased; // the client's end first, then what it is owed, then what comes
                 () = client.gone() => return,
@@ -176,11 +173,6 @@ impl Observe {
                     Ok(message) => said = message.map(|message| encode(&message)),
                     Err(status) => return client.end(status).await,
                 },
-                () = at(leaderless), if said.is_none() => {
-                    if !running.has_leader() {
-                        return client.end(Refusal::NO_LEADER.status()).await;
-                    }
-                }
             }
         }
     }
@@ -277,7 +269,7 @@ impl Running {
     fn came(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
         self.silent = 0;
         self.stood = true;
-        self.leaderless_since = None;
+        self.parts.link.set_up();
         match self.leaders.told(&message) {
             Told::News => {
                 if let Link::Open(at) = &mut self.link {
@@ -307,8 +299,7 @@ impl Running {
         {
             return self.again(After::Elsewhere(Some(at.member.id))).map(|()| None);
         }
-        // A refusal comes at once.
-        if at.opened_at.elapsed() > LEADERLESS {
+        if at.opened_at.elapsed() > NOT_REFUSED {
             (self.silent, self.losses) = (0, 0);
         }
         let (parts, told) = (Rc::clone(&self.parts), outcome::translate(&asked, &status, false));
@@ -320,6 +311,7 @@ impl Running {
     /// any → closed, or the client's end.
     fn again(&mut self, after: After) -> Result<(), Status> {
         self.link = Link::Closed;
+        self.parts.link.set_down();
         match after {
             After::Tell(status) => return Err(status),
             After::Again(told, member) => {
@@ -331,10 +323,7 @@ impl Running {
                 // watch goes by the token of whoever made it first (etcd-io/etcd#14850).
                 self.tried.extend((self.losses > 0).then_some(member));
             }
-            After::Elsewhere(member) => {
-                self.tried.extend(member);
-                self.leaderless_since.get_or_insert_with(Instant::now);
-            }
+            After::Elsewhere(member) => self.tried.extend(member),
         }
         if !self.parts.door.another(Wanted::Any, &self.tried) {
             self.tried.clear();
@@ -348,19 +337,6 @@ impl Running {
         }
         self.losses += 1;
         Ok(())
-    }
-
-    fn leaderless_deadline(&self) -> Option<Instant> {
-        self.leaderless_since.filter(|_| self.wants_leader).map(|since| since + LEADERLESS)
-    }
-
-    /// A stream that is open is on a member with a leader: the others end it at once.
-    fn has_leader(&mut self) -> bool {
-        let open = matches!(self.link, Link::Open(_));
-        if open {
-            self.leaderless_since = None;
-        }
-        open
     }
 }
 
@@ -417,12 +393,5 @@ impl Observe {
             }
             Err(_) => After::Elsewhere(Some(member.id)),
         }
-    }
-}
-
-async fn at(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the order of the rules and what holds where there is none. Must not know: how a peer proved itself, whether
 //! Keyward has a credential for the user. Invariants (rules 9): the first rule that applies decides; a password that
-//! etcd accepted is that etcd user without any rule, everybody else is nobody without one; `root` is reached by its own
+//! etcd accepted, or a token signed with its key, is that etcd user without any rule, everybody else is nobody without one; `root` is reached by its own
 //! password at etcd and by a rule that spells the peer out, and in no other way.
 
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub struct Mapping(config::Mapping);
 /// Which etcd user a peer is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mapped {
-    /// The one whose password etcd itself accepted.
+    /// The one whose password etcd itself accepted, or whom a token signed with etcd's own key names.
     Itself,
     /// That one.
     User(UserName),
@@ -50,7 +50,7 @@ impl Mapping {
 
     fn without_rule(&self, peer: &Peer) -> Mapped {
         match peer {
-            Peer::Password(_) => Mapped::Itself,
+            Peer::Password(_) | Peer::EtcdToken(_) => Mapped::Itself,
             Peer::Listener(_) => Mapped::Anonymous,
             Peer::File(_) | Peer::Certificate { .. } | Peer::Jwt { .. } => {
                 let default = self.0.default.as_ref().filter(|user| user.as_str() != ROOT);
@@ -63,7 +63,7 @@ impl Mapping {
 /// The etcd user of the peer's own name.
 fn same(peer: &Peer) -> Mapped {
     let name = match peer {
-        Peer::Password(_) => return Mapped::Itself,
+        Peer::Password(_) | Peer::EtcdToken(_) => return Mapped::Itself,
         Peer::File(user) => Some(user.as_str()),
         Peer::Certificate { common_name, .. } => common_name.as_deref(),
         Peer::Jwt { subject, .. } => Some(&**subject),

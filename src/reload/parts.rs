@@ -213,6 +213,8 @@ impl Part {
             told("maintenance", same(&before.maintenance, &now.maintenance));
             let serves = |config: &Config| (config.cluster.reads, config.cluster.writes);
             told("cluster.reads, cluster.writes", same(&serves(before), &serves(now)));
+            let outage = |config: &Config| config.cluster.outage;
+            told("cluster.election_timeout, cluster.unreachable_timeout", outage(before) == outage(now));
             let (current, now) = (Arc::clone(&current), now.clone());
             Ok(Some(Ready::new(changes, move || current.publish(now))))
         })

@@ -82,8 +82,8 @@ pub(super) fn same<T: Debug>(one: &T, other: &T) -> bool {
 }
 
 fn in_force_of_cluster(current: &Cluster, read: &Cluster) -> Cluster {
-    let Cluster { reads, writes, probe, .. } = read.clone();
-    let mut cluster = Cluster { reads, writes, probe, ..current.clone() };
+    let Cluster { reads, writes, outage, probe, .. } = read.clone();
+    let mut cluster = Cluster { reads, writes, outage, probe, ..current.clone() };
     if current.scheme() == read.scheme() && current.discovery.dns == read.discovery.dns {
         (cluster.endpoints, cluster.discovery) = (read.endpoints.clone(), read.discovery.clone());
     }
@@ -115,6 +115,7 @@ fn keep(current: &Keep, read: &Keep) -> Keep {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::Duration;
 
     use rcgen::KeyPair;
 
@@ -195,7 +196,7 @@ mod tests {
         let started =
             read(folder.path(), "session.key_files = ['session.key']\nrevocation.etcd_prefix = '/r/'\n");
         let lines = "cluster.endpoints = ['https://n:1']\ncluster.probe = { user = 'k', password_file = 'password' }\n\
-                     cluster.reads = 'leader'\ncluster.near = ['n']\nrevocation.etcd_prefix = '/s/'\n\
+                     cluster.reads = 'leader'\ncluster.unreachable_timeout = '7s'\ncluster.near = ['n']\nrevocation.etcd_prefix = '/s/'\n\
                      limits.connections = 7\nlimits.certificate_connections = 1\nsession.not_before = \"2026-01-31T12:00:00Z\"\n";
         let read = read(folder.path(), lines);
         let now = in_force(&started, read.clone());
@@ -203,6 +204,7 @@ mod tests {
         assert_eq!(waiting(&now, &read), ["cluster.near", "session.key_files", "revocation", "limits"]);
         assert_eq!(now.cluster.endpoints, read.cluster.endpoints);
         assert_eq!(now.cluster.reads, read.cluster.reads);
+        assert_eq!(now.cluster.outage.unreachable_timeout, Duration::from_secs(7));
         assert!(now.cluster.probe.is_some() && now.cluster.near.is_empty());
         assert_eq!((now.limits.connections, now.session.not_before), (7, read.session.not_before));
         let Keep::Etcd { prefix, login: Some(login) } = &now.revocation.keep else { panic!("{now:?}") };

@@ -10,7 +10,7 @@ use std::io::{self, Read as _};
 
 use bytes::buf::Reader;
 use bytes::{Buf as _, Bytes, BytesMut};
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::{GzDecoder, MultiGzDecoder};
 use http::HeaderMap;
 
 use super::frame::{PREFIX, write_prefix};
@@ -53,10 +53,11 @@ pub enum InflateFault {
         /// The largest size allowed.
         max: usize,
     },
-    /// The gzip header is cut off or is none.
+    /// The gzip header that the message begins with is cut off or is none.
     #[error("no gzip header: {0}")]
     Header(&'static str),
-    /// The compressed data or its trailer is cut off, is corrupt, or its checksum is wrong.
+    /// The compressed data or its trailer is cut off, is corrupt, or its checksum is wrong; or what follows the first gzip
+    /// member is no other one.
     #[error("no gzip data: {0}")]
     Data(&'static str),
 }
@@ -85,7 +86,8 @@ pub enum Step {
 /// One compressed message on its way to an uncompressed frame.
 pub struct Inflater {
     decoder: MultiGzDecoder<Reader<Bytes>>,
-    empty: bool,
+    /// What the decoder was given, from its beginning.
+    compressed: Bytes,
     /// Room for the prefix, then the part of the message that is inflated so far.
     frame: BytesMut,
     max: usize,
@@ -95,9 +97,8 @@ impl Inflater {
     /// Begins with `compressed`, the payload of a frame whose flag is set. The inflated message may have `max` bytes.
     #[must_use]
     pub fn new(compressed: Bytes, max: usize) -> Self {
-        let empty = compressed.is_empty();
         let frame = BytesMut::zeroed(PREFIX);
-        Self { decoder: MultiGzDecoder::new(compressed.reader()), empty, frame, max }
+        Self { decoder: MultiGzDecoder::new(compressed.clone().reader()), compressed, frame, max }
     }
 
     /// Inflates up to [`STEP`] bytes more.
@@ -105,7 +106,7 @@ impl Inflater {
     /// # Errors
     /// The message is too large, or is not gzip. The inflater is of no use afterwards.
     pub fn step(&mut self) -> Result<Step, InflateFault> {
-        if self.empty {
+        if self.compressed.is_empty() {
             return Err(InflateFault::Header("EOF"));
         }
         let before = self.frame.len();
@@ -143,13 +144,20 @@ impl Inflater {
         if frame.capacity() > 2 * frame.len() { Bytes::copy_from_slice(&frame) } else { frame.freeze() }
     }
 
+    /// grpc-go has two texts: one where the first header cannot be read, one for all that comes after it. The decoder knows no header
+    /// while it reads one, whichever member's, so the first one is read once more.
     fn fault(&self, error: &io::Error) -> InflateFault {
         let ended = error.kind() == io::ErrorKind::UnexpectedEof;
-        match (self.decoder.header(), ended) {
-            (None, true) => InflateFault::Header("unexpected EOF"),
-            (None, false) => InflateFault::Header("gzip: invalid header"),
-            (Some(_), true) => InflateFault::Data("unexpected EOF"),
-            (Some(_), false) => InflateFault::Data("gzip: corrupt data"),
+        let has_first_header = || GzDecoder::new(&*self.compressed).header().is_some();
+        let why = match (self.decoder.header(), ended) {
+            (_, true) => "unexpected EOF",
+            (None, false) => "gzip: invalid header",
+            (Some(_), false) => "gzip: corrupt data",
+        };
+        if self.decoder.header().is_some() || has_first_header() {
+            InflateFault::Data(why)
+        } else {
+            InflateFault::Header(why)
         }
     }
 }
@@ -226,6 +234,7 @@ mod tests {
     fn faults_are_told_in_the_words_of_grpc_go() {
         let whole = gzip(b"hello");
         let cut = |by: usize| whole[..whole.len() - by].to_vec();
+        let behind = |message: &[u8], rest: &[u8]| [&gzip(message)[..], rest].concat();
         let mut wrong_sum = whole.clone();
         let sum = whole.len() - 8;
         wrong_sum[sum] ^= 1;
@@ -239,6 +248,10 @@ mod tests {
             (cut(9), "grpc: failed to read decompressed data: unexpected EOF"),
             (cut(3), "grpc: failed to read decompressed data: unexpected EOF"),
             (wrong_sum, "grpc: failed to read decompressed data: gzip: corrupt data"),
+            // What follows the first member is data, whatever it is.
+            (behind(b"hello", &[0; 20]), "grpc: failed to read decompressed data: gzip: invalid header"),
+            (behind(b"", &[0; 20]), "grpc: failed to read decompressed data: gzip: invalid header"),
+            (behind(b"hello", &whole[..5]), "grpc: failed to read decompressed data: unexpected EOF"),
         ];
         for (compressed, told) in cases {
             let refusal = inflated(&compressed, 100).0.expect_err("a fault").refusal();

@@ -115,6 +115,8 @@ pub struct Metrics {
     pub sessions_issued: Counter,
     /// Session tokens that could not be opened.
     pub sessions_refused: Counter,
+    /// Calls whose token was not looked at, since auth is off.
+    pub tokens_ignored: Counter,
     /// JWTs that were not taken.
     pub jwts_refused: Counter,
     /// Calls of peers that are no etcd user here.
@@ -181,6 +183,8 @@ impl Metrics {
         let handshakes_failed = counter("downstream_handshakes_failed", "TLS handshakes that failed");
         let sessions_issued = counter("sessions_issued", "Session tokens issued");
         let sessions_refused = counter("sessions_refused", "Session tokens that were refused");
+        let help = "Calls whose token was not looked at, since auth is off upstream";
+        let tokens_ignored = counter("tokens_ignored", help);
         let jwts_refused = counter("jwts_refused", "JWTs that were refused");
         let peers_refused = counter("peers_refused", "Calls of peers that are no etcd user here");
         let reloads = counter("config_reloads", "Times that the configuration was read again");
@@ -242,6 +246,7 @@ impl Metrics {
             logins,
             sessions_issued,
             sessions_refused,
+            tokens_ignored,
             jwts_refused,
             peers_refused,
             reloads,

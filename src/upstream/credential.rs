@@ -14,10 +14,12 @@ mod certificate;
 mod control;
 mod identity;
 mod keep_alive;
+mod lifetimes;
 mod mint;
 mod moves;
 mod recall;
 mod revision;
+mod roles;
 #[cfg(test)]
 mod scripted;
 mod signed;
@@ -52,10 +54,11 @@ pub use identity::{InUse, PasswordIdentity, Token};
 pub use mint::MintError;
 pub use moves::Moves;
 pub use revision::Pages;
+pub use roles::{RootHolders, Wanted};
 pub use signed::SignedIdentity;
 
 use identity::LoginRequest;
-use keep_alive::Lifetimes;
+use lifetimes::Lifetimes;
 use mint::Held;
 
 /// Requests that the control runtime has not taken up yet. It takes them up at once and queues per member, so this
@@ -213,7 +216,7 @@ impl Shown {
 /// Limits and times of password credentials.
 #[derive(Clone, Debug)]
 pub struct CredentialSettings {
-    /// etcd's `--auth-token-ttl`: it is not on the wire. Where it is shorter than told here, it is learned.
+    /// etcd's `--auth-token-ttl`: it is not on the wire. Where it is shorter than told here, that is learned.
     pub token_ttl: Duration,
     /// How long after its last call an identity's tokens are kept alive.
     pub idle: Duration,
@@ -267,6 +270,8 @@ pub struct CredentialCounters {
     pub touches_dead: AtomicU64,
     /// Touches that told nothing: the member did not answer.
     pub touches_unknown: AtomicU64,
+    /// Touches that were due and not made then: their member had been sent as many as it is to be sent.
+    pub touches_postponed: AtomicU64,
     /// Tokens that a call found dead.
     pub invalidations: AtomicU64,
 }
@@ -291,7 +296,7 @@ struct Shared {
     requests: mpsc::Sender<LoginRequest>,
     channels: ControlChannels,
     counters: CredentialCounters,
-    lifetimes: Lifetimes,
+    lifetimes: Mutex<Lifetimes>,
     /// Of tokens: one never has another's.
     serials: AtomicU64,
     epoch: Instant,
@@ -372,7 +377,7 @@ impl Credentials {
             held: Held::default(),
             questions,
             shared: Arc::new(Shared {
-                lifetimes: Lifetimes::new(settings.token_ttl),
+                lifetimes: Mutex::new(Lifetimes::new(settings.token_ttl)),
                 settings,
                 requests,
                 channels: channels.clone(),
@@ -470,6 +475,7 @@ impl Credentials {
             identity.forget();
             self.keep(&identity);
         }
+        self.tokens_may_be_lost(None);
         self.forget_members();
     }
 

@@ -39,6 +39,7 @@ use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
     Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason,
 };
+use crate::upstream::outage::{OutageChanges, publish};
 use crate::upstream::standing::{Mark, Suspicion};
 
 pub(super) use census::usable;
@@ -67,10 +68,14 @@ pub struct Members {
     seeds: SeedList,
     channels: ControlChannels,
     forget: Box<Forget>,
+    tokens_lost: Box<TokensLost>,
 }
 
 /// Forgets a cluster that is left, for one that is followed.
 type Forget = dyn Fn(ClusterId, ClusterId);
+
+/// Tells that tokens may be lost: those of one member, or of all.
+type TokensLost = dyn Fn(Option<MemberId>);
 
 impl Members {
     /// For the cluster of the configuration, reached by `connector`. Nothing is asked yet.
@@ -87,7 +92,7 @@ impl Members {
             near: config.near.clone(),
         };
         let (seeds, channels) = (SeedList::new(config), ControlChannels::default());
-        Self { setup, seeds, channels, forget: Box::new(|_, _| {}) }
+        Self { setup, seeds, channels, forget: Box::new(|_, _| {}), tokens_lost: Box::new(|_| {}) }
     }
 
     /// Where members are found first; replaced at run time.
@@ -100,6 +105,12 @@ impl Members {
     /// once, since nobody is a member of the second before `forget` has returned.
     pub fn before_following(&mut self, forget: impl Fn(ClusterId, ClusterId) + 'static) {
         self.forget = Box::new(forget);
+    }
+
+    /// When a member was connected to anew, which it is after each of its restarts, and when auth was turned on or off: no token
+    /// that was lost since then was lost for its age.
+    pub fn when_tokens_may_be_lost(&mut self, tell: impl Fn(Option<MemberId>) + 'static) {
+        self.tokens_lost = Box::new(tell);
     }
 
     /// The control runtime's channel to every member that has answered; filled once the task runs.
@@ -117,8 +128,7 @@ impl Members {
     /// Starts the task on this thread. It ends with the last clone of the handle, or with `tasks`.
     pub fn start(self, tasks: &Tasks) -> MembersHandle {
         let (handle, changed, hinted) = MembersHandle::showing(Membership::unknown(Instant::now()));
-        let (snapshot, auth) = (Arc::clone(&handle.snapshot), Arc::clone(&handle.auth));
-        let task = Task::new(self, Published { snapshot, changed, auth });
+        let task = Task::new(self, Published::of(&handle, changed));
         tasks.spawn("members", task.run(hinted)).detach();
         handle
     }
@@ -128,7 +138,16 @@ impl Members {
 struct Published {
     snapshot: Arc<ArcSwap<Membership>>,
     changed: ChangesSender,
+    outages: Arc<OutageChanges>,
     auth: Arc<AuthState>,
+}
+
+impl Published {
+    /// Not the handle itself: the task ends with its last clone.
+    fn of(handle: &MembersHandle, changed: ChangesSender) -> Self {
+        let MembersHandle { snapshot, outages, auth, .. } = handle.clone();
+        Self { snapshot, changed, outages, auth }
+    }
 }
 
 type Probe = BoxFuture<'static, (Prober, Report)>;
@@ -138,6 +157,7 @@ struct Task {
     channels: ControlChannels,
     published: Published,
     forget: Box<Forget>,
+    tokens_lost: Box<TokensLost>,
     seeds: Seeds,
     /// The configured ones first, in their order.
     places: Vec<Place>,
@@ -163,7 +183,7 @@ struct Task {
 
 impl Task {
     fn new(members: Members, published: Published) -> Self {
-        let Members { setup, seeds, channels, forget } = members;
+        let Members { setup, seeds, channels, forget, tokens_lost } = members;
         let now = Instant::now();
         let pinned = match setup.pin {
             ClusterPin::Id(cluster) => Some(cluster),
@@ -177,6 +197,7 @@ impl Task {
             channels,
             published,
             forget,
+            tokens_lost,
             probes: FuturesUnordered::new(),
             list: None,
             list_refused: false,
@@ -296,6 +317,7 @@ impl Task {
             Hint::AuthOn | Hint::AuthOff => {
                 self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
                 self.published.changed.tell();
+                (self.tokens_lost)(None);
             }
         }
     }
@@ -317,6 +339,9 @@ impl Task {
         place.prober = Some(prober);
         let marks = std::mem::take(&mut place.marks);
         let lost = place.note(&report, &self.setup);
+        if let Some(member) = place.connected_anew() {
+            (self.tokens_lost)(Some(member));
+        }
         if lost {
             self.seeds.doubt(&place.sighting.endpoint.host);
             self.look_at_list_soon();
@@ -400,6 +425,7 @@ impl Task {
             tracing::info!(?auth, "found out whether the cluster asks for credentials");
             self.published.auth.set(auth);
             self.published.changed.tell();
+            (self.tokens_lost)(None);
         }
     }
 
@@ -420,6 +446,20 @@ impl Task {
                 );
             }
             self.pinned = Some(pinning.cluster);
+        }
+    }
+
+    /// A leader that nobody knows the address of is newer than the member list: calls for the leader wait for the next list.
+    fn find_unlisted_leader(&mut self, before: &Membership, after: &Membership) {
+        let Some(leader) = after.leader else { return };
+        let has_no_address = after.absent.iter().any(|absent| absent.id == leader);
+        if after.get(leader).is_some() || has_no_address {
+            return;
+        }
+        if before.leader == Some(leader) {
+            self.look_at_list_soon();
+        } else {
+            self.list_due = self.list_asked.map_or_else(Instant::now, |asked| asked + FORCED);
         }
     }
 
@@ -456,6 +496,7 @@ impl Task {
         if after.members.iter().any(|member| by_list(member.readiness)) {
             self.look_at_list_soon();
         }
+        self.find_unlisted_leader(&before, &after);
         if before.serving() != after.serving() || before.cluster != after.cluster {
             self.auth_due = Instant::now();
         }
@@ -464,7 +505,7 @@ impl Task {
         changes::log(&changes, &after);
         self.route(&after);
         let relisted = before.peer_urls != after.peer_urls;
-        self.published.snapshot.store(Arc::new(after));
+        publish(&self.published.snapshot, &self.published.outages, after);
         if relisted || !changes.is_empty() {
             self.published.changed.tell();
         }

@@ -9,20 +9,23 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::config::Endpoint;
 use crate::identity::{ClusterId, MemberId, Revision};
 use crate::upstream::conduct::Conduct;
+use crate::upstream::outage::{Outage, OutageChanges};
 use crate::upstream::standing::{Rest, Suspicion};
 use crate::upstream::version::{Traits, Version};
 use crate::upstream::vitals::Vitals;
+
+pub use crate::upstream::changes::{Changes, ChangesSender, NoMoreChanges};
 
 /// Hints that wait for the control task. Each asks for a probe; past this many, the probes that are asked for already
 /// tell the same, so that further ones are dropped.
@@ -49,6 +52,8 @@ pub struct Membership {
     pub peer_urls: PeerUrls,
     /// When a member of the cluster that sees a leader last answered a probe; before the first, when we began to ask.
     pub confirmed: Instant,
+    /// Whether any member serves. [`publish`](crate::upstream::outage::publish) sets it.
+    pub outage: Outage,
 }
 
 /// One member and how to reach it.
@@ -244,6 +249,7 @@ impl Membership {
             unanswered: Vec::new(),
             peer_urls: PeerUrls::Unknown,
             confirmed: now,
+            outage: Outage::Unreachable { since: now },
         }
     }
 
@@ -435,87 +441,6 @@ impl AuthState {
     }
 }
 
-/// Tells of changes, to any number of [`Changes`]. Dropped, it ends them.
-#[derive(Debug)]
-pub struct ChangesSender(Arc<News>);
-
-/// Where changes are told. Clones have seen what their original had seen.
-///
-/// As tokio's `watch` without a value, but who waits is woken in the order in which it began to wait, where `watch`
-/// draws lots: what happens after a change can be repeated.
-#[derive(Clone, Debug)]
-pub struct Changes {
-    news: Arc<News>,
-    seen: u64,
-}
-
-/// Nothing will change any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("nothing will change any more")]
-pub struct NoMoreChanges;
-
-#[derive(Debug, Default)]
-struct News {
-    generation: AtomicU64,
-    ended: AtomicBool,
-    waiting: Notify,
-}
-
-impl Changes {
-    /// A pair of ends.
-    #[must_use]
-    pub fn channel() -> (ChangesSender, Self) {
-        let news = Arc::new(News::default());
-        (ChangesSender(Arc::clone(&news)), Self { news, seen: 0 })
-    }
-
-    /// Takes what changed so far as seen.
-    pub fn mark_unchanged(&mut self) {
-        self.seen = self.news.generation.load(Ordering::Acquire);
-    }
-
-    /// Something changed that is no part of what is published.
-    fn tell(&self) {
-        self.news.generation.fetch_add(1, Ordering::Release);
-        self.news.waiting.notify_waiters();
-    }
-
-    /// Waits for a change that was not seen; it is then. Cancel-safe.
-    ///
-    /// # Errors
-    /// [`NoMoreChanges`]: the sender is gone.
-    pub async fn changed(&mut self) -> Result<(), NoMoreChanges> {
-        loop {
-            // It hears what is told from here on, before it is awaited too.
-            let told = self.news.waiting.notified();
-            let generation = self.news.generation.load(Ordering::Acquire);
-            if generation != self.seen {
-                self.seen = generation;
-                return Ok(());
-            }
-            if self.news.ended.load(Ordering::Acquire) {
-                return Err(NoMoreChanges);
-            }
-            told.await;
-        }
-    }
-}
-
-impl ChangesSender {
-    /// Something changed.
-    pub fn tell(&self) {
-        self.0.generation.fetch_add(1, Ordering::Release);
-        self.0.waiting.notify_waiters();
-    }
-}
-
-impl Drop for ChangesSender {
-    fn drop(&mut self) {
-        self.0.ended.store(true, Ordering::Release);
-        self.0.waiting.notify_waiters();
-    }
-}
-
 /// The control runtime's channel to every member that has answered, for logins and other rare calls.
 pub type ControlChannels = Arc<ArcSwap<HashMap<MemberId, Channel>>>;
 
@@ -526,6 +451,8 @@ pub struct MembersHandle {
     pub snapshot: Arc<ArcSwap<Membership>>,
     /// Moves whenever the snapshot or the auth state changed in anything but times and indexes.
     pub changes: Changes,
+    /// Moves when the snapshot's [`Outage`] is another one.
+    pub outages: Arc<OutageChanges>,
     /// The way back.
     pub hints: Hints,
     /// Whether the cluster checks credentials.
@@ -535,11 +462,13 @@ pub struct MembersHandle {
 impl MembersHandle {
     /// One that shows this, before anything is known of auth; how changes are told, and where hints arrive.
     #[must_use]
-    pub fn showing(membership: Membership) -> (Self, ChangesSender, mpsc::Receiver<Hint>) {
+    pub fn showing(mut membership: Membership) -> (Self, ChangesSender, mpsc::Receiver<Hint>) {
         let (hints, hinted) = Hints::channel();
         let (changed, changes) = Changes::channel();
+        membership.outage = membership.outage.next(&membership.members, Instant::now());
         let snapshot = Arc::new(ArcSwap::from_pointee(membership));
-        (Self { snapshot, changes, hints, auth: Arc::default() }, changed, hinted)
+        let outages = Arc::default();
+        (Self { snapshot, changes, outages, hints, auth: Arc::default() }, changed, hinted)
     }
 
     /// Notes what an answer told of auth, for all shards at once, and has the members asked. What is known already wakes

@@ -307,6 +307,7 @@ mod tests {
         let members = MembersHandle {
             snapshot: Arc::new(ArcSwap::from_pointee(published)),
             changes,
+            outages: Arc::default(),
             hints: Hints::channel().0,
             auth: Arc::new(AuthState::default()),
         };
@@ -325,6 +326,7 @@ mod tests {
             writes: Serves::Any,
             near: Vec::new(),
             hedge_after: None,
+            outage: crate::config::OutageTimes::default(),
             probe: None,
             discovery: crate::config::Discovery::default(),
         };

@@ -2,14 +2,12 @@
 //!
 //! Owns: the order in which things are looked at. Must not know what a message means. Invariants: while the client
 //! does not take what is said, nothing more is read from upstream, so that flow control reaches etcd and nobody else
-//! waits; the client's going away ends everything; a client that asked for a leader is told when there is none, and one
-//! that was told nothing yet is told when there is no room for it.
+//! waits; the client's going away ends everything; a client that was told nothing yet is told when there is no room for it.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::rc::Rc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -28,20 +26,16 @@ use crate::rpc::frame::encode;
 use crate::rpc::header::{self, Seen};
 use crate::upstream::bidi::{Next, TooMuch};
 use crate::upstream::choose::Wanted;
+use crate::upstream::outage::UpstreamLink;
 use crate::upstream::read::{ReadError, Revealed, linearizable_revision};
 use crate::watch::budget::{FREE, Held, SMALL};
 use crate::watch::hub::{End, Hub, Input, Loss, Output, StreamId, Timing, WatchKey};
-use crate::watch::source::{Failed, Line, Opening, Route, Source, login_loss, refuses_credential};
-
-/// A client that asked for a leader waits this long without one: three election time-outs, as etcd.
-const LEADERLESS: Duration = Duration::from_secs(3);
+use crate::watch::source::{Failed, Opening, Route, Source, login_loss, refuses_credential};
 
 /// What a Watch stream needs of its surroundings.
 pub struct Session {
     /// The way upstream, and as whom.
     pub route: Route,
-    /// Whether the client asked for a leader.
-    pub wants_leader: bool,
     /// The hub's times.
     pub timing: Timing,
     /// The largest request message.
@@ -52,18 +46,20 @@ pub struct Session {
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// The connection's watches "from now" that no member has registered yet.
     pub starts: Rc<WatchStarts>,
+    /// Told whether an upstream stream serves this one.
+    pub link: Rc<UpstreamLink>,
 }
 
 /// An upstream stream's present state.
 enum Upstream {
-    Opening(Opening, Rc<Line>),
+    Opening(Opening),
     Open(Box<Source>),
 }
 
 impl Upstream {
     fn turn_ends(&self) -> Option<Instant> {
         match self {
-            Self::Opening(..) => None,
+            Self::Opening(_) => None,
             Self::Open(source) => source.turn_ends(),
         }
     }
@@ -97,7 +93,6 @@ struct Running {
     tried: Vec<MemberId>,
     /// Whether the client was told anything.
     told: bool,
-    leaderless_since: Option<Instant>,
     /// Watches "from now" that no member has registered yet: writes of the same connection wait behind them.
     starts: BTreeMap<WatchKey, WatchStart>,
     /// Which upstream stream is looked at first: each in turn, so that a busy one does not starve the others.
@@ -127,7 +122,6 @@ impl Session {
             let waits = client.is_behind() && !running.session.route.share.fits();
             let quiet = running.said.is_empty() && running.ended.is_none() && !waits;
             let deadline = running.hub.next_deadline();
-            let leaderless = running.leaderless_deadline();
             let turn = running.turn_ends();
             tokio::select! {
                 biased; // the client's end first, then what it is owed, then what it asks, then what comes
@@ -162,11 +156,6 @@ impl Session {
                 }
                 () = at(deadline), if quiet => running.input(Input::Tick),
                 () = at(turn) => running.end_turns(),
-                () = at(leaderless) => {
-                    if running.leaderless_deadline().is_some() {
-                        break Refusal::NO_LEADER.status();
-                    }
-                }
             }
         };
         // A client that does not listen to the end must hold nothing upstream.
@@ -187,7 +176,6 @@ impl Running {
             said: VecDeque::new(),
             tried: Vec::new(),
             told: false,
-            leaderless_since: None,
             starts: BTreeMap::new(),
             turn: 0,
             ended: None,
@@ -286,16 +274,12 @@ impl Running {
                 if resumes {
                     self.session.resumed.inc();
                 }
-                let line = Rc::<Line>::default();
-                let tried = self.tried.clone();
-                let opening = self.session.route.open(credential, attempt, tried, Rc::clone(&line));
-                self.upstream.insert(stream, Upstream::Opening(opening, line));
+                let opening = self.session.route.open(credential, attempt, self.tried.clone());
+                self.upstream.insert(stream, Upstream::Opening(opening));
             }
             Output::Close { stream } => {
                 self.upstream.remove(&stream);
-                if self.upstream.is_empty() {
-                    self.leaderless_since = None;
-                }
+                self.note_loss();
             }
             Output::Send { stream, message } => {
                 if let Some(Upstream::Open(source)) = self.upstream.get_mut(&stream) {
@@ -356,9 +340,6 @@ impl Running {
 
     fn event(&mut self, stream: StreamId, event: Event) {
         self.turn = self.turn.wrapping_add(1);
-        if let Some(Upstream::Opening(_, line)) = self.upstream.get(&stream) {
-            self.leaderless_since = self.leaderless_since.map(|since| since + line.stood());
-        }
         match event {
             Event::Opened(source) => {
                 let traits = source.traits;
@@ -368,12 +349,11 @@ impl Running {
             Event::Failed(Failed { why, member }) => {
                 self.avoid(member);
                 self.upstream.remove(&stream);
-                self.leaderless_since.get_or_insert_with(Instant::now);
                 self.input(Input::Lost { stream, why });
             }
             Event::Came(Next::Message(message)) => {
                 self.tried.clear();
-                self.leaderless_since = None;
+                self.session.link.set_up();
                 self.input(Input::Upstream { stream, message });
                 if self.unfinished.bytes() > 0 && !self.session.route.share.fits() {
                     self.give_up(stream);
@@ -387,7 +367,7 @@ impl Running {
                 if why == Loss::Upstream {
                     self.avoid(Some(source.member.id));
                 }
-                self.leaderless_since.get_or_insert_with(Instant::now);
+                self.note_loss();
                 self.input(Input::Lost { stream, why });
             }
         }
@@ -408,6 +388,7 @@ impl Running {
     fn give_up(&mut self, stream: StreamId) {
         tracing::debug!("a watch stream is given up: too much is held");
         self.upstream.remove(&stream);
+        self.note_loss();
         self.input(Input::Lost { stream, why: Loss::Upstream });
     }
 
@@ -428,15 +409,11 @@ impl Running {
         }
     }
 
-    /// Whoever watches nothing needs no leader, and who stands in line for a member does not know of one yet.
-    fn leaderless_deadline(&self) -> Option<Instant> {
-        let in_line =
-            |upstream: &Upstream| matches!(upstream, Upstream::Opening(_, line) if line.is_waiting());
-        if self.upstream.values().any(in_line) {
-            return None;
+    /// An upstream stream is gone, perhaps the last that served.
+    fn note_loss(&self) {
+        if !self.upstream.values().any(|upstream| matches!(upstream, Upstream::Open(_))) {
+            self.session.link.set_down();
         }
-        let since = self.leaderless_since.filter(|_| self.session.wants_leader && !self.upstream.is_empty());
-        since.map(|since| since + LEADERLESS)
     }
 }
 
@@ -472,7 +449,7 @@ async fn next_event(
 
 async fn one_event(stream: StreamId, state: &mut Upstream) -> (StreamId, Event) {
     let event = match state {
-        Upstream::Opening(opening, _) => match opening.await {
+        Upstream::Opening(opening) => match opening.await {
             Ok(source) => Event::Opened(Box::new(source)),
             Err(failed) => Event::Failed(failed),
         },

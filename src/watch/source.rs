@@ -5,7 +5,6 @@
 //! upstream, so that a member without a leader ends the stream instead of going silent; a stream that is resumed waits
 //! for its turn on its member, and nobody waits longer than `STANDING` for one that does not come to stand.
 
-use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -74,31 +73,12 @@ pub struct Source {
     held: Held,
     /// While it is being resumed, and until when at most.
     turn: Option<(Turn, Instant)>,
+    /// A message came.
+    stood: bool,
 }
 
 /// A stream that is being opened.
 pub type Opening = LocalBoxFuture<'static, Result<Source, Failed>>;
-
-/// How long a stream stands in line for its turn: time for which no member is to blame.
-#[derive(Debug, Default)]
-pub struct Line {
-    since: Cell<Option<Instant>>,
-    stood: Cell<Duration>,
-}
-
-impl Line {
-    /// Whether it stands in line now.
-    #[must_use]
-    pub fn is_waiting(&self) -> bool {
-        self.since.get().is_some()
-    }
-
-    /// How long it stood there.
-    #[must_use]
-    pub fn stood(&self) -> Duration {
-        self.stood.get()
-    }
-}
 
 /// No stream, and which member that speaks against.
 pub struct Failed {
@@ -118,17 +98,11 @@ pub enum Came {
 
 impl Route {
     /// Opens a stream on a member that is not among `tried`, where there is another. `attempt` counts the losses
-    /// before it, `line` is told how long it waits for others.
+    /// before it.
     #[must_use]
-    pub fn open(
-        &self,
-        credential: Credential,
-        attempt: u32,
-        tried: Vec<MemberId>,
-        line: Rc<Line>,
-    ) -> Opening {
+    pub fn open(&self, credential: Credential, attempt: u32, tried: Vec<MemberId>) -> Opening {
         let route = self.clone();
-        async move { route.opened(credential, attempt, &tried, &line).await }.boxed_local()
+        async move { route.opened(credential, attempt, &tried).await }.boxed_local()
     }
 
     async fn opened(
@@ -136,7 +110,6 @@ impl Route {
         credential: Credential,
         attempt: u32,
         tried: &[MemberId],
-        line: &Line,
     ) -> Result<Source, Failed> {
         let resuming = (attempt > 0).then(|| self.door.resumes.begin());
         self.pause(attempt).await;
@@ -165,12 +138,7 @@ impl Route {
         let shown = self.door.shown(&self.whom, &member).await;
         let shown = shown.map_err(|failure| failed(login_loss(&failure)))?;
         let turn = match coming {
-            Some(coming) => {
-                line.since.set(Some(Instant::now()));
-                let turn = self.turn(coming, &member).await;
-                line.stood.set(line.since.take().map_or(Duration::ZERO, |since| since.elapsed()));
-                Some(turn.ok_or(failed(Loss::Upstream))?)
-            }
+            Some(coming) => Some(self.turn(coming, &member).await.ok_or(failed(Loss::Upstream))?),
             None => None,
         };
         let mut head = upstream_headers(&self.headers, &shown);
@@ -187,7 +155,7 @@ impl Route {
         let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
         let share = Rc::clone(&self.share);
         let held = share.hold(0);
-        Ok(Source { member, traits, stream, shown, share, held, turn })
+        Ok(Source { member, traits, stream, shown, share, held, turn, stood: false })
     }
 
     /// The more losses before, the longer. After the first, only as long as keeps those apart that lost the same member.
@@ -264,7 +232,9 @@ impl Source {
             held.resize(unfinished.saturating_sub(FREE));
             held.bytes() == 0 || share.fits()
         };
-        self.stream.next_within(room).await
+        let next = self.stream.next_within(room).await;
+        self.stood |= matches!(next, Ok(Next::Message(_)));
+        next
     }
 
     /// What the end of the stream means to the hub; tells those who keep members and tokens.
@@ -292,6 +262,9 @@ impl Source {
             }
             Next::Ended(status) => {
                 tracing::debug!(member = %self.member.id, ?status, "a member ended a watch stream");
+                if self.stood && *status == Refusal::NO_LEADER.status() {
+                    door.members.stream_ended_without_leader();
+                }
                 self.refused(whom, status)
             }
         }

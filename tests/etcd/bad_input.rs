@@ -3,6 +3,7 @@
 //! Owns: the scene that the tests of `bad_input/` share. Invariant: a test that says "nothing arrived" also shows that it would have
 //! seen it arrive.
 
+mod foreign_tokens;
 mod members;
 mod peers;
 mod requests;

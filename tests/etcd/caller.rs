@@ -64,6 +64,11 @@ impl Caller {
         Caller { token: Some(token), ..nobody }
     }
 
+    /// Whoever has this token.
+    pub(crate) async fn with_token(address: SocketAddr, token: &str) -> Caller {
+        Caller { token: Some(token.to_owned()), ..Caller::anybody(address).await }
+    }
+
     /// The same caller, token and all, at another address.
     pub(crate) async fn at(&self, address: SocketAddr) -> Caller {
         Caller { token: self.token.clone(), ..Caller::anybody(address).await }

@@ -160,6 +160,11 @@ async fn compressed_frames_are_answered_as_a_member_answers_them() {
             ("no gzip", call(RANGE, vec![framed(1, b"this is no gzip, whatever it says")])),
             ("nothing", call(RANGE, vec![framed(1, b"")])),
             ("garbage behind it", call(RANGE, vec![framed(1, &[&whole[..], &[0; 20]].concat())])),
+            ("garbage behind nothing", call(RANGE, vec![framed(1, &[&gzip(b"")[..], &[0; 20]].concat())])),
+            ("half a header behind it", call(RANGE, vec![framed(1, &[&whole[..], &whole[..5]].concat())])),
+            ("half a header", call(RANGE, vec![framed(1, &whole[..5])])),
+            // By one byte: 3.5.1 takes the last four for the size, whatever they are.
+            ("a trailer that ends too early", call(RANGE, vec![framed(1, &whole[..whole.len() - 1])])),
             ("a bomb", compressed(PUT, &put("bomb", vec![0; 3 << 20]))),
             ("a bomb that lies", call(PUT, vec![framed(1, &lying)])),
             ("one watch", Call { shape: Shape::Once, ..call(WATCH, vec![framed(1, &lying)]) }),

@@ -170,3 +170,53 @@ async fn what_a_restart_would_lose_is_found() {
     let keyward = Keyward::start(site, &config).await;
     finds(&keyward, 1, &[("warning", "session_keys"), ("warning", "revocation_forgotten")]).await;
 }
+
+/// Whoever has the role root is root, whatever the name: a rule for many that leads there is named.
+#[tokio::test]
+async fn a_rule_for_many_that_leads_to_a_user_with_the_role_root_is_found() {
+    for version in versions() {
+        let auth = Auth::On { extra_users: 0 };
+        let cluster = Cluster::start(&version, Options { auth, ..Options::default() }).await;
+        let root = cluster.ctl_as_root();
+        // The probing user may see its own roles only; of users whom Keyward proves, each is asked itself.
+        for (user, password) in [("root", "root-secret"), ("probe", "p")] {
+            if user == "probe" {
+                root.ok(&["user", "add", "probe:p"]).await;
+            }
+            let rows = "[[user]]\nname = \"alice\"\npassword_file = \"alice\"\n\
+                        [[user]]\nname = \"bob\"\npassword_file = \"bob\"\n\
+                        [[map]]\npeer = \"listener:*\"\nas = \"alice\"\n\
+                        [mapping]\ndefault = \"bob\"\n";
+            let site = Site::new();
+            let key = site.write("session.key", &"0123456789abcdef".repeat(4));
+            site.write("alice", &crate::harness::password("alice"));
+            site.write("bob", &crate::harness::password("bob"));
+            let before = site.in_front_of(&cluster);
+            let file = site.write("probe-password", password);
+            let probed = format!("cluster.probe.user = {user:?}\ncluster.probe.password_file = {file:?}\n");
+            let lines: String = before
+                .lines()
+                .filter(|line| !line.contains("cluster.probe"))
+                .map(|line| format!("{line}\n"))
+                .collect();
+            let config = format!(
+                "{lines}{probed}admin.socket = \"admin.sock\"\nsession.key_files = [{key:?}]\n\
+                 revocation.state_file = \"revoked\"\n{rows}"
+            );
+            let keyward = Keyward::start(site, &config).await;
+            let found = async || {
+                let (_, said) = command(&keyward, &["doctor", "-o", "json"]).await;
+                let report: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"));
+                assert!(!report["unseen"].to_string().contains("role root"), "{said}");
+                let findings = report["findings"].as_array().expect("findings").clone();
+                let about = findings.iter().filter(|one| one["check"] == "root_by_pattern");
+                about.map(|one| one["about"].as_str().expect("a text").to_owned()).collect::<Vec<_>>()
+            };
+            assert_eq!(found().await, Vec::<String>::new(), "{version}: asked as {user}");
+            root.ok(&["user", "grant-role", "alice", "root"]).await;
+            assert_eq!(found().await, ["user alice"], "{version}: asked as {user}");
+            root.ok(&["user", "revoke-role", "alice", "root"]).await;
+            assert_eq!(found().await, Vec::<String>::new(), "{version}: asked as {user}");
+        }
+    }
+}

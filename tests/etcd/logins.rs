@@ -12,7 +12,7 @@ use prost::Message;
 
 use crate::harness::binary::full;
 use crate::harness::client::lifetime;
-use crate::harness::keyward::{Keyward, Site};
+use crate::harness::keyward::{Keyward, NOBODY_IN_FILE, Site};
 use crate::harness::{Auth, Cluster, Options, Tls, newest, password, setup, versions, wait};
 use crate::raw::{Call, Endpoint};
 
@@ -395,7 +395,7 @@ async fn an_account_moves_from_etcd_into_the_file_while_its_clients_are_on() {
         let options = Options { auth: Auth::On { extra_users: 0 }, tls: Tls::Mutual, ..Options::default() };
         let cluster = Cluster::start(&version, options).await;
         let site = Site::new();
-        let users = site.write("users", "# nobody yet\n");
+        let users = site.write("users", NOBODY_IN_FILE);
         let pair = cluster.pki().client("alice");
         let config = site.in_front_of(&cluster)
             + &format!("login.sources = [\"file\", \"etcd\"]\nlogin.users_file = {users:?}\n")

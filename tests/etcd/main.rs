@@ -13,6 +13,8 @@ mod bench;
 #[cfg(test)]
 mod caller;
 #[cfg(test)]
+mod catch_up;
+#[cfg(test)]
 mod chaos;
 #[cfg(test)]
 mod client_families;
@@ -28,6 +30,8 @@ mod defragmentation;
 mod discovery;
 #[cfg(test)]
 mod doctor;
+#[cfg(test)]
+mod etcd_tokens;
 #[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
@@ -80,6 +84,8 @@ mod odd_authorities;
 #[cfg(test)]
 mod operating;
 #[cfg(test)]
+mod outages;
+#[cfg(test)]
 mod outlived;
 #[cfg(test)]
 mod peer_trust;
@@ -121,6 +127,9 @@ mod stories;
 mod storm;
 #[cfg(test)]
 mod streams;
+#[cfg(test)]
+mod taken_alike;
+mod token_touches;
 #[cfg(test)]
 mod topology;
 #[cfg(test)]

@@ -59,6 +59,7 @@ pub(crate) fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) 
         writes: Serves::Any,
         near: Vec::new(),
         hedge_after: None,
+        outage: keyward::config::OutageTimes::default(),
         probe: probe.map(|user| login(user, &password(user))),
         discovery: Discovery::default(),
     }

@@ -14,6 +14,7 @@ use prost::Message as _;
 
 use crate::harness::binary::Version;
 use crate::harness::ctl::Ctl;
+use crate::harness::keyward::NOBODY_IN_FILE;
 use crate::harness::{Cluster, Tls, evidence, password, versions, wait};
 use crate::raw::{Call, End, Endpoint};
 use crate::rewatch::local;
@@ -187,7 +188,7 @@ async fn to_clients_with_certificates(scene: &mut Scene, front: &Front) {
 async fn back_to_passwords_at_etcd(scene: &mut Scene, front: &Front) {
     scene.begins("3 to 2").await;
     change_password(&scene.cluster, "alice", &password("alice")).await;
-    front.has_users("# nobody any more\n").await;
+    front.has_users(NOBODY_IN_FILE).await;
     front.becomes(Stage::Two).await;
     scene.stage("2 again").await;
 }

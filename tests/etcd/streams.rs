@@ -57,11 +57,18 @@ impl Connection {
     }
 
     async fn begin(&self, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
-        let request = Request::builder()
+        self.begin_with(path, &[]).await
+    }
+
+    async fn begin_with(&self, path: &str, fields: &[(&str, &str)]) -> (ResponseFuture, SendStream<Bytes>) {
+        let mut request = Request::builder()
             .method(Method::POST)
             .uri(format!("http://{}{path}", self.authority))
             .header("content-type", "application/grpc")
             .header("te", "trailers");
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
         let request = request.body(()).expect("a request");
         let mut requests = self.requests.clone().ready().await.expect("the connection lives");
         requests.send_request(request, false).expect("the connection lives")
@@ -76,7 +83,7 @@ impl Connection {
     }
 
     /// A unary call's answer; `None` where it failed.
-    async fn call<T: Message + Default>(&self, path: &str, message: &impl Message) -> Option<T> {
+    pub(crate) async fn call<T: Message + Default>(&self, path: &str, message: &impl Message) -> Option<T> {
         let (response, mut send) = self.begin(path).await;
         // h2 keeps what the window has no room for yet.
         send.send_data(encode(&message.encode_to_vec()), true).ok()?;
@@ -113,6 +120,12 @@ impl Connection {
         ranged.and_then(|ranged| ranged.header).expect("an answer").revision
     }
 
+    /// Opens a stream of this path with these fields of metadata; nothing is sent on it.
+    pub(crate) async fn open_with(&self, path: &str, fields: &[(&str, &str)]) -> Stream {
+        let (response, send) = self.begin_with(path, fields).await;
+        Stream { asks: Asks(send), says: Says::new(response) }
+    }
+
     /// Opens a Watch stream; it comes to be with its first message.
     pub(crate) async fn watch(&self) -> Stream {
         let (response, send) = self.begin(WATCH).await;
@@ -126,6 +139,13 @@ impl Asks {
         let request = RequestUnion::CreateRequest(create);
         let message = WatchRequest { request_union: Some(request) }.encode_to_vec();
         self.0.send_data(encode(&message), false).expect("the stream lives");
+    }
+}
+
+impl Asks {
+    /// Sends a message, and nothing after it where it is the last.
+    pub(crate) fn send(&mut self, message: &impl Message, last: bool) {
+        self.0.send_data(encode(&message.encode_to_vec()), last).expect("the stream lives");
     }
 }
 
@@ -151,6 +171,26 @@ impl Says {
             drop(body.flow_control().release_capacity(data.len()));
             self.reader.push(data);
         }
+    }
+
+    /// Reads to the end: gRPC's code and text; `None` where the stream or its connection broke.
+    pub(crate) async fn status(&mut self) -> Option<(String, String)> {
+        let told = |fields: &http::HeaderMap| {
+            let field = |name| fields.get(name)?.to_str().ok().map(str::to_owned);
+            Some((field("grpc-status")?, field("grpc-message").unwrap_or_default()))
+        };
+        if let Some(response) = self.response.take() {
+            let (head, body) = response.await.ok()?.into_parts();
+            if let Some(status) = told(&head.headers) {
+                return Some(status);
+            }
+            self.body = Some(body);
+        }
+        let body = self.body.as_mut()?;
+        while let Some(data) = body.data().await {
+            drop(body.flow_control().release_capacity(data.ok()?.len()));
+        }
+        told(&body.trailers().await.ok()??)
     }
 
     /// The next WatchResponse; `None` at the end.

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::client::{Client, Outcome};
 use crate::member::Member;
-use crate::rig::{Keyward, paused, settled};
+use crate::rig::{Keyward, NOBODY_IN_FILE, paused, settled};
 use crate::wire::End;
 use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
 
@@ -410,7 +410,7 @@ fn logins_under_way_are_bounded_and_the_rest_is_told_so() {
 fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = with_file(&member, Auth::On, "['file', 'etcd']", "# nobody yet\n");
+        let keyward = with_file(&member, Auth::On, "['file', 'etcd']", NOBODY_IN_FILE);
         let alice = "alice".into();
         let session = session("alice", "right");
         let proved = || keyward.logins.prove_again(&session);

@@ -56,6 +56,8 @@ mod honest_ends;
 #[cfg(test)]
 mod http1;
 #[cfg(test)]
+mod ignored_tokens;
+#[cfg(test)]
 mod jwts;
 #[cfg(test)]
 mod keepalives;
@@ -81,6 +83,8 @@ mod moves;
 mod observers;
 #[cfg(test)]
 mod odd_authorities;
+#[cfg(test)]
+mod outages;
 #[cfg(test)]
 mod own_troubles;
 #[cfg(test)]

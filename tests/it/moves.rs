@@ -11,7 +11,7 @@ use tokio::time::{Duration, sleep};
 
 use crate::member::Member;
 use crate::revocations::{next, watching};
-use crate::rig::{Keyward, paused, settled, token_of};
+use crate::rig::{Keyward, NOBODY_IN_FILE, paused, settled, token_of};
 use crate::unproved_logins::logged_in;
 use crate::words::{INVALID_TOKEN, RANGE, WATCH, create_of, created, event, range, ranged, watched};
 
@@ -78,7 +78,7 @@ fn a_session_whose_user_moves_into_the_file_and_out_of_it_is_never_refused() {
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
         let hash = users::hash(&Secret::new("right".to_owned()), Cost { memory: 8, passes: 1 });
         let line = format!("alice:{}\n", hash.expect("hashed"));
-        write("users", "# nobody yet\n");
+        write("users", NOBODY_IN_FILE);
         write("entry", "right");
         let lines = "[login]\nsources = ['file', 'etcd']\nusers_file = 'users'\n\
                      [[user]]\nname = 'alice'\npassword_file = 'entry'\n";
@@ -100,7 +100,7 @@ fn a_session_whose_user_moves_into_the_file_and_out_of_it_is_never_refused() {
         assert_eq!(token.as_deref(), Some("alice.1"));
 
         // Out: what her line proved a moment ago proves nothing.
-        write("users", "# nobody yet\n");
+        write("users", NOBODY_IN_FILE);
         keyward.publish_rules(folder.path(), "", lines);
         let answers = async {
             // Whether her password is known to etcd, and the call itself.

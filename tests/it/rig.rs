@@ -287,6 +287,7 @@ impl Keyward {
             members: self.members.clone(),
             pages: self.pages.clone(),
             register: register.clone(),
+            credentials: Arc::clone(&self.credentials),
         };
         Desk { register, sealer, state: Arc::new(state), doctor }
     }
@@ -305,7 +306,7 @@ impl Keyward {
     pub(crate) fn publish(&self, change: impl FnOnce(&mut Membership)) {
         let mut membership = Membership::clone(&self.members.snapshot.load());
         change(&mut membership);
-        self.members.snapshot.store(Arc::new(membership));
+        self.members.publish(membership);
         self.changes.tell();
     }
 
@@ -379,6 +380,11 @@ fn channel(address: Address) -> tonic::transport::Channel {
 }
 
 /// Waits until nothing is left to run: a paused clock moves only then. For tests under a paused clock.
+pub(crate) const NOBODY_IN_FILE: &str = concat!(
+    "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$",
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n"
+);
+
 pub(crate) async fn settled() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -51,9 +51,8 @@ static STRANGERS: LazyLock<(Vec<StreamId>, Vec<WatchKey>)> = LazyLock::new(|| {
         hub.handle(now, Input::Opened { stream, traits: Traits::UNKNOWN }, &mut out);
         hub.handle(now, Input::Lost { stream, why: Loss::Upstream }, &mut out);
         for output in out {
-            match output {
-                Output::Open { stream, .. } => streams.push(stream),
-                _ => {}
+            if let Output::Open { stream, .. } = output {
+                streams.push(stream);
             }
         }
     }

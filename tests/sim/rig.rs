@@ -2,6 +2,7 @@
 //!
 //! Owns: the composition, and the members' task's part of it, which the world plays. Must not know what a run does.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -26,6 +27,7 @@ use keyward::upstream::fleet::Fleet;
 use keyward::upstream::membership::{
     self, Auth, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Role,
 };
+use keyward::upstream::outage::Outage;
 use keyward::upstream::version::Version;
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
@@ -36,6 +38,10 @@ const PIPE: usize = 32 * 1024;
 /// Longer than any run: tokens die when the world says so.
 const TOKEN_TTL: Duration = Duration::from_secs(86_400);
 
+/// How long members must have no leader, and no member may be there, before streams end: as configured by default.
+const LEADERLESS: Duration = Duration::from_millis(2500);
+const UNREACHABLE: Duration = Duration::from_secs(10);
+
 /// Keyward in a run.
 pub(crate) struct Keyward {
     serving: Serving,
@@ -44,6 +50,8 @@ pub(crate) struct Keyward {
     _drain: watch::Sender<Option<Instant>>,
     changes: ChangesSender,
     hints: mpsc::Receiver<Hint>,
+    /// Whether members have said for long enough that there is no leader, and whether none was there for long enough.
+    lacked: Cell<(bool, bool)>,
 }
 
 /// Where a member is dialled, from any thread. None: nobody listens.
@@ -129,7 +137,15 @@ impl Keyward {
             fleet,
         };
         let serving = Serving::choosing(parts, Chooser::seeded(seed));
-        Self { serving, members: handle, tasks: tasks.clone(), _drain: drain, changes, hints: hinted }
+        Self {
+            serving,
+            members: handle,
+            tasks: tasks.clone(),
+            _drain: drain,
+            changes,
+            hints: hinted,
+            lacked: Cell::default(),
+        }
     }
 
     /// A byte stream to Keyward.
@@ -141,10 +157,32 @@ impl Keyward {
 
     /// Publishes another view of the members.
     pub(crate) fn publish(&self, change: impl FnOnce(&mut Membership)) {
+        self.note_outage();
         let mut membership = Membership::clone(&self.members.snapshot.load());
         change(&mut membership);
-        self.members.snapshot.store(Arc::new(membership));
+        self.members.publish(membership);
         self.changes.tell();
+    }
+
+    fn note_outage(&self) {
+        let (leader, members) = self.lacked.get();
+        self.lacked.set(match self.members.snapshot.load().outage {
+            Outage::NoLeader { since } => (leader || since.elapsed() >= LEADERLESS, members),
+            Outage::Unreachable { since } => (leader, members || since.elapsed() >= UNREACHABLE),
+            Outage::None => (leader, members),
+        });
+    }
+
+    /// Whether a stream may have been ended by now because there was no leader, where its client asked for one.
+    pub(crate) fn has_lacked_leader(&self) -> bool {
+        self.note_outage();
+        self.lacked.get().0
+    }
+
+    /// Whether a stream may have been ended by now because no member was there.
+    pub(crate) fn has_lacked_members(&self) -> bool {
+        self.note_outage();
+        self.lacked.get().1
     }
 
     /// Whether something was seen that a probe should look into.

@@ -31,6 +31,8 @@ use crate::truth::Truth;
 use crate::wire;
 
 /// The cluster's id at first.
+const NO_LEADER: &str = "etcdserver: no leader";
+const NO_MEMBER: &str = "etcdserver: request timed out, possibly due to connection lost";
 const CLUSTER: u64 = 0xc1;
 const MEMBERS: usize = 3;
 /// Longer than any back-off or grace of Keyward's: when nothing moved for so long, nothing will.
@@ -87,7 +89,6 @@ pub(crate) struct World {
     pub(crate) large: bool,
     pub(crate) wide: bool,
     pub(crate) gone_counts: Counts,
-    began: Instant,
     names: usize,
 }
 
@@ -189,7 +190,6 @@ impl World {
             large,
             wide: large,
             gone_counts: Counts::default(),
-            began: Instant::now(),
             names: 0,
         };
         for _ in 0..world.dice.below(12) {
@@ -357,12 +357,13 @@ impl World {
             }
             heard |= watcher.stream.received() > received;
             if let Some(end) = watcher.stream.end() {
-                let leaderless = watcher.wants_leader && self.began.elapsed() >= Duration::from_secs(3);
-                let no_leader = End::Status(Code::Unavailable, "etcdserver: no leader".to_owned());
-                if !(leaderless && *end == no_leader) {
+                let told = |text: &str| *end == End::Status(Code::Unavailable, text.to_owned());
+                let leaderless = watcher.wants_leader && self.keyward.has_lacked_leader();
+                let unreachable = self.keyward.has_lacked_members();
+                if !(leaderless && told(NO_LEADER) || unreachable && told(NO_MEMBER)) {
                     return Err(format!("client {}: the stream ended: {end:?}", watcher.name));
                 }
-                cluster.note(|| "a client was told that there is no leader".to_owned());
+                cluster.note(|| format!("a client was told of an outage: {end:?}"));
                 self.gone_counts.add(&watcher.checker.counts);
                 at -= 1;
                 self.watchers.remove(at);

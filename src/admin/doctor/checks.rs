@@ -9,8 +9,9 @@ use std::time::{Duration, SystemTime};
 use super::certificates;
 use super::{Finding, Report, Severity};
 use crate::config::{Config, Keep, KeySource, Scheme};
-use crate::identity::MemberId;
+use crate::identity::{MemberId, UserName};
 use crate::upstream::choose::LAG;
+use crate::upstream::credential::RootHolders;
 use crate::upstream::examine::Examined;
 use crate::upstream::membership::{
     Absence, Auth, Member, Membership, PeerUrls, Readiness, Reason, Role, Serving, Trouble,
@@ -45,6 +46,7 @@ pub(super) struct Facts<'a> {
     /// What each member told anybody who asks; none where it told nothing.
     pub(super) examined: &'a [(MemberId, Option<Examined>)],
     pub(super) revocations_known: bool,
+    pub(super) root_holders: &'a RootHolders,
 }
 
 impl Facts<'_> {
@@ -375,6 +377,7 @@ impl Facts<'_> {
             Auth::On => {}
             Auth::Unknown => findings.unseen("whether auth is on: no member has told".to_owned()),
         }
+        self.roots(findings);
         if config.session.key_source == KeySource::Random {
             let what =
                 "no key file: a restart logs all clients out, and replicas do not take each other's sessions";
@@ -401,6 +404,27 @@ impl Facts<'_> {
             let what = "it is not known who was revoked: logins and calls are refused";
             let fix = "see that cluster.probe or revocation.user may read and write revocation.etcd_prefix";
             findings.error("revocation_unknown", "revocation", what, fix);
+        }
+    }
+
+    /// Who may do everything by a rule for many.
+    fn roots(&self, findings: &mut Findings) {
+        let RootHolders { found, untold, unlisted } = self.root_holders;
+        for user in found {
+            let what = "this user has the role root, and a [[map]] rule, or mapping.default, leads to it that spells no peer out: \
+                        whoever matches may do everything";
+            let fix = format!("spell the peer out in the rule, or etcdctl user revoke-role {user} root");
+            findings.warning("root_by_pattern", format!("user {user}"), what, fix);
+        }
+        if !untold.is_empty() {
+            let names: Vec<_> = untold.iter().map(UserName::as_str).collect();
+            let names = names.join(", ");
+            findings.unseen(format!("whether users have the role root to whom rules for many lead: {names}"));
+        }
+        if *unlisted {
+            let what = "who has the role root of the users to whom rules with as = \"same\" lead: cluster.probe may not list users, or \
+                        there are too many";
+            findings.unseen(what.to_owned());
         }
     }
 

@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use super::{DAY, MOMENT, Resolver, SECOND};
-use crate::config::{ClientTls, Cluster, ClusterPin, Discovery, Endpoint, Scheme, Serves, Srv, file, values};
+use crate::config::{
+    ClientTls, Cluster, ClusterPin, Discovery, Endpoint, OutageTimes, Scheme, Serves, Srv, file, values,
+};
 
 fn serves(target: Option<file::Target>) -> Serves {
     match target {
@@ -52,6 +54,7 @@ impl Resolver<'_> {
         let pin = self.pin(cluster.id, cluster.identity);
         let hedge_after =
             self.duration("cluster.hedge_after", cluster.hedge_after, Duration::ZERO, Duration::ZERO..=DAY);
+        let outage = self.outage_times(cluster.election_timeout, cluster.unreachable_timeout);
         let discovery = self.discovery(srv, cluster.dns, cluster.allowed_hosts);
         Cluster {
             tls,
@@ -73,9 +76,30 @@ impl Resolver<'_> {
             writes: serves(cluster.writes),
             near: cluster.near.unwrap_or_default(),
             hedge_after: Some(hedge_after).filter(|after| !after.is_zero()),
+            outage,
             probe,
             endpoints,
             discovery,
+        }
+    }
+
+    fn outage_times(&mut self, election: Option<String>, unreachable: Option<String>) -> OutageTimes {
+        let OutageTimes { election_timeout, unreachable_timeout } = OutageTimes::default();
+        // etcd takes no longer one.
+        let elections = MOMENT..=50 * SECOND;
+        OutageTimes {
+            election_timeout: self.duration(
+                "cluster.election_timeout",
+                election,
+                election_timeout,
+                elections,
+            ),
+            unreachable_timeout: self.duration(
+                "cluster.unreachable_timeout",
+                unreachable,
+                unreachable_timeout,
+                SECOND..=DAY,
+            ),
         }
     }
 

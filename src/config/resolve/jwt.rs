@@ -1,4 +1,4 @@
-//! `[[jwt]]`: whose JWTs are taken.
+//! `[[jwt]]` and `[etcd_jwt]`: whose JWTs are taken.
 //!
 //! Owns: what is needed of an issuer. Must not know: which etcd user a subject is.
 //! Invariants: an issuer stands there once, with an audience and keys that can be used.
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::{Resolver, SECOND};
 use crate::config::file;
-use crate::jwt::{Algorithm, Keys, Verifier};
+use crate::config::users::{JwtKey, JwtKind, SignJwt};
+use crate::jwt::{Algorithm, EtcdTokens, Hash, Keys, Verifier};
 
 /// A clock that is further away than this is wrong, and not merely apart.
 const MOST_LEEWAY: Duration = Duration::from_secs(600);
@@ -52,6 +53,29 @@ impl Resolver<'_> {
         issuers
     }
 
+    /// How tokens are checked that are signed with etcd's own key: by its public key, or by what `[sign_jwt]` signs with.
+    pub(super) fn etcd_tokens(
+        &mut self,
+        etcd: Option<file::EtcdJwt>,
+        sign: Option<&SignJwt>,
+    ) -> Option<EtcdTokens> {
+        let Some(etcd) = etcd else { return sign.and_then(checked_as_signed) };
+        let (method_path, key_path) = ("etcd_jwt.method", "etcd_jwt.public_key");
+        let method = self.text(method_path, etcd.method, "etcd's sign-method is needed, as in \"RS256\"");
+        let key = self.text(key_path, etcd.public_key, "etcd's pub-key is needed");
+        let keys = key.and_then(|name| {
+            let file = self.file(&name);
+            self.checked(key_path, Keys::read(&file))
+        });
+        let Some(algorithm) = Algorithm::named(&method?) else {
+            let reason = "is none of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, EdDSA; what HS signs with is a secret: \
+                          [sign_jwt]";
+            self.findings.fault(method_path, reason);
+            return None;
+        };
+        keys.map(|keys| EtcdTokens::by_public_key(algorithm, keys))
+    }
+
     fn text(&mut self, path: &str, value: Option<String>, reason: &str) -> Option<String> {
         let value = self.required(path, value, reason)?;
         if value.is_empty() {
@@ -76,5 +100,19 @@ impl Resolver<'_> {
             }
         }
         algorithms
+    }
+}
+
+/// What checks the signatures that this makes. None for a key that tells no public one of a kind that is checked here.
+fn checked_as_signed(sign: &SignJwt) -> Option<EtcdTokens> {
+    match (&sign.key, sign.method.kind) {
+        (JwtKey::Private(key), _) => {
+            let keys = Keys::of_public_key(key.signing().public_key()?.as_ref())?;
+            Some(EtcdTokens::by_public_key(Algorithm::named(sign.method.name)?, keys))
+        }
+        (JwtKey::Shared(secret), JwtKind::Hs256) => Some(EtcdTokens::by_secret(Hash::Sha256, secret.clone())),
+        (JwtKey::Shared(secret), JwtKind::Hs384) => Some(EtcdTokens::by_secret(Hash::Sha384, secret.clone())),
+        (JwtKey::Shared(secret), JwtKind::Hs512) => Some(EtcdTokens::by_secret(Hash::Sha512, secret.clone())),
+        (JwtKey::Shared(_), JwtKind::Private(_)) => None,
     }
 }

@@ -65,17 +65,22 @@ impl Resolver<'_> {
                 return Users::default();
             }
         };
-        let users = Users::parse(&bytes).unwrap_or_else(|faults| {
-            for fault in faults {
-                self.findings.fault(path, format!("{}: {fault}", file.display()));
+        match Users::parse(&bytes) {
+            Ok(users) => {
+                // Emptied by accident far more often than on purpose: it would end every session of its users at once.
+                if is_source && users.is_empty() {
+                    let reason = "has no users; where there are to be none, take \"file\" out of login.sources, and this key away";
+                    self.findings.fault(path, format!("{} {reason}", file.display()));
+                }
+                users
             }
-            Users::default()
-        });
-        if is_source && bytes.trim_ascii().is_empty() {
-            let reason = "is empty: every session of its users would end. A file that is to have no users says so by a comment";
-            self.findings.fault(path, format!("{} {reason}", file.display()));
+            Err(faults) => {
+                for fault in faults {
+                    self.findings.fault(path, format!("{}: {fault}", file.display()));
+                }
+                Users::default()
+            }
         }
-        users
     }
 }
 

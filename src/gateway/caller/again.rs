@@ -64,6 +64,10 @@ impl Callers {
                 of_session(gateway, &identities, client, grounds, session)
             }
             Evidence::Jwt(verified, token) => {
+                // It was signed with the key of the cluster that was left.
+                if verified.auth_revision.is_some() && gateway.sealer.has_followed() {
+                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
                 let when = verified.expires.checked_sub(BEFORE).unwrap_or(verified.expires);
                 let when = when.min(SystemTime::now());
                 let good = self.verified.verify(&identities.issuers, token.expose(), when);
@@ -75,6 +79,11 @@ impl Callers {
                 identities.standing(client, grounds, None, Brought::Nothing)
             }
             Evidence::Connection => identities.standing(client, grounds, None, Brought::Nothing),
+            Evidence::Ignored => match gateway.door.members.auth.now() {
+                Auth::Off => self.as_nobody(gateway, &identities, client, grounds)?,
+                Auth::Unknown => return Err(Refusal::NOTHING_SENT),
+                Auth::On => return Err(Refusal::INVALID_AUTH_TOKEN),
+            },
         };
         let now = decided(gateway, standing)?;
         if now.user != caller.user {
@@ -118,7 +127,7 @@ fn grounds_now(
     let shown = match &then.shown {
         Evidence::Session(_) => Some(Identify::Token),
         Evidence::Jwt(..) => Some(Identify::Jwt),
-        Evidence::Connection => None,
+        Evidence::Connection | Evidence::Ignored => None,
     };
     let way = match (way(ways, client, shown), &then.shown) {
         (Ok(way), _) => way,

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::{Caller, Grounds};
 use crate::config::{Config, Identify, Listener};
 use crate::gateway::Client;
-use crate::identity::UserName;
-use crate::jwt::Verifier;
+use crate::identity::{Peer, UserName};
+use crate::jwt::Issuers;
 use crate::policy::mapping::{Mapped, Mapping};
 use crate::upstream::credential::{Credentials, Identity, PasswordIdentity};
 use crate::upstream::send::As;
@@ -21,7 +21,7 @@ use crate::users::{LineMark, Users};
 /// Who is which etcd user, and as whom Keyward can act. Published whole; one of them holds for one call.
 #[derive(Debug)]
 pub struct Identities {
-    pub(super) issuers: Arc<[Verifier]>,
+    pub(super) issuers: Arc<Issuers>,
     mapping: Mapping,
     /// The users file that was read with them: a rule for its users counts together with their lines.
     users: Arc<Users>,
@@ -144,7 +144,12 @@ impl Identities {
             (_, Brought::Unproved(_)) => Rank::Unproved,
             (Mapped::Anonymous, _) => known(As::Nobody),
             (Mapped::User(user), _) => self.acting(&user).map_or(Rank::Unknown, known),
-            (Mapped::Itself | Mapped::Unknown, _) => Rank::Unknown,
+            // By Keyward's own credential: the client's token never goes upstream.
+            (Mapped::Itself, Brought::Nothing) => match peer {
+                Peer::EtcdToken(user) => self.credentials.acting_or_signed(user).map_or(Rank::Unknown, known),
+                _ => Rank::Unknown,
+            },
+            (Mapped::Unknown, _) => Rank::Unknown,
         };
         let standing = Standing { peer: peer.to_string().into(), rank, grounds };
         if again { standing.proved_elsewhere() } else { standing }

@@ -92,6 +92,8 @@ pub struct Acting {
     named: HashMap<UserName, Identity>,
     /// What all others are made by.
     made: Cache<UserName, Identity>,
+    /// By tokens that we sign, users of whom a token signed with etcd's own key told.
+    signed: Cache<UserName, Identity>,
     mint: Option<Arc<Mint>>,
     signer: Option<Arc<Signer>>,
     /// What all that was made from.
@@ -102,12 +104,13 @@ pub struct Acting {
 impl Acting {
     /// Nobody.
     pub(super) fn nobody() -> Self {
-        let (made, users) = (Cache::new(0), Users::default());
+        let (made, signed, users) = (Cache::new(0), Cache::new(0), Users::default());
         Self {
             published: 0,
             epoch: 0,
             named: HashMap::new(),
             made,
+            signed,
             mint: None,
             signer: None,
             users,
@@ -152,6 +155,12 @@ impl Acting {
             }
             Maker::Jwt => Some(Identity::Signed(SignedIdentity::new(user, self.signer.as_ref()?))),
         }
+    }
+
+    /// By tokens that we sign, whether or not a row says so.
+    fn signed(&self, user: &UserName) -> Option<Identity> {
+        let signer = self.signer.as_ref().filter(|_| !user.as_str().is_empty())?;
+        Some(self.signed.get_with_by_ref(user, || Identity::Signed(SignedIdentity::new(user, signer))))
     }
 
     fn identity(&self, user: &UserName) -> Option<Identity> {
@@ -219,6 +228,7 @@ impl Credentials {
             } else {
                 Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build()
             },
+            signed: Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build(),
             mint,
             signer,
             users: users.clone(),
@@ -250,6 +260,15 @@ impl Credentials {
     pub fn acting(&self, user: &UserName) -> Option<As> {
         let acting = self.acting.load();
         let identity = acting.identity(user)?;
+        Some(self.going_on(user, acting.published, identity, None))
+    }
+
+    /// As the etcd user whom a token signed with etcd's own key names, `root` included: by what the configuration has for that user,
+    /// else by tokens that we sign. None where neither can be.
+    #[must_use]
+    pub fn acting_or_signed(&self, user: &UserName) -> Option<As> {
+        let acting = self.acting.load();
+        let identity = acting.identity(user).or_else(|| acting.signed(user))?;
         Some(self.going_on(user, acting.published, identity, None))
     }
 
@@ -347,6 +366,7 @@ mod tests {
             writes: Serves::Any,
             near: Vec::new(),
             hedge_after: None,
+            outage: crate::config::OutageTimes::default(),
             probe: None,
             discovery: crate::config::Discovery::default(),
         };

@@ -145,9 +145,7 @@ impl PasswordIdentity {
     pub fn invalidate(&self, member: MemberId, token: &Token) {
         if self.drop_token(member, token) {
             self.shared.counters.invalidations.fetch_add(1, Ordering::Relaxed);
-            if !token.is_adopted() {
-                self.shared.lifetimes.died(member, token.unused_for());
-            }
+            self.shared.token_died(member, token, token.unused_for());
         }
     }
 
@@ -234,7 +232,7 @@ impl PasswordIdentity {
     }
 
     fn is_live(&self, member: MemberId, token: &Token) -> bool {
-        token.unused_for() < self.shared.lifetimes.ttl(member)
+        token.unused_for() < self.shared.token_ttl(member)
     }
 
     /// Why a login would be refused here, now.
@@ -302,10 +300,14 @@ impl PasswordIdentity {
             Err(why) if why.is_refusal() => {
                 // etcd drops the tokens of a user whose password changed, on every member.
                 self.tokens.store(Arc::default());
+                lock(&self.shared.lifetimes).users_changed();
                 logins.refuse(why);
             }
             // etcd dropped every token when auth was turned off.
-            Err(LoginFailure::AuthDisabled) => self.tokens.store(Arc::default()),
+            Err(LoginFailure::AuthDisabled) => {
+                self.tokens.store(Arc::default());
+                lock(&self.shared.lifetimes).all_disturbed(Instant::now());
+            }
             Err(_) => {}
         }
         logins.under_way.remove(&member);

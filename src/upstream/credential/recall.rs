@@ -56,11 +56,13 @@ impl Credentials {
         }
         for (&member, token) in serving() {
             let Some(channel) = self.shared.channels.load().get(&member).cloned() else { continue };
+            let unused = token.unused_for();
             let look = tokio::time::timeout(LOOK, wire::touch(channel, token));
             let counters = &self.shared.counters;
             let counter = match look.await.unwrap_or(Touched::Unknown) {
                 Touched::Alive => {
                     token.mark_touched();
+                    self.shared.token_survived(member, unused);
                     counters.touches_alive.fetch_add(1, Ordering::Relaxed);
                     return true;
                 }

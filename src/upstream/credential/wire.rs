@@ -12,7 +12,9 @@ use super::{LoginFailure, Token};
 use crate::identity::UserName;
 use crate::pb::etcdserverpb::auth_client::AuthClient;
 use crate::pb::etcdserverpb::kv_client::KvClient;
-use crate::pb::etcdserverpb::{AuthStatusRequest, AuthenticateRequest, RangeRequest};
+use crate::pb::etcdserverpb::{
+    AuthStatusRequest, AuthUserGetRequest, AuthUserListRequest, AuthenticateRequest, RangeRequest,
+};
 use crate::refusal::Refusal;
 use crate::secret::Secret;
 
@@ -38,6 +40,37 @@ pub(super) enum AuthSaid {
     Unknown,
     /// It could not say.
     Nothing(Option<Status>),
+}
+
+/// What a member said of a user's roles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Roles {
+    /// Their names.
+    Told(Vec<String>),
+    /// There is no such user.
+    NoUser,
+    /// It is not for whoever asked, or there was no answer.
+    Untold,
+}
+
+/// Asks for a user's roles, which root and the user itself may see.
+pub(super) async fn roles(channel: Channel, token: &Token, user: &UserName) -> Roles {
+    let Ok(header) = AsciiMetadataValue::try_from(token.header().as_bytes()) else { return Roles::Untold };
+    let mut request = Request::new(AuthUserGetRequest { name: user.as_str().to_owned() });
+    request.metadata_mut().insert("token", header);
+    match AuthClient::new(channel).user_get(request).await {
+        Ok(answer) => Roles::Told(answer.into_inner().roles),
+        Err(status) if status.message() == "etcdserver: user name not found" => Roles::NoUser,
+        Err(_) => Roles::Untold,
+    }
+}
+
+/// Asks for all users, which root may see.
+pub(super) async fn users(channel: Channel, token: &Token) -> Option<Vec<UserName>> {
+    let mut request = Request::new(AuthUserListRequest::default());
+    request.metadata_mut().insert("token", AsciiMetadataValue::try_from(token.header().as_bytes()).ok()?);
+    let answer = AuthClient::new(channel).user_list(request).await.ok()?;
+    Some(answer.into_inner().users.iter().map(|name| UserName::from(name.as_str())).collect())
 }
 
 /// Asks for the auth revision. A raft entry.

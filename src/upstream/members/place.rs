@@ -54,6 +54,8 @@ pub(super) struct Place {
     /// Why nobody is known to be here, where that is so.
     pub(super) trouble: Option<(Trouble, Arc<str>)>,
     dialled: Arc<Dialled>,
+    /// How many connections had been made when that was last looked at.
+    connections: u32,
     /// Tells it from one that was here before.
     pub(super) serial: u64,
     /// How often the channel was made anew.
@@ -92,6 +94,7 @@ impl Place {
             late: 0,
             trouble: None,
             dialled,
+            connections: 0,
             serial,
             renewed: 0,
             want: Want::default(),
@@ -168,6 +171,13 @@ impl Place {
                 answered
             }
         }
+    }
+
+    /// The member here, where it was connected to anew since this was last asked. Each restart of its process ends the connection.
+    pub(super) fn connected_anew(&mut self) -> Option<MemberId> {
+        let member = self.member()?;
+        let connections = self.dialled.times.load(Ordering::Relaxed);
+        (std::mem::replace(&mut self.connections, connections) != connections).then_some(member)
     }
 
     fn trouble_of(&self, silence: Silence) -> (Trouble, Arc<str>) {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::census::{Answer, Sight};
 use super::*;
-use crate::config::{Discovery, Endpoint, Scheme, Serves};
+use crate::config::{Discovery, Endpoint, OutageTimes, Scheme, Serves};
 use crate::upstream::membership::Role;
 use crate::upstream::names::Names;
 
@@ -29,14 +29,14 @@ fn task(pin: ClusterPin) -> (Task, MembersHandle) {
         writes: Serves::Any,
         near: Vec::new(),
         hedge_after: None,
+        outage: OutageTimes::default(),
         probe: None,
         discovery: Discovery::default(),
     };
     let names = Names::by(&[SocketAddr::from(([127, 0, 0, 1], 1))]).unwrap();
     let members = Members::new(&config, Connector::resolving(names, None, second));
     let (handle, changed, _) = MembersHandle::showing(Membership::unknown(Instant::now()));
-    let (snapshot, auth) = (Arc::clone(&handle.snapshot), Arc::clone(&handle.auth));
-    let mut task = Task::new(members, Published { snapshot, changed, auth });
+    let mut task = Task::new(members, Published::of(&handle, changed));
     task.settle();
     (task, handle)
 }
@@ -175,4 +175,33 @@ async fn a_list_is_believed_only_from_who_answers_as_ours() {
     let prober = task.begins(2);
     task.answers(prober, of(12, OURS), Some(vec![listed(11), listed(12)]));
     assert_eq!(ids(&task), (Some(vec![11, 12]), vec![11, 12]));
+}
+
+/// It was added and took over since the list was asked for: calls for the leader wait for its address.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_is_not_listed_brings_the_next_look_at_the_list_forward() {
+    let (mut task, handle) = task(ClusterPin::FirstAnswer);
+    task.leads_to(&[1]);
+    let prober = task.begins(1);
+    task.answers(prober, of(11, OURS), Some(vec![listed(11)]));
+    let asked = Instant::now();
+    (task.list_asked, task.list_due) = (Some(asked), asked + LIST);
+    let sees = |leader| Answer { leader: Sight::Member(MemberId(leader)), ..of(11, OURS) };
+    task.hears(1, sees(11));
+    assert_eq!(task.list_due, asked + LIST, "it is listed");
+    task.hears(1, sees(12));
+    assert_eq!(handle.snapshot.load().leader, Some(MemberId(12)));
+    assert_eq!(task.list_due, asked + FORCED, "at once");
+    // A member that is behind tells a list without it: not as fast as it goes.
+    let asked = asked + FORCED;
+    (task.list_asked, task.list_due) = (Some(asked), asked + LIST);
+    task.hears(1, sees(12));
+    assert_eq!(task.list_due, asked + LIST_AGAIN);
+    // One whose address may not be used is listed, and the list tells no more.
+    let prober = task.begins(1);
+    task.answers(prober, sees(12), Some(vec![listed(11), listed(12)]));
+    assert!(handle.snapshot.load().absent.iter().any(|absent| absent.id == MemberId(12)));
+    (task.list_asked, task.list_due) = (Some(asked), asked + LIST);
+    task.hears(1, sees(12));
+    assert_eq!(task.list_due, asked + LIST);
 }

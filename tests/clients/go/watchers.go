@@ -33,12 +33,14 @@ type watchSpec struct {
 
 type watchersRun struct {
 	*options
-	spec string
+	spec          string
+	requireLeader bool
 }
 
 func watchersScenario(flags *flag.FlagSet, o *options) func() error {
 	w := &watchersRun{options: o}
 	flags.StringVar(&w.spec, "spec", "", "JSON file that names the watches")
+	flags.BoolVar(&w.requireLeader, "require-leader", false, "open the watches WithRequireLeader")
 	return w.run
 }
 
@@ -58,6 +60,9 @@ func (w *watchersRun) run() error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
+	if w.requireLeader {
+		ctx = clientv3.WithRequireLeader(ctx)
+	}
 	client, err := w.dial()
 	if err != nil {
 		return err

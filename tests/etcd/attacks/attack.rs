@@ -269,6 +269,7 @@ impl Attacker {
         self.stop.load(Ordering::Relaxed)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the attacker runs on a thread of its own, not on a shard")]
     fn pause(&self) {
         thread::sleep(Duration::from_millis(20));
     }

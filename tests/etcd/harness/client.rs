@@ -82,6 +82,17 @@ impl Client {
         self.process.wrote(LIMIT, &format!("{ops:?} by {cluster}"), all).await;
     }
 
+    /// Waits until its watches have shown so many events in all (the scenario `watchers`).
+    pub(crate) async fn has_seen(&self, events: usize) {
+        let enough = |text: &str| {
+            assert!(self.process.exit().is_none(), "kwclient ended: {}", self.process.tail());
+            let seen = lines(text).into_iter().filter(|line| line["kind"] == "response");
+            let seen: usize = seen.map(|line| line["events"].as_array().map_or(0, Vec::len)).sum();
+            (seen >= events).then_some(())
+        };
+        self.process.wrote(LIMIT, &format!("{events} events"), enough).await;
+    }
+
     /// What a load has done until now.
     pub(crate) async fn so_far(&self) -> Value {
         let all = |text: &str| -> Vec<Value> {

@@ -35,6 +35,11 @@ impl Issuer {
         self.0.public_key_pem()
     }
 
+    /// Its private key, in PEM.
+    pub(crate) fn private_key(&self) -> String {
+        self.0.serialize_pem()
+    }
+
     /// A token that says of itself that it is signed by `alg`.
     pub(crate) fn sign(&self, alg: &str, claims: &Value) -> String {
         self.sign_with(&json!({ "alg": alg }), claims)

@@ -26,6 +26,11 @@ use super::{
 const PROGRAM: &str = env!("CARGO_BIN_EXE_keyward");
 /// Another build to run instead, such as a release, for figures as an operator has them.
 const ANOTHER: &str = "KEYWARD_TEST_PROGRAM";
+/// A users file that knows nobody who logs in: its line is of a user without a known password. One without users is refused.
+pub(crate) const NOBODY_IN_FILE: &str = concat!(
+    "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$",
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n"
+);
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Where one Keyward lives: its folder and its addresses, before it is started.

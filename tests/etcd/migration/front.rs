@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-use crate::harness::keyward::{Keyward, Site, program};
+use crate::harness::keyward::{Keyward, NOBODY_IN_FILE, Site, program};
 use crate::harness::pki::Pki;
 use crate::harness::{Cluster, password, wait};
 
@@ -84,7 +84,7 @@ impl Front {
         }
         site.write("session.key", &"0123456789abcdef".repeat(4));
         site.write("probe.password", &password("keyward"));
-        site.write("users", "# nobody yet\n");
+        site.write("users", NOBODY_IN_FILE);
     }
 
     /// Where clients reach the replicas.

@@ -27,6 +27,7 @@ struct Scene {
     auth: Auth,
     examined: Vec<(MemberId, Option<Examined>)>,
     revocations_known: bool,
+    root_holders: RootHolders,
 }
 
 fn member(id: u64) -> Member {
@@ -84,6 +85,7 @@ impl Scene {
             auth: Auth::On,
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
             revocations_known: true,
+            root_holders: RootHolders::default(),
         }
     }
 
@@ -130,6 +132,7 @@ impl Scene {
             auth: self.auth,
             examined: &self.examined,
             revocations_known: self.revocations_known,
+            root_holders: &self.root_holders,
         }
         .report()
     }
@@ -336,6 +339,16 @@ fn what_is_open_or_would_be_lost() {
     bare.finds(&[(Warning, "revocation_forgotten"), (Warning, "session_keys")]);
     let unknown = Scene::new().with(|scene| scene.revocations_known = false);
     unknown.finds(&[(Error, "revocation_unknown")]);
+    let holders = |found: &[&str], untold: &[&str], unlisted| {
+        let users = |names: &[&str]| names.iter().map(|name| UserName::from(*name)).collect();
+        let holders = RootHolders { found: users(found), untold: users(untold), unlisted };
+        Scene::new().with(|scene| scene.root_holders = holders)
+    };
+    let said = holders(&["ops"], &[], false).finds(&[(Warning, "root_by_pattern")]);
+    assert!(said.contains("user ops") && said.contains("revoke-role ops root"), "{said}");
+    let report = holders(&[], &["web"], true).report();
+    assert!(report.findings.is_empty());
+    assert!(report.unseen[0].contains("web") && report.unseen[1].contains("same"), "{:?}", report.unseen);
 }
 
 #[test]
