@@ -496,7 +496,7 @@ pub struct Limits {
     pub request_size: usize,
     /// How long a client may take for its TLS and HTTP/2 handshake.
     pub handshake_timeout: Duration,
-    /// Bytes of requests kept, to be read whole and for a second try, over all calls; past it a call is refused.
+    /// Bytes that requests hold, over all calls: header lists, messages that are kept, streams; past it a call is refused.
     pub replay_buffer: usize,
     /// Connections to members that show a user's own certificate, over all shards.
     pub certificate_connections: usize,

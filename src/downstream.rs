@@ -14,6 +14,8 @@ pub mod jwt;
 pub mod listener;
 pub mod odd_authority;
 pub mod proxied;
+mod read_turns;
+pub mod request_memory;
 pub mod requests;
 mod reset_rate;
 pub mod said;

@@ -11,6 +11,7 @@ mod contents;
 pub mod current;
 pub mod defragment;
 pub mod exchange;
+mod gathering;
 pub mod health;
 pub mod inflating;
 pub mod leadership;
@@ -31,12 +32,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use http::HeaderMap;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::connection_activity::ConnectionActivity;
 use crate::downstream::floor::Floor;
+use crate::downstream::request_memory::{
+    ConnectionRequests, Held, REQUEST, RequestLimits, RequestMemory, Requester, header_bytes,
+};
 use crate::downstream::session::Sealer;
 use crate::downstream::watch_starts::WatchStarts;
 use crate::gateway::access_log::AccessLog;
@@ -63,10 +68,8 @@ use crate::watch::budget;
 /// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
 const WAITING: usize = 8 * 1024 * 1024;
 
-/// Requests in memory of one connection that are answered whoever asks, each and together: a name and a password each.
+/// The largest message of a request that is answered whoever makes it: a name and a password.
 pub const ANYBODYS: usize = 64 * 1024;
-/// One connection holds at most this part of a shard's budget for requests in memory.
-const PART: usize = 2;
 
 /// For how long what one member knows of users may be unknown to others (rules 21).
 const SPREADING: Duration = Duration::from_secs(2);
@@ -107,8 +110,7 @@ pub struct Gateway {
     pub turns: Turns,
     /// Defragmentations, on all shards.
     pub defragmentations: Arc<defragment::Register>,
-    held: Rc<Budget>,
-    waiting: Rc<Budget>,
+    request_memory: RequestMemory,
     /// What lives longer than the decision that let it begin, on this shard.
     pub live: Rc<Live>,
     /// Tells when a connection was dismissed.
@@ -141,9 +143,10 @@ pub struct Client {
     /// Until when all its calls go home.
     at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
-    /// Of its requests, in memory: where it has to be known who asks, and where not.
-    held: Rc<Budget>,
-    anybodys: Rc<Budget>,
+    /// What its requests hold.
+    requests: ConnectionRequests,
+    /// Its health watches that are open.
+    pub health_watches: Rc<Cell<usize>>,
     /// Who calls over it.
     pub remembered: RefCell<Remembered>,
     /// Answers that it has not taken yet.
@@ -193,8 +196,8 @@ impl Client {
             home: Cell::default(),
             at_home_until: Cell::default(),
             dismissed: Cell::default(),
-            held: Rc::default(),
-            anybodys: Rc::default(),
+            requests: ConnectionRequests::default(),
+            health_watches: Rc::default(),
             remembered,
         }
     }
@@ -233,12 +236,6 @@ impl Client {
             self.home.take();
             self.at_home_until.take();
         }
-    }
-
-    /// Nothing yet of what the connection may hold before it is known who asks.
-    #[must_use]
-    pub fn hold(&self) -> Held {
-        Held::of(&self.anybodys, ANYBODYS + PREFIX)
     }
 
     /// A change of users or roles is known at `member`; at others a little later.
@@ -285,8 +282,7 @@ impl Gateway {
         let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
         Self {
             unread: Rc::new(unread),
-            held: Rc::default(),
-            waiting: Rc::default(),
+            request_memory: RequestMemory::new(metrics.request_memory.clone()),
             access_log,
             log_limiter,
             ready,
@@ -319,68 +315,45 @@ impl Gateway {
         chosen
     }
 
-    /// Nothing yet of the shard's budget for requests in memory, nor of this connection's part of it.
+    /// Nothing yet of what requests may hold on this shard and on this connection.
     #[must_use]
-    pub fn hold(&self, client: &Client) -> Held {
+    pub fn hold(&self, client: &Client, requester: Requester) -> Held {
         let limits = self.config.load().limits;
         // At least one request of the largest size, or none of that size would ever pass.
         let largest = limits.request_size + PREFIX;
-        let limit = limits.replay_buffer / self.shards;
-        let mut held = Held::of(&self.held, limit.max(largest));
-        held.budgets[1] = Some((Rc::clone(&client.held), (limit / PART).max(largest)));
-        held
+        let limits = RequestLimits { all: (limits.replay_buffer / self.shards).max(largest), largest };
+        self.request_memory.hold(&client.requests, requester, limits)
     }
 
-    /// The same of the budget for requests that wait in etcd without limit: thousands of them must not keep all others
-    /// from being sent. None where it is used up.
+    /// Holds a request with this header list, for as long as that is kept.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn hold_request(
+        &self,
+        client: &Client,
+        requester: Requester,
+        headers: &HeaderMap,
+    ) -> Result<Held, Refusal> {
+        let mut held = self.hold(client, requester);
+        let room = held.more(REQUEST + header_bytes(headers));
+        if room { Ok(held) } else { Err(Refusal::TOO_MANY_REQUESTS) }
+    }
+
+    /// On whose account this caller's requests are.
     #[must_use]
-    pub fn hold_waiting(&self, bytes: usize) -> Option<Held> {
-        let limit = WAITING.max(self.config.load().limits.request_size + PREFIX);
-        let mut held = Held::of(&self.waiting, limit);
+    pub fn requester(&self, caller: &Caller) -> Requester {
+        let nobody = caller.user.is_none() && self.door.members.auth.now() != Auth::Off;
+        if nobody { Requester::Anybody } else { Requester::Known }
+    }
+
+    /// The same for requests that wait in etcd without limit: thousands of them must not keep all others from being sent. None where there is
+    /// no room.
+    #[must_use]
+    pub fn hold_waiting(&self, client: &Client, bytes: usize) -> Option<Held> {
+        let largest = self.config.load().limits.request_size + PREFIX;
+        let limits = RequestLimits { all: WAITING.max(largest), largest };
+        let mut held = self.request_memory.hold_waiting(&client.requests, limits);
         held.more(bytes).then_some(held)
-    }
-}
-
-/// Bytes of requests that may be in memory at once.
-#[derive(Default)]
-struct Budget {
-    used: Cell<usize>,
-}
-
-/// A part of a budget, and of one connection's part of that where there is such, given back on drop.
-pub struct Held {
-    /// With their limits as they were when this was taken.
-    budgets: [Option<(Rc<Budget>, usize)>; 2],
-    bytes: usize,
-}
-
-impl Held {
-    fn of(budget: &Rc<Budget>, limit: usize) -> Self {
-        Self { budgets: [Some((Rc::clone(budget), limit)), None], bytes: 0 }
-    }
-
-    /// Nothing yet of the same budgets.
-    fn beside(&self) -> Self {
-        Self { budgets: self.budgets.clone(), bytes: 0 }
-    }
-
-    /// Takes `bytes` more; false where a budget is used up.
-    #[must_use]
-    pub fn more(&mut self, bytes: usize) -> bool {
-        let budgets = || self.budgets.iter().flatten();
-        if budgets().any(|(budget, limit)| budget.used.get() + bytes > *limit) {
-            return false;
-        }
-        budgets().for_each(|(budget, _)| budget.used.set(budget.used.get() + bytes));
-        self.bytes += bytes;
-        true
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        for (budget, _) in self.budgets.iter().flatten() {
-            budget.used.set(budget.used.get().saturating_sub(self.bytes));
-        }
     }
 }

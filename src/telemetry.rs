@@ -9,6 +9,7 @@ pub mod connections;
 pub mod figures;
 pub mod limiter;
 pub mod metrics;
+pub mod request_memory;
 pub mod seldom;
 mod text;
 pub mod unread;

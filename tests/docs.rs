@@ -197,6 +197,7 @@ fn metrics() -> BTreeSet<String> {
     registry.member_figures.put(&[everything]);
     registry.logins.get_or_create(&one("result", "accepted")).inc();
     registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
+    registry.request_memory.refused("all").inc();
     registry.http1_requests.get_or_create(&one("path", "other")).inc();
     registry.connection_figures.ended(EndReason::NoCall).inc();
     registry.connection_figures.refused(ConnectionLimit::Connections).inc();

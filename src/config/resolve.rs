@@ -187,7 +187,7 @@ impl Resolver<'_> {
                 MOMENT..=DAY,
             ),
             connection_age: self.or_never("limits.connection_age", limits.connection_age, HOUR),
-            replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 64 * MIB, 0..=64 * GIB),
+            replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 256 * MIB, 0..=64 * GIB),
             certificate_connections: self.count(
                 "limits.certificate_connections",
                 limits.certificate_connections,

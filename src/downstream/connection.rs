@@ -36,6 +36,7 @@ use crate::downstream::first::{self, Speaks};
 use crate::downstream::http1::{self, Http1Log};
 use crate::downstream::inbound::Inbound;
 use crate::downstream::proxied::{self, NotSaid, Source};
+use crate::downstream::read_turns::{InTurns, ReadTurn};
 use crate::downstream::served_streams::{Gated, ServedStreams};
 use crate::downstream::socket_progress::SocketProgress;
 use crate::downstream::tls::Current;
@@ -201,7 +202,8 @@ where
     let first_call = bounds.first_call.map(|time| (time, began));
     let mut ends = Ends::new(drain, dismiss, place, figures.clone());
     (ends.until, ends.old_at, ends.shown, ends.first_call) = (until, old_at, shown, first_call);
-    let (io, flusher) = coalesce(Gated::new(inbound, &streams));
+    let turn = ReadTurn::new();
+    let (io, flusher) = coalesce(Gated::new(InTurns::new(inbound, &turn), &streams));
     tasks.spawn("downstream flusher", flusher).detach();
     let last_words = io.inner().last_words();
     let serving = Rc::clone(&streams);
@@ -213,6 +215,7 @@ where
     let (mut leaving, mut told) = (false, false);
     loop {
         let served = poll_fn(|cx| {
+            turn.begin();
             let polled = connection.as_mut().poll(cx);
             // Before the preface hyper would close without a GOAWAY.
             if polled.is_ready() || told || !leaving || progress.received() < PREFACE {
@@ -225,6 +228,7 @@ where
         tokio::select! {
             ended = served => return Ok(how_it_ended(ended)),
             () = streams.flooded() => {
+                turn.lift();
                 drop(timeout(FAREWELL, last_words.say(CALM)).await);
                 return Ok(Ended::Flooded);
             }

@@ -22,14 +22,15 @@ pub const AUTHORITY: &str = "keyward";
 pub const LARGEST: usize = 16 * 1024;
 /// How many frames it may come in.
 pub const FRAMES: usize = 8;
+/// Its header list, as RFC 9113 counts it (6.5.2), where the connection's own limit is not lower. What is written has no table, so that many
+/// bytes are made of a block of a few that refers to what came before: the list is refused before anything of it is written.
+pub const LARGEST_LIST: usize = 16 * 1024;
 /// How much may wait to be read before more is made.
 pub const WAITING: usize = 16 * 1024;
 
 /// "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": passes, and is the library's to judge.
 const PREFACE: usize = 24;
 const HEAD: usize = 9;
-/// What a peer must take in one frame where it has not said otherwise, as we never do.
-const LARGEST_FRAME: usize = 16 * 1024;
 const HEADERS: u8 = 0x1;
 const CONTINUATION: u8 = 0x9;
 const END_STREAM: u8 = 0x1;
@@ -128,9 +129,9 @@ struct Head {
 }
 
 impl Shim {
-    /// Before the first byte. A header list that is larger than that is in doubt.
+    /// Before the first byte. A header list that is larger than `limit`, or than [`LARGEST_LIST`], is in doubt.
     #[must_use]
-    pub fn new(largest_list: usize) -> Self {
+    pub fn new(limit: usize) -> Self {
         Self {
             course: Course::Undecided,
             at: At::Passing(PREFACE),
@@ -139,14 +140,14 @@ impl Shim {
             open: None,
             last: 0,
             table: Table::new(),
-            largest_list,
+            largest_list: limit.min(LARGEST_LIST),
         }
     }
 
     /// The same where it is known that the connection is of this kind.
     #[must_use]
-    pub fn odd(largest_list: usize) -> Self {
-        Self { course: Course::Odd, ..Self::new(largest_list) }
+    pub fn odd(limit: usize) -> Self {
+        Self { course: Course::Odd, ..Self::new(limit) }
     }
 
     /// What has become of the connection.
@@ -323,21 +324,13 @@ impl Open {
         Ok(payload)
     }
 
-    /// The same block with other bytes, in as few frames as may be.
+    /// The same block with other bytes, in one frame: a list of [`LARGEST_LIST`] is no longer, since each of its fields counts 32 bytes
+    /// beside its name and value, and takes at most 7 to be written.
     fn write(&self, block: &[u8], output: &mut BytesMut) {
-        let (first, rest) = block.split_at(block.len().min(LARGEST_FRAME - self.priority.len()));
-        let mut rest = rest.chunks(LARGEST_FRAME).peekable();
-        let last = |is: bool| if is { END_HEADERS } else { 0 };
-        let flags = self.flags | last(rest.peek().is_none());
-        let length = self.priority.len() + first.len();
-        Head { length, kind: HEADERS, flags, stream: self.stream }.write(output);
+        let length = self.priority.len() + block.len();
+        Head { length, kind: HEADERS, flags: self.flags | END_HEADERS, stream: self.stream }.write(output);
         output.extend_from_slice(&self.priority);
-        output.extend_from_slice(first);
-        while let Some(part) = rest.next() {
-            let flags = last(rest.peek().is_none());
-            Head { length: part.len(), kind: CONTINUATION, flags, stream: self.stream }.write(output);
-            output.extend_from_slice(part);
-        }
+        output.extend_from_slice(block);
     }
 }
 
@@ -488,17 +481,42 @@ mod tests {
         assert_eq!(shim.course(), Course::Odd, "as many frames as may be");
     }
 
+    /// The limit of a list is below that of a frame, whatever its fields are.
     #[test]
-    fn a_large_list_is_written_in_several_frames() {
+    fn the_largest_list_is_written_in_one_frame() {
+        let largest_value = LARGEST_LIST - 300;
+        // 16,084 as HPACK writes it.
+        let length = [0x7f, 0xd5, 0x7c];
+        let block = [&request(b"/x")[..], b"\x40\x01n", &length, &vec![b'v'; largest_value]].concat();
+        let payload = [&[0; 5], &block[..]].concat();
         let mut shim = Shim::odd(1 << 16);
-        let block = [&request(b"/x")[..], b"\x40\x01n\x7f\xa1\x1e", &[b'v'; 4000], &[0xbe; 10]].concat();
-        let made = through(&mut shim, &[preface(), frame(HEADERS, END_HEADERS, 1, &block)].concat());
-        let mut rest = BytesMut::from(&made[preface().len()..]);
-        let mut seen = Vec::new();
-        while let Some(head) = Head::read(&rest) {
-            drop(rest.split_to(HEAD + head.length));
-            seen.push((head.kind, head.flags, head.length <= LARGEST_FRAME));
+        let made =
+            through(&mut shim, &[preface(), frame(HEADERS, END_HEADERS | PRIORITY, 1, &payload)].concat());
+        let head = Head::read(&made[preface().len()..]).expect("a frame");
+        assert_eq!(head.length, made.len() - preface().len() - HEAD);
+        assert!((LARGEST_LIST - 400..=16 * 1024).contains(&head.length), "{}", head.length);
+    }
+
+    /// A block of a few bytes that refers to what the table has: what is made of it is bounded, and is made as it is read.
+    #[test]
+    fn what_is_made_of_one_block_is_bounded_and_nothing_is_made_before_it_is_read() {
+        let field = [b"\x40\x01n\x7f\xe1\x06", &[b'v'; 992][..]].concat();
+        let first = frame(HEADERS, END_HEADERS, 1, &[&request(b"/x")[..], &field].concat());
+        let block = |fields: usize| [&[0x83, 0x86, 0x84, 0xbf][..], &vec![0xbe; fields]].concat();
+        let mut shim = Shim::odd(1 << 16);
+        through(&mut shim, &[preface(), first].concat());
+        let second = |stream| frame(HEADERS, END_HEADERS, stream, &block(15));
+        let largest = through(&mut shim, &second(3)).len();
+        assert!((15 * 1000..=LARGEST_LIST).contains(&largest), "{largest}");
+        let all: Vec<u8> = (2..200).flat_map(|nth| second(2 * nth + 1)).collect();
+        shim.push(&all);
+        assert!(shim.made().len() < WAITING + largest, "not more than one block beyond what may wait");
+        let mut made = 0;
+        while let length @ 1.. = shim.made().split().len() {
+            made += length;
         }
-        assert_eq!(seen, [(HEADERS, 0, true), (CONTINUATION, 0, true), (CONTINUATION, END_HEADERS, true)]);
+        assert_eq!((made, shim.course()), (198 * largest, Course::Odd));
+        let made = through(&mut shim, &frame(HEADERS, END_HEADERS, 999, &block(16)));
+        assert_eq!((shim.course(), made.len()), (Course::Refused(Doubt::Fields), OFFENCE.len()));
     }
 }

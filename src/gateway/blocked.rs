@@ -10,10 +10,11 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use crate::downstream::request_memory::Held;
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::live::Stay;
-use crate::gateway::{Gateway, Held};
+use crate::gateway::{Client, Gateway};
 use crate::lease::claim::{Claim, Ground};
 use crate::lease::ticket::Ticket;
 use crate::refusal::{Code, Refusal, Status};
@@ -37,8 +38,8 @@ pub fn blocks(method: &Method) -> bool {
 ///
 /// # Errors
 /// The budget is used up.
-pub fn kept(gateway: &Gateway, framed: &Bytes) -> Result<(Bytes, Held), Refusal> {
-    let held = gateway.hold_waiting(framed.len()).ok_or(Refusal::TOO_MANY_REQUESTS)?;
+pub fn kept(gateway: &Gateway, client: &Client, framed: &Bytes) -> Result<(Bytes, Held), Refusal> {
+    let held = gateway.hold_waiting(client, framed.len()).ok_or(Refusal::TOO_MANY_REQUESTS)?;
     // A part of what came in one read would keep all of that.
     Ok((Bytes::copy_from_slice(framed), held))
 }

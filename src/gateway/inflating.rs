@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use tokio::task::yield_now;
 
-use crate::gateway::Held;
+use crate::downstream::request_memory::Held;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::rpc::inflate::{InflateFault, Inflater, Step};

@@ -26,14 +26,18 @@ use crate::downstream::requests::RequestBody;
 use crate::downstream::session::{Inadmissible, Namespace, Proof, SealFailure, Session, SessionPeer};
 use crate::gateway::access_log::Record;
 use crate::gateway::exchange::PATIENCE;
+use crate::gateway::gathering::collect_of_anybody;
 use crate::gateway::login::sources::{Denied, Proved};
-use crate::gateway::pipeline::{Served, collect_of_anybody};
+use crate::gateway::pipeline::Served;
 use crate::gateway::{Client, Gateway};
 use crate::identity::UserName;
 use crate::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, ResponseHeader};
 use crate::refusal::Refusal;
 use crate::rpc::{canonical, frame, method::Method};
 use crate::secret::Secret;
+
+/// The method's path.
+pub const PATH: &str = "/etcdserverpb.Auth/Authenticate";
 
 /// Proves a password and seals a session for it.
 pub async fn authenticate(
@@ -44,7 +48,7 @@ pub async fn authenticate(
     deadline: Option<Instant>,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    let (framed, _held) = collect_of_anybody(client, body).await?;
+    let (framed, _held) = collect_of_anybody(body).await?;
     let (user, password) = login_of(method, framed)?;
     let peer = SessionPeer::Password { user, password: password.clone() };
     // Neither the log nor the identities in memory take what could not become a session.

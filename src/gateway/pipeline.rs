@@ -9,36 +9,33 @@ use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::FutureExt;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Request, StatusCode};
-use http_body::Body;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::config::{Identify, Serves};
+use crate::downstream::request_memory::{Held, Requester};
 use crate::downstream::requests::RequestBody;
 use crate::downstream::said::Said;
 use crate::gateway::access_log::Record;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::{Exchange, PATIENCE};
-use crate::gateway::inflating::inflate;
+use crate::gateway::gathering::collect;
 use crate::gateway::live::Stay;
 use crate::gateway::reply::{self, Downstream};
 use crate::gateway::unread::{Need, Room};
 use crate::gateway::{
-    ANYBODYS, Client, Gateway, Held, addressed, blocked, current, defragment, health, leadership, login,
-    member_answers, removal, streams, write_order,
+    Client, Gateway, addressed, blocked, current, defragment, health, leadership, login, member_answers,
+    removal, streams, write_order,
 };
 use crate::identity::UserName;
 use crate::lease::observe;
-use crate::refusal::{Code, Refusal};
+use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
-use crate::rpc::frame::Payload;
-use crate::rpc::inflate::Encoding;
 use crate::rpc::method::{Class, Effect, Lane, METHODS, Method, PathKind, Stream, path_kind};
 use crate::rpc::schema::MessageId;
 use crate::rpc::{canonical, frame, quorum, shape};
@@ -50,8 +47,6 @@ use crate::upstream::membership::{Auth, Hint};
 use crate::upstream::send::{NoAnswer, upstream_headers};
 use crate::watch::source;
 
-/// How long the message of a request may take to come whole.
-const ARRIVAL: Duration = Duration::from_secs(30);
 /// The row of the metrics that unknown methods share.
 const UNKNOWN: (usize, &str) = (METHODS.len(), "unknown");
 
@@ -72,6 +67,11 @@ pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<In
     if client.is_dismissed() {
         return reply::refuse(&Refusal::SHUTTING_DOWN, record);
     }
+    let held = gateway.hold_request(&client, requester(&kind), &head.headers);
+    let mut held = match held {
+        Ok(held) => held,
+        Err(refusal) => return reply::refuse(&refusal, record),
+    };
     let outcome = {
         let steps = async {
             match kind {
@@ -81,7 +81,7 @@ pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<In
                 }
                 PathKind::WellFormed { .. } => unknown(&gateway, &client, &head, body, &mut record).await,
                 PathKind::Known(method) => {
-                    known(&gateway, &client, method, &head.headers, body, &mut record).await
+                    known(&gateway, &client, method, &head.headers, body, &mut held, &mut record).await
                 }
             }
         };
@@ -91,6 +91,20 @@ pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<In
         Ok(answer) => answer.reply(record),
         Err(refusal) => reply::refuse(&refusal, record),
     }
+}
+
+/// On whose account a request is whose client has not been identified yet. That is done at once, but for few, and those have shown something
+/// genuine.
+fn requester(kind: &PathKind) -> Requester {
+    match kind {
+        PathKind::Known(method) if is_anybodys(method) => Requester::Anybody,
+        _ => Requester::Known,
+    }
+}
+
+/// Whether calls of `method` are answered whoever makes them.
+fn is_anybodys(method: &Method) -> bool {
+    matches!(method.path, login::PATH | health::CHECK | health::WATCH)
 }
 
 /// What `steps` end with. A panic of theirs is a refusal: a client would take a reset for Canceled, and send a write
@@ -139,14 +153,15 @@ async fn known(
     method: &'static Method,
     headers: &HeaderMap,
     body: Incoming,
+    held: &mut Held,
     record: &mut Record,
 ) -> Result<Served, Refusal> {
-    let body = RequestBody::of(headers, body)?;
+    let mut body = RequestBody::of(headers, body, held.beside())?;
     let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
     match method.path {
-        "/grpc.health.v1.Health/Check" => return health::check(gateway, client, body).await,
-        "/grpc.health.v1.Health/Watch" => return health::watch(gateway, client, body).await,
-        "/etcdserverpb.Auth/Authenticate" => {
+        health::CHECK => return health::check(gateway, body).await,
+        health::WATCH => return health::watch(gateway, client, body).await,
+        login::PATH => {
             // What it would give counts for nothing here: nobody's password is looked at.
             if !gateway.callers.takes(client, Identify::Token) {
                 return Err(Refusal::AUTH_NOT_ENABLED);
@@ -158,6 +173,10 @@ async fn known(
     // Before anything is waited for: a write that arrives next must find it.
     let start = (method.path == source::PATH).then(|| client.watch_starts.begin());
     let caller = identified(gateway, client, method, headers, deadline, record).await?;
+    if gateway.requester(&caller) == Requester::Anybody {
+        *held = gateway.hold_request(client, Requester::Anybody, headers)?;
+        body.held = held.beside();
+    }
     if let Some(start) = start {
         return Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body, start)?));
     }
@@ -293,9 +312,9 @@ async fn request_message(
     body: RequestBody,
     deadline: Option<Instant>,
 ) -> Result<(Bytes, Bytes, Held, Came), Refusal> {
-    let (mut framed, mut held, came) = arrived(gateway, client, body, deadline).await?;
+    let (mut framed, mut held, came) = arrived(gateway, body, deadline).await?;
     if blocked::blocks(method) {
-        (framed, held) = blocked::kept(gateway, &framed)?;
+        (framed, held) = blocked::kept(gateway, client, &framed)?;
     }
     let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
     canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
@@ -411,12 +430,11 @@ enum Came {
 /// A request's body, and when it was whole.
 async fn arrived(
     gateway: &Gateway,
-    client: &Client,
     body: RequestBody,
     deadline: Option<Instant>,
 ) -> Result<(Bytes, Held, Came), Refusal> {
     let mut came = Came::AtOnce;
-    let collecting = waited_for(collect(gateway, client, body), &mut came);
+    let collecting = waited_for(collect(gateway, body), &mut came);
     let collected = match deadline {
         Some(deadline) => timeout_at(deadline, collecting).await,
         None => Ok(collecting.await),
@@ -546,76 +564,6 @@ async fn unknown(
     }
 }
 
-/// The whole body of a request whose message is at most as large as allowed, and comes within 30 seconds.
-///
-/// # Errors
-/// It did not come whole, is too large, or there is no room for it.
-pub async fn collect(
-    gateway: &Gateway,
-    client: &Client,
-    body: RequestBody,
-) -> Result<(Bytes, Held), Refusal> {
-    let limit = gateway.config.load().limits.request_size;
-    // What is held is everybody's: who does not end a request gives it back.
-    let gathered = gather(body, limit, gateway.hold(client)).await;
-    gathered.map_err(|refusal| match refusal.code() {
-        Code::InvalidArgument => refused(gateway, refusal),
-        _ => refusal,
-    })
-}
-
-/// The same of whoever has not said yet who it is: a little, and of its connection's own.
-///
-/// # Errors
-/// As [`collect`].
-pub async fn collect_of_anybody(client: &Client, body: RequestBody) -> Result<(Bytes, Held), Refusal> {
-    gather(body, ANYBODYS, client.hold()).await
-}
-
-async fn gather(body: RequestBody, limit: usize, held: Held) -> Result<(Bytes, Held), Refusal> {
-    timeout(ARRIVAL, gathered(body, limit, held)).await.unwrap_or(Err(Refusal::NOTHING_SENT))
-}
-
-async fn gathered(body: RequestBody, limit: usize, mut held: Held) -> Result<(Bytes, Held), Refusal> {
-    let RequestBody { mut frames, encoding } = body;
-    let mut first = Bytes::new();
-    let mut more = BytesMut::new();
-    while let Some(frame) = poll_fn(|cx| Pin::new(&mut frames).poll_frame(cx)).await {
-        // The client went away: nobody reads this refusal.
-        let Ok(data) = frame.map_err(|_| Refusal::CANCELED)?.into_data() else { continue };
-        if !held.more(data.len()) {
-            return Err(Refusal::TOO_MANY_REQUESTS);
-        }
-        match (first.is_empty(), more.is_empty()) {
-            (true, _) => first = data,
-            (false, true) => {
-                more.extend_from_slice(&first);
-                more.extend_from_slice(&data);
-            }
-            (false, false) => more.extend_from_slice(&data),
-        }
-        let so_far = if more.is_empty() { &first[..] } else { &more[..] };
-        if let Some(got) = frame::announced(so_far).filter(|got| *got > limit) {
-            return Err(Refusal::too_large(got, limit));
-        }
-        if so_far.len() > limit + frame::PREFIX {
-            return Err(Refusal::not_canonical("bytes after the only frame"));
-        }
-    }
-    let whole = if more.is_empty() { first } else { more.freeze() };
-    if encoding == Encoding::Identity {
-        return Ok((whole, held));
-    }
-    match frame::unary_payload(&whole, encoding).map_err(|fault| fault.refusal(None))? {
-        Payload::Plain(_) => Ok((whole, held)),
-        Payload::Gzip(compressed) => {
-            drop(whole);
-            // Boxed: few requests are compressed, and every request's future would be as large.
-            Box::pin(inflate(compressed, limit, held)).await
-        }
-    }
-}
-
 fn refused(gateway: &Gateway, refusal: Refusal) -> Refusal {
     gateway.metrics.not_canonical.inc();
     refusal
@@ -624,6 +572,7 @@ fn refused(gateway: &Gateway, refusal: Refusal) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refusal::Code;
 
     #[tokio::test]
     async fn a_panic_is_answered_and_counted() {

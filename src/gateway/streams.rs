@@ -14,6 +14,7 @@ use http::HeaderMap;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use crate::downstream::request_memory::Held;
 use crate::downstream::requests::RequestBody;
 use crate::downstream::said::{Said, Speaker};
 use crate::downstream::watch_starts::WatchStart;
@@ -25,6 +26,7 @@ use crate::lease::observe::Observe;
 use crate::refusal::Refusal;
 use crate::upstream::choose::Chooser;
 use crate::upstream::outage::{self, StreamPatience, UpstreamLink};
+use crate::upstream::send::forwarded;
 use crate::watch::budget::Share;
 use crate::watch::hub::Timing;
 use crate::watch::session::Session;
@@ -47,6 +49,7 @@ pub fn watch(
     start: WatchStart,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
+    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
     let config = gateway.config.load_full();
     let (speaker, said) = Speaker::channel();
     let link = Rc::<UpstreamLink>::default();
@@ -54,7 +57,7 @@ pub fn watch(
         route: Route {
             door: Rc::clone(&gateway.door),
             whom: caller.whom.clone(),
-            headers: headers.clone(),
+            headers: kept_headers,
             home: gateway.home(client),
             floor: Rc::clone(&client.floor),
             share: Share::new(&gateway.watch_budget),
@@ -69,7 +72,7 @@ pub fn watch(
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
     };
-    let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
+    let (in_use, ends) = ((caller.in_use(), held), ends(client, caller, deadline));
     let outage = outage(gateway, headers, link);
     let run = session.run(body, speaker.clone(), start).boxed_local();
     gateway.tasks.spawn("watch", within(ends, outage, stay, speaker, run, in_use)).detach();
@@ -95,17 +98,18 @@ pub fn keep_alive(
     body: RequestBody,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
+    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
     let (speaker, said) = Speaker::channel();
     let link = Rc::<UpstreamLink>::default();
     let keep_alive = KeepAlive {
         door: Rc::clone(&gateway.door),
         whom: caller.whom.clone(),
-        headers: headers.clone(),
+        headers: kept_headers,
         drain: client.drain.clone(),
         resumed: gateway.metrics.keepalive_resumes.clone(),
         link: Rc::clone(&link),
     };
-    let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
+    let (in_use, ends) = ((caller.in_use(), held), ends(client, caller, deadline));
     let outage = outage(gateway, headers, link);
     let run = keep_alive.run(body, speaker.clone()).boxed_local();
     gateway.tasks.spawn("keepalive", within(ends, outage, stay, speaker, run, in_use)).detach();
@@ -125,13 +129,14 @@ pub fn observe(
     message: &Bytes,
 ) -> Result<mpsc::Receiver<Said>, Refusal> {
     let stay = gateway.enter(client, caller)?;
-    let (request, held) = blocked::kept(gateway, message)?;
+    let (request, waiting) = blocked::kept(gateway, client, message)?;
+    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
     let (speaker, said) = Speaker::channel();
     let link = Rc::<UpstreamLink>::default();
     let observe = Observe {
         door: Rc::clone(&gateway.door),
         whom: caller.whom.clone(),
-        headers: headers.clone(),
+        headers: kept_headers,
         request,
         drain: client.drain.clone(),
         resumed: gateway.metrics.observe_resumes.clone(),
@@ -140,8 +145,23 @@ pub fn observe(
     let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
     let outage = outage(gateway, headers, link);
     let run = observe.run(speaker.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(ends, outage, stay, speaker, run, (in_use, held))).detach();
+    gateway
+        .tasks
+        .spawn("observe", within(ends, outage, stay, speaker, run, (in_use, held, waiting)))
+        .detach();
     Ok(said)
+}
+
+/// What a stream keeps of its client's header for as long as it lives, which is held.
+fn kept(
+    gateway: &Gateway,
+    client: &Client,
+    caller: &Caller,
+    headers: &HeaderMap,
+) -> Result<(HeaderMap, Held), Refusal> {
+    let headers = forwarded(headers);
+    let held = gateway.hold_request(client, gateway.requester(caller), &headers)?;
+    Ok((headers, held))
 }
 
 /// When a stream ends that nobody ends, and what its client is told: the client's own deadline, or the end of what let it

@@ -17,6 +17,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::connections::ConnectionFigures;
 use crate::telemetry::figures::MemberFigures;
+use crate::telemetry::request_memory::RequestMemoryFigures;
 use crate::telemetry::unread::UnreadFigures;
 
 /// gRPC has codes 0 to 16.
@@ -155,6 +156,8 @@ pub struct Metrics {
     pub member_figures: MemberFigures,
     /// Answers that clients have not read.
     pub unread: UnreadFigures,
+    /// What requests hold in memory.
+    pub request_memory: RequestMemoryFigures,
 }
 
 impl Metrics {
@@ -223,6 +226,7 @@ impl Metrics {
         Self {
             unread: UnreadFigures::registered(&mut registry),
             connection_figures: ConnectionFigures::registered(&mut registry),
+            request_memory: RequestMemoryFigures::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,

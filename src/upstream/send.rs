@@ -234,17 +234,29 @@ pub fn is_another(before: Option<ClusterId>, now: Option<ClusterId>) -> bool {
     before.is_some() && now.is_some() && now != before
 }
 
+/// What of a client's header [`upstream_headers`] looks at: for whoever keeps it.
+#[must_use]
+pub fn forwarded(client: &HeaderMap) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(FORWARDED.len());
+    forward(client, &mut headers);
+    headers
+}
+
+fn forward(client: &HeaderMap, headers: &mut HeaderMap) {
+    for name in &FORWARDED {
+        if let Some(value) = client.get(name) {
+            headers.insert(name.clone(), value.clone());
+        }
+    }
+}
+
 /// The header that a member sees: the allowed fields of `client`'s, then ours.
 #[must_use]
 pub fn upstream_headers(client: &HeaderMap, shown: &Shown) -> Head {
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(TE, TRAILERS);
-    for name in &FORWARDED {
-        if let Some(value) = client.get(name) {
-            headers.insert(name.clone(), value.clone());
-        }
-    }
+    forward(client, &mut headers);
     headers.insert(API_VERSION_NAME, CLIENT_API_VERSION);
     let mut certificate = None;
     match shown {

@@ -192,7 +192,7 @@ impl Running {
         while more
             && self.ended.is_none()
             && self.hub.accepts_client()
-            && let Some(asked) = requests.next().now_or_never()
+            && let Some(asked) = requests.next_at_once().now_or_never()
         {
             more = self.asked(asked, start)?;
         }

@@ -99,8 +99,8 @@ fn requests_that_never_come_whole_cannot_use_up_memory() {
                 Err(_) => open.push(stream),
             }
         }
-        // Four of each connection, until there is no room for anybody's.
-        assert!((15..=17).contains(&refused), "{refused} of 24 were refused");
+        // Two of each connection: this budget has no room for more of the largest requests.
+        assert!((17..=19).contains(&refused), "{refused} of 24 were refused");
         let [client, ..] = clients;
         drop(open);
         settled().await;
@@ -275,8 +275,11 @@ fn who_has_not_said_who_it_is_cannot_keep_others_from_being_heard() {
                 refused += 1;
             }
         }
-        assert_eq!(refused, 3 * (80 - 2), "64 KiB for each connection");
-        // Nearly all that there is for everybody.
+        assert!(
+            (220..=236).contains(&refused),
+            "{refused} of 240: they have a quarter as much as all others"
+        );
+        // All that there is for the others.
         let script = async { member.called(PUT).await.reply(b"").await };
         let client = keyward.client().await;
         tokio::join!(client.call(PUT, put(MAX - 100)), script).0.message();

@@ -102,6 +102,8 @@ mod removals;
 #[cfg(test)]
 mod replays;
 #[cfg(test)]
+mod request_memory;
+#[cfg(test)]
 mod reset_floods;
 #[cfg(test)]
 mod revocations;

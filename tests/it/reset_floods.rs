@@ -128,9 +128,13 @@ struct Site {
 
 impl Site {
     fn new(lines: &str) -> Self {
+        Self::with_streams(STREAMS, lines)
+    }
+
+    fn with_streams(streams: usize, lines: &str) -> Self {
         let tasks = Tasks::default();
         let member = Rc::new(Member::new(1, &tasks));
-        let limits = format!("[limits]\nstreams_per_connection = {STREAMS}\n{lines}[runtime]\nshards = 1\n");
+        let limits = format!("[limits]\nstreams_per_connection = {streams}\n{lines}[runtime]\nshards = 1\n");
         let keyward = Keyward::configured(&[&member], Auth::Off, &limits);
         let floods = Rc::<Cell<usize>>::default();
         let waiting = Rc::<RefCell<Vec<_>>>::default();
@@ -175,7 +179,8 @@ fn gets_that_are_reset_at_once_pile_up_nowhere_and_their_client_is_told_to_calm_
                 site.others_are_served().await;
             }
         }
-        settled().await;
+        // It is told why, and has a moment to read that.
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         assert!(raw.closed.get(), "the connection was ended, after {} streams", raw.next / 2);
         assert_eq!(raw.goodbye.get(), Some(ENHANCE_YOUR_CALM));
         assert!(most - before <= 2 * STREAMS, "{most} tasks, {before} before");
@@ -186,6 +191,25 @@ fn gets_that_are_reset_at_once_pile_up_nowhere_and_their_client_is_told_to_calm_
         assert_eq!(site.keyward.metrics.calls_open.get(), 0);
         let after = Handle::current().metrics().num_alive_tasks();
         assert!(after <= before + 16, "{after} tasks, {before} before");
+    });
+}
+
+/// Counts, not times: of all that one client has sent already, little is served before another's single get.
+#[test]
+fn a_client_that_sends_much_at_once_is_served_in_turns_with_the_others() {
+    const GETS: u32 = 1_500;
+    paused(async {
+        let site = Site::with_streams(4096, "");
+        let client = site.keyward.client().await;
+        assert_eq!(client.call(RANGE, range("k")).await.end.code(), Some(Code::Ok));
+        let mut raw = Raw::connect(&site.keyward).await;
+        settled().await;
+        raw.begin(GETS).await;
+        assert_eq!(client.call(RANGE, range("k")).await.end.code(), Some(Code::Ok));
+        let before = site.floods.get();
+        settled().await;
+        assert_eq!(site.floods.get(), GETS as usize, "then the others are served");
+        assert!((1..GETS as usize / 3).contains(&before), "{before} of {GETS} were served before");
     });
 }
 

@@ -1,0 +1,276 @@
+//! How much is read of one connection before the other connections of its shard are served.
+//!
+//! Owns: the cost of a frame, the budget of a turn, and the bytes that were read beyond it. Must not know: what is served, what a frame means
+//! beyond its length and whether it begins a request.
+//! Invariants: a turn is one poll of the connection's task, which the connection begins; a turn ends between two frames; the bytes that are
+//! left are given in later turns, in order; a connection whose turn has ended is at the back of its runtime's queue, so every task that is
+//! ready runs before its next turn.
+
+use std::cell::Cell;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// The budget of one turn, in bytes.
+pub(super) const TURN: usize = 64 * 1024;
+/// Requests that one turn may begin: each is a task, which has to run before the next turn.
+pub(super) const REQUESTS: usize = 32;
+/// What a frame costs beside its bytes: a PING of 17 bytes is more work than 17 bytes of a value.
+const FRAME: usize = 128;
+/// What a HEADERS frame costs beside its bytes.
+const REQUEST: usize = TURN / REQUESTS;
+
+/// HTTP/2's client preface, which no frame precedes.
+const PREFACE: usize = 24;
+const HEAD: usize = 9;
+const HEADERS: u8 = 0x1;
+
+/// What is left of a connection's present turn. The connection begins a turn, the reader spends it.
+pub(super) struct ReadTurn {
+    left: Cell<usize>,
+}
+
+impl ReadTurn {
+    pub(super) fn new() -> Rc<Self> {
+        Rc::new(Self { left: Cell::new(TURN) })
+    }
+
+    /// The connection's task is polled: the reader may spend a whole budget.
+    pub(super) fn begin(&self) {
+        self.left.set(TURN);
+    }
+
+    /// From here on all that comes is read: the reader drops it, and gives others their turn by itself.
+    pub(super) fn lift(&self) {
+        self.left.set(usize::MAX);
+    }
+
+    fn is_over(&self) -> bool {
+        self.left.get() == 0
+    }
+
+    fn spend(&self, cost: usize) {
+        if self.left.get() != usize::MAX {
+            self.left.set(self.left.get().saturating_sub(cost));
+        }
+    }
+}
+
+/// The bytes of an HTTP/2 connection, read in turns.
+pub(super) struct InTurns<T> {
+    io: T,
+    turn: Rc<ReadTurn>,
+    frames: Frames,
+    /// Bytes that were read beyond a turn.
+    ahead: BytesMut,
+}
+
+/// Where in its frames a connection is.
+struct Frames {
+    /// Bytes of the present frame that are still to come.
+    payload: usize,
+    head: [u8; HEAD],
+    /// Bytes of `head` that have come.
+    gathered: usize,
+}
+
+impl<T> InTurns<T> {
+    pub(super) fn new(io: T, turn: &Rc<ReadTurn>) -> Self {
+        let frames = Frames { payload: PREFACE, head: [0; HEAD], gathered: 0 };
+        Self { io, turn: Rc::clone(turn), frames, ahead: BytesMut::new() }
+    }
+}
+
+impl Frames {
+    /// How many of `bytes` belong to this turn, whose budget their frames spend.
+    fn take(&mut self, bytes: &[u8], turn: &ReadTurn) -> usize {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            if self.payload > 0 {
+                let passed = self.payload.min(rest.len());
+                self.payload -= passed;
+                rest = &rest[passed..];
+                continue;
+            }
+            if self.gathered == 0 && turn.is_over() {
+                break;
+            }
+            let (more, after) = rest.split_at(rest.len().min(HEAD - self.gathered));
+            self.head[self.gathered..][..more.len()].copy_from_slice(more);
+            self.gathered += more.len();
+            rest = after;
+            if self.gathered == HEAD {
+                self.gathered = 0;
+                let [high, middle, low, kind, ..] = self.head;
+                self.payload = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+                let work = if kind == HEADERS { REQUEST } else { FRAME };
+                turn.spend(HEAD + self.payload + work);
+            }
+        }
+        bytes.len() - rest.len()
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for InTurns<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { io, turn, frames, ahead } = &mut *self;
+        if turn.is_over() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if !ahead.is_empty() {
+            let length = ahead.len().min(buf.remaining());
+            let taken = frames.take(&ahead[..length], turn);
+            buf.put_slice(&ahead[..taken]);
+            ahead.advance(taken);
+            if ahead.is_empty() {
+                *ahead = BytesMut::new();
+            }
+            return Poll::Ready(Ok(()));
+        }
+        let before = buf.filled().len();
+        ready!(Pin::new(io).poll_read(cx, buf))?;
+        let read = &buf.filled()[before..];
+        let taken = frames.take(read, turn);
+        ahead.extend_from_slice(&read[taken..]);
+        buf.set_filled(before + taken);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for InTurns<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use proptest::prelude::*;
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    const PING: u8 = 0x6;
+    const DATA: u8 = 0x0;
+
+    fn frame(kind: u8, payload: usize) -> Vec<u8> {
+        let length = u32::try_from(payload).expect("short").to_be_bytes();
+        [&length[1..], &[kind, 0, 0, 0, 0, 1], &vec![kind; payload]].concat()
+    }
+
+    fn in_turns(bytes: &[u8]) -> (InTurns<io::Cursor<Vec<u8>>>, Rc<ReadTurn>) {
+        let turn = ReadTurn::new();
+        let bytes = [&[0; PREFACE], bytes].concat();
+        (InTurns::new(io::Cursor::new(bytes), &turn), turn)
+    }
+
+    /// What is read in one turn, by reads of `at_once` bytes.
+    fn one_turn(reader: &mut InTurns<io::Cursor<Vec<u8>>>, turn: &ReadTurn, at_once: usize) -> Vec<u8> {
+        turn.begin();
+        let mut read = Vec::new();
+        let mut buffer = vec![0; at_once];
+        while let Some(length) = reader.read(&mut buffer).now_or_never() {
+            match length.expect("no error") {
+                0 => break,
+                length => read.extend_from_slice(&buffer[..length]),
+            }
+        }
+        read
+    }
+
+    /// How many frames are read in one turn where there are more, all of this kind and length.
+    fn frames_in_a_turn(kind: u8, payload: usize) -> usize {
+        let frame = frame(kind, payload);
+        let (mut reader, turn) = in_turns(&frame.repeat(10_000));
+        let read: usize = (0..10).map(|_| one_turn(&mut reader, &turn, 16 * 1024).len()).sum();
+        ((read - PREFACE) / frame.len()).div_ceil(10)
+    }
+
+    #[test]
+    fn a_turn_ends_by_requests_by_frames_and_by_bytes() {
+        assert!(frames_in_a_turn(HEADERS, 1) <= REQUESTS);
+        assert!((REQUESTS - 4..=REQUESTS).contains(&frames_in_a_turn(HEADERS, 100)));
+        // Those that are written anew of a few bytes: 16 KiB each.
+        assert_eq!(frames_in_a_turn(HEADERS, 16 * 1024), 4);
+        assert!((400..=512).contains(&frames_in_a_turn(PING, 8)));
+        assert_eq!(frames_in_a_turn(DATA, 16 * 1024), 4);
+    }
+
+    /// The connection's task reads until nothing comes, as HTTP/2 does; another task runs between its turns.
+    #[tokio::test]
+    async fn another_task_runs_after_every_turn() {
+        let frame = frame(HEADERS, 40);
+        let requests = 10_000;
+        let (mut reader, turn) = in_turns(&frame.repeat(requests));
+        let read = Cell::new(0);
+        let greedy = async {
+            let mut buffer = [0; 8 * 1024];
+            std::future::poll_fn(|cx| {
+                turn.begin();
+                loop {
+                    let mut into = ReadBuf::new(&mut buffer);
+                    ready!(Pin::new(&mut reader).poll_read(cx, &mut into)).expect("no error");
+                    match into.filled().len() {
+                        0 => return Poll::Ready(()),
+                        length => read.set(read.get() + length),
+                    }
+                }
+            })
+            .await;
+        };
+        let other = async {
+            let (mut before, mut turns, mut most) = (0, 0, 0);
+            loop {
+                most = most.max(read.get() - before);
+                before = read.get();
+                if before == PREFACE + requests * frame.len() {
+                    return (turns, most);
+                }
+                turns += 1;
+                tokio::task::yield_now().await;
+            }
+        };
+        let ((), (turns, most)) = futures_util::future::join(greedy, other).await;
+        assert!(most <= PREFACE + (REQUESTS + 1) * frame.len(), "{most} bytes in one turn");
+        assert!(turns >= requests / REQUESTS, "{turns} turns");
+    }
+
+    proptest! {
+        /// Whatever the frames are and however they are cut: all bytes come, in order.
+        #[test]
+        fn no_byte_is_lost_or_moved(
+            frames in prop::collection::vec((0_u8..10, 0_usize..3000), 0..200),
+            at_once in 1_usize..5000,
+        ) {
+            let bytes: Vec<u8> = frames.iter().flat_map(|(kind, payload)| frame(*kind, *payload)).collect();
+            let (mut reader, turn) = in_turns(&bytes);
+            let mut read = Vec::new();
+            loop {
+                let more = one_turn(&mut reader, &turn, at_once);
+                if more.is_empty() {
+                    break;
+                }
+                read.extend(more);
+            }
+            prop_assert_eq!(&read[PREFACE..], &bytes);
+        }
+    }
+}
