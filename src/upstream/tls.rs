@@ -92,8 +92,15 @@ impl ServerCertVerifier for WithoutAuthorities {
 pub(super) fn why_no_handshake(error: &io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match inner {
-        Some(rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why)))) => why.to_string(),
-        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => format!(
+        Some(rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why))))
+            if why.is::<NotPinned>() =>
+        {
+            why.to_string()
+        }
+        // etcd 3.6 and later mark the certificate that a member makes itself as an authority's (CaUsedAsEndEntity).
+        Some(rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::Other(_),
+        )) => format!(
             "{error}: cluster.tls.ca does not vouch for it; a certificate that a member made itself (--auto-tls) is pinned by \
              cluster.tls.pinned_sha256"
         ),
