@@ -113,6 +113,7 @@ fn no_token_is_injected_while_auth_is_off() {
 fn a_bad_token_is_refused_here_and_never_falls_back() {
     paused(async {
         let (member, keyward) = one_member();
+        keyward.members.auth.set(Auth::On);
         for (name, value) in
             [("token", "kw1_garbage"), ("authorization", "Bearer foreign.12"), ("authorization", "x.1")]
         {
