@@ -120,9 +120,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let tasks = Tasks::default();
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
-    let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
-    let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
-    metrics.members_unverified.set(i64::from(unverified));
+    let tls = members_tls(&config, &metrics)?;
     let names = Names::by(&config.cluster.discovery.dns)?;
     let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
@@ -189,6 +187,13 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
     let orderly = leave(in_force.load().drain, &exit, &listeners, &drain, shards);
     let outcome = end(signals, further, &exit, orderly).await;
     refused.map_or(outcome, Err)
+}
+
+/// How members are spoken to over TLS, where they are; the metrics tell whether they are verified.
+fn members_tls(config: &Config, metrics: &Metrics) -> Result<Option<Arc<rustls::ClientConfig>>, Error> {
+    let tls = config.cluster.tls.as_ref();
+    metrics.members_unverified.set(i64::from(tls.is_some_and(|tls| !tls.verifies_members())));
+    Ok(tls.map(upstream_tls::client_config).transpose()?)
 }
 
 /// Ends in an orderly way; so many further signals have it end at once.

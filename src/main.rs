@@ -20,6 +20,11 @@ use keyward::config::{self, Config, Faults, Warning};
 use keyward::{app, telemetry};
 use serde::Serialize;
 
+/// Gives freed memory back to the system (see `Cargo.toml`).
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// `EX_USAGE` of sysexits.h.
 const UNUSABLE: u8 = 64;
 /// What `doctor` ends with where something does not work.

@@ -232,9 +232,7 @@ where
                 drop(timeout(FAREWELL, last_words.say(CALM)).await);
                 return Ok(Ended::Flooded);
             }
-            () = silence.as_mut() => {
-                return if leaving { Ok(Ended::Well) } else { Err(HandshakeError::TimedOut) };
-            }
+            () = silence.as_mut() => return if leaving { Ok(Ended::Well) } else { Err(HandshakeError::TimedOut) },
             () = unanswered.as_mut() => {
                 figures.ended(EndReason::NoAnswer).inc();
                 return Ok(Ended::Silent);
@@ -242,8 +240,7 @@ where
             turn = ends.next() => match turn {
                 Turn::Leave => {
                     leaving = true;
-                    let moment = (Instant::now() + MOMENT).min(began + bounds.handshake);
-                    silence.set(self::silence(moment, &progress));
+                    silence.set(self::silence((Instant::now() + MOMENT).min(began + bounds.handshake), &progress));
                 }
                 Turn::Cut => return Ok(Ended::Cut),
                 Turn::Close => return Ok(Ended::Well),

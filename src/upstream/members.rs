@@ -566,11 +566,7 @@ impl Task {
         let agreed = agreed(left, &self.sightings_of_now());
         let Some(followed) = self.following.look(agreed, Instant::now()) else { return };
         self.following.end();
-        tracing::warn!(
-            %left, %followed,
-            "all endpoints have become another cluster, which is followed: watches end as compacted, leases and tokens of the \
-             first are gone, sessions prove themselves again"
-        );
+        changes::log_followed(left, followed);
         (self.forget)(left, followed);
         self.pinned = Some(followed);
         (self.list, self.list_refused) = (None, false);

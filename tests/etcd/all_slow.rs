@@ -20,7 +20,7 @@ const CLIENTS: usize = 4;
 /// What was refused, of some writes, reads and grants by several clients at once; and what the slowest took.
 async fn refused(url: &str) -> (Vec<String>, Duration) {
     let of_one = |number: usize| async move {
-        let channel = Endpoint::from_shared(url.to_owned()).unwrap().connect_lazy();
+        let channel = Endpoint::from_shared(url.to_owned()).expect("a URL").connect_lazy();
         let (mut refused, mut slowest) = (Vec::new(), Duration::ZERO);
         for step in 0..2 {
             let began = Instant::now();
@@ -57,6 +57,7 @@ async fn all_ready(keyward: &Keyward) {
     wait::until(LIMIT, "all members are ready", ready).await;
 }
 
+#[expect(clippy::print_stdout, reason = "what was measured is a result too")]
 async fn slow_members(version: &Version) {
     let tasks = Tasks::default();
     let (mut relays, mut options) = (Vec::new(), Options { members: 3, ..Options::default() });
@@ -78,7 +79,8 @@ async fn slow_members(version: &Version) {
         relays.iter().for_each(|relay| relay.delay(delay));
         // One that finds its members slow all at once, and one that never knew them otherwise.
         let urls = [keyward.url(), cluster.advertised(0)];
-        let [through, direct] = join_all(urls.iter().map(|url| refused(url))).await.try_into().unwrap();
+        let [through, direct] =
+            join_all(urls.iter().map(|url| refused(url))).await.try_into().expect("two URLs");
         let site = Site::new();
         let config = site.in_front_of(&cluster);
         let fresh = Keyward::start(site, &config).await;

@@ -98,6 +98,15 @@ fn fresh<'a, T: Clone + PartialEq>(before: &'a [T], after: &'a [T]) -> impl Iter
     after.iter().filter(|item| !before.contains(item)).cloned()
 }
 
+/// Writes that Keyward leaves the cluster `left` for `followed`.
+pub(super) fn log_followed(left: ClusterId, followed: ClusterId) {
+    tracing::warn!(
+        %left, %followed,
+        "all endpoints have become another cluster, which is followed: watches end as compacted, leases and tokens of the \
+         first are gone, sessions prove themselves again"
+    );
+}
+
 /// Writes one line per change.
 pub(super) fn log(changes: &[Change], after: &Membership) {
     for change in changes {
