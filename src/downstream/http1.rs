@@ -1,8 +1,8 @@
 //! Clients that speak HTTP/1: answered, and told what is spoken here.
 //!
 //! Owns: HTTP/1's settings, the bounds of what is read, that one connection is one request, and what the log tells of it. Must not
-//! know: HTTP/2. What answers is the caller's; until there is something to serve, that is [`nothing_here`].
-//! Invariants: whoever speaks has an answer, or its end, within the time of a handshake; of a body no more than [`BODY`] is read.
+//! know: HTTP/2. What answers is the caller's; until there is something to serve, that is `nothing_here`.
+//! Invariants: whoever speaks has an answer, or its end, within the time of a handshake; of a body no more than `BODY` is read.
 
 use std::convert::Infallible;
 use std::future::Future;

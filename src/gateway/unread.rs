@@ -5,7 +5,7 @@
 //! Invariants: an answer of more than [`SMALL`] bytes counts from before its first byte goes downstream until its reply is dropped or given
 //! up; one connection never has more than half of the shard's room, except for answers to calls that may not be made again; of those who
 //! wait the connection that holds least has room first; an answer is given up for want of room only if its client took nothing of it for
-//! [`GRACE`], and only for a connection that then holds no more; an answer that waits for its member is never given up.
+//! `GRACE`, and only for a connection that then holds no more; an answer that waits for its member is never given up.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;

@@ -101,7 +101,7 @@ impl Inflater {
         Self { decoder: MultiGzDecoder::new(compressed.clone().reader()), compressed, frame, max }
     }
 
-    /// Inflates up to [`STEP`] bytes more.
+    /// Inflates up to `STEP` bytes more.
     ///
     /// # Errors
     /// The message is too large, or is not gzip. The inflater is of no use afterwards.
