@@ -125,6 +125,9 @@ impl UpstreamLink {
 pub struct StreamPatience {
     /// While members answer and see no leader; for ever where the client did not ask for a leader.
     no_leader: Option<Duration>,
+    /// An outage without a leader lasts at least so long before a member's own end of a stream ends the others: a member that was cut off
+    /// alone ends its streams at the end of its own wait, when the others may have begun an election a moment ago.
+    election: Duration,
     /// While no member answers.
     unreachable: Duration,
 }
@@ -136,7 +139,7 @@ impl StreamPatience {
         // etcd looks once each election timeout whether it has a leader, and ends such streams at the third time that it has none
         // (monitorLeader in etcdserver/api/v3rpc/interceptor.go): two to three election timeouts after it lost its leader.
         let no_leader = wants_leader.then(|| times.election_timeout * 5 / 2);
-        Self { no_leader, unreachable: times.unreachable_timeout }
+        Self { no_leader, election: times.election_timeout, unreachable: times.unreachable_timeout }
     }
 
     /// What follows from an outage, for a stream without an upstream stream since `down_since`.
@@ -172,7 +175,7 @@ pub async fn ended(members: &MembersHandle, link: &UpstreamLink, patience: Strea
         let outage = members.snapshot.load().outage;
         let stream_ended = members.outages.stream_ended.load_full();
         if let (Outage::NoLeader { since }, Some(_)) = (outage, patience.no_leader)
-            && stream_ended.is_some_and(|ended| *ended >= since)
+            && stream_ended.is_some_and(|ended| *ended >= since + patience.election)
         {
             return Refusal::NO_LEADER;
         }
@@ -308,7 +311,9 @@ mod tests {
         let script = async {
             tokio::time::sleep(60 * SECOND).await;
             handle.publish(membership(ALONE));
-            tokio::time::sleep(2 * SECOND).await;
+            tokio::time::sleep(SECOND / 2).await;
+            handle.stream_ended_without_leader();
+            tokio::time::sleep(SECOND * 3 / 2).await;
             handle.stream_ended_without_leader();
             std::future::pending::<()>().await;
         };
@@ -318,6 +323,10 @@ mod tests {
             _ = ended(&handle, &link, patience(false)) => panic!("it did not ask"),
             () = script => {}
         }
-        assert_eq!(began.elapsed(), 62 * SECOND, "not by what was before this outage");
+        assert_eq!(
+            began.elapsed(),
+            62 * SECOND,
+            "not by what was before this outage, or in its first moments"
+        );
     }
 }

@@ -38,8 +38,9 @@ const PIPE: usize = 32 * 1024;
 /// Longer than any run: tokens die when the world says so.
 const TOKEN_TTL: Duration = Duration::from_secs(86_400);
 
-/// How long members must have no leader, and no member may be there, before streams end: as configured by default.
-const LEADERLESS: Duration = Duration::from_millis(2500);
+/// How long members must have no leader, and no member may be there, before streams end: as configured by default. Without a leader, a member
+/// that ends its own stream ends the others after one election timeout; else they end after two and a half.
+const LEADERLESS: Duration = Duration::from_millis(1000);
 const UNREACHABLE: Duration = Duration::from_secs(10);
 
 /// Keyward in a run.
