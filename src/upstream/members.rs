@@ -270,7 +270,8 @@ impl Task {
             place.due = now + PROBE;
             let unlisted = known.is_some_and(|member| !member.is_listed());
             let (pinned, source) = (self.pinned, place.sighting.source);
-            let want = Want { unlisted, limit, pinned, source, ..std::mem::take(&mut place.want) };
+            let learner = known.is_some_and(|member| member.role == Role::Learner);
+            let want = Want { unlisted, learner, limit, pinned, source, ..std::mem::take(&mut place.want) };
             place.limit = limit;
             let probe = async move {
                 let reported = prober.ask(want).await;

@@ -6,7 +6,8 @@
 //! KEYWARD_TEST_FULL=1 cargo test --release --locked --test etcd -- --nocapture attacks::
 //! ```
 //!
-//! `KEYWARD_TEST_PROGRAM` names another build of Keyward to attack, so that two of them can be compared. What is asserted are counts
+//! `KEYWARD_TEST_PROGRAM` names another build of Keyward to attack, so that two of them can be compared; `KEYWARD_TEST_SECONDS` says how
+//! long an attack lasts at full length, and after how many more seconds the memory is looked at (`10,60`). What is asserted are counts
 //! and bytes of Keyward; latencies are printed only, since they are the machine's as much as the server's.
 
 mod attack;
@@ -253,9 +254,17 @@ fn attacks() -> Vec<(usize, Attack)> {
     attacks
 }
 
+/// How long an attack lasts, and how much later the memory is looked at.
+fn seconds() -> (u64, u64) {
+    let Ok(told) = std::env::var("KEYWARD_TEST_SECONDS") else { return (10, 60) };
+    let parsed =
+        told.split_once(',').and_then(|(during, later)| Some((during.parse().ok()?, later.parse().ok()?)));
+    parsed.expect("KEYWARD_TEST_SECONDS is two numbers with a comma between them")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn others_go_on_beside_a_hostile_client() {
-    let (during, later) = if full() { (10, 60) } else { (2, 1) };
+    let (during, later) = if full() { seconds() } else { (2, 1) };
     let (during, later) = (Duration::from_secs(during), Duration::from_secs(later));
     let mut rows = Vec::new();
     println!("{}", Row::head());

@@ -127,6 +127,8 @@ pub(super) struct Want {
     pub(super) fresh: bool,
     /// The member here is in no list of the cluster: it may be about to learn that it was removed, and is not asked for its Status.
     pub(super) unlisted: bool,
+    /// The member was a learner at its last probe: it is asked for Status alone, since a learner serves no member list.
+    pub(super) learner: bool,
     /// How long one call may take.
     pub(super) limit: Duration,
     /// The cluster that is served.
@@ -142,6 +144,7 @@ impl Default for Want {
             auth: None,
             fresh: false,
             unlisted: false,
+            learner: false,
             limit: LEAST,
             pinned: None,
             source: Source::Listed,
@@ -248,7 +251,11 @@ impl Prober {
         self.follow_login();
         self.follow_connection();
         let mut login_refused = false;
-        let own_list = self.as_user(&mut login_refused, member_list).await;
+        let own_list = if want.learner {
+            Err(Refusal::Learner)
+        } else {
+            self.as_user(&mut login_refused, member_list).await
+        };
         let told = self.told(&own_list, &mut login_refused).await;
         let ids =
             own_list.as_ref().ok().map(|list| list.members.iter().map(|one| MemberId(one.id)).collect());

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tonic::metadata::{AsciiMetadataValue, MetadataValue};
 use tonic::transport::Channel;
@@ -76,9 +77,14 @@ pub(super) async fn peek(channel: Channel) -> Result<Response<RangeResponse>, St
 pub(super) async fn header_of_a_watch(channel: Channel) -> Option<ResponseHeader> {
     let create = WatchCreateRequest { key: b"\0".as_slice().into(), ..WatchCreateRequest::default() };
     let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    let requests = stream::iter([create]).chain(stream::pending());
+    // The requests end with this function, also where it is given up: a stream whose requests do not end keeps its connection open.
+    let (open, closed) = oneshot::channel::<()>();
+    let end = stream::once(closed).filter_map(async |_| None);
+    let requests = stream::iter([create]).chain(end);
     let mut answers = WatchClient::new(channel).watch(requests).await.ok()?.into_inner();
-    answers.message().await.ok()??.header
+    let header = answers.message().await.ok()??.header;
+    drop(open);
+    header
 }
 
 pub(super) fn with_token<T>(message: T, token: Option<AsciiMetadataValue>) -> Request<T> {
