@@ -367,7 +367,8 @@ impl Prober {
         if self.verified == Verified::Yes || self.user.is_none() {
             return true;
         }
-        let named = self.named().await.map(|(_, cluster)| cluster);
+        // A learner names its cluster to nobody.
+        let named = if self.want.learner { None } else { self.named().await.map(|(_, cluster)| cluster) };
         let may = may_send_password(named, self.want.pinned, self.want.source);
         if !may {
             tracing::debug!(
@@ -426,7 +427,7 @@ impl Prober {
         let named = match &header {
             Some(header) => Some((MemberId(header.member_id), ClusterId(header.cluster_id))),
             // A learner tells nobody.
-            None if page.is_some_and(|page| page.role == Role::Learner) => None,
+            None if self.want.learner || page.is_some_and(|page| page.role == Role::Learner) => None,
             None => self.named().await,
         };
         let member = named
