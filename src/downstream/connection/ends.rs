@@ -1,7 +1,8 @@
 //! When a client connection is told to leave, and when what is left of it is cut.
 //!
 //! Owns: the reasons, and the time that each leaves to what is open. Must not know: HTTP/2, what is served. Invariants
-//! (rules 16): a connection that is of no use, or makes room for another, is cut only while no stream is open on it or no call was let in; what was shown at the handshake is looked at again whenever the listener's TLS changes, from that which the
+//! (rules 16): a connection that is of no use, or makes room for another, is cut only while no stream is open on it or no call was let
+//! in; what was shown at the handshake is looked at again whenever the listener's TLS changes, from that which the
 //! handshake was made by on; age alone cuts nothing: streams go on for as long as their client wants.
 
 use std::future::pending;

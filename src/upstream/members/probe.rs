@@ -367,8 +367,7 @@ impl Prober {
         if self.verified == Verified::Yes || self.user.is_none() {
             return true;
         }
-        // A learner names its cluster to nobody.
-        let named = if self.want.learner { None } else { self.named().await.map(|(_, cluster)| cluster) };
+        let named = self.named().await.map(|(_, cluster)| cluster);
         let may = may_send_password(named, self.want.pinned, self.want.source);
         if !may {
             tracing::debug!(
@@ -426,8 +425,8 @@ impl Prober {
         let page = self.page.as_ref().map(|read| read.page);
         let named = match &header {
             Some(header) => Some((MemberId(header.member_id), ClusterId(header.cluster_id))),
-            // A learner tells nobody.
-            None if self.want.learner || page.is_some_and(|page| page.role == Role::Learner) => None,
+            // One that only its page tells of.
+            None if page.is_some_and(|page| page.role == Role::Learner) => None,
             None => self.named().await,
         };
         let member = named
@@ -451,8 +450,11 @@ impl Prober {
     }
 
     /// Who is at the end of the connection, where every call is refused: asked once per connection, since that leads to one
-    /// process; where it was not told, again when a metrics page would be.
+    /// process; where it was not told, again when a metrics page would be. A known learner is not asked: it tells nobody.
     async fn named(&mut self) -> Option<(MemberId, ClusterId)> {
+        if self.want.learner {
+            return None;
+        }
         let (now, of) = (Instant::now(), self.dialled.times.load(Ordering::Relaxed));
         let good = |named: &&Named| named.of == of && (named.who.is_some() || now < named.at + PAGE_AGE);
         if let Some(named) = self.named.as_ref().filter(good) {
