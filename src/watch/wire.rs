@@ -189,6 +189,10 @@ impl Header {
                     once.check(3)?;
                     header.revision = field.int64()?;
                 }
+                // member_id and raft_term: not read here, but a client's decoder refuses the message for their wire type.
+                2 | 4 => {
+                    field.varint()?;
+                }
                 _ => {}
             }
         }
@@ -230,23 +234,42 @@ impl Event {
         let mut revision = None;
         for part in fields(&field.bytes()?) {
             let part = part?;
-            if part.number == 2 {
-                once.check(2)?;
-                revision = Some(mod_revision(&part.bytes()?)?);
+            match part.number {
+                1 => {
+                    part.varint()?;
+                }
+                2 => {
+                    once.check(2)?;
+                    revision = Some(mod_revision(&part.bytes()?)?);
+                }
+                3 => {
+                    mod_revision(&part.bytes()?)?;
+                }
+                _ => {}
             }
         }
         Ok(Self { raw: field.message.slice(field.range.clone()), revision: revision.ok_or(Malformed)? })
     }
 }
 
+/// The `mod_revision` of a KeyValue whose known fields all have their wire types.
 fn mod_revision(kv: &Bytes) -> Result<i64, Malformed> {
     let mut once = Once::default();
     let mut revision = 0;
     for field in fields(kv) {
         let field = field?;
-        if field.number == 3 {
-            once.check(3)?;
-            revision = field.int64()?;
+        match field.number {
+            1 | 5 => {
+                field.value.bytes().ok_or(Malformed)?;
+            }
+            3 => {
+                once.check(3)?;
+                revision = field.int64()?;
+            }
+            2 | 4 | 6 => {
+                field.varint()?;
+            }
+            _ => {}
         }
     }
     Ok(revision)

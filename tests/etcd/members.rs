@@ -357,7 +357,7 @@ async fn learners_are_shown_and_take_no_traffic_and_removed_members_go() {
             root.to(vec![cluster.url(0)]).ok(&["member", "promote", &learner_id.to_string()]).await;
             followed.until("it votes", |now| ready(now) == 2).await;
             let first = root.to(vec![cluster.url(0)]);
-            first.ok(&["member", "remove", &learner_id.to_string()]).await;
+            first.remove_member(learner_id.0).await;
             let now = followed.until("it is gone", |now| now.members.len() == 1).await;
             assert_eq!((ready(&now), now.absent.len()), (1, 0), "{version}");
         }

@@ -155,13 +155,13 @@ async fn a_drain_is_followed_to_its_end() {
     let keyward = start(&cluster, "drain.timeout = \"500ms\"\n").await;
     let alice = Caller::log_in(keyward.site().listen, "alice").await;
     cluster.stop(0);
-    let hangs = alice.put("/a/k", b"v".to_vec(), 0);
-    let drains = async {
-        let begun = async || (keyward.metric("keyward_calls_open", &[]).await >= 1.0).then_some(());
-        wait::until(LIMIT, "the call has begun", begun).await;
-        command(&keyward, &["drain"]).await
-    };
-    let (put, (code, said)) = tokio::join!(hangs, drains);
+    let mut hangs = std::pin::pin!(alice.put("/a/k", b"v".to_vec(), 0));
+    let begun = async || (keyward.metric("keyward_calls_open", &[]).await >= 1.0).then_some(());
+    tokio::select! {
+        put = &mut hangs => panic!("nobody could answer it: {put:?}"),
+        () = wait::until(LIMIT, "the call has begun", begun) => {}
+    }
+    let (put, (code, said)) = tokio::join!(hangs, command(&keyward, &["drain"]));
     assert!(put.is_err(), "nobody answered it");
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("1 connections were cut"), "{said}");

@@ -24,7 +24,7 @@ async fn promoted(ctl: &Ctl, id: u64) -> Ended {
 }
 
 async fn removed(cluster: &mut Cluster, root: &Ctl, id: u64) {
-    root.ok(&["member", "remove", &format!("{id:x}")]).await;
+    root.remove_member(id).await;
     cluster.forget_newest();
 }
 

@@ -87,9 +87,9 @@ impl Rolling {
     /// Takes a member out, adds a learner instead and promotes it, all through Keyward.
     async fn replace(&mut self, member: usize) {
         let (led, began) = (self.cluster.leader().await, unix_ms());
-        let id = format!("{:x}", self.cluster.member_id(member).await);
+        let id = self.cluster.member_id(member).await;
         let ctl = self.ctl();
-        ctl.ok(&["member", "remove", &id]).await;
+        ctl.remove_member(id).await;
         self.cluster.removed(member).await;
         self.took(format!("m{member} removed"), began, led == member, false).await;
         let began = unix_ms();

@@ -407,8 +407,10 @@ fn hasleader_always_goes_up_and_ends_only_those_who_asked() {
             stream.next().await.expect("created");
             streams.push((stream, call));
         }
-        let began = Instant::now();
         publish_all(&keyward, Readiness::NotReady(Unfit::NoLeader));
+        // etcd's default election timeout: before it, a member that ends a stream may have been cut off alone.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let began = Instant::now();
         let (mut asked, call) = streams.pop().expect("two");
         let (mut plain, other) = streams.pop().expect("two");
         call.end(Code::Unavailable, "etcdserver: no leader");

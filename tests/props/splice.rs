@@ -225,6 +225,7 @@ fn a_create_crosses(input: &[u8]) {
 fn any_response(input: &[u8]) {
     let mut standing = standing(watch_from_start()).expect("a watch");
     for told in standing.hears(input.to_vec()) {
-        assert!(pb::WatchResponse::decode(told).is_ok());
+        let read = pb::WatchResponse::decode(told.clone());
+        assert!(read.is_ok(), "{read:?} of {told:x?}");
     }
 }

@@ -10,6 +10,7 @@ use super::{
     binary::Version,
     pki::{Pair, Pki},
     process::Process,
+    wait,
 };
 
 /// Past every timeout of etcdctl itself.
@@ -97,6 +98,18 @@ impl Ctl {
         let ended = self.run(args).await;
         assert_eq!(ended.code, Some(0), "etcdctl {args:?} failed: {}{}", ended.stdout, ended.stderr);
         ended.stdout
+    }
+
+    /// Removes the member. For the first five seconds of its connection to a member, etcd counts that member as unhealthy and refuses a
+    /// removal beside it: asked until it does not.
+    pub(crate) async fn remove_member(&self, id: u64) {
+        let asked = async || {
+            let ended = self.run(&["member", "remove", &format!("{id:x}")]).await;
+            let early = ended.stderr.contains("unhealthy cluster");
+            assert!(early || ended.code == Some(0), "etcdctl member remove failed: {}", ended.stderr);
+            (!early).then_some(())
+        };
+        wait::until(LIMIT, "etcd takes the removal of a member", asked).await;
     }
 
     /// Starts one command that goes on, such as `watch`, with its output in `log`.
