@@ -103,6 +103,18 @@ async fn connect(keyward: &Keyward, from: &str) -> Option<KvClient<Channel>> {
     client.put(put).await.ok().map(|_| client)
 }
 
+/// The same, however often it must come; counts how often it found no room in `again`.
+async fn arrive_at(keyward: &Keyward, from: &str, again: &mut usize) -> KvClient<Channel> {
+    for _ in 0..20 {
+        if let Some(client) = connect(keyward, from).await {
+            return client;
+        }
+        *again += 1;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{from} finds no room");
+}
+
 async fn use_it(client: &mut KvClient<Channel>) {
     client.put(PutRequest { key: "k".into(), ..PutRequest::default() }).await.expect("written");
     client.range(RangeRequest { key: "k".into(), ..RangeRequest::default() }).await.expect("read");
@@ -135,16 +147,7 @@ async fn idle_connections_without_end_keep_nobody_out_and_doctor_says_whose_they
     let mut again = 0;
     let mut arrive = async |from: &str| {
         for _ in 0..6 {
-            let mut tries = 0;
-            let mut client = loop {
-                match connect(&keyward, from).await {
-                    Some(client) => break client,
-                    None => tries += 1,
-                }
-                assert!(tries < 20, "{from} finds no room");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            };
-            again += tries;
+            let mut client = arrive_at(&keyward, from, &mut again).await;
             use_it(&mut client).await;
             clients.push(client);
         }
