@@ -6,24 +6,26 @@
 //! KEYWARD_TEST_FULL=1 cargo test --release --locked --test etcd -- --nocapture attacks::
 //! ```
 //!
-//! `KEYWARD_TEST_PROGRAM` names another build of Keyward to attack, so that two of them can be compared; `KEYWARD_TEST_SECONDS` says how
-//! long an attack lasts at full length, and after how many more seconds the memory is looked at (`10,60`). What is asserted are counts
-//! and bytes of Keyward; latencies are printed only, since they are the machine's as much as the server's.
+//! `KEYWARD_TEST_BEFORE` names an older build of Keyward that is attacked too, and of which nothing is asserted; `KEYWARD_TEST_SECONDS`
+//! says how long an attack lasts at full length, and after how many more seconds at least the memory is read (`10,60`). The assertions are
+//! about counts and bytes of Keyward; latencies are printed only, since they are the machine's as much as the server's.
 
 mod attack;
 mod connection;
 mod others;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::time::sleep;
 
 use crate::caller::Caller;
 use crate::harness::binary::full;
-use crate::harness::keyward::{Keyward, Site};
+use crate::harness::keyward::{Keyward, Site, program};
 use crate::harness::process::Process;
 use crate::harness::{Auth, Cluster, Options, http, newest, ports, wait};
 
@@ -35,13 +37,13 @@ const MIB: usize = 1024 * 1024;
 /// What an attack may make Keyward hold beside what it holds without one: the sum of the configured budgets.
 const MOST_HELD: usize = 400 * MIB;
 /// Counters of Keyward that say which defence acted. Shown where an attack moved them.
-const DEFENCES: [&str; 2] = ["refused", "limit"];
+const DEFENCES: [&str; 4] = ["refused", "limit", "ended", "reset"];
 
 /// Whom an attack is made against.
 enum Target {
     Etcd { id: u32, address: SocketAddr },
     GrpcProxy { process: Process, address: SocketAddr },
-    Keyward(Box<Keyward>),
+    Keyward { keyward: Box<Keyward>, program: PathBuf, name: &'static str },
 }
 
 /// One line of the table.
@@ -77,24 +79,26 @@ impl Target {
         Target::GrpcProxy { process, address }
     }
 
-    async fn keyward(cluster: &Cluster, settings: &str) -> Target {
+    async fn keyward(cluster: &Cluster, program: PathBuf, name: &'static str) -> Target {
         let site = Site::new();
-        let config = site.in_front_of(cluster) + settings;
-        Target::Keyward(Box::new(Keyward::start(site, &config).await))
+        let config = site.in_front_of(cluster) + "admin.socket = \"admin.sock\"\n";
+        let keyward = Keyward::start_build(&program, site, &config).await;
+        keyward.ready().await;
+        Target::Keyward { keyward: Box::new(keyward), program, name }
     }
 
     fn name(&self) -> &'static str {
         match self {
             Target::Etcd { .. } => "etcd",
             Target::GrpcProxy { .. } => "grpc-proxy",
-            Target::Keyward(_) => "Keyward",
+            Target::Keyward { name, .. } => name,
         }
     }
 
     fn address(&self) -> SocketAddr {
         match self {
             Target::Etcd { address, .. } | Target::GrpcProxy { address, .. } => *address,
-            Target::Keyward(keyward) => keyward.site().listen,
+            Target::Keyward { keyward, .. } => keyward.site().listen,
         }
     }
 
@@ -102,7 +106,7 @@ impl Target {
         match self {
             Target::Etcd { id, .. } => *id,
             Target::GrpcProxy { process, .. } => process.id(),
-            Target::Keyward(keyward) => keyward.id(),
+            Target::Keyward { keyward, .. } => keyward.id(),
         }
     }
 
@@ -122,7 +126,7 @@ impl Target {
     /// Keyward's counters, by name, with the labels left out.
     async fn counters(&self) -> std::collections::BTreeMap<String, f64> {
         let mut counters = std::collections::BTreeMap::new();
-        if let Target::Keyward(keyward) = self {
+        if let Target::Keyward { keyward, .. } = self {
             let (_, text) = keyward.admin("/metrics").await;
             for (sample, value) in text.lines().filter_map(|line| line.rsplit_once(' ')) {
                 let name = sample.split('{').next().unwrap_or(sample);
@@ -133,27 +137,49 @@ impl Target {
         }
         counters
     }
+
+    /// The checks of which `keyward doctor` has findings.
+    async fn findings(&self) -> BTreeSet<String> {
+        let Target::Keyward { keyward, program, .. } = self else { return BTreeSet::new() };
+        let mut command = tokio::process::Command::new(program);
+        command.arg("doctor").arg("--config").arg(keyward.site().file("keyward.toml")).stdin(Stdio::null());
+        let output = command.kill_on_drop(true).output();
+        let Ok(Ok(output)) = tokio::time::timeout(LIMIT, output).await else {
+            return ["no answer".to_owned()].into();
+        };
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let checks =
+            text.lines().filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_owned()));
+        checks.collect()
+    }
+
+    /// How many lines of its log are warnings or errors.
+    fn warnings(&self) -> usize {
+        let Target::Keyward { keyward, .. } = self else { return 0 };
+        let log = keyward.log();
+        log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).count()
+    }
 }
 
-/// Makes an attack beside well-behaved clients, for `during`, and looks at the memory `later`.
-async fn attacked(target: &Target, members: usize, attack: Attack, during: Duration, later: Duration) -> Row {
+/// Makes an attack beside well-behaved clients, for `during`.
+async fn attacked(target: &Target, members: usize, attack: Attack, during: Duration) -> Row {
     let alice = Caller::log_in(target.address(), "alice").await;
     let connecting = match attack {
         Attack::IdleConnections { .. } => Connecting::EachTime,
         _ => Connecting::Once,
     };
-    let counters = target.counters().await;
+    let (counters, findings) = (target.counters().await, target.findings().await);
+    let warnings = target.warnings();
     target.forget_peak();
     let before = target.memory("VmRSS");
     let running = attack.start(target.address(), alice.token());
     let others = Others::start(target.address(), alice.token(), connecting);
     sleep(during).await;
     let record = tokio::task::block_in_place(|| others.stop());
+    let found: Vec<_> = target.findings().await.difference(&findings).cloned().collect();
     let made = running.made();
     tokio::task::block_in_place(|| running.stop());
     let peak = target.memory("VmHWM");
-    sleep(later).await;
-    let after = target.memory("VmRSS");
     let mut told = Vec::new();
     for (name, value) in target.counters().await {
         let moved = value - counters.get(&name).copied().unwrap_or_default();
@@ -161,8 +187,15 @@ async fn attacked(target: &Target, members: usize, attack: Attack, during: Durat
             told.push(format!("{} {moved}", name.trim_start_matches("keyward_")));
         }
     }
+    let logged = target.warnings() - warnings;
+    if logged > 0 {
+        told.push(format!("{logged} warnings logged"));
+    }
+    if !found.is_empty() {
+        told.push(format!("doctor: {}", found.join(" ")));
+    }
     let (attack, target) = (attack.name(), target.name());
-    Row { attack, members, target, made, record, before, peak, after, told: told.join(", ") }
+    Row { attack, members, target, made, record, before, peak, after: 0, told: told.join(", ") }
 }
 
 impl Row {
@@ -262,6 +295,24 @@ fn seconds() -> (u64, u64) {
     parsed.expect("KEYWARD_TEST_SECONDS is two numbers with a comma between them")
 }
 
+/// Kinds of targets, in the order in which they are attacked.
+enum Kind {
+    Etcd,
+    GrpcProxy,
+    Keyward(PathBuf, &'static str),
+}
+
+fn kinds() -> Vec<Kind> {
+    let mut kinds = Vec::new();
+    if full() {
+        kinds.extend([Kind::Etcd, Kind::GrpcProxy]);
+        let before = std::env::var_os("KEYWARD_TEST_BEFORE");
+        kinds.extend(before.map(|program| Kind::Keyward(program.into(), "before")));
+    }
+    kinds.push(Kind::Keyward(program(), "Keyward"));
+    kinds
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn others_go_on_beside_a_hostile_client() {
     let (during, later) = if full() { seconds() } else { (2, 1) };
@@ -271,27 +322,31 @@ async fn others_go_on_beside_a_hostile_client() {
     for members in [1, 3] {
         let cluster = cluster(members).await;
         for (_, attack) in attacks().into_iter().filter(|(with, _)| *with == members) {
-            let mut targets = Vec::new();
-            if full() {
-                targets.extend([Target::etcd(&cluster), Target::grpc_proxy(&cluster).await]);
-            }
-            targets.push(Target::keyward(&cluster, "").await);
-            for target in targets {
-                let row = attacked(&target, members, attack, during, later).await;
-                println!("{row}");
-                rows.push((row, target));
-                if let Some((row, Target::Keyward(keyward))) = rows.last() {
+            let mut attacked_targets = Vec::new();
+            for kind in kinds() {
+                let target = match kind {
+                    Kind::Etcd => Target::etcd(&cluster),
+                    Kind::GrpcProxy => Target::grpc_proxy(&cluster).await,
+                    Kind::Keyward(program, name) => Target::keyward(&cluster, program, name).await,
+                };
+                let row = attacked(&target, members, attack, during).await;
+                if let ("Keyward", Target::Keyward { keyward, .. }) = (target.name(), &target) {
                     let (_, text) = keyward.admin("/metrics").await;
                     let panics = http::sum(&text, "keyward_panics_total", &[]);
                     assert_eq!(panics, 0.0, "{}: a step panicked", row.attack);
                 }
-                // Its process ends here, so that the next target has the machine to itself.
-                rows.last_mut().expect("one was pushed").1 = Target::etcd(&cluster);
+                attacked_targets.push((row, target));
+            }
+            sleep(later).await;
+            for (mut row, target) in attacked_targets {
+                row.after = target.memory("VmRSS");
+                println!("{row}");
+                rows.push(row);
             }
         }
     }
-    assert!(rows.iter().any(|(row, _)| row.target == "Keyward" && row.made > 0), "an attack was made");
-    for (row, _) in rows.iter().filter(|(row, _)| row.target == "Keyward") {
+    assert!(rows.iter().any(|row| row.target == "Keyward" && row.made > 0), "an attack was made");
+    for row in rows.iter().filter(|row| row.target == "Keyward") {
         assert!(!row.record.latencies.is_empty(), "{row}");
         assert_eq!((row.record.timed_out, row.record.failed), (0, 0), "{row}");
         assert!(row.peak.saturating_sub(row.before) < MOST_HELD, "{row}");

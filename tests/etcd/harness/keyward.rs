@@ -110,10 +110,15 @@ impl Keyward {
 
     /// Starts it and waits until it lives: for when there is no cluster to be ready for.
     pub(crate) async fn start_unready(site: Site, config: &str) -> Keyward {
+        Keyward::start_build(&program(), site, config).await
+    }
+
+    /// Starts another build of Keyward, and waits until it lives.
+    pub(crate) async fn start_build(program: &Path, site: Site, config: &str) -> Keyward {
         let file = site.write("keyward.toml", config);
         let log = site.folder.path().join("keyward.log");
         let args = [Path::new("serve"), Path::new("--config"), &file];
-        let keyward = Keyward { process: Process::start("keyward", &program(), args, &[], &log), site };
+        let keyward = Keyward { process: Process::start("keyward", program, args, &[], &log), site };
         keyward.answers("/livez").await;
         keyward
     }
