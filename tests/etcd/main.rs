@@ -100,6 +100,7 @@ mod proofs;
 #[cfg(test)]
 mod proxied;
 #[cfg(test)]
+mod quorum_lost;
 mod raw;
 #[cfg(test)]
 mod reload;
