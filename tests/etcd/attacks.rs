@@ -3,12 +3,14 @@
 //! Each attack runs against Keyward; at full length against etcd itself and through `etcd grpc-proxy` too, and prints one table:
 //!
 //! ```text
-//! KEYWARD_TEST_FULL=1 cargo test --release --locked --test etcd -- --nocapture attacks::
+//! cargo build --release --locked
+//! KEYWARD_TEST_FULL=1 KEYWARD_TEST_PROGRAM=target/release/keyward cargo test --profile ci --locked --test etcd -- --nocapture attacks::
 //! ```
 //!
-//! `KEYWARD_TEST_BEFORE` names an older build of Keyward that is attacked too, and of which nothing is asserted; `KEYWARD_TEST_SECONDS`
-//! says how long an attack lasts at full length, and after how many more seconds at least the memory is read (`10,60`). The assertions are
-//! about counts and bytes of Keyward; latencies are printed only, since they are the machine's as much as the server's.
+//! `KEYWARD_TEST_PROGRAM` is the build that is attacked. `KEYWARD_TEST_BEFORE` names an older build of Keyward that is attacked too, and
+//! of which nothing is asserted; `KEYWARD_TEST_SECONDS` says how long an attack lasts at full length, and after how many more seconds at
+//! least the memory is read (`10,60`). The assertions are about counts and bytes of Keyward; latencies are printed only, since they are
+//! the machine's as much as the server's.
 
 mod attack;
 mod connection;
@@ -71,6 +73,8 @@ impl Target {
             "start".into(),
             format!("--endpoints={}", cluster.urls().join(",")),
             format!("--listen-addr={address}"),
+            // grpc-proxy dials this address itself, and ends where nobody answers there.
+            format!("--advertise-client-url={address}"),
         ];
         let log = cluster.folder().join("grpc-proxy.log");
         let process = Process::start("grpc-proxy", &cluster.version().etcd(), args, &[], &log);
