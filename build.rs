@@ -80,9 +80,9 @@ fn schema(descriptors: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
     for name in reached.keys() {
         writeln!(source, "    /// `{}`.\n    {},", &name[1..], short(name))?;
     }
-    source.push_str("}\n\nstatic MESSAGES: &[Message] = &[\n");
+    source.push_str("}\n\nstatic MESSAGES: &[MessageSchema] = &[\n");
     for (name, message) in &reached {
-        writeln!(source, "    Message {{ name: \"{}\", fields: &[", &name[1..])?;
+        writeln!(source, "    MessageSchema {{ name: \"{}\", fields: &[", &name[1..])?;
         let mut fields: Vec<_> = message.field.iter().collect();
         fields.sort_by_key(|field| field.number());
         for field in fields {
@@ -96,12 +96,12 @@ fn schema(descriptors: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
 
 fn row(field: &FieldDescriptorProto) -> Result<String, Box<dyn Error>> {
     let kind = match field.r#type() {
-        Type::Bool => "Kind::Bool".to_owned(),
-        Type::Int64 | Type::Uint64 => "Kind::Integer".to_owned(),
-        Type::Enum => "Kind::Enum".to_owned(),
-        Type::Bytes => "Kind::Bytes".to_owned(),
-        Type::String => "Kind::Text".to_owned(),
-        Type::Message => format!("Kind::Message(MessageId::{})", short(field.type_name())),
+        Type::Bool => "FieldKind::Bool".to_owned(),
+        Type::Int64 | Type::Uint64 => "FieldKind::Integer".to_owned(),
+        Type::Enum => "FieldKind::Enum".to_owned(),
+        Type::Bytes => "FieldKind::Bytes".to_owned(),
+        Type::String => "FieldKind::Text".to_owned(),
+        Type::Message => format!("FieldKind::Message(MessageId::{})", short(field.type_name())),
         other => {
             return Err(format!("request field {} has the unforeseen type {other:?}", field.name()).into());
         }
@@ -109,7 +109,7 @@ fn row(field: &FieldDescriptorProto) -> Result<String, Box<dyn Error>> {
     let repeated = field.label() == Label::Repeated;
     let oneof = field.oneof_index;
     Ok(format!(
-        "Field {{ number: {}, kind: {kind}, repeated: {repeated}, oneof: {oneof:?} }}",
+        "SchemaField {{ number: {}, kind: {kind}, repeated: {repeated}, oneof: {oneof:?} }}",
         field.number()
     ))
 }

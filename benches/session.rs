@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use keyward::downstream::session::{OpenedSessions, Proof, Realm, Sealer, Session, SessionKeys, SessionPeer};
+use keyward::downstream::session::{
+    OpenedSessions, SealRealm, Sealer, Session, SessionKeys, SessionPeer, SessionProof,
+};
 use keyward::identity::ClusterId;
 use keyward::secret::Secret;
 use keyward::upstream::credential::{CredentialSettings, Credentials};
@@ -19,14 +21,14 @@ const OTHERS: usize = 2000;
 fn sealer() -> Arc<Sealer> {
     let keys = [1, 2].map(|seed| Secret::new([seed; 32]));
     let sealer = Sealer::new(SessionKeys::new(&keys).expect("two keys"));
-    sealer.pin(&Realm::new(None, ClusterId(0xcafe)));
+    sealer.pin(&SealRealm::new(None, ClusterId(0xcafe)));
     Arc::new(sealer)
 }
 
 fn token(sealer: &Sealer, user: &str) -> Vec<u8> {
     let password = Secret::new("correct horse battery staple".to_owned());
     let peer = SessionPeer::Password { user: user.into(), password };
-    let session = Session::begin(peer, Proof::Etcd { auth_revision: 7 }, 3, SystemTime::now());
+    let session = Session::begin(peer, SessionProof::Etcd { auth_revision: 7 }, 3, SystemTime::now());
     sealer.seal(&session.expect("random bytes")).expect("it fits").expose().clone().into_bytes()
 }
 

@@ -1,12 +1,13 @@
-//! The operator's own address: is it alive, is it ready, what does it count.
+//! The operator's HTTP address: liveness, readiness and metrics.
 //!
-//! Owns: what `/livez`, `/readyz` and `/metrics` say; `connections` serves them. Must not know the data path's sockets. Invariants:
-//! nothing here changes state (`socket` does); answers hold no key, user or secret.
+//! Owns: the answers of `/livez`, `/readyz` and `/metrics`; `connections` serves them. Must not know: the
+//! sockets of the data path. Invariants: no request on the admin address changes state (commands come by
+//! `socket`); answers hold no key, user or secret.
 
-mod connections;
 pub mod doctor;
 pub mod drain;
-mod figures;
+mod http_server;
+mod member_figures;
 pub mod socket;
 pub mod status;
 mod table;
@@ -23,54 +24,55 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::downstream::session::Sealer;
-use crate::revocation::Register;
+use crate::revocation::RevocationRegister;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::writer::LOSSES;
 use crate::upstream::credential::Credentials;
-use crate::upstream::membership::{Foreign, MembersHandle, Serving};
-pub use connections::serve;
+use crate::upstream::membership::{ForeignAddress, MembersHandle, ServingState};
 use drain::{Exit, Stage};
-use status::{AbsentRow, Cluster, ForeignRow, Replica, Row, Status, UnansweredRow};
+pub use http_server::serve;
+use status::{AbsentRow, ClusterStatus, ForeignRow, MemberRow, Replica, ReplicaStatus, UnansweredRow};
 
-/// Between two looks at the parts of readiness that tell of no change.
+/// Interval for polling the parts of readiness without a change notification.
 const LOOK: Duration = Duration::from_millis(250);
-/// Probes are half a second apart, and one that is not answered takes some more.
+/// Readiness ends when no member seeing a leader has answered a probe for this long. Probes run every 0.5 s,
+/// and an unanswered probe adds its own time limit.
 const UNSEEN: Duration = Duration::from_secs(20);
-/// What is served without a quorum.
+/// The `degraded` text of `/readyz` while the cluster has no quorum.
 const LOCAL_READS_ONLY: &str = "local reads only";
 
-/// What the answers are made of.
-pub struct State {
+/// Sources of the admin answers.
+pub struct AdminState {
     members: MembersHandle,
     credentials: Arc<Credentials>,
     sealer: Arc<Sealer>,
-    register: Register,
+    register: RevocationRegister,
     metrics: Arc<Metrics>,
-    shards_turn: Arc<AtomicBool>,
+    shards_alive: Arc<AtomicBool>,
     exit: Arc<Exit>,
 }
 
-impl State {
-    /// The state of a process that ends by `exit`.
+impl AdminState {
+    /// The admin state of a process ending by `exit`.
     #[must_use]
     pub fn new(
         members: MembersHandle,
         credentials: Arc<Credentials>,
         sealer: Arc<Sealer>,
-        register: Register,
+        register: RevocationRegister,
         metrics: Arc<Metrics>,
         shards_turn: Arc<AtomicBool>,
         exit: Arc<Exit>,
     ) -> Self {
-        Self { members, credentials, sealer, register, metrics, shards_turn, exit }
+        Self { members, credentials, sealer, register, metrics, shards_alive: shards_turn, exit }
     }
 
-    /// Why no calls should be sent here; none where they should.
-    fn unready(&self) -> Option<String> {
+    /// Reason to send no calls to this replica; `None` if calls should be sent.
+    fn unready_reason(&self) -> Option<String> {
         if self.exit.stage() != Stage::Serving {
             return Some("draining".into());
         }
-        if !self.shards_turn.load(Ordering::Relaxed) {
+        if !self.shards_alive.load(Ordering::Relaxed) {
             return Some("a shard is stuck".into());
         }
         if !self.register.is_known() {
@@ -78,32 +80,35 @@ impl State {
         }
         let members = self.members.snapshot.load();
         match members.serving() {
-            Serving::Ready if members.confirmed.elapsed() > UNSEEN => {
+            ServingState::Ready if members.confirmed.elapsed() > UNSEEN => {
                 Some("the members have not been looked at for long".into())
             }
-            Serving::Ready if !self.credentials.may_mint() => {
+            ServingState::Ready if !self.credentials.may_mint() => {
                 Some("mint.ca was not held against the members' peer URLs yet".into())
             }
-            // The answer is 200 with the words: without a quorum every replica is as degraded, and a balancer that took all of
-            // them out would leave no way to read, or to save a snapshot from, the member that is left.
-            Serving::Ready | Serving::LocalReadsOnly => None,
+            // `/readyz` answers 200 `degraded: …`: without a quorum every replica is equally degraded, and a
+            // load balancer dropping all replicas would leave no way to read, or save a snapshot, from the
+            // remaining member.
+            ServingState::Ready | ServingState::LocalReadsOnly => None,
             not_yet => Some(not_yet.to_string()),
         }
     }
 
-    /// What is not served, where some calls are; none where all are, or none.
-    fn degraded(&self) -> Option<&'static str> {
+    /// Description of the missing calls while only a part of the calls is served; `None` if all calls or no
+    /// calls are served.
+    fn degraded_reason(&self) -> Option<&'static str> {
         let serving = self.members.snapshot.load().serving();
-        (serving == Serving::LocalReadsOnly && self.unready().is_none()).then_some(LOCAL_READS_ONLY)
+        (serving == ServingState::LocalReadsOnly && self.unready_reason().is_none())
+            .then_some(LOCAL_READS_ONLY)
     }
 
-    /// Publishes whether calls should be sent here, for gRPC's health service, whenever that changes, until the end of the process.
+    /// Publishes readiness for gRPC's health service at every change, until the end of the process.
     pub async fn publish_readiness(self: Arc<Self>, ready: watch::Sender<bool>) {
         let mut changes = self.members.changes.clone();
         let mut stages = self.exit.listen();
         let mut looks = tokio::time::interval(LOOK);
         loop {
-            let now = self.unready().is_none();
+            let now = self.unready_reason().is_none();
             if *stages.borrow_and_update() == Stage::Ended {
                 return;
             }
@@ -117,22 +122,22 @@ impl State {
         }
     }
 
-    /// What `keyward status` tells.
+    /// The report of `keyward status`.
     #[must_use]
-    pub fn status(&self) -> Status {
-        let (unready, degraded) = (self.unready(), self.degraded());
+    pub fn status(&self) -> ReplicaStatus {
+        let (unready, degraded) = (self.unready_reason(), self.degraded_reason());
         let state = match &unready {
-            None if degraded.is_some() => status::State::Degraded,
-            None => status::State::Serving,
-            Some(_) if self.exit.stage() != Stage::Serving => status::State::Draining,
-            Some(_) => status::State::NotReady,
+            None if degraded.is_some() => status::ReplicaState::Degraded,
+            None => status::ReplicaState::Serving,
+            Some(_) if self.exit.stage() != Stage::Serving => status::ReplicaState::Draining,
+            Some(_) => status::ReplicaState::NotReady,
         };
         let members = self.members.snapshot.load();
-        let foreign = |foreign: &Foreign| ForeignRow {
+        let foreign = |foreign: &ForeignAddress| ForeignRow {
             endpoint: foreign.endpoint.to_string(),
             cluster: foreign.cluster.to_string(),
         };
-        Status {
+        ReplicaStatus {
             replica: Replica {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 state,
@@ -140,10 +145,10 @@ impl State {
                 connections: self.metrics.connections.get(),
                 calls: self.metrics.calls_open.get(),
                 streams: self.metrics.streams_open.get(),
-                sessions: self.sealer.seen().len(),
+                sessions: self.sealer.listed_sessions().len(),
             },
-            cluster: Cluster::of(&members, self.members.auth.now()),
-            members: members.members.iter().map(|member| Row::of(member, &members)).collect(),
+            cluster: ClusterStatus::of(&members, self.members.auth.now()),
+            members: members.members.iter().map(|member| MemberRow::of(member, &members)).collect(),
             absent: members.absent.iter().map(AbsentRow::of).collect(),
             foreign: members.foreign.iter().map(foreign).collect(),
             unanswered: members.unanswered.iter().map(UnansweredRow::of).collect(),
@@ -152,12 +157,12 @@ impl State {
 
     fn answer(&self, verb: &Method, path: &str) -> (StatusCode, String) {
         match (verb, path) {
-            (&Method::GET, "/livez") if self.shards_turn.load(Ordering::Relaxed) => {
+            (&Method::GET, "/livez") if self.shards_alive.load(Ordering::Relaxed) => {
                 (StatusCode::OK, "ok\n".into())
             }
             (&Method::GET, "/livez") => (StatusCode::SERVICE_UNAVAILABLE, "a shard is stuck\n".into()),
-            (&Method::GET, "/readyz") => match self.unready() {
-                None => match self.degraded() {
+            (&Method::GET, "/readyz") => match self.unready_reason() {
+                None => match self.degraded_reason() {
                     None => (StatusCode::OK, "ok\n".into()),
                     Some(what) => (StatusCode::OK, format!("degraded: {what}\n")),
                 },
@@ -168,7 +173,7 @@ impl State {
         }
     }
 
-    /// The registry's text, and the counts that their owners keep themselves.
+    /// The text of the metrics registry, followed by the counters kept outside of the registry.
     fn metrics_text(&self) -> Result<String, std::fmt::Error> {
         self.metrics.revocation_age.set(self.register.age().as_secs_f64());
         self.metrics
@@ -176,7 +181,7 @@ impl State {
             .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
         let members = self.members.snapshot.load();
         self.metrics.members_age.set(members.confirmed.elapsed().as_secs_f64());
-        self.metrics.member_figures.put(&figures::of(&members));
+        self.metrics.member_figures.put(&member_figures::of(&members));
         let mut text = self.metrics.text()?;
         text.truncate(text.trim_end_matches("# EOF\n").len());
         let counters = self.credentials.counters();
@@ -208,7 +213,7 @@ impl State {
                 ("postponed".into(), count(&counters.touches_postponed)),
             ],
         )?;
-        let (minted, signed) = self.credentials.made();
+        let (minted, signed) = self.credentials.minted_and_signed();
         family(
             "upstream_credentials_made",
             "Credentials made here for etcd users, by kind",
@@ -229,7 +234,7 @@ impl State {
 /// Binds the admin address.
 ///
 /// # Errors
-/// The system's.
+/// The operating system's error.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }

@@ -1,13 +1,14 @@
-//! Composition: every part, in the order in which it starts and, reversed, ends.
+//! Composition: starts every part in dependency order, and ends them in reverse.
 //!
-//! Owns: the control runtime, the shards (each is a [`Serving`]), signals, the drain. Must not know how any part works inside.
-//! Invariants: nothing is accepted before everything is in place; a drain first says "not ready", then stops
-//! accepting, then lets what is open finish, within its limits; a second signal ends at once.
+//! Owns: the control runtime, the shards (each is a [`ShardService`]), signals, the drain. Must not know: the
+//! inside of any part. Invariants: no connection is accepted before all parts are running; a drain first
+//! reports "not ready", then stops accepting, then lets open calls finish, within its limits; a second signal
+//! ends the process at once.
 
-mod forgetting;
+mod cluster_reset;
 pub mod hash_password;
 mod listeners;
-pub mod serving;
+pub mod shard_service;
 
 use std::io;
 use std::path::PathBuf;
@@ -19,69 +20,70 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use self::forgetting::Forgetting;
+use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
-use self::serving::{Parts, Serving};
+use self::shard_service::{ShardParts, ShardService};
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
-use crate::admin::socket::{self, Desk};
-use crate::admin::{self, State};
+use crate::admin::socket::{self, AdminCommandService};
+use crate::admin::{self, AdminState};
 use crate::config::{self, Config};
+use crate::downstream::acceptor::ShardIntake;
 use crate::downstream::connection_table::ConnectionTable;
-use crate::downstream::listener::Intake;
+use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
 use crate::downstream::session::{NoSessionKey, Sealer};
-use crate::downstream::tls::{Current, ListenerTls, TlsError};
 use crate::gateway::caller::Identities;
-use crate::gateway::login::desk::Logins;
+use crate::gateway::login::service::LoginService;
 use crate::published::Published;
-use crate::reload::{self, Part, Reload, Trial};
-use crate::revocation::{Register, Unusable, Upstream};
+use crate::reload::{self, Reload, ReloadCheck, ReloadPart};
+use crate::revocation::{RevocationRegister, RevocationUpstream, StateFileError};
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
 use crate::telemetry::limiter::report_left_out;
-use crate::telemetry::metrics::{Metrics, one};
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::single_label::one;
+use crate::upstream::certificate_pool::CertificatePool;
 use crate::upstream::connect::Connector;
-use crate::upstream::credential::{CredentialSettings, Credentials, Pages, UsersError};
-use crate::upstream::fleet::Fleet;
+use crate::upstream::credential::{CredentialSettings, Credentials, MetricsPages, UsersError};
+use crate::upstream::member_tls as upstream_tls;
 use crate::upstream::members::{Members, ProbeLogin, SeedList};
 use crate::upstream::membership::MembersHandle;
-use crate::upstream::names::Names;
-use crate::upstream::peer_urls::{PeerTrust, Trusted};
-use crate::upstream::tls as upstream_tls;
+use crate::upstream::names::NameResolver;
+use crate::upstream::peer_urls::{MintingCaTrusted, PeerTrustCheck};
 
-/// A shard whose heart has not beaten for this long is stuck.
+/// A shard without a heartbeat for this long is stuck.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// How long what is being read or written may take at the end.
+/// Time limit for pending file operations and final reports at the end.
 const LAST: Duration = Duration::from_secs(1);
 
-/// Why the process ends with a failure.
+/// Fatal errors of the process.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ServeError {
     /// A listener's address cannot be bound.
     #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// Which address.
+        /// The address.
         address: String,
-        /// The system's words.
+        /// The operating system's error.
         source: io::Error,
     },
     /// TLS towards clients cannot be set up.
     #[error("listener {listener}: {source}")]
     DownstreamTls {
-        /// Which listener.
+        /// Name of the listener.
         listener: Arc<str>,
-        /// Why.
-        source: TlsError,
+        /// The TLS error.
+        source: ListenerTlsError,
     },
     /// TLS towards members cannot be set up.
     #[error("cluster.tls: {0}")]
-    UpstreamTls(#[from] upstream_tls::TlsError),
+    UpstreamTls(#[from] upstream_tls::MemberTlsError),
     /// A user's credential cannot be used.
     #[error("user: {0}")]
     Users(#[from] UsersError),
-    /// The system lacks something that we cannot do without.
+    /// An operating system resource is missing.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
     /// No random bytes.
@@ -90,56 +92,56 @@ pub enum Error {
     /// No session key.
     #[error("cannot start: {0}")]
     Keys(#[from] NoSessionKey),
-    /// Revocations cannot be read or kept.
+    /// Revocations cannot be read or persisted.
     #[error("revocation.state_file: {0}")]
-    Revocations(#[from] Unusable),
-    /// What is minted would be good for a member.
+    Revocations(#[from] StateFileError),
+    /// Minted certificates would be accepted as a member's certificate.
     #[error("mint.ca: {0}")]
-    Mint(Trusted),
+    Mint(MintingCaTrusted),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
 }
 
-/// Serves until a signal ends it. `path` is read again at SIGHUP.
+/// Serves until a signal or a drain command ends the process. The file at `path` is read again at SIGHUP.
 ///
 /// # Errors
-/// What kept it from starting, or a shard that died.
-pub fn serve(config: Config, path: PathBuf) -> Result<(), Error> {
+/// A failed start, or the panic of a shard.
+pub fn serve(config: Config, path: PathBuf) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
     let outcome = runtime.block_on(run(Arc::new(config), path));
-    // A file system that hangs is not waited for.
+    // Does not wait longer for a hanging file system.
     runtime.shutdown_timeout(LAST);
     outcome
 }
 
-async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
+async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     let tasks = Tasks::default();
     let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let tls = members_tls(&config, &metrics)?;
-    let names = Names::by(&config.cluster.discovery.dns)?;
+    let names = NameResolver::by(&config.cluster.discovery.dns)?;
     let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
     let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
     sealer.refuse_before(config.session.not_before);
-    let forgetting = Forgetting::new(Arc::clone(&config), Arc::clone(&sealer), Arc::clone(&metrics));
+    let forgetting = ClusterReset::new(Arc::clone(&config), Arc::clone(&sealer), Arc::clone(&metrics));
     let (upstream, (probe, seeds), logins) =
         start_control(&config, &connector, &metrics, &forgetting, &tasks)?;
     let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
-    let (register, keeper) = Register::open(&config.revocation, upstream, Arc::clone(&sealer))?;
-    forgetting.tells(&credentials, &logins, &register);
+    let (register, keeper) = RevocationRegister::open(&config.revocation, upstream, Arc::clone(&sealer))?;
+    forgetting.set_state_holders(&credentials, &logins, &register);
     tasks.spawn("revocations", keeper.run()).detach();
-    let following = follow(members.clone(), forgetting, Arc::clone(&metrics));
+    let following = publish_membership_changes(members.clone(), forgetting, Arc::clone(&metrics));
     tasks.spawn("follow members", following).detach();
     let left_out = report_left_out(metrics.log_records_left_out.clone());
     tasks.spawn("log records left out", left_out).detach();
     let (drain, draining) = watch::channel(None);
     let (readiness, ready) = watch::channel(false);
     let in_force = Arc::new(Published::new(Arc::clone(&config)));
-    let parts = Parts {
+    let parts = ShardParts {
         tls: downstream_configs(&config)?,
         config: Arc::clone(&in_force),
         connector,
@@ -153,7 +155,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         drain: draining,
         claims: Arc::default(),
         defragmentations: Arc::default(),
-        fleet: Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics))),
+        fleet: Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(&metrics))),
     };
     let (shards, intakes) = start_shards(&parts)?;
     let healthy = Arc::new(AtomicBool::new(true));
@@ -163,46 +165,47 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), Error> {
         .detach();
     let waiting = Arc::new(Published::new(Vec::new()));
     let table = ConnectionTable::new(Arc::clone(&in_force), metrics.connection_figures.clone());
-    let (state, desk) = administration(&parts, &table, &waiting, &register, healthy, &exit);
+    let (state, desk) = admin_interfaces(&parts, &table, &waiting, &register, healthy, &exit);
     tasks.spawn("readiness", Arc::clone(&state).publish_readiness(readiness)).detach();
     open_admin(&config, &state, desk, &tasks).await?;
     let listeners = Listeners::open(&in_force, &parts.tls, intakes, table, Arc::clone(&metrics))?;
     let trust = peer_trust(&config, &parts);
-    let trials = vec![Trial::mint(Arc::clone(&trust))];
-    let mut changing = changing(sealer, &parts, &listeners);
-    changing.push(Part::own_logins(probe, register, Arc::clone(&parts.credentials)));
-    changing.push(Part::seeds(seeds));
-    changing.push(Part::in_force(Arc::clone(&in_force)));
-    // Last: what is bound is not to be given up again.
+    let trials = vec![ReloadCheck::mint(Arc::clone(&trust))];
+    let mut changing = reload_parts(sealer, &parts, &listeners);
+    changing.push(ReloadPart::own_logins(probe, register, Arc::clone(&parts.credentials)));
+    changing.push(ReloadPart::seeds(seeds));
+    changing.push(ReloadPart::in_force(Arc::clone(&in_force)));
+    // The listeners come last: a bound address is not to be released because a later part failed.
     changing.push(listeners.part());
     let reload = Reload::new(path, &config, trials, changing, waiting, metrics);
     tasks.spawn("reload", reload.run()).detach();
 
     let (refused, further) = tokio::select! {
         () = signals.next() => (None, 1),
-        // Who asks for a drain and then stops the service means the same twice.
-        () = exit.asked() => (None, 2),
-        trusted = trust.follow() => (Some(Error::Mint(trusted)), 1),
+        // After a drain command, the SIGTERM of stopping the service repeats the same request and must not
+        // count as a second signal.
+        () = exit.drain_requested() => (None, 2),
+        trusted = trust.follow() => (Some(ServeError::Mint(trusted)), 1),
     };
-    let orderly = leave(in_force.load().drain, &exit, &listeners, &drain, shards);
-    let outcome = end(signals, further, &exit, orderly).await;
+    let orderly = drain_and_join(in_force.load().drain, &exit, &listeners, &drain, shards);
+    let outcome = shut_down(signals, further, &exit, orderly).await;
     refused.map_or(outcome, Err)
 }
 
-/// How members are spoken to over TLS, where they are; the metrics tell whether they are verified.
-fn members_tls(config: &Config, metrics: &Metrics) -> Result<Option<Arc<rustls::ClientConfig>>, Error> {
+/// Builds the TLS configuration towards members, if any, and sets the metric for unverified members.
+fn members_tls(config: &Config, metrics: &Metrics) -> Result<Option<Arc<rustls::ClientConfig>>, ServeError> {
     let tls = config.cluster.tls.as_ref();
     metrics.members_unverified.set(i64::from(tls.is_some_and(|tls| !tls.verifies_members())));
     Ok(tls.map(upstream_tls::client_config).transpose()?)
 }
 
-/// Ends in an orderly way; so many further signals have it end at once.
-async fn end(
+/// Runs the orderly shutdown; `further` more signals end the process at once.
+async fn shut_down(
     mut signals: Signals,
     further: usize,
     exit: &Exit,
-    orderly: impl Future<Output = Result<(), Error>>,
-) -> Result<(), Error> {
+    orderly: impl Future<Output = Result<(), ServeError>>,
+) -> Result<(), ServeError> {
     tracing::info!("draining");
     let hurried = async {
         for _ in 0..further {
@@ -214,14 +217,14 @@ async fn end(
         () = hurried => { tracing::warn!("ended at once by a second signal"); Ok(()) }
     };
     exit.enter(Stage::Ended);
-    if tokio::time::timeout(LAST, exit.heard()).await.is_err() {
+    if tokio::time::timeout(LAST, exit.receivers_dropped()).await.is_err() {
         tracing::debug!("somebody who waits for the end does not hear of it");
     }
     tracing::info!("ended");
     outcome
 }
 
-/// The signals that ask us to end.
+/// The signals to end the process.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -232,7 +235,7 @@ impl Signals {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Cancel-safe.
+    /// Waits for the next signal. Cancel-safe.
     async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -241,16 +244,16 @@ impl Signals {
     }
 }
 
-/// What answers operators.
-fn administration(
-    parts: &Parts,
+/// Builds the state and the commands of the admin interfaces.
+fn admin_interfaces(
+    parts: &ShardParts,
     table: &Arc<ConnectionTable>,
     waiting: &Arc<Published<Vec<&'static str>>>,
-    register: &Register,
+    register: &RevocationRegister,
     healthy: Arc<AtomicBool>,
     exit: &Arc<Exit>,
-) -> (Arc<State>, Desk) {
-    let state = Arc::new(State::new(
+) -> (Arc<AdminState>, AdminCommandService) {
+    let state = Arc::new(AdminState::new(
         parts.members.clone(),
         Arc::clone(&parts.credentials),
         Arc::clone(&parts.sealer),
@@ -262,32 +265,32 @@ fn administration(
     let doctor = Doctor {
         config: Arc::clone(&parts.config),
         connections: Arc::clone(table),
-        waiting: Arc::clone(waiting),
+        pending_restart: Arc::clone(waiting),
         members: parts.members.clone(),
         pages: pages(&parts.connector, &parts.members),
         register: register.clone(),
         credentials: Arc::clone(&parts.credentials),
     };
     let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
-    let desk = Desk { register, sealer, state: Arc::clone(&state), doctor };
+    let desk = AdminCommandService { register, sealer, state: Arc::clone(&state), doctor };
     (state, desk)
 }
 
-/// Who looks at members' peer URLs.
-fn peer_trust(config: &Config, parts: &Parts) -> Arc<PeerTrust> {
+/// Builds the check of the members' peer URLs.
+fn peer_trust(config: &Config, parts: &ShardParts) -> Arc<PeerTrustCheck> {
     let (connector, members) = (parts.connector.clone(), parts.members.clone());
-    Arc::new(PeerTrust::new(&config.cluster, connector, members, Arc::clone(&parts.credentials)))
+    Arc::new(PeerTrustCheck::new(&config.cluster, connector, members, Arc::clone(&parts.credentials)))
 }
 
-/// What a reload changes while we run.
-fn changing(sealer: Arc<Sealer>, parts: &Parts, listeners: &Listeners) -> Vec<Part> {
+/// Parts changed by a reload while running, apart from the listeners.
+fn reload_parts(sealer: Arc<Sealer>, parts: &ShardParts, listeners: &Listeners) -> Vec<ReloadPart> {
     vec![
-        Part::session_keys(Arc::clone(&sealer)),
-        Part::break_glass(sealer),
-        Part::tls(listeners.running()),
-        Part::passwords(Arc::clone(&parts.logins)),
-        Part::cluster_tls(parts.connector.clone()),
-        Part::identities(
+        ReloadPart::session_keys(Arc::clone(&sealer)),
+        ReloadPart::break_glass(sealer),
+        ReloadPart::tls(listeners.running()),
+        ReloadPart::passwords(Arc::clone(&parts.logins)),
+        ReloadPart::cluster_tls(parts.connector.clone()),
+        ReloadPart::identities(
             Arc::clone(&parts.identities),
             Arc::clone(&parts.credentials),
             pages(&parts.connector, &parts.members),
@@ -295,9 +298,14 @@ fn changing(sealer: Arc<Sealer>, parts: &Parts, listeners: &Listeners) -> Vec<Pa
     ]
 }
 
-/// What operators see, and the socket on which those of this machine give commands.
-async fn open_admin(config: &Config, state: &Arc<State>, desk: Desk, tasks: &Tasks) -> Result<(), Error> {
-    let unbound = |address: String| move |source| Error::Bind { address, source };
+/// Opens the admin address for monitoring, and the admin socket for commands from this machine.
+async fn open_admin(
+    config: &Config,
+    state: &Arc<AdminState>,
+    desk: AdminCommandService,
+    tasks: &Tasks,
+) -> Result<(), ServeError> {
+    let unbound = |address: String| move |source| ServeError::Bind { address, source };
     let address = config.admin.address;
     let bound = admin::bind(address).await.map_err(unbound(address.to_string()))?;
     tasks.spawn("admin", admin::serve(bound, Arc::clone(state), tasks.clone())).detach();
@@ -309,17 +317,17 @@ async fn open_admin(config: &Config, state: &Arc<State>, desk: Desk, tasks: &Tas
     Ok(())
 }
 
-/// As whom members are asked, and where they are found first.
-type Asked = (ProbeLogin, SeedList);
+/// The probe's login and the list of seed endpoints.
+type ProbeAndSeeds = (ProbeLogin, SeedList);
 
-/// The members' task, the credentials' task and that of logins, on the control runtime.
+/// Starts the tasks for members, credentials and logins on the control runtime.
 fn start_control(
     config: &Config,
     connector: &Connector,
     metrics: &Arc<Metrics>,
-    forgetting: &Forgetting,
+    forgetting: &ClusterReset,
     tasks: &Tasks,
-) -> Result<(Upstream, Asked, Arc<Logins>), Error> {
+) -> Result<(RevocationUpstream, ProbeAndSeeds, Arc<LoginService>), ServeError> {
     let settings = CredentialSettings {
         token_ttl: config.cluster.token_ttl,
         logins_per_member: config.limits.logins_in_flight_per_member,
@@ -335,7 +343,7 @@ fn start_control(
     tasks.spawn("credentials", control.run(owned)).detach();
     let members = members.start(tasks);
     credentials.act_for(&config.users, &config.cluster, pages(connector, &members))?;
-    let (logins, control) = Logins::new(
+    let (logins, control) = LoginService::new(
         &config.passwords,
         Arc::clone(&credentials),
         members.clone(),
@@ -343,37 +351,37 @@ fn start_control(
         Arc::clone(metrics),
     );
     tasks.spawn("logins", control.run(tasks.clone())).detach();
-    Ok((Upstream { members, channels, credentials }, asked, logins))
+    Ok((RevocationUpstream { members, channels, credentials }, asked, logins))
 }
 
-/// Who is asked for the pages that members serve by HTTP/1.1.
-fn pages(connector: &Connector, members: &MembersHandle) -> Pages {
-    Pages { connector: connector.http1(), members: Arc::clone(&members.snapshot) }
+/// Access to the members' HTTP/1.1 pages.
+fn pages(connector: &Connector, members: &MembersHandle) -> MetricsPages {
+    MetricsPages { connector: connector.http1(), members: Arc::clone(&members.snapshot) }
 }
 
-fn downstream_configs(config: &Config) -> Result<Vec<Option<Current>>, Error> {
+fn downstream_configs(config: &Config) -> Result<Vec<Option<CurrentListenerTls>>, ServeError> {
     let one = |listener: &Arc<config::Listener>| {
         let made = listener.tls.as_ref().map(ListenerTls::new).transpose();
         made.map(|made| made.map(|made| Arc::new(Published::new(made))))
-            .map_err(|source| Error::DownstreamTls { listener: Arc::clone(&listener.name), source })
+            .map_err(|source| ServeError::DownstreamTls { listener: Arc::clone(&listener.name), source })
     };
     config.listeners.iter().map(one).collect()
 }
 
-fn start_shards(parts: &Parts) -> Result<(Vec<Shard>, Vec<Intake>), Error> {
+fn start_shards(parts: &ShardParts) -> Result<(Vec<Shard>, Vec<ShardIntake>), ServeError> {
     let mut shards = Vec::new();
     let mut intakes = Vec::new();
     for number in 0..parts.config.load().runtime.shards.get() {
-        let (intake, receiver) = Intake::new();
+        let (intake, receiver) = ShardIntake::new();
         let parts = parts.clone();
-        shards.push(Shard::start(format!("shard-{number}"), move || Serving::new(parts).run(receiver))?);
+        shards.push(Shard::start(format!("shard-{number}"), move || ShardService::new(parts).run(receiver))?);
         intakes.push(intake);
     }
     Ok((shards, intakes))
 }
 
-/// Carries what the members' task publishes to where it is needed: the sealer's realm, the metrics.
-async fn follow(members: MembersHandle, forgetting: Forgetting, metrics: Arc<Metrics>) {
+/// Passes published membership changes on: the cluster id to the sealer, readiness and leader to the metrics.
+async fn publish_membership_changes(members: MembersHandle, forgetting: ClusterReset, metrics: Arc<Metrics>) {
     let mut changes = members.changes.clone();
     loop {
         {
@@ -398,7 +406,7 @@ async fn follow(members: MembersHandle, forgetting: Forgetting, metrics: Arc<Met
     }
 }
 
-/// Notices a shard that is stuck or gone.
+/// Detects a stuck or dead shard.
 async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
     let mut turns = tokio::time::interval(STUCK);
     let beats = || hearts.iter().map(|heart| heart.load(Ordering::Relaxed)).collect::<Vec<_>>();
@@ -419,13 +427,13 @@ async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
     }
 }
 
-async fn leave(
+async fn drain_and_join(
     settings: config::Drain,
     exit: &Exit,
     listeners: &Listeners,
     drain: &watch::Sender<Option<Instant>>,
     shards: Vec<Shard>,
-) -> Result<(), Error> {
+) -> Result<(), ServeError> {
     let until = Instant::now() + settings.wait;
     exit.enter(Stage::Waiting { until });
     tokio::time::sleep_until(until).await;
@@ -438,7 +446,7 @@ async fn leave(
     let limit = settings.timeout + Duration::from_secs(2);
     match tokio::time::timeout(limit, joined).await {
         Ok(Ok(true)) => Ok(()),
-        Ok(_) => Err(Error::ShardDied),
+        Ok(_) => Err(ServeError::ShardDied),
         Err(_) => {
             tracing::warn!("the drain took too long; ended with calls open");
             Ok(())

@@ -1,9 +1,9 @@
-//! An authority of ours: what it signs, and that members take it.
+//! A certificate authority held by Keyward, for minting client certificates.
 //!
-//! Owns: what a certificate for an etcd user says, and the check that one of this authority verifies. Must not know: who
-//! asks for which user, how long a certificate is used, where the authority comes from.
-//! Invariant (rules 19): what it signs is good for clients only. It is checked by making one: etcd looks for the authority
-//! by the issuer's name, byte for byte, and that is written here anew.
+//! Owns: the content of a certificate for an etcd user, and the check that minted certificates verify. Must
+//! not know: the requesting user, the use of a certificate, the source of the authority. Invariant
+//! (docs/decisions.md#d19): minted certificates are valid for clients only. The check mints a certificate:
+//! etcd looks up the authority by the issuer name, byte for byte, and the library encodes this name anew.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,35 +26,35 @@ use crate::pem;
 
 /// Signs certificates for etcd users.
 pub struct Authority {
-    issuer: Issuer<'static, Key>,
-    good: (SystemTime, SystemTime),
+    issuer: Issuer<'static, AuthorityKey>,
+    validity: (SystemTime, SystemTime),
 }
 
-/// Why nobody would take what an authority signs.
+/// Reasons for members to reject certificates of an authority.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Useless {
-    /// It cannot be read.
+pub enum UnusableAuthority {
+    /// The certificate is not readable.
     #[error("is no X.509 certificate that can be read")]
     Unreadable,
-    /// Its key.
+    /// The key is of an unsupported kind.
     #[error(
         "has a key of a kind that nothing is signed with here; ECDSA P-256, P-384, Ed25519 or RSA will do"
     )]
     Key,
-    /// Its name.
+    /// The subject is not reproduced byte for byte as an issuer.
     #[error(
         "has a subject that cannot be written as an issuer here: an attribute that stands there twice, as in \
-         DC=corp,DC=example, or two in one place, or text of an odd kind; members would refuse all that is minted from it, \
-         so mint from an authority with a plain subject, as CN=keyward"
+         DC=corp,DC=example, or two in one place, or text of an odd kind; members would refuse all that is \
+         minted from it, so mint from an authority with a plain subject, as CN=keyward"
     )]
     Subject,
-    /// Whatever else.
+    /// The verifier's error.
     #[error("signs what no member would take: {0}")]
     Refused(Arc<str>),
 }
 
-/// The authority's key, in whatever form it is stored.
-struct Key {
+/// The authority's private key, of any supported kind.
+struct AuthorityKey {
     signing: Arc<dyn SigningKey>,
     scheme: SignatureScheme,
     algorithm: &'static rcgen::SignatureAlgorithm,
@@ -62,33 +62,36 @@ struct Key {
 }
 
 impl Authority {
-    /// Of a certificate and its key.
+    /// Builds an authority from a certificate and the private key.
     ///
     /// # Errors
-    /// [`Useless`]: one that it signed was not taken.
-    pub fn new(pair: &pem::KeyPair) -> Result<Self, Useless> {
-        let certificate = pair.chain().first().ok_or(Useless::Unreadable)?;
+    /// [`UnusableAuthority`]: a test certificate of the authority was not accepted.
+    pub fn new(pair: &pem::KeyPair) -> Result<Self, UnusableAuthority> {
+        let certificate = pair.chain().first().ok_or(UnusableAuthority::Unreadable)?;
         let parsed = parse(certificate)?;
         let at = |seconds: i64| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         let validity = parsed.validity();
         let good = (at(validity.not_before.timestamp()), at(validity.not_after.timestamp()));
-        let key = Key::new(Arc::clone(pair.signing()), parsed.public_key().subject_public_key.data.to_vec())?;
-        let issuer = Issuer::from_ca_cert_der(certificate, key).map_err(|_| Useless::Subject)?;
-        let authority = Self { issuer, good };
-        authority.taken(certificate, parsed.subject().as_raw())?;
+        let key = AuthorityKey::new(
+            Arc::clone(pair.signing()),
+            parsed.public_key().subject_public_key.data.to_vec(),
+        )?;
+        let issuer = Issuer::from_ca_cert_der(certificate, key).map_err(|_| UnusableAuthority::Subject)?;
+        let authority = Self { issuer, validity: good };
+        authority.check_accepted(certificate, parsed.subject().as_raw())?;
         Ok(authority)
     }
 
-    /// From when until when it is good itself.
+    /// Begin and end of the authority's own validity.
     #[must_use]
     pub fn good(&self) -> (SystemTime, SystemTime) {
-        self.good
+        self.validity
     }
 
-    /// A certificate that names this user and is good for a client.
+    /// Signs a client certificate for the user.
     ///
     /// # Errors
-    /// The library's.
+    /// The library's error.
     pub fn sign(
         &self,
         user: &UserName,
@@ -108,32 +111,34 @@ impl Authority {
         params.signed_by(key, &self.issuer)
     }
 
-    /// Signs one for nobody, and looks at it as a member does that trusts `ca`.
-    fn taken(&self, ca: &CertificateDer<'static>, subject: &[u8]) -> Result<(), Useless> {
-        let refused = |error: &dyn fmt::Display| Useless::Refused(error.to_string().into());
+    /// Signs a test certificate, and verifies it as a member trusting `ca` does.
+    fn check_accepted(&self, ca: &CertificateDer<'static>, subject: &[u8]) -> Result<(), UnusableAuthority> {
+        let refused = |error: &dyn fmt::Display| UnusableAuthority::Refused(error.to_string().into());
         let key = KeyPair::generate().map_err(|error| refused(&error))?;
-        let (begins, ends) = self.good;
+        let (begins, ends) = self.validity;
         let leaf = self.sign(&"keyward".into(), begins, ends, &key).map_err(|error| refused(&error))?;
         if parse(leaf.der())?.issuer().as_raw() != subject {
-            return Err(Useless::Subject);
+            return Err(UnusableAuthority::Subject);
         }
         let mut roots = RootCertStore::empty();
         roots.add(ca.clone()).map_err(|error| refused(&error))?;
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()));
         let verifier = verifier.build().map_err(|error| refused(&error))?;
-        // Whether it is good now is another question.
+        // Verifies at the beginning of the validity: the present validity is checked elsewhere.
         let at = UnixTime::since_unix_epoch(begins.duration_since(UNIX_EPOCH).unwrap_or_default());
         verifier.verify_client_cert(leaf.der(), &[], at).map(drop).map_err(|error| refused(&error))
     }
 }
 
-fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Useless> {
-    X509Certificate::from_der(certificate).map(|(_, parsed)| parsed).map_err(|_| Useless::Unreadable)
+fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, UnusableAuthority> {
+    X509Certificate::from_der(certificate)
+        .map(|(_, parsed)| parsed)
+        .map_err(|_| UnusableAuthority::Unreadable)
 }
 
-impl Key {
-    fn new(signing: Arc<dyn SigningKey>, public: Vec<u8>) -> Result<Self, Useless> {
+impl AuthorityKey {
+    fn new(signing: Arc<dyn SigningKey>, public: Vec<u8>) -> Result<Self, UnusableAuthority> {
         let forms = [
             (SignatureScheme::ECDSA_NISTP256_SHA256, &rcgen::PKCS_ECDSA_P256_SHA256),
             (SignatureScheme::ECDSA_NISTP384_SHA384, &rcgen::PKCS_ECDSA_P384_SHA384),
@@ -141,12 +146,13 @@ impl Key {
             (SignatureScheme::RSA_PKCS1_SHA256, &rcgen::PKCS_RSA_SHA256),
         ];
         let fits = |scheme: &SignatureScheme| signing.choose_scheme(&[*scheme]).is_some();
-        let (scheme, algorithm) = forms.into_iter().find(|(scheme, _)| fits(scheme)).ok_or(Useless::Key)?;
+        let (scheme, algorithm) =
+            forms.into_iter().find(|(scheme, _)| fits(scheme)).ok_or(UnusableAuthority::Key)?;
         Ok(Self { signing, scheme, algorithm, public })
     }
 }
 
-impl rcgen::PublicKeyData for Key {
+impl rcgen::PublicKeyData for AuthorityKey {
     fn der_bytes(&self) -> &[u8] {
         &self.public
     }
@@ -156,7 +162,7 @@ impl rcgen::PublicKeyData for Key {
     }
 }
 
-impl rcgen::SigningKey for Key {
+impl rcgen::SigningKey for AuthorityKey {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
         let signer = self.signing.choose_scheme(&[self.scheme]).ok_or(rcgen::Error::RemoteKeyError)?;
         signer.sign(message).map_err(|_| rcgen::Error::RemoteKeyError)
@@ -172,8 +178,8 @@ mod tests {
     use super::*;
     use crate::pem::{Chain, PrivateKey};
 
-    /// An authority of this name, with other bytes of the same length in its certificate.
-    fn authority(name: &DistinguishedName, from: &[u8], to: &[u8]) -> Result<Authority, Useless> {
+    /// An authority of this name, with the bytes `from` replaced by `to` in its certificate.
+    fn authority(name: &DistinguishedName, from: &[u8], to: &[u8]) -> Result<Authority, UnusableAuthority> {
         let mut params = CertificateParams::default();
         params.distinguished_name = name.clone();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -195,7 +201,7 @@ mod tests {
 
     #[test]
     fn an_authority_whose_name_comes_out_otherwise_is_refused_before_members_refuse_all() {
-        // domainComponent, and its neighbour.
+        // The OID of domainComponent, and its neighbour.
         let dc = |last| DnType::CustomDnType(vec![0, 9, 2342, 19_200_300, 100, 1, last]);
         let oid = |last: u8| [&b"\x06\x0a\x09\x92\x26\x89\x93\xf2\x2c\x64\x01"[..], &[last]].concat();
         let mut name = DistinguishedName::new();
@@ -204,8 +210,12 @@ mod tests {
         }
         let with = |from: &[u8], to: &[u8]| authority(&name, from, to).map(drop);
         assert_eq!(with(&oid(26), &oid(26)), Ok(()));
-        assert_eq!(with(&oid(26), &oid(25)), Err(Useless::Subject), "DC=corp,DC=example");
+        assert_eq!(with(&oid(26), &oid(25)), Err(UnusableAuthority::Subject), "DC=corp,DC=example");
         assert_eq!(with(b"\x0c\x04mint", b"\x13\x04mint"), Ok(()));
-        assert_eq!(with(b"\x0c\x04mint", b"\x12\x041234"), Err(Useless::Subject), "text of an odd kind");
+        assert_eq!(
+            with(b"\x0c\x04mint", b"\x12\x041234"),
+            Err(UnusableAuthority::Subject),
+            "text of an odd kind"
+        );
     }
 }

@@ -1,25 +1,26 @@
-//! What one `keyward.toml` means: a value that is valid as a whole, cheap to clone and to share.
+//! The meaning of one `keyward.toml`: a value valid as a whole, cheap to clone and to share.
 //!
-//! Owns: the resolved types. Below: `file` mirrors the TOML, `shape` tells every fault of its shape, `resolve` gives it
-//! its meaning, with `values` and `secrets` for its single values; `findings` collects what is wrong. Must not know: tasks, sockets, TLS engines.
-//! Invariants: no `Option` means "default"; every file named in the configuration has been read and checked; all
-//! faults are told at once, with key paths; nothing here prints a secret.
+//! Owns: the resolved types. Below: `file` mirrors the TOML, `shape` reports syntax and type faults,
+//! `resolve` gives the mirror its meaning, with `values` and `secrets` for single values; `findings` collects
+//! faults and warnings. Must not know: tasks, sockets, TLS engines. Invariants: no `Option` means "default";
+//! every file named in the configuration has been read and checked; all faults are reported at once, with key
+//! paths; no secret is printed.
 
 mod admin_socket;
-mod certificates;
+mod certificate_checks;
 mod client_connections;
 mod client_tls;
-mod file;
 mod findings;
-mod mapping;
-mod outage;
+mod mapping_rules;
+mod outage_times;
 #[cfg(test)]
 mod reference;
 mod resolve;
 mod secrets;
-mod shape;
-mod unread;
-pub mod users;
+mod toml_file;
+mod toml_parse;
+mod unread_limits;
+pub mod upstream_users;
 mod values;
 
 use std::collections::BTreeMap;
@@ -30,99 +31,100 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::identity::named::NamedMember;
-use crate::identity::pattern::{Glob, Network};
+use crate::identity::named_member::NamedMember;
+use crate::identity::pattern::{AddressRange, Glob};
 use crate::identity::{ClusterId, UserName};
 use crate::jwt::Issuers;
 use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
-use crate::users::Users;
+use crate::users::UserPasswordHashes;
 
 pub use admin_socket::admin_socket;
 pub use client_connections::{ClientConnections, ClientPings};
 pub use client_tls::{ClientTls, MemberTrust};
-pub use findings::{Fault, Faults, Warning};
-pub use mapping::{Conditions, MapRule, Mapping, NotSpelledOut, Outcome, ROOT};
-pub use outage::OutageTimes;
+pub use findings::{ConfigFault, ConfigFaults, ConfigWarning};
+pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT, RootNeedsExactPeer};
+pub use outage_times::OutageTimes;
 pub use resolve::load;
 pub use secrets::write_session_key;
-pub use unread::Unread;
-pub use values::Malformed;
+pub use unread_limits::UnreadLimits;
+pub use values::MalformedValue;
 
 /// The whole configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where clients connect. At least one; names and addresses are unique.
+    /// Client listeners. At least one; names and addresses are unique.
     pub listeners: Vec<Arc<Listener>>,
-    /// The etcd cluster behind us.
+    /// The etcd cluster.
     pub cluster: Arc<Cluster>,
-    /// What MemberList answers call us.
-    pub advertise: Arc<Advertise>,
-    /// As whom calls may go upstream without the client's own password.
-    pub users: Arc<users::Users>,
-    /// How sessions are sealed.
-    pub session: Arc<Session>,
-    /// Who checks passwords.
+    /// Client URLs in MemberList answers.
+    pub advertise: Arc<AdvertisedUrls>,
+    /// Upstream credentials of etcd users without the client's own password.
+    pub users: Arc<upstream_users::UpstreamUsers>,
+    /// Sealing of sessions.
+    pub session: Arc<SessionSettings>,
+    /// Checking of passwords.
     pub passwords: Arc<Passwords>,
-    /// Whose JWTs are taken.
+    /// Accepted JWT issuers.
     pub issuers: Arc<Issuers>,
-    /// Who is which etcd user.
-    pub mapping: Arc<Mapping>,
-    /// Where revocations are kept.
+    /// Mapping of peers to etcd users.
+    pub mapping: Arc<MappingRules>,
+    /// Persistence of revocations.
     pub revocation: Arc<Revocation>,
-    /// How members are worked on.
+    /// Coordination of member maintenance.
     pub maintenance: Maintenance,
-    /// How watches are kept alive.
-    pub watch: Watch,
-    /// Bounds on what clients may use.
+    /// Settings of watches.
+    pub watch: WatchSettings,
+    /// Limits on the resources of clients.
     pub limits: Limits,
-    /// The address of `/livez`, `/readyz` and `/metrics`.
+    /// The admin address and socket.
     pub admin: Admin,
-    /// What is logged, and how.
-    pub log: telemetry::Settings,
-    /// How long an ending takes.
+    /// Settings of the log.
+    pub log: telemetry::LogSettings,
+    /// Times of the drain.
     pub drain: Drain,
     /// Threads.
     pub runtime: Runtime,
-    /// Every file that was read beside the configuration itself.
+    /// Every file read beside the configuration itself.
     pub files: Arc<[PathBuf]>,
 }
 
-/// One address on which clients connect.
+/// One address for clients.
 #[derive(Clone, Debug)]
 pub struct Listener {
-    /// Its name in logs, metrics and peers.
+    /// Name in logs, metrics and peers.
     pub name: Arc<str>,
-    /// Where it listens.
+    /// Listening address.
     pub address: Address,
-    /// TLS, where it is on.
+    /// TLS, if enabled.
     pub tls: Option<ServerTls>,
-    /// What clients may show, in the order in which it is looked at. Never empty, nothing twice, the default last.
+    /// Accepted ways of identification, in order of evaluation. Never empty, without duplicates, `Default`
+    /// last.
     pub identify: Vec<Identify>,
-    /// Whether a login serves calls about leases and members that show nothing, on its connection.
+    /// True if a login identifies later lease and member calls without a credential on the same connection.
     pub lend_login_identity: bool,
-    /// Whether clients are served whose `:authority` is none.
+    /// True if clients with an invalid `:authority` are served.
     pub accept_odd_authority: bool,
-    /// What happens to whom when its certificate or JWT expires.
+    /// Treatment of connections and streams at the expiry of their certificate or JWT.
     pub on_expiry: OnExpiry,
-    /// Balancers that say who their clients are, by a PROXY protocol header: from there nobody else connects. Empty on a unix
-    /// socket.
-    pub proxy_protocol_from: Vec<Network>,
-    /// The member that its connections are about, where it is one member's.
+    /// Networks of load balancers sending a PROXY protocol header with the client's address; connections from
+    /// these networks without the header are refused. Empty on a unix socket.
+    pub proxy_protocol_from: Vec<AddressRange>,
+    /// The member addressed by this listener's connections, if any.
     pub member: Option<NamedMember>,
-    /// The members that its connections are about which name one of these hosts in TLS, in lower case.
+    /// The members addressed by TLS server name, in lower case.
     pub server_names: BTreeMap<String, NamedMember>,
 }
 
 impl Listener {
-    /// Who vouches for its clients, where they are asked for a certificate.
+    /// The authority of client certificates, if clients are asked for a certificate.
     #[must_use]
     pub fn client_ca(&self) -> Option<&ClientCa> {
         self.tls.as_ref()?.clients.ca()
     }
 
-    /// The member that a connection is about which names this host in TLS, if any.
+    /// The member addressed by a connection with this TLS server name, if any.
     #[must_use]
     pub fn member_of(&self, server_name: Option<&str>) -> Option<&NamedMember> {
         let named = || self.server_names.get(&server_name?.to_ascii_lowercase());
@@ -130,7 +132,7 @@ impl Listener {
     }
 }
 
-/// A way to say who one is.
+/// A way of client identification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identify {
     /// A session token, from a login.
@@ -139,101 +141,102 @@ pub enum Identify {
     Jwt,
     /// A client certificate.
     Certificate,
-    /// Nothing: whoever reaches the listener.
+    /// No credential: every client reaching the listener is accepted.
     Default,
 }
 
-/// What happens when a proof of identity expires under a connection or stream.
+/// Treatment of a connection or stream after the expiry of its proof of identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnExpiry {
-    /// It ends.
+    /// Ended at expiry.
     Cut,
-    /// It goes on until it ends by itself.
+    /// Kept until its regular end.
     Keep,
 }
 
-/// Where a socket listens.
+/// Listening address of a socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// An IP address and port; port 0 lets the system choose.
+    /// An IP address and port; with port 0 the operating system chooses.
     Tcp(SocketAddr),
-    /// A unix socket of this absolute path.
+    /// Absolute path of a unix socket.
     Unix(PathBuf),
 }
 
 /// TLS towards clients.
 #[derive(Clone, Debug)]
 pub struct ServerTls {
-    /// What we show.
+    /// Certificate chain and key of the server.
     pub identity: KeyPair,
-    /// What clients show.
+    /// Verification of client certificates.
     pub clients: ClientAuth,
 }
 
-/// Whether clients show a certificate.
+/// Request for client certificates.
 #[derive(Clone, Debug)]
 pub enum ClientAuth {
-    /// They are not asked.
+    /// Clients are not asked for a certificate.
     None,
-    /// They are asked; one that is shown must verify under this.
+    /// Clients are asked; a certificate must verify under this authority.
     Optional(ClientCa),
-    /// They must show one that verifies under this.
+    /// Clients must show a certificate verifying under this authority.
     Required(ClientCa),
 }
 
-/// Who vouches for clients.
+/// An authority of client certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCa {
-    /// What its peers are called by.
+    /// Label of the authority in peer names (`cert:<label>:CN=…`).
     pub name: Arc<str>,
-    /// Its certificates.
+    /// Root certificates.
     pub roots: Roots,
-    /// What it has revoked, where that is looked at.
+    /// Revocation lists, if checked.
     pub crls: Option<Crls>,
 }
 
-/// An etcd user with the password that proves it.
+/// An etcd user and password.
 #[derive(Clone, Debug)]
-pub struct Login {
+pub struct EtcdLogin {
     /// The etcd user.
     pub user: UserName,
-    /// Its password.
+    /// The user's password.
     pub password: Arc<Secret<String>>,
 }
 
-/// The etcd cluster behind us.
+/// The etcd cluster.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// Where members are found first. No two the same, all of one scheme; none where `discovery.srv` says it.
+    /// Seed endpoints. Without duplicates, all of one scheme; empty if `discovery.srv` is set.
     pub endpoints: Vec<Endpoint>,
-    /// TLS towards members: there exactly where the endpoints are https.
+    /// TLS towards members: set if and only if the endpoints are https.
     pub tls: Option<ClientTls>,
-    /// How long a TCP and TLS handshake with a member may take.
+    /// Time limit for the TCP and TLS handshake with a member.
     pub connect_timeout: Duration,
-    /// After how long without a call a connection to a member is closed.
+    /// A connection to a member without a call for so long is closed.
     pub idle_timeout: Duration,
     /// etcd's `--auth-token-ttl`.
     pub token_ttl: Duration,
-    /// Which cluster it must be.
+    /// The required cluster id.
     pub pin: ClusterPin,
-    /// Who reads, of the calls that any member can serve.
-    pub reads: Serves,
-    /// Who takes writes.
-    pub writes: Serves,
-    /// Names of members, or hosts of their addresses, that serve reads before others.
+    /// Members serving reads, among calls open to any member.
+    pub reads: MemberPreference,
+    /// Members serving writes.
+    pub writes: MemberPreference,
+    /// Names of members, or hosts of their addresses, preferred for reads.
     pub near: Vec<String>,
-    /// After what time a second member is asked for a linearizable read that the first has not answered, if at all.
+    /// Delay before a linearizable read without an answer is hedged at a second member; `None` for no
+    /// hedging.
     pub hedge_after: Option<Duration>,
-    /// How long streams wait while no member serves.
+    /// Time limits of streams waiting for a member.
     pub outage: OutageTimes,
-    /// As whom members are probed; nobody where auth is off.
-    pub probe: Option<Login>,
-    /// How members are found beside the endpoints.
+    /// The etcd user for probes; `None` with auth off.
+    pub probe: Option<EtcdLogin>,
+    /// Sources of member addresses beside the endpoints.
     pub discovery: Discovery,
 }
 
 impl Cluster {
-    /// How members are spoken to: never otherwise, wherever one was found.
+    /// The only scheme for member connections, whatever the source of an address.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         match (&self.discovery.srv, self.endpoints.first()) {
@@ -244,19 +247,19 @@ impl Cluster {
     }
 }
 
-/// How members are found beside the endpoints.
+/// Sources of member addresses beside the endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Discovery {
-    /// DNS says what the endpoints are.
+    /// SRV records as the source of the endpoints.
     pub srv: Option<Srv>,
-    /// Name servers in place of those of the machine, and of its hosts file; none: the machine's.
+    /// Name servers replacing the machine's resolver and hosts file; the machine's resolver if empty.
     pub dns: Vec<SocketAddr>,
-    /// Of which form the host of an address must be that DNS or the member list told; any where this is empty.
+    /// Allowed host patterns for addresses from DNS or the member list; all hosts are allowed if empty.
     pub allowed_hosts: Vec<Glob>,
 }
 
 impl Discovery {
-    /// Whether an address may be used that was not configured but found.
+    /// True if a discovered address with this host may be used.
     #[must_use]
     pub fn allows(&self, host: &str) -> bool {
         let host = host.to_ascii_lowercase();
@@ -264,19 +267,19 @@ impl Discovery {
     }
 }
 
-/// Where DNS says what the endpoints are, as etcd's own clients look it up (`--discovery-srv`).
+/// SRV lookup of the endpoints, as in etcd's own clients (`--discovery-srv`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Srv {
-    /// Of which domain.
+    /// The domain.
     pub domain: String,
-    /// Of several clusters in it, which (`--discovery-srv-name`).
+    /// The cluster within the domain (`--discovery-srv-name`).
     pub name: Option<String>,
-    /// How the endpoints are spoken to; each has records of its own.
+    /// Scheme of the endpoints; each scheme has its own records.
     pub scheme: Scheme,
 }
 
 impl Srv {
-    /// The name whose SRV records say it.
+    /// The SRV record's name.
     #[must_use]
     pub fn record(&self) -> String {
         let service = match self.scheme {
@@ -290,27 +293,27 @@ impl Srv {
     }
 }
 
-/// Who serves a kind of call.
+/// Members serving a kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Serves {
+pub enum MemberPreference {
     /// Any ready voter.
     Any,
-    /// The leader, where it is ready; else any.
+    /// The leader if ready, else any ready voter.
     Leader,
 }
 
-/// Which cluster the endpoints must belong to.
+/// The required cluster of the endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterPin {
-    /// This one.
+    /// The cluster with this id.
     Id(ClusterId),
-    /// That of the member which answers first.
+    /// The cluster of the first answering member.
     FirstAnswer,
-    /// That of the member which answers first, until all of them have become another.
+    /// The cluster of the first answering member, until all endpoints have become another cluster.
     Follow,
 }
 
-/// How a member is spoken to.
+/// URL scheme of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
     /// Plaintext HTTP/2.
@@ -330,92 +333,92 @@ pub struct Endpoint {
     pub port: u16,
 }
 
-/// What member answers call us: to each client what leads it back by the way that it came.
+/// Client URLs in member answers: each client gets URLs for its own way of connecting.
 #[derive(Clone, Debug)]
-pub struct Advertise {
-    /// One per listener, in their order.
-    pub(crate) rows: Vec<Advertised>,
+pub struct AdvertisedUrls {
+    /// One row per listener, in the order of the listeners.
+    pub(crate) rows: Vec<ListenerClientUrls>,
 }
 
-/// The same for the clients of one listener.
+/// Client URLs for the clients of one listener.
 #[derive(Clone, Debug)]
-pub struct Advertised {
+pub struct ListenerClientUrls {
     /// The listener's name.
     pub listener: Arc<str>,
-    /// The client URLs of every member, as clients are told them.
+    /// Client URLs shared by all members.
     pub client_urls: Vec<String>,
-    /// Those of single members instead.
+    /// Client URLs of single members, replacing the shared URLs.
     pub members: Vec<(NamedMember, Vec<String>)>,
 }
 
-impl Advertise {
-    /// What clients of this listener are told; where there is no such listener any more, those of the first. None where there is no
-    /// listener at all.
+impl AdvertisedUrls {
+    /// The row of this listener; the first row if the listener no longer exists. `None` without any listener.
     #[must_use]
-    pub fn to_clients_of(&self, listener: &str) -> Option<&Advertised> {
+    pub fn to_clients_of(&self, listener: &str) -> Option<&ListenerClientUrls> {
         self.rows.iter().find(|row| *row.listener == *listener).or(self.rows.first())
     }
 }
 
-/// How sessions are sealed.
+/// Sealing of sessions.
 #[derive(Clone, Debug)]
-pub struct Session {
-    /// The first seals, all open. At least one.
+pub struct SessionSettings {
+    /// Session keys: the first key seals, all keys open. At least one.
     pub keys: Vec<SessionKey>,
-    /// Where they come from. A reload must keep a random key: the one that was just made opens no session.
+    /// Source of the keys. A reload must keep a random key: a newly made key opens no existing session.
     pub key_source: KeySource,
     /// Replicas of one realm accept each other's sessions.
-    pub realm: Realm,
+    pub realm: RealmSetting,
     /// Sessions issued before this second of the Unix epoch are refused.
     pub not_before: u64,
 }
 
-/// Where revocations are kept, and for how long an old copy is good.
+/// Persistence of revocations, and the maximum age of a copy.
 #[derive(Clone, Debug)]
 pub struct Revocation {
-    /// Where.
-    pub keep: Keep,
-    /// Past this age of what was read, no session is admitted. Matters where others can change it.
+    /// Place of the revocations.
+    pub keep: RevocationPersistence,
+    /// Without a successful read for so long, no session is admitted. Relevant only for a place shared with
+    /// further replicas.
     pub max_age: Duration,
 }
 
-/// Where revocations are kept.
+/// Place of the revocations.
 #[derive(Clone, Debug)]
-pub enum Keep {
-    /// Nowhere: a restart forgets them.
+pub enum RevocationPersistence {
+    /// Memory only: lost at a restart.
     Memory,
-    /// In a file of this one replica.
+    /// A file of this one replica.
     File(PathBuf),
-    /// In etcd, for all replicas.
+    /// etcd, shared by all replicas.
     Etcd {
-        /// Ends with a slash.
+        /// Key prefix, ending with a slash.
         prefix: Arc<str>,
-        /// As whom; nobody where auth is off.
-        login: Option<Login>,
+        /// The etcd user for reading and writing the prefix; `None` with auth off.
+        login: Option<EtcdLogin>,
     },
 }
 
-/// Who checks passwords, and how often a wrong one may come.
+/// Checking of passwords, and limits on failures.
 #[derive(Clone, Debug)]
 pub struct Passwords {
-    /// Who is asked, in which order.
+    /// Password sources, in order.
     pub sources: PasswordSources,
-    /// The users file; empty where none is a source.
-    pub users: Arc<Users>,
-    /// When a further password is not checked.
+    /// The users file; empty if no file is a source.
+    pub users: Arc<UserPasswordHashes>,
+    /// Limits on failed logins.
     pub failed: FailedLogins,
 }
 
-/// Who is asked whether a password is right. The first that knows the user is final.
+/// Password sources, in order. The first source knowing the user decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PasswordSources {
     /// etcd only.
     Etcd,
     /// The users file only.
     File,
-    /// The file about its own users, etcd about all others.
+    /// The file for its own users, etcd for all further users.
     FileThenEtcd,
-    /// etcd; the file about users of whom etcd says that they have no password, and where auth is off.
+    /// etcd; the file for users without a password in etcd, and while auth is off.
     EtcdThenFile,
 }
 
@@ -430,63 +433,64 @@ impl fmt::Display for PasswordSources {
     }
 }
 
-/// After how many wrong passwords a further one waits; 0 is never.
+/// Numbers of failed logins before a further login is delayed; 0 for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedLogins {
-    /// Of one user from one address.
+    /// Failures of one user from one address.
     pub per_user_and_address: u32,
-    /// Of one user, from wherever.
+    /// Failures of one user, from all addresses.
     pub per_user: u32,
-    /// From one address, of whomever.
+    /// Failures from one address, for all users.
     pub per_address: u32,
-    /// The longest wait.
+    /// The longest delay.
     pub longest_wait: Duration,
 }
 
-/// Where session keys come from.
+/// Source of the session keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySource {
-    /// From `session.key_files`: the same after a restart and on other replicas.
+    /// `session.key_files`: the same keys after a restart and on every replica.
     Files,
-    /// Made up when the configuration was read, and another one each time.
+    /// A random key, made anew at every reading of the configuration.
     Random,
 }
 
-/// 32 bytes that seal sessions.
+/// 32 bytes for sealing sessions.
 pub type SessionKey = Arc<Secret<[u8; 32]>>;
 
-/// For whom a session is sealed.
+/// Realm of sealed sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Realm {
-    /// A name that the operator chose.
+pub enum RealmSetting {
+    /// A name chosen by the operator.
     Named(Arc<str>),
-    /// The id of the cluster behind us.
+    /// The id of the etcd cluster.
     ClusterId,
 }
 
-/// How members are worked on.
+/// Coordination of member maintenance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Maintenance {
-    /// Below it replicas tell each other what is done to members; none where they do not. Ends with a slash.
+    /// Key prefix for coordinating maintenance between replicas, ending with a slash; `None` without
+    /// coordination.
     pub etcd_prefix: Option<Arc<str>>,
 }
 
-/// How watches are kept alive.
+/// Settings of watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watch {
-    /// Where idle watches are asked for their progress: after this time at the earliest, after twice as long at the
-    /// latest.
+pub struct WatchSettings {
+    /// Interval for requesting the progress of idle watches: the earliest time, with twice this time as the
+    /// latest; `None` for no requests.
     pub idle_progress: Option<Duration>,
-    /// Bytes that watch streams may hold, over all shards.
+    /// Bytes buffered by watch streams, over all shards.
     pub buffer: usize,
 }
 
-/// Bounds on what clients may use.
+/// Limits on the resources of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Open client connections, over all listeners.
     pub connections: usize,
-    /// Those of one client, and those that are of no use.
+    /// Connections per client address, and limits on idle and dead connections.
     pub client_connections: ClientConnections,
     /// Open streams (calls) per client connection.
     pub streams_per_connection: u32,
@@ -494,57 +498,59 @@ pub struct Limits {
     pub header_size: u32,
     /// Bytes of a request message.
     pub request_size: usize,
-    /// How long a client may take for its TLS and HTTP/2 handshake.
+    /// Time limit for a client's TLS and HTTP/2 handshake.
     pub handshake_timeout: Duration,
-    /// Bytes that requests hold, over all calls: header lists, messages that are kept, streams; past it a call is refused.
+    /// Bytes held by requests, over all calls: header lists, buffered messages, streams; above the limit a
+    /// call is refused.
     pub replay_buffer: usize,
-    /// Connections to members that show a user's own certificate, over all shards.
+    /// Connections to members with a user's own certificate, over all shards.
     pub certificate_connections: usize,
-    /// After how long, about, a client connection is told to go, if at all: what is open on it goes on.
+    /// Approximate maximum age of a client connection before its GOAWAY; open calls go on. `None` for no
+    /// maximum.
     pub connection_age: Option<Duration>,
-    /// Calls that one member has to answer at a time, over all shards; streams are none.
+    /// Unary calls in flight per member, over all shards; streams do not count.
     pub member_in_flight: usize,
-    /// Answers that their clients do not read.
-    pub unread: Unread,
+    /// Limits on unread answers.
+    pub unread: UnreadLimits,
     /// `Authenticate` calls in flight per member.
     pub logins_in_flight_per_member: usize,
 }
 
-/// The operator's own listener.
+/// The admin address and socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
-    /// Where it listens.
+    /// Admin address.
     pub address: SocketAddr,
-    /// The unix socket for commands that change something, if there is one.
+    /// The unix socket for operator commands, if any.
     pub socket: Option<PathBuf>,
 }
 
-/// How long an ending takes.
+/// Times of the drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// Between "not ready" and the first GOAWAY, for load balancers to notice.
+    /// Delay between "not ready" and the first GOAWAY, for load balancers to notice.
     pub wait: Duration,
-    /// Between the first GOAWAY and the end of the process, at most.
+    /// Maximum time between the first GOAWAY and the end of the process.
     pub timeout: Duration,
 }
 
 /// Threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runtime {
-    /// Threads that serve clients.
+    /// Threads serving clients.
     pub shards: NonZeroUsize,
 }
 
 impl Listener {
-    /// Whether who connects from there is a balancer, which says who the client is.
+    /// True if this address belongs to a load balancer sending the client's address by the PROXY protocol.
     #[must_use]
-    pub fn believes(&self, address: IpAddr) -> bool {
+    pub fn is_trusted_proxy(&self, address: IpAddr) -> bool {
         self.proxy_protocol_from.iter().any(|network| network.contains(address))
     }
 }
 
 impl ClientAuth {
-    /// Who vouches for the certificates that are shown, if any are.
+    /// The authority of client certificates, if clients are asked for a certificate.
     #[must_use]
     pub fn ca(&self) -> Option<&ClientCa> {
         match self {

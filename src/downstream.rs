@@ -1,26 +1,27 @@
-//! The client side: who is calling.
+//! The client side: connections, authentication evidence and sessions of clients.
 //!
-//! Owns: what a client shows us and what we hand it. Must not know: the upstream side, policy.
+//! Owns: the evidence received from a client, and the bytes sent to a client. Must not know: the upstream
+//! side, policy.
 
-pub mod certificate;
-pub mod connection;
+pub mod acceptor;
+pub mod client_certificate;
+pub mod client_connection;
+pub mod client_replies;
 pub mod connection_activity;
 pub mod connection_table;
-mod first;
-pub mod floor;
 pub mod http1;
 mod inbound;
-pub mod jwt;
-pub mod listener;
+pub mod listener_tls;
 pub mod odd_authority;
-pub mod proxied;
+pub mod proxy_protocol;
 mod read_turns;
 pub mod request_memory;
-pub mod requests;
+pub mod request_messages;
 mod reset_rate;
-pub mod said;
+pub mod revision_watermark;
 mod served_streams;
 pub mod session;
+mod sniff;
 mod socket_progress;
-pub mod tls;
+pub mod verified_jwts;
 pub mod watch_starts;

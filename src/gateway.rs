@@ -1,30 +1,34 @@
-//! The way of a call: from the client's request to an honest reply.
+//! The path of a call, from the client's request to the final reply.
 //!
-//! Owns: what a shard needs for every call, and the pipeline. Must not know: TOML, TLS, how streams are accepted.
-//! Invariant: everything here belongs to one shard; what shards share is immutable, atomic or published whole.
+//! Owns: the state shared by all calls of a shard, and the call pipeline. Must not know: TOML, TLS, how
+//! streams are accepted.
+//! Invariant: every value here belongs to a single shard; data shared between shards is immutable, atomic or
+//! published as a whole snapshot.
 
 pub mod access_log;
-pub mod addressed;
-pub mod blocked;
+pub mod active_streams;
+pub mod addressed_member;
+pub mod blocking_calls;
 pub mod caller;
-mod contents;
-pub mod current;
 pub mod defragment;
 pub mod exchange;
-mod gathering;
 pub mod health;
 pub mod inflating;
 pub mod leadership;
-pub mod live;
 pub mod login;
 pub mod member_answers;
+pub mod password_revalidation;
 pub mod pipeline;
-pub mod proofs;
+pub mod pipeline_result;
+pub mod proof_basis;
+pub mod read_floor;
 pub mod removal;
 pub mod reply;
+mod reply_contents;
+mod request_body;
 pub mod retries;
 pub mod streams;
-pub mod unread;
+pub mod unread_answers;
 pub mod write_order;
 
 use std::cell::{Cell, RefCell};
@@ -38,140 +42,148 @@ use tokio::time::Instant;
 
 use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::connection_activity::ConnectionActivity;
-use crate::downstream::floor::Floor;
 use crate::downstream::request_memory::{
-    ConnectionRequests, Held, REQUEST, RequestLimits, RequestMemory, Requester, header_bytes,
+    ConnectionRequests, REQUEST, RequestLimits, RequestMemory, RequestMemoryCharge, Requester, header_bytes,
 };
+use crate::downstream::revision_watermark::RevisionWatermark;
 use crate::downstream::session::Sealer;
 use crate::downstream::watch_starts::WatchStarts;
 use crate::gateway::access_log::AccessLog;
-use crate::gateway::caller::{Caller, Callers, Identities, Remembered};
-use crate::gateway::live::Live;
-use crate::gateway::login::desk::Logins;
-use crate::gateway::retries::Retries;
-use crate::gateway::unread::{ConnectionUnread, UnreadAnswers};
-use crate::identity::named::NamedMember;
+use crate::gateway::active_streams::ActiveStreams;
+use crate::gateway::caller::{Caller, CallerIdentification, ConnectionCallers, Identities};
+use crate::gateway::login::service::LoginService;
+use crate::gateway::retries::RetryBudget;
+use crate::gateway::unread_answers::{ConnectionUnread, UnreadAnswers};
+use crate::identity::named_member::NamedMember;
 use crate::identity::{ClusterId, MemberId, Peer};
-use crate::lease::claims::Claims;
+use crate::lease::lock_wait_register::LockWaitRegister;
 use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::Metrics;
-use crate::upstream::choose::Wanted;
-use crate::upstream::membership::Auth;
-use crate::upstream::send::Door;
-use crate::upstream::turns::Turns;
+use crate::upstream::choose::MemberTarget;
+use crate::upstream::member_queue::MemberQueues;
+use crate::upstream::membership::AuthSetting;
+use crate::upstream::send::UpstreamClient;
 use crate::watch::budget;
 
-/// Requests of blocked calls in memory, per shard, or one of the largest size: a name, a lease, perhaps a value each.
-const WAITING: usize = 8 * 1024 * 1024;
+/// Memory for the requests of blocked calls (Lock, Campaign, Observe), per shard: a name, a lease, perhaps a
+/// value each. The effective limit is never below a single request of the largest size.
+const BLOCKED_REQUEST_MEMORY: usize = 8 * 1024 * 1024;
 
-/// The largest message of a request that is answered whoever makes it: a name and a password.
-pub const ANYBODYS: usize = 64 * 1024;
+/// The largest message of a request answered without identifying the caller, such as a login with a name and
+/// a password.
+pub const UNIDENTIFIED_REQUEST_SIZE: usize = 64 * 1024;
 
-/// For how long what one member knows of users may be unknown to others (rules 21).
-const SPREADING: Duration = Duration::from_secs(2);
+/// How long a change of users or roles may stay unknown to members after the first member applied the change
+/// (docs/decisions.md#d21).
+const AUTH_PROPAGATION: Duration = Duration::from_secs(2);
 
-/// Everything that a shard's calls share.
+/// State shared by all calls of a shard.
 pub struct Gateway {
-    /// The way upstream.
-    pub door: Rc<Door>,
-    /// Seals and opens sessions.
+    /// The upstream client: choosing members, proving users, sending requests.
+    pub door: Rc<UpstreamClient>,
+    /// Seals and opens session tokens.
     pub sealer: Arc<Sealer>,
     /// Checks passwords, for all shards.
-    pub logins: Arc<Logins>,
-    /// Who presented tokens here lately.
-    pub callers: Callers,
-    /// What is counted.
+    pub logins: Arc<LoginService>,
+    /// Identifies callers, and caches the session tokens and JWTs recently opened on this shard.
+    pub callers: CallerIdentification,
+    /// The metrics of the process.
     pub metrics: Arc<Metrics>,
-    /// What the configuration says now.
+    /// The current configuration.
     pub config: Arc<Published<Config>>,
-    /// How many shards share what is a budget of all.
+    /// The number of shards; process-wide budgets are divided by this number.
     shards: usize,
-    /// Which calls leave a record in the log.
+    /// The access log policy.
     pub access_log: AccessLog,
-    /// Limits the log lines that clients can cause without an identity.
+    /// Rate limiter for log records caused by clients without an identity.
     pub log_limiter: Rc<RecordLimiter>,
-    /// The tasks of this shard's streams.
+    /// Spawner for the tasks of this shard's streams.
     pub tasks: Tasks,
-    /// Whether calls should be sent here, as `/readyz` says.
+    /// True while this replica should receive calls, as reported by `/readyz`.
     pub ready: watch::Receiver<bool>,
-    /// Tells when the process drains, and until when; what a connection has open follows its client's.
+    /// Announces the drain of the process and its deadline. Streams and calls of a connection follow
+    /// [`ClientConnection::drain`] instead.
     pub drain: watch::Receiver<Option<Instant>>,
-    /// Locks and campaigns that are being waited for, on all shards.
-    pub claims: Arc<Claims>,
-    /// What may be sent again.
-    pub retries: Retries,
-    /// After what time a second member is asked for a read, if at all.
+    /// The Lock and Campaign calls waiting at etcd, on all shards.
+    pub claims: Arc<LockWaitRegister>,
+    /// The retry budget.
+    pub retries: RetryBudget,
+    /// The delay before a hedged read is sent to a second member; `None` disables hedging.
     hedge_after: Option<Duration>,
-    /// Whose turn it is at members that have as much as they may.
-    pub turns: Turns,
-    /// Defragmentations, on all shards.
-    pub defragmentations: Arc<defragment::Register>,
+    /// The queues of calls waiting for an in-flight slot at a member.
+    pub member_queues: MemberQueues,
+    /// The defragmentations of all shards.
+    pub defragmentations: Arc<defragment::DefragmentationRegister>,
     request_memory: RequestMemory,
-    /// What lives longer than the decision that let it begin, on this shard.
-    pub live: Rc<Live>,
-    /// Tells when a connection was dismissed.
+    /// This shard's active streams and waiting calls, authorized again whenever users, rules or sessions
+    /// change.
+    pub active_streams: Rc<ActiveStreams>,
+    /// Notified when a connection is dismissed ([`ClientConnection::dismiss`]).
     pub dismissed: Notify,
-    /// What this shard's watch streams hold.
-    pub watch_budget: Rc<budget::Budget>,
-    /// Answers that this shard's clients have not taken yet.
+    /// Memory budget of this shard's watch streams.
+    pub watch_budget: Rc<budget::WatchByteBudget>,
+    /// Answers not yet read by this shard's clients.
     pub unread: Rc<UnreadAnswers>,
 }
 
-/// One client connection, as its calls see it.
-pub struct Client {
-    /// Where it came from.
-    pub origin: Rc<access_log::Origin>,
-    /// Which listener it came by.
+/// A client connection, as seen by its calls.
+pub struct ClientConnection {
+    /// The client's address and the listener's name, for records.
+    pub origin: Rc<access_log::ConnectionOrigin>,
+    /// The listener through which the connection arrived.
     pub listener: Arc<Listener>,
-    /// Who its certificate says it is.
+    /// The peer named by the client certificate.
     pub certificate: Option<Peer>,
-    /// The member that it is about, where it is about one.
+    /// The member addressed by every call of this connection, on a per-member listener.
     pub member: Option<NamedMember>,
-    /// When its welcome is over.
-    pub until: Option<Instant>,
-    /// Tells when it is to leave, and until when.
+    /// When the connection must end because its client certificate expires; `None` if the listener keeps
+    /// expired connections.
+    pub expires_at: Option<Instant>,
+    /// Announces the drain of this connection and its deadline.
     pub drain: watch::Receiver<Option<Instant>>,
-    /// What it was shown: nothing older may follow (rules 21).
-    pub floor: Rc<Floor>,
-    /// Its watches "from now" that no member has registered yet: its writes go upstream behind them.
+    /// The revision floor: the highest revision shown to the client. Later answers may not be older
+    /// (docs/decisions.md#d21).
+    pub floor: Rc<RevisionWatermark>,
+    /// This connection's watches "from now" not yet registered at a member. Writes of the connection wait for
+    /// the registration.
     pub watch_starts: Rc<WatchStarts>,
     home: Cell<Option<MemberId>>,
-    /// Until when all its calls go home.
+    /// Until when every call of the connection goes to its home member.
     at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
-    /// What its requests hold.
+    /// The memory held by the connection's requests.
     requests: ConnectionRequests,
-    /// Its health watches that are open.
+    /// The number of open health watches of the connection.
     pub health_watches: Rc<Cell<usize>>,
-    /// Who calls over it.
-    pub remembered: RefCell<Remembered>,
-    /// Answers that it has not taken yet.
+    /// The users identified on this connection.
+    pub remembered: RefCell<ConnectionCallers>,
+    /// Answers not yet read by this client.
     pub unread: Rc<ConnectionUnread>,
-    /// Whether it is in use.
+    /// Tracks usage of the connection: unused connections are closed first to make room for new connections.
     activity: Arc<ConnectionActivity>,
 }
 
-/// When what a proof let in is cut that ends at `expires`. None where the listener lets it go on, or where that is further
-/// away than timers can tell.
+/// When to end a stream or connection whose proof expires at `expires`. `None` if the listener keeps expired
+/// proofs in use, or if `expires` is beyond the range of timers.
 #[must_use]
-pub fn cut_at(listener: &Listener, expires: SystemTime, now: SystemTime) -> Option<Instant> {
+pub fn expiry_deadline(listener: &Listener, expires: SystemTime, now: SystemTime) -> Option<Instant> {
     match listener.on_expiry {
         OnExpiry::Cut => Instant::now().checked_add(expires.duration_since(now).unwrap_or_default()),
         OnExpiry::Keep => None,
     }
 }
 
-impl Client {
-    /// A connection that has seen nothing yet.
+impl ClientConnection {
+    /// A connection without calls so far.
     #[expect(clippy::too_many_arguments, reason = "what is known of a connection, each of it once")]
     #[must_use]
     pub fn new(
         gateway: &Gateway,
-        origin: Rc<access_log::Origin>,
+        origin: Rc<access_log::ConnectionOrigin>,
         listener: Arc<Listener>,
         certificate: Option<Peer>,
         member: Option<NamedMember>,
@@ -180,7 +192,7 @@ impl Client {
         activity: Arc<ConnectionActivity>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
-        let floor = Rc::new(Floor::of(gateway.door.members.snapshot.load().cluster));
+        let floor = Rc::new(RevisionWatermark::of(gateway.door.members.snapshot.load().cluster));
         let unread = ConnectionUnread::new(&gateway.unread, Rc::clone(&origin));
         Self {
             unread,
@@ -189,7 +201,7 @@ impl Client {
             listener,
             certificate,
             member,
-            until,
+            expires_at: until,
             drain,
             floor,
             watch_starts: Rc::default(),
@@ -202,35 +214,38 @@ impl Client {
         }
     }
 
-    /// What let the connection in lets it in no more: what is open on it ends, and nothing begins.
+    /// Ends every stream and waiting call of the connection and refuses new calls, because the proof used to
+    /// admit the connection is no longer valid.
     pub fn dismiss(&self, gateway: &Gateway) {
         self.dismissed.set(true);
         gateway.dismissed.notify_one();
     }
 
-    /// A call of this caller may begin. One of nobody is none that its connection is kept for, where auth is on.
+    /// Marks the connection as used, because a call of `caller` may begin. With auth on, calls without a user
+    /// do not count as use, so the connection may still be closed to make room.
     pub fn note_call(&self, gateway: &Gateway, caller: &Caller) {
-        if caller.user.is_some() || gateway.door.members.auth.now() != Auth::On {
+        if caller.user.is_some() || gateway.door.members.auth.now() != AuthSetting::On {
             self.activity.note_call();
         }
     }
 
-    /// Whether it was dismissed.
+    /// True after [`ClientConnection::dismiss`].
     #[must_use]
     pub fn is_dismissed(&self) -> bool {
         self.dismissed.get()
     }
 
-    /// When a stream or a call that waits of this caller ends though nobody ends it, and what the client is told: its
-    /// connection's welcome is over, or its proof.
+    /// When a stream or waiting call of `caller` must end, and the refusal for the client: at the end of the
+    /// caller's proof or of the connection's certificate, whichever is earlier.
     #[must_use]
-    pub fn ends(&self, caller: &Caller) -> Option<(Instant, Refusal)> {
-        let proof = caller.until.map(|at| (at, Refusal::INVALID_AUTH_TOKEN));
-        let welcome = self.until.map(|at| (at, Refusal::SHUTTING_DOWN));
+    pub fn authorization_end(&self, caller: &Caller) -> Option<(Instant, Refusal)> {
+        let proof = caller.expires_at.map(|at| (at, Refusal::INVALID_AUTH_TOKEN));
+        let welcome = self.expires_at.map(|at| (at, Refusal::SHUTTING_DOWN));
         proof.into_iter().chain(welcome).min_by_key(|(at, _)| *at)
     }
 
-    /// This cluster is served from now on: what was shown of another one binds nobody.
+    /// Resets the revision floor and the home member if `cluster` differs from the cluster served before:
+    /// revisions of two clusters are not comparable.
     pub fn follow(&self, cluster: Option<ClusterId>) {
         if self.floor.follow(cluster) {
             self.home.take();
@@ -238,15 +253,16 @@ impl Client {
         }
     }
 
-    /// A change of users or roles is known at `member`; at others a little later.
-    pub fn stay_at(&self, member: MemberId) {
+    /// Sends the calls of the next two seconds to `member`, the first member to know a change of users or
+    /// roles made on this connection.
+    pub fn pin_home(&self, member: MemberId) {
         self.home.set(Some(member));
-        self.at_home_until.set(Some(Instant::now() + SPREADING));
+        self.at_home_until.set(Some(Instant::now() + AUTH_PROPAGATION));
     }
 
-    /// Whether its calls go home now, whatever they are.
+    /// True while every call of the connection goes to its home member.
     #[must_use]
-    pub fn is_at_home(&self) -> bool {
+    pub fn is_pinned_home(&self) -> bool {
         let stays = self.at_home_until.get().is_some_and(|until| Instant::now() < until);
         if !stays {
             self.at_home_until.set(None);
@@ -256,26 +272,28 @@ impl Client {
 }
 
 impl Gateway {
-    /// A gateway for one shard.
+    /// The gateway of one shard.
     #[expect(clippy::too_many_arguments, reason = "what a shard is given, each of it once")]
     #[must_use]
     pub fn new(
-        door: Rc<Door>,
+        door: Rc<UpstreamClient>,
         sealer: Arc<Sealer>,
-        logins: Arc<Logins>,
+        logins: Arc<LoginService>,
         metrics: Arc<Metrics>,
         config: Arc<Published<Config>>,
         tasks: Tasks,
         ready: watch::Receiver<bool>,
         drain: watch::Receiver<Option<Instant>>,
-        claims: Arc<Claims>,
-        defragmentations: Arc<defragment::Register>,
+        claims: Arc<LockWaitRegister>,
+        defragmentations: Arc<defragment::DefragmentationRegister>,
         identities: Arc<Published<Identities>>,
     ) -> Self {
         let begun = config.load_full();
         let shards = begun.runtime.shards.get();
-        let watch_budget =
-            Rc::new(budget::Budget::new(begun.watch.buffer / shards, metrics.watch_held_bytes.clone()));
+        let watch_budget = Rc::new(budget::WatchByteBudget::new(
+            begun.watch.buffer / shards,
+            metrics.watch_held_bytes.clone(),
+        ));
         let log_limiter = Rc::new(RecordLimiter::new(metrics.log_records_left_out.clone()));
         let access_log =
             if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
@@ -291,13 +309,13 @@ impl Gateway {
             claims,
             defragmentations,
             door,
-            retries: Retries::default(),
+            retries: RetryBudget::default(),
             hedge_after: begun.cluster.hedge_after,
-            turns: Turns::new(begun.limits.member_in_flight / shards),
-            live: Rc::default(),
+            member_queues: MemberQueues::new(begun.limits.member_in_flight / shards),
+            active_streams: Rc::default(),
             dismissed: Notify::new(),
             watch_budget,
-            callers: Callers::new(Arc::clone(&sealer), identities),
+            callers: CallerIdentification::new(Arc::clone(&sealer), identities),
             sealer,
             logins,
             metrics,
@@ -306,54 +324,56 @@ impl Gateway {
         }
     }
 
-    /// The connection's own member, chosen when first asked for and again when it is not ready.
+    /// The connection's home member: chosen on first use, and chosen again when the previous home is not
+    /// ready.
     #[must_use]
-    pub fn home(&self, client: &Client) -> Option<MemberId> {
+    pub fn home(&self, client: &ClientConnection) -> Option<MemberId> {
         client.follow(self.door.members.snapshot.load().cluster);
-        let chosen = self.door.choose(Wanted::Home(client.home.get()), &[]).map(|member| member.id);
+        let chosen = self.door.choose(MemberTarget::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen
     }
 
-    /// Nothing yet of what requests may hold on this shard and on this connection.
+    /// An empty memory account of a request, limited by the budgets of the shard and of the connection.
     #[must_use]
-    pub fn hold(&self, client: &Client, requester: Requester) -> Held {
+    pub fn hold(&self, client: &ClientConnection, requester: Requester) -> RequestMemoryCharge {
         let limits = self.config.load().limits;
-        // At least one request of the largest size, or none of that size would ever pass.
+        // The budget admits at least a single request of the largest size; otherwise no request of that size
+        // could pass.
         let largest = limits.request_size + PREFIX;
         let limits = RequestLimits { all: (limits.replay_buffer / self.shards).max(largest), largest };
         self.request_memory.hold(&client.requests, requester, limits)
     }
 
-    /// Holds a request with this header list, for as long as that is kept.
+    /// Charges a request's header list to the memory budget, until the returned guard is dropped.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// The budget has no room for the request.
     pub fn hold_request(
         &self,
-        client: &Client,
+        client: &ClientConnection,
         requester: Requester,
         headers: &HeaderMap,
-    ) -> Result<Held, Refusal> {
+    ) -> Result<RequestMemoryCharge, Refusal> {
         let mut held = self.hold(client, requester);
-        let room = held.more(REQUEST + header_bytes(headers));
+        let room = held.charge(REQUEST + header_bytes(headers));
         if room { Ok(held) } else { Err(Refusal::TOO_MANY_REQUESTS) }
     }
 
-    /// On whose account this caller's requests are.
+    /// The memory account charged for the caller's requests.
     #[must_use]
     pub fn requester(&self, caller: &Caller) -> Requester {
-        let nobody = caller.user.is_none() && self.door.members.auth.now() != Auth::Off;
+        let nobody = caller.user.is_none() && self.door.members.auth.now() != AuthSetting::Off;
         if nobody { Requester::Anybody } else { Requester::Known }
     }
 
-    /// The same for requests that wait in etcd without limit: thousands of them must not keep all others from being sent. None where there is
-    /// no room.
+    /// Charges a request waiting in etcd without a time limit. Such requests have a budget of their own,
+    /// because thousands of them must not use up the budget of all calls. `None` if the budget has no room.
     #[must_use]
-    pub fn hold_waiting(&self, client: &Client, bytes: usize) -> Option<Held> {
+    pub fn hold_waiting(&self, client: &ClientConnection, bytes: usize) -> Option<RequestMemoryCharge> {
         let largest = self.config.load().limits.request_size + PREFIX;
-        let limits = RequestLimits { all: WAITING.max(largest), largest };
+        let limits = RequestLimits { all: BLOCKED_REQUEST_MEMORY.max(largest), largest };
         let mut held = self.request_memory.hold_waiting(&client.requests, limits);
-        held.more(bytes).then_some(held)
+        held.charge(bytes).then_some(held)
     }
 }

@@ -1,11 +1,11 @@
-//! The names and numbers by which etcd and we tell things apart.
+//! Names and numbers that identify members, clusters, revisions, users and callers.
 //!
-//! Owns: newtypes for ids, revisions and user names; below, who is calling (`peer`), how rules name that (`pattern`), and how
-//! operators name a member (`named`).
-//! Knows nothing of where they come from.
+//! Owns: newtypes for ids, revisions and user names; in submodules, the caller (`peer`), patterns of callers
+//! in rules (`pattern`), and operators' names for a member (`named`). Must not know: the source of a name or
+//! number.
 //! Invariant: a [`UserName`] is compared byte for byte, never case-folded.
 
-pub mod named;
+pub mod named_member;
 pub mod pattern;
 pub mod peer;
 
@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 pub use peer::Peer;
 
-/// A member's id, as in `ResponseHeader.member_id`. Shown in hexadecimal, as etcdctl does.
+/// A member's id, as in `ResponseHeader.member_id`. Displayed in hexadecimal, as etcdctl does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberId(pub u64);
 
-/// A cluster's id, as in `ResponseHeader.cluster_id`. Shown in hexadecimal.
+/// A cluster's id, as in `ResponseHeader.cluster_id`. Displayed in hexadecimal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClusterId(pub u64);
 
@@ -31,7 +31,7 @@ pub struct Revision(pub i64);
 pub struct UserName(Arc<str>);
 
 impl Revision {
-    /// The revision after this one.
+    /// The next revision.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))

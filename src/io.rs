@@ -1,14 +1,14 @@
-//! Bytes under HTTP/2. Knows nothing of what they mean.
+//! Byte streams below HTTP/2, without knowledge of their contents.
 
 pub mod coalesce;
-pub mod cut;
+pub mod kill_switch;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Both halves of a byte stream: TCP, a unix socket, TLS over either, or an in-process pipe in tests.
+/// A bidirectional byte stream: TCP, a unix socket, TLS over either, or an in-process pipe in tests.
 pub trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
-/// Any connected byte stream. One virtual call per system call: below what can be measured.
-pub type Stream = Box<dyn Duplex>;
+/// Any connected byte stream. The cost of a virtual call per system call is not measurable.
+pub type ByteStream = Box<dyn Duplex>;

@@ -1,10 +1,10 @@
-//! Leases and what lives by them: keepalives, elections that are observed, locks that are waited for. Knows nothing of TLS
-//! or configuration.
+//! Lease-bound streams and calls: keepalives, observed elections, waiting locks. Knows neither TLS nor
+//! configuration.
 
-pub mod claim;
-pub mod claims;
 pub mod keepalive;
-pub mod leaders;
+pub mod lock_queue;
+pub mod lock_wait;
+pub mod lock_wait_register;
 pub mod observe;
-pub mod pending;
-pub mod ticket;
+pub mod observed_leaders;
+pub mod pending_renewals;

@@ -1,9 +1,9 @@
 //! Keyward: an etcd-aware gRPC reverse proxy, one address for an etcd cluster.
 //!
-//! Modules stand on floors and import strictly lower floors only; `tests/tidy.rs` checks it. From the top:
-//! `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream` · `policy` · `config` · `rpc` ·
-//! `refusal`, `jwt`, `authority` ·
-//! `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`, `shard`.
+//! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy.rs`. From
+//! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream`
+//! · `policy` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`,
+//! `published`, `secret`, `tasks`, `telemetry`, `io`.
 
 pub mod admin;
 pub mod app;

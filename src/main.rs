@@ -1,10 +1,11 @@
-//! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, what is asked of a running Keyward, `--version`.
+//! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, the commands to a running Keyward,
+//! `--version`.
 //!
-//! Owns: arguments, what is printed, exit codes: 0, 1 (it failed while running, and nothing has changed; `status`: it does not
-//! serve; `doctor`: warnings; `drain`: something was cut), 2 (`doctor`: errors), 64 (the command line or the configuration cannot
-//! be used), 69 (`doctor`, `drain`: nobody listens at the socket), 74 (in force on this replica, but not kept), 75 (not known whether it is done: to be
-//! asked for again). Must not know: how anything is done.
-//! Invariant: an answer goes to stdout, what is wrong to stderr.
+//! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`: not
+//! serving; `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors); 64 (unusable command
+//! line or configuration); 69 (`doctor`, `drain`: no process listens on the socket); 74 (in force on this
+//! replica, but not persisted); 75 (unknown outcome: the command may be repeated). Must not know: the
+//! implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -14,20 +15,20 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use keyward::admin::doctor::Severity;
 use keyward::admin::drain::{Phase, Progress};
-use keyward::admin::socket::{self, Answer, Command as Ask};
-use keyward::admin::status::State;
-use keyward::config::{self, Config, Faults, Warning};
+use keyward::admin::socket::{self, AdminAnswer, AdminCommand as Ask};
+use keyward::admin::status::ReplicaState;
+use keyward::config::{self, Config, ConfigFaults, ConfigWarning};
 use keyward::{app, telemetry};
 use serde::Serialize;
 
-/// Gives freed memory back to the system (see `Cargo.toml`).
+/// jemalloc returns freed memory to the operating system (see `Cargo.toml`).
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// `EX_USAGE` of sysexits.h.
 const UNUSABLE: u8 = 64;
-/// What `doctor` ends with where something does not work.
+/// Exit code of `doctor` upon findings of severity "error".
 const ERRORS: u8 = 2;
 /// `EX_UNAVAILABLE`.
 const UNREACHABLE: u8 = 69;
@@ -46,93 +47,95 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serves until SIGTERM or SIGINT, which drain; SIGHUP, or a file that changed, reads the configuration again.
+    /// Serves until SIGTERM or SIGINT, which drain; SIGHUP, or a changed file, reloads the configuration.
     Serve(ConfigFile),
-    /// Reads the configuration and every file that it names, and tells all faults at once.
+    /// Reads the configuration and every file named by it, and prints all faults at once.
     Check(ConfigFile),
     /// Reads a password from standard input, and prints its hash for a line `name:hash` of the users file.
     HashPassword,
-    /// Writes a new session key into a file that is not there yet, for session.key_files.
+    /// Writes a new session key into a new file, for session.key_files.
     Keygen {
         /// The file; only its owner may read it.
         file: PathBuf,
     },
-    /// Ends all sessions that a user has, and the streams of everybody who is that etcd user; or one session.
+    /// Ends all sessions of a user, and all streams running as this etcd user; or one session.
     #[command(group = clap::ArgGroup::new("whom").required(true))]
     Revoke {
         /// The user, byte by byte.
         #[arg(group = "whom")]
         user: Option<String>,
-        /// The id of one session, as the log shows it at login.
+        /// The id of one session, as logged at login.
         #[arg(long, group = "whom", value_name = "ID")]
         session: Option<String>,
         #[command(flatten)]
-        at: Place,
+        at: AdminSocketArgs,
     },
-    /// As revoke, and refuses the user's logins and the calls of everybody who is that etcd user from now on.
+    /// As revoke, and refuses further logins of the user and further calls as this etcd user.
     Block {
         /// The user, byte by byte.
         user: String,
         #[command(flatten)]
-        at: Place,
+        at: AdminSocketArgs,
     },
     /// Lets a blocked user log in and call again.
     Unblock {
         /// The user, byte by byte.
         user: String,
         #[command(flatten)]
-        at: Place,
+        at: AdminSocketArgs,
     },
-    /// Lists the sessions that one replica has seen, and the users that were revoked or blocked.
+    /// Lists the sessions seen by one replica, and the revoked or blocked users.
     Sessions {
         #[command(flatten)]
-        at: Place,
+        at: AdminSocketArgs,
     },
-    /// Tells how one replica and the members are doing. Exit code 0 where it serves, else 1.
+    /// Reports the status of one replica and of the members. Exit code 0 if serving, else 1.
     Status {
         #[command(flatten)]
-        as_what: Output,
+        as_what: OutputArgs,
         #[command(flatten)]
-        at: Place,
+        at: AdminSocketArgs,
     },
-    /// Looks for what is wrong, and says how to mend it. Exit code 0 where nothing was found, 1 for warnings, 2 for errors.
+    /// Looks for faults, and names their remedies. Exit code 0 without findings, 1 for warnings, 2 for
+    /// errors.
     Doctor {
         #[command(flatten)]
-        as_what: Output,
+        as_what: OutputArgs,
         #[command(flatten)]
-        at: Place,
+        at: AdminSocketArgs,
     },
-    /// Has one replica end as by SIGTERM, and waits for that. Exit code 0 where nothing open was cut, else 1.
+    /// Drains and ends one replica as by SIGTERM, and waits for its end. Exit code 0 if no open connection
+    /// was cut, else 1.
     Drain {
         #[command(flatten)]
-        at: Place,
+        at: AdminSocketArgs,
     },
 }
 
-/// Where a running Keyward listens to commands.
+/// The admin socket of a running Keyward.
 #[derive(Args)]
-struct Place {
-    /// Its admin socket.
+struct AdminSocketArgs {
+    /// The admin socket.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Its configuration, which names the socket (admin.socket).
+    /// The configuration naming the socket (admin.socket).
     #[arg(long, env = "KEYWARD_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// How an answer is written.
+/// Output format of an answer.
 #[derive(Args)]
-struct Output {
-    /// How it is written.
-    #[arg(short = 'o', long = "output", value_enum, default_value_t = Form::Table)]
-    output: Form,
+struct OutputArgs {
+    /// Output format.
+    #[arg(short = 'o', long = "output", value_enum, default_value_t = OutputForm::Table)]
+    output: OutputForm,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Form {
-    /// For people.
+enum OutputForm {
+    /// Readable text.
     Table,
-    /// One line, for programs.
+    /// One line of JSON, for programs.
     Json,
 }
 
@@ -147,7 +150,7 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // --help and --version come this way too; they are answers, and no fault.
+            // --help and --version come here too; both are answers, not errors.
             let code = if error.use_stderr() { ExitCode::from(UNUSABLE) } else { ExitCode::SUCCESS };
             return finish(error.print(), code);
         }
@@ -175,8 +178,8 @@ fn keygen(file: &Path) -> ExitCode {
     }
 }
 
-impl Place {
-    /// The socket, or how it ends where there is none.
+impl AdminSocketArgs {
+    /// Returns the socket's path, or the exit code after printing an error.
     fn socket(self) -> Result<PathBuf, ExitCode> {
         match (self.socket, self.config) {
             (Some(socket), _) => Ok(socket),
@@ -188,50 +191,55 @@ impl Place {
     }
 }
 
-/// Asks a running Keyward, and says how it ends where that is no answer to the question; `unreachable` where there is none.
-fn asked(at: Place, question: &Ask, unreachable: u8) -> Result<Answer, ExitCode> {
+/// Sends a command to a running Keyward. Returns the exit code upon a refusal; `unreachable` is the exit code
+/// if no process answers.
+fn send_command_or_exit(
+    at: AdminSocketArgs,
+    question: &Ask,
+    unreachable: u8,
+) -> Result<AdminAnswer, ExitCode> {
     let socket = at.socket()?;
-    match socket::ask(&socket, question) {
+    match socket::send_command(&socket, question) {
         Ok(answer) => not_refused(answer),
         Err(error) => Err(fail(&format!("{}: {error}", socket.display()), ExitCode::from(unreachable))),
     }
 }
 
-fn not_refused(answer: Answer) -> Result<Answer, ExitCode> {
+fn not_refused(answer: AdminAnswer) -> Result<AdminAnswer, ExitCode> {
     match answer {
-        Answer::Failed(reason) => Err(fail(&reason, ExitCode::FAILURE)),
-        Answer::NotKept(reason) => Err(fail(&reason, ExitCode::from(NOT_KEPT))),
-        Answer::Unknown(reason) => Err(fail(&reason, ExitCode::from(UNKNOWN))),
+        AdminAnswer::Failed(reason) => Err(fail(&reason, ExitCode::FAILURE)),
+        AdminAnswer::NotKept(reason) => Err(fail(&reason, ExitCode::from(NOT_KEPT))),
+        AdminAnswer::Unknown(reason) => Err(fail(&reason, ExitCode::from(UNKNOWN))),
         answer => Ok(answer),
     }
 }
 
-fn ask(at: Place, question: &Ask) -> ExitCode {
-    match asked(at, question, 1) {
-        Ok(Answer::Done(said)) => finish(writeln!(io::stdout(), "{said}"), ExitCode::SUCCESS),
-        Ok(Answer::Sessions(listing)) => finish(write!(io::stdout(), "{listing}"), ExitCode::SUCCESS),
-        Ok(_) => another_answer(),
+fn ask(at: AdminSocketArgs, question: &Ask) -> ExitCode {
+    match send_command_or_exit(at, question, 1) {
+        Ok(AdminAnswer::Done(said)) => finish(writeln!(io::stdout(), "{said}"), ExitCode::SUCCESS),
+        Ok(AdminAnswer::Sessions(listing)) => finish(write!(io::stdout(), "{listing}"), ExitCode::SUCCESS),
+        Ok(_) => unexpected_answer(),
         Err(code) => code,
     }
 }
 
-fn status(at: Place, form: Form) -> ExitCode {
-    match asked(at, &Ask::Status {}, 1) {
-        Ok(Answer::Status(status)) => {
+fn status(at: AdminSocketArgs, form: OutputForm) -> ExitCode {
+    match send_command_or_exit(at, &Ask::Status {}, 1) {
+        Ok(AdminAnswer::Status(status)) => {
             let code = match status.replica.state {
-                State::Serving | State::Degraded => ExitCode::SUCCESS,
-                State::NotReady | State::Draining => ExitCode::FAILURE,
+                ReplicaState::Serving | ReplicaState::Degraded => ExitCode::SUCCESS,
+                ReplicaState::NotReady | ReplicaState::Draining => ExitCode::FAILURE,
             };
             finish(print(&*status, form), code)
         }
-        Ok(_) => another_answer(),
+        Ok(_) => unexpected_answer(),
         Err(code) => code,
     }
 }
 
-fn doctor(at: Place, form: Form) -> ExitCode {
-    match asked(at, &Ask::Doctor {}, UNREACHABLE) {
-        Ok(Answer::Doctor(report)) => {
+fn doctor(at: AdminSocketArgs, form: OutputForm) -> ExitCode {
+    match send_command_or_exit(at, &Ask::Doctor {}, UNREACHABLE) {
+        Ok(AdminAnswer::Doctor(report)) => {
             let code = match report.worst() {
                 None => ExitCode::SUCCESS,
                 Some(Severity::Warning) => ExitCode::FAILURE,
@@ -239,12 +247,12 @@ fn doctor(at: Place, form: Form) -> ExitCode {
             };
             finish(print(&report, form), code)
         }
-        Ok(_) => another_answer(),
+        Ok(_) => unexpected_answer(),
         Err(code) => code,
     }
 }
 
-fn drain(at: Place) -> ExitCode {
+fn drain(at: AdminSocketArgs) -> ExitCode {
     let socket = match at.socket() {
         Ok(socket) => socket,
         Err(code) => return code,
@@ -252,7 +260,7 @@ fn drain(at: Place) -> ExitCode {
     let mut told = None;
     let mut printed = Ok(());
     let tell = |progress: Progress| {
-        // The time that is left is news with other news only.
+        // Progress is printed only if more than the remaining time has changed.
         let news = Progress { left_ms: 0, ..progress };
         if progress.phase != Phase::Serving && told.replace(news) != Some(news) {
             printed = writeln!(io::stdout(), "{progress}");
@@ -260,7 +268,7 @@ fn drain(at: Place) -> ExitCode {
     };
     let ended = match socket::drain(&socket, tell) {
         Ok(Ok(last)) => last,
-        Ok(Err(answer)) => return not_refused(answer).map_or_else(|code| code, |_| another_answer()),
+        Ok(Err(answer)) => return not_refused(answer).map_or_else(|code| code, |_| unexpected_answer()),
         Err(error) => return fail(&format!("{}: {error}", socket.display()), ExitCode::from(UNREACHABLE)),
     };
     match ended {
@@ -272,15 +280,15 @@ fn drain(at: Place) -> ExitCode {
     }
 }
 
-fn print<T: Display + Serialize>(what: &T, form: Form) -> io::Result<()> {
+fn print<T: Display + Serialize>(what: &T, form: OutputForm) -> io::Result<()> {
     match form {
-        Form::Table => write!(io::stdout(), "{what}"),
-        Form::Json => writeln!(io::stdout(), "{}", serde_json::to_string(what)?),
+        OutputForm::Table => write!(io::stdout(), "{what}"),
+        OutputForm::Json => writeln!(io::stdout(), "{}", serde_json::to_string(what)?),
     }
 }
 
-/// Of a Keyward of another version.
-fn another_answer() -> ExitCode {
+/// Reports an answer of an unexpected kind: the running Keyward may have a different version.
+fn unexpected_answer() -> ExitCode {
     fail("it answered something else: is it of this version?", ExitCode::FAILURE)
 }
 
@@ -295,8 +303,8 @@ fn serve(file: PathBuf) -> ExitCode {
     }
 }
 
-fn serve_with(config: Config, warnings: &[Warning], file: PathBuf) -> ExitCode {
-    // Dropped last: it waits until what was logged is written.
+fn serve_with(config: Config, warnings: &[ConfigWarning], file: PathBuf) -> ExitCode {
+    // Dropped last: waits until all log records are written.
     let _flush = match telemetry::init(&config.log) {
         Ok(flush) => flush,
         Err(error) => return fail(&format!("cannot log to stderr: {error}"), ExitCode::FAILURE),
@@ -328,19 +336,19 @@ fn hash_password() -> ExitCode {
     }
 }
 
-/// The log is not set up yet, and where it should go may be among the faults.
-fn refuse(faults: &Faults) -> ExitCode {
+/// Prints the faults to stderr: the log is not set up yet, and its settings may be among the faults.
+fn refuse(faults: &ConfigFaults) -> ExitCode {
     finish(writeln!(io::stderr(), "{faults}"), ExitCode::from(UNUSABLE))
 }
 
-fn print_valid(warnings: &[Warning]) -> io::Result<()> {
+fn print_valid(warnings: &[ConfigWarning]) -> io::Result<()> {
     for warning in warnings {
         writeln!(io::stderr(), "warning: {warning}")?;
     }
     writeln!(io::stdout(), "configuration is valid")
 }
 
-/// The code, unless what was to be said could not be said.
+/// Returns the code, or a failure if printing an answer failed.
 fn finish(printed: io::Result<()>, code: ExitCode) -> ExitCode {
     if printed.is_ok() || code != ExitCode::SUCCESS { code } else { ExitCode::FAILURE }
 }

@@ -1,8 +1,9 @@
 //! The etcd API as Rust types, generated from `proto/`, and its descriptors.
 //!
-//! Owns: messages and tonic clients of every etcd service and of gRPC's health service. Messages are for control
-//! work; the data path forwards bytes, because decoding and encoding again loses fields that we do not know.
-//! Invariant: the messages that carry a password or a token never show it in `Debug`; a login is wiped when it goes.
+//! Owns: messages and tonic clients of every etcd service and of gRPC's health service. Messages are for
+//! control work; the data path forwards bytes, because decoding and encoding loses unknown fields. Invariant:
+//! `Debug` of a message with a password or a token never shows the secret; a login's password is wiped on
+//! drop.
 
 use std::fmt;
 
@@ -51,7 +52,8 @@ mod generated {
     }
 }
 
-/// The one message with a password that is read and written here; the others cross as they are.
+/// The only message with a password decoded or encoded by Keyward; all further messages are forwarded as
+/// bytes.
 impl Zeroize for etcdserverpb::AuthenticateRequest {
     fn zeroize(&mut self) {
         self.password.zeroize();
@@ -64,7 +66,7 @@ impl Drop for etcdserverpb::AuthenticateRequest {
     }
 }
 
-/// Stands where a secret would be.
+/// Replaces a secret in `Debug`.
 const HIDDEN: &str = "…";
 
 impl fmt::Debug for etcdserverpb::AuthenticateRequest {
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!((login.name.as_str(), login.password.as_str()), ("alice", ""));
     }
 
-    /// A field that holds a secret by its name must be one whose `Debug` is written by hand above.
+    /// Every message with a secret field, judged by the field's name, must have a hand-written `Debug` above.
     #[test]
     fn every_message_with_a_secret_is_covered() {
         let set = prost_types::FileDescriptorSet::decode(DESCRIPTORS).unwrap();

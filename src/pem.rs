@@ -1,9 +1,9 @@
 //! Certificates, revocation lists and private keys read from PEM files.
 //!
-//! Owns: the one use of `rustls-pemfile`, and the check that what was read can be used at all. Must not know: whose
-//! certificate it is, or for which connection.
-//! Invariants: a chain is never empty; a key pair belongs together; an error names the file and the reason, never
-//! the content; of a key nothing is kept but what signs with it.
+//! Owns: the only use of `rustls-pemfile`, and the check for usable content. Must not know: the owner of a
+//! certificate, or its connection. Invariants: a chain is never empty; the key of a key pair matches its
+//! certificate; an error names the file and the reason, never the content; of a private key only its signer
+//! is kept.
 
 use std::fmt;
 use std::fs::File;
@@ -21,146 +21,149 @@ use rustls_pemfile::Item;
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
-/// More than any chain or bundle needs (Debian's whole CA bundle has 220 KiB); keeps `/dev/zero` from eating us.
+/// Larger than any chain or bundle (Debian's whole CA bundle has 220 KiB); limits the memory spent on
+/// `/dev/zero`.
 const MAX_FILE: u64 = 4 << 20;
 
 /// A certificate chain, leaf first. Never empty.
 #[derive(Clone, Debug)]
 pub struct Chain(Vec<CertificateDer<'static>>);
 
-/// A private key that can sign. Masked when printed; the bytes that it was read from are wiped.
+/// A private key for signing. Masked when printed; the bytes of the file are wiped.
 #[derive(Debug)]
 pub struct PrivateKey {
     signing: Arc<dyn SigningKey>,
 }
 
-/// A certificate chain with the private key of its leaf. Clones share it.
+/// A certificate chain with the private key of its leaf. Clones share the data.
 #[derive(Clone, Debug)]
 pub struct KeyPair {
     chain: Arc<Chain>,
     key: Arc<PrivateKey>,
 }
 
-/// The certificates of the authorities that are trusted. Never empty; clones share it.
+/// Certificates of trusted authorities. Never empty; clones share the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots(Arc<[CertificateDer<'static>]>);
 
-/// The SHA-256 of a certificate, by which one is told from all others. Written in hexadecimal.
+/// The SHA-256 of a certificate, identifying the certificate. Written in hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fingerprint([u8; 32]);
+pub struct CertificateFingerprint([u8; 32]);
 
-/// Lists of certificates that their authorities have revoked. Never empty; clones share them.
+/// Certificate revocation lists. Never empty; clones share the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crls(Arc<[CertificateRevocationListDer<'static>]>);
 
-/// The private key belongs to another certificate.
+/// The private key belongs to a different certificate.
 #[derive(Debug, thiserror::Error)]
 #[error("the private key does not belong to the certificate")]
 pub struct Mismatch;
 
-/// Why a PEM file is of no use.
+/// An unusable PEM file.
 #[derive(Debug)]
-pub struct Error {
-    /// The file.
+pub struct PemError {
+    /// Path of the file.
     pub path: PathBuf,
-    /// What is wrong with it.
-    pub reason: Reason,
+    /// The fault.
+    pub reason: PemErrorReason,
 }
 
-/// What is wrong with a PEM file.
+/// Faults of a PEM file.
 #[derive(Debug, thiserror::Error)]
-pub enum Reason {
-    /// It cannot be opened or read.
+pub enum PemErrorReason {
+    /// The file cannot be opened or read.
     #[error("{0}")]
     Unreadable(io::Error),
-    /// It is larger than a PEM file has a reason to be.
+    /// The file is larger than any sensible PEM file.
     #[error("is larger than {} MiB", MAX_FILE >> 20)]
     TooLarge,
-    /// A header without its footer, or no base64 between them.
+    /// A header without its footer, or invalid base64 in between.
     #[error("is not valid PEM")]
     NotPem,
-    /// There is no certificate in it.
+    /// The file holds no certificate.
     #[error("holds no certificate (BEGIN CERTIFICATE)")]
     NoCertificate,
-    /// One of its certificates is no X.509 that we can use.
+    /// A certificate is not usable X.509.
     #[error("certificate {position} cannot be used: {error}")]
     BadCertificate {
-        /// Counted from 1.
+        /// Position of the certificate, counted from 1.
         position: usize,
-        /// What the certificate parser says.
+        /// The parser's error.
         error: rustls::Error,
     },
-    /// There is no revocation list in it.
+    /// The file holds no revocation list.
     #[error("holds no certificate revocation list (BEGIN X509 CRL)")]
     NoCrl,
-    /// One of its revocation lists cannot be used.
+    /// A revocation list is not usable.
     #[error("holds a revocation list that cannot be used: {0}")]
     BadCrl(VerifierBuilderError),
-    /// There is no private key in it.
+    /// The file holds no private key.
     #[error("holds no private key (BEGIN PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY)")]
     NoKey,
-    /// The key needs a passphrase, which nobody is there to type.
+    /// The key needs a passphrase, and no user is present for typing it.
     #[error("holds an encrypted private key; it must be stored decrypted, readable by Keyward only")]
     EncryptedKey,
-    /// The key is damaged, or of a kind that cannot sign.
+    /// The key is damaged, or of a kind unable to sign.
     #[error("holds a private key that is damaged or of an unsupported kind")]
     BadKey,
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for PemError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         match &self.reason {
-            Reason::Unreadable(error) => write!(f, "cannot read {path}: {error}"),
+            PemErrorReason::Unreadable(error) => write!(f, "cannot read {path}: {error}"),
             reason => write!(f, "{path} {reason}"),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for PemError {}
 
 impl Chain {
     /// Reads every certificate of the file.
     ///
     /// # Errors
-    /// What is wrong with the file.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let at = |reason| Error { path: path.to_owned(), reason };
+    /// [`PemError`] with the file's fault.
+    pub fn read(path: &Path) -> Result<Self, PemError> {
+        let at = |reason| PemError { path: path.to_owned(), reason };
         let pem = read(path).map_err(at)?;
-        let chain: Vec<_> =
-            rustls_pemfile::certs(&mut &pem[..]).collect::<Result<_, _>>().map_err(|_| at(Reason::NotPem))?;
+        let chain: Vec<_> = rustls_pemfile::certs(&mut &pem[..])
+            .collect::<Result<_, _>>()
+            .map_err(|_| at(PemErrorReason::NotPem))?;
         for (index, certificate) in chain.iter().enumerate() {
             ParsedCertificate::try_from(certificate)
-                .map_err(|error| at(Reason::BadCertificate { position: index + 1, error }))?;
+                .map_err(|error| at(PemErrorReason::BadCertificate { position: index + 1, error }))?;
         }
-        if chain.is_empty() { Err(at(Reason::NoCertificate)) } else { Ok(Self(chain)) }
+        if chain.is_empty() { Err(at(PemErrorReason::NoCertificate)) } else { Ok(Self(chain)) }
     }
 }
 
 impl PrivateKey {
-    /// Reads the first private key of the file (there may be certificates beside it).
+    /// Reads the first private key of the file (certificates beside the key are allowed).
     ///
     /// # Errors
-    /// What is wrong with the file.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let at = |reason| Error { path: path.to_owned(), reason };
+    /// [`PemError`] with the file's fault.
+    pub fn read(path: &Path) -> Result<Self, PemError> {
+        let at = |reason| PemError { path: path.to_owned(), reason };
         let pem = read(path).map_err(at)?;
         let der = match rustls_pemfile::private_key(&mut &pem[..]) {
             Ok(Some(key)) => Zeroizing::new(key),
-            // PKCS #8 and the older OpenSSL form: the reader skips the one and takes the other for damaged.
+            // PKCS #8 and the older OpenSSL form: the reader skips the former and reports the latter as
+            // damaged.
             _ if has(&pem, b"BEGIN ENCRYPTED PRIVATE KEY") || has(&pem, b"Proc-Type: 4,ENCRYPTED") => {
-                return Err(at(Reason::EncryptedKey));
+                return Err(at(PemErrorReason::EncryptedKey));
             }
-            Ok(None) => return Err(at(Reason::NoKey)),
-            Err(_) => return Err(at(Reason::NotPem)),
+            Ok(None) => return Err(at(PemErrorReason::NoKey)),
+            Err(_) => return Err(at(PemErrorReason::NotPem)),
         };
-        let signing = any_supported_type(&der).map_err(|_| at(Reason::BadKey))?;
+        let signing = any_supported_type(&der).map_err(|_| at(PemErrorReason::BadKey))?;
         Ok(Self { signing })
     }
 }
 
 impl PrivateKey {
-    /// What signs with it.
+    /// The signer of this key.
     #[must_use]
     pub fn signing(&self) -> &Arc<dyn SigningKey> {
         &self.signing
@@ -168,10 +171,10 @@ impl PrivateKey {
 }
 
 impl KeyPair {
-    /// Puts the two together.
+    /// Combines a chain with its key.
     ///
     /// # Errors
-    /// [`Mismatch`] where the key is not that of the chain's first certificate.
+    /// [`Mismatch`] if the key does not belong to the chain's first certificate.
     pub fn new(chain: Chain, key: PrivateKey) -> Result<Self, Mismatch> {
         let certified = CertifiedKey::new(chain.0.clone(), Arc::clone(&key.signing));
         certified.keys_match().map_err(|_| Mismatch)?;
@@ -184,7 +187,7 @@ impl KeyPair {
         &self.chain.0
     }
 
-    /// What signs with the leaf's private key.
+    /// The signer of the leaf's private key.
     #[must_use]
     pub fn signing(&self) -> &Arc<dyn SigningKey> {
         &self.key.signing
@@ -192,17 +195,17 @@ impl KeyPair {
 }
 
 impl Roots {
-    /// Reads every certificate of the file, each of which must be usable as a trust anchor.
+    /// Reads every certificate of the file, each required to be usable as a trust anchor.
     ///
     /// # Errors
-    /// What is wrong with the file.
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    /// [`PemError`] with the file's fault.
+    pub fn read(path: &Path) -> Result<Self, PemError> {
         let Chain(roots) = Chain::read(path)?;
         let mut store = RootCertStore::empty();
         for (index, root) in roots.iter().enumerate() {
-            store.add(root.clone()).map_err(|error| Error {
+            store.add(root.clone()).map_err(|error| PemError {
                 path: path.to_owned(),
-                reason: Reason::BadCertificate { position: index + 1, error },
+                reason: PemErrorReason::BadCertificate { position: index + 1, error },
             })?;
         }
         Ok(Self(roots.into()))
@@ -215,14 +218,15 @@ impl Roots {
     }
 }
 
-impl Fingerprint {
-    /// That of a certificate in DER.
+impl CertificateFingerprint {
+    /// The fingerprint of a certificate in DER.
     #[must_use]
     pub fn of(certificate: &CertificateDer<'_>) -> Self {
         Self(Sha256::digest(certificate).into())
     }
 
-    /// As `openssl x509 -fingerprint -sha256` writes it: 64 hexadecimal digits, with or without colons between the bytes.
+    /// Parses the output of `openssl x509 -fingerprint -sha256`: 64 hexadecimal digits, with or without
+    /// colons between the bytes.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let has_colons = text.len() == 95 && text.bytes().skip(2).step_by(3).all(|byte| byte == b':');
@@ -236,53 +240,54 @@ impl Fingerprint {
     }
 }
 
-impl fmt::Display for Fingerprint {
+impl fmt::Display for CertificateFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
 impl Crls {
-    /// Reads every revocation list of the file, each of which must be usable for certificates under `roots`.
+    /// Reads every revocation list of the file, each required to be usable for certificates under `roots`.
     ///
     /// # Errors
-    /// What is wrong with the file.
-    pub fn read(path: &Path, roots: &Roots) -> Result<Self, Error> {
-        let at = |reason| Error { path: path.to_owned(), reason };
+    /// [`PemError`] with the file's fault.
+    pub fn read(path: &Path, roots: &Roots) -> Result<Self, PemError> {
+        let at = |reason| PemError { path: path.to_owned(), reason };
         let pem = read(path).map_err(at)?;
-        let crls: Vec<_> =
-            rustls_pemfile::crls(&mut &pem[..]).collect::<Result<_, _>>().map_err(|_| at(Reason::NotPem))?;
+        let crls: Vec<_> = rustls_pemfile::crls(&mut &pem[..])
+            .collect::<Result<_, _>>()
+            .map_err(|_| at(PemErrorReason::NotPem))?;
         if crls.is_empty() {
-            return Err(at(Reason::NoCrl));
+            return Err(at(PemErrorReason::NoCrl));
         }
         let mut store = RootCertStore::empty();
         store.add_parsable_certificates(roots.certificates().iter().cloned());
         WebPkiClientVerifier::builder_with_provider(Arc::new(store), Arc::new(default_provider()))
             .with_crls(crls.iter().cloned())
             .build()
-            .map_err(|error| at(Reason::BadCrl(error)))?;
+            .map_err(|error| at(PemErrorReason::BadCrl(error)))?;
         Ok(Self(crls.into()))
     }
 
-    /// The lists.
+    /// The revocation lists.
     #[must_use]
     pub fn lists(&self) -> &[CertificateRevocationListDer<'static>] {
         &self.0
     }
 }
 
-/// There are no public keys to be had.
+/// Reasons for rejecting a file of public keys.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPublicKeys {
-    /// A header without its footer, or no base64 between them.
+    /// A header without its footer, or invalid base64 in between.
     #[error("is not valid PEM")]
     NotPem,
-    /// A private key lies there in the open.
+    /// The text holds a private key.
     #[error("holds a private key")]
     Private,
 }
 
-/// The public keys (`BEGIN PUBLIC KEY`) in a text, as `SubjectPublicKeyInfo` in DER.
+/// Returns the public keys (`BEGIN PUBLIC KEY`) in a text, as `SubjectPublicKeyInfo` in DER.
 ///
 /// # Errors
 /// [`NoPublicKeys`].
@@ -302,13 +307,13 @@ fn has(pem: &[u8], words: &[u8]) -> bool {
     pem.windows(words.len()).any(|window| window == words)
 }
 
-/// The buffer is wiped on drop; it is allocated once, so that no copy stays behind in a smaller one.
-fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Reason> {
-    let file = File::open(path).map_err(Reason::Unreadable)?;
-    let expected = file.metadata().map_err(Reason::Unreadable)?.len().min(MAX_FILE);
+/// Reads into a buffer wiped on drop, allocated once: a growing buffer would leave copies in freed memory.
+fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, PemErrorReason> {
+    let file = File::open(path).map_err(PemErrorReason::Unreadable)?;
+    let expected = file.metadata().map_err(PemErrorReason::Unreadable)?.len().min(MAX_FILE);
     let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(expected).unwrap_or(0) + 1));
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(Reason::Unreadable)?;
-    if bytes.len() as u64 > MAX_FILE { Err(Reason::TooLarge) } else { Ok(bytes) }
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(PemErrorReason::Unreadable)?;
+    if bytes.len() as u64 > MAX_FILE { Err(PemErrorReason::TooLarge) } else { Ok(bytes) }
 }
 
 #[cfg(test)]
@@ -353,13 +358,13 @@ mod tests {
 
     #[test]
     fn a_fingerprint_is_read_as_openssl_writes_it() {
-        let of = Fingerprint::of(&CertificateDer::from(b"abc".to_vec()));
+        let of = CertificateFingerprint::of(&CertificateDer::from(b"abc".to_vec()));
         let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(of.to_string(), text);
         let upper = text.to_uppercase();
         let colons: Vec<&str> = (0..32).map(|at| &upper[2 * at..2 * at + 2]).collect();
         for good in [text, &upper, &colons.join(":")] {
-            assert_eq!(Fingerprint::parse(good), Some(of), "{good}");
+            assert_eq!(CertificateFingerprint::parse(good), Some(of), "{good}");
         }
         let long = format!("{text}00");
         for bad in [
@@ -371,7 +376,7 @@ mod tests {
             &colons.join("-"),
             &text.replace("ba", "+a"),
         ] {
-            assert_eq!(Fingerprint::parse(bad), None, "{bad}");
+            assert_eq!(CertificateFingerprint::parse(bad), None, "{bad}");
         }
     }
 
@@ -390,22 +395,25 @@ mod tests {
         let (certificate, key) = pair();
         let damaged = "-----BEGIN CERTIFICATE-----\nMIIBSECRET\n-----END CERTIFICATE-----\n";
         let chain = |content: &str| Chain::read(&files.with("x.pem", content)).unwrap_err().reason;
-        assert!(matches!(chain(&key), Reason::NoCertificate));
-        assert!(matches!(chain(damaged), Reason::NotPem | Reason::BadCertificate { position: 1, .. }));
-        assert!(matches!(chain("-----BEGIN CERTIFICATE-----\n!!"), Reason::NotPem));
+        assert!(matches!(chain(&key), PemErrorReason::NoCertificate));
+        assert!(matches!(
+            chain(damaged),
+            PemErrorReason::NotPem | PemErrorReason::BadCertificate { position: 1, .. }
+        ));
+        assert!(matches!(chain("-----BEGIN CERTIFICATE-----\n!!"), PemErrorReason::NotPem));
         let other = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         let second = chain(&format!("{certificate}{other}"));
-        assert!(matches!(second, Reason::BadCertificate { position: 2, .. }), "{second}");
+        assert!(matches!(second, PemErrorReason::BadCertificate { position: 2, .. }), "{second}");
 
         let private = |content: &str| PrivateKey::read(&files.with("x.pem", content)).unwrap_err().reason;
-        assert!(matches!(private(&certificate), Reason::NoKey));
+        assert!(matches!(private(&certificate), PemErrorReason::NoKey));
         let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
-        assert!(matches!(private(encrypted), Reason::EncryptedKey));
-        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nAAAA\n\
-                   -----END RSA PRIVATE KEY-----\n";
-        assert!(matches!(private(old), Reason::EncryptedKey));
+        assert!(matches!(private(encrypted), PemErrorReason::EncryptedKey));
+        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\n\
+                   AAAA\n-----END RSA PRIVATE KEY-----\n";
+        assert!(matches!(private(old), PemErrorReason::EncryptedKey));
         let damaged = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
-        assert!(matches!(private(damaged), Reason::BadKey));
+        assert!(matches!(private(damaged), PemErrorReason::BadKey));
     }
 
     #[test]
@@ -413,8 +421,10 @@ mod tests {
         let absent = Path::new("/nowhere/at/all.pem");
         let error = Chain::read(absent).unwrap_err();
         assert!(error.to_string().contains("/nowhere/at/all.pem"), "{error}");
-        assert!(matches!(error.reason, Reason::Unreadable(cause) if cause.kind() == io::ErrorKind::NotFound));
-        assert!(matches!(Chain::read(Path::new("/dev/zero")).unwrap_err().reason, Reason::TooLarge));
+        assert!(
+            matches!(error.reason, PemErrorReason::Unreadable(cause) if cause.kind() == io::ErrorKind::NotFound)
+        );
+        assert!(matches!(Chain::read(Path::new("/dev/zero")).unwrap_err().reason, PemErrorReason::TooLarge));
     }
 
     #[test]
@@ -425,7 +435,7 @@ mod tests {
         let pair = KeyPair::new(chain, PrivateKey::read(&files.with("key.pem", &key)).unwrap()).unwrap();
         let printed = format!("{pair:?}");
         let der = rustls_pemfile::private_key(&mut key.as_bytes()).unwrap().unwrap();
-        // What makes a P-256 key this one.
+        // Eight bytes of the private P-256 scalar.
         let bytes = format!("{:?}", &der.secret_der()[36..44]);
         assert!(printed.contains("PrivateKey") && !printed.contains(&bytes[1..30]), "{printed}");
     }

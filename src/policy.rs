@@ -1,5 +1,5 @@
-//! What callers may be and do here.
+//! Policy decisions about callers.
 //!
-//! Owns: decisions, as plain functions of what is known. Must not know: sockets, tasks, clocks.
+//! Owns: decisions, as plain functions of the known facts. Must not know: sockets, tasks, clocks.
 
 pub mod mapping;

@@ -1,14 +1,15 @@
-//! A value that is replaced whole while others use it, and whose users are told.
+//! A value replaced as a whole while in use, with change notification.
 //!
-//! Owns: the value as it is now, and telling that there is another. Must not know: what it is. Invariant: who asks to be
-//! told before it reads misses nothing: what it read is what there was then, or it is told.
+//! Owns: the current value and the notification of changes. Must not know: the value's meaning. Invariant: a
+//! reader subscribing before its first read misses no change: every value newer than the read value is
+//! announced.
 
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use tokio::sync::watch;
 
-/// The value as it is now. Readers take no lock.
+/// The current value. Readers take no lock.
 #[derive(Debug)]
 pub struct Published<T> {
     now: ArcSwap<T>,
@@ -16,31 +17,31 @@ pub struct Published<T> {
 }
 
 impl<T> Published<T> {
-    /// The first value.
+    /// Creates the first value.
     #[must_use]
     pub fn new(value: impl Into<Arc<T>>) -> Self {
         Self { now: ArcSwap::new(value.into()), changes: watch::Sender::new(()) }
     }
 
-    /// What there is now, for a moment.
+    /// Returns the current value, for a short time.
     #[must_use]
     pub fn load(&self) -> Guard<Arc<T>> {
         self.now.load()
     }
 
-    /// What there is now, for longer.
+    /// Returns the current value, for a longer time.
     #[must_use]
     pub fn load_full(&self) -> Arc<T> {
         self.now.load_full()
     }
 
-    /// Puts another in its place, and tells.
+    /// Replaces the value, and notifies subscribers.
     pub fn publish(&self, value: impl Into<Arc<T>>) {
         self.now.store(value.into());
         self.changes.send_replace(());
     }
 
-    /// Moves after each replacement from now on.
+    /// Subscribes to replacements from now on.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()

@@ -1,9 +1,9 @@
-//! Our own "no": the only maker of a gRPC status, with etcd's exact codes and texts.
+//! Keyward's own refusals: the only maker of a gRPC status, with etcd's exact codes and texts.
 //!
-//! Owns: the table of what Keyward itself may answer, and how a status is written to and read from headers.
-//! Must not know: who ran into the refusal, or what is done about it.
-//! Invariant: a client matches on the text, so a text that etcd has is etcd's, byte for byte (Go's
-//! `rpctypes.Error` looks at nothing else). Texts of our own begin with `keyward:`.
+//! Owns: the table of Keyward's own statuses, and the conversion of a status to and from headers. Must not
+//! know: the refused caller, or the handling of a refusal. Invariant: clients match on the text, so a text
+//! known to etcd is etcd's, byte for byte (Go's `rpctypes.Error` compares only the text). Keyward's own texts
+//! begin with `keyward:`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,143 +16,154 @@ pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// The header or trailer with the percent-encoded text.
 pub const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// What gRPC lets through unescaped is space to `~` without `%`; whatever is not ASCII is escaped anyway.
+/// gRPC leaves space to `~` except `%` unescaped; non-ASCII characters are always escaped.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Something that Keyward does not do for a client, and what the client is told.
+/// A refused call, with the status for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
     code: Code,
     message: Cow<'static, str>,
-    fault: Fault,
+    fault: FaultParty,
     retry: Retry,
 }
 
-/// Whose doing a refusal is; it decides how loud the log is.
+/// The party at fault; determines the log level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
-    /// The client asked for what it may not have, or asked badly.
+pub enum FaultParty {
+    /// The client lacks a permission, or sent an invalid request.
     Downstream,
     /// Keyward itself.
     Gateway,
-    /// The cluster, or the way to it.
+    /// The cluster, or the connection to the cluster.
     Upstream,
 }
 
-/// Whether sending the same call again could apply it twice.
+/// Safety of sending the same call again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Retry {
-    /// It was certainly not applied.
+    /// The call was certainly not applied.
     Safe,
-    /// It may have been applied.
+    /// The call may have been applied.
     Unsafe,
 }
 
-/// The table of refusals whose text never varies.
+/// Refusals with a constant text.
 impl Refusal {
-    /// The session token is unknown, revoked or not ours.
+    /// The session token is unknown, revoked or not issued by Keyward.
     pub const INVALID_AUTH_TOKEN: Self =
-        safe(Code::Unauthenticated, "etcdserver: invalid auth token", Fault::Downstream);
-    /// No credentials where they are needed.
+        safe(Code::Unauthenticated, "etcdserver: invalid auth token", FaultParty::Downstream);
+    /// A required credential is missing.
     pub const USER_EMPTY: Self =
-        safe(Code::InvalidArgument, "etcdserver: user name is empty", Fault::Downstream);
-    /// Wrong password, or no such user: which of the two is never told.
+        safe(Code::InvalidArgument, "etcdserver: user name is empty", FaultParty::Downstream);
+    /// Wrong password, or unknown user: the status does not tell the two apart.
     pub const AUTH_FAILED: Self = safe(
         Code::InvalidArgument,
         "etcdserver: authentication failed, invalid user ID or password",
-        Fault::Downstream,
+        FaultParty::Downstream,
     );
-    /// A login where authentication is off. A Go client that is told so never logs in again.
+    /// A login while authentication is off. A Go client with this answer never logs in again.
     pub const AUTH_NOT_ENABLED: Self =
-        safe(Code::FailedPrecondition, "etcdserver: authentication is not enabled", Fault::Downstream);
-    /// The auth store moved on between proof and use.
+        safe(Code::FailedPrecondition, "etcdserver: authentication is not enabled", FaultParty::Downstream);
+    /// The auth store's revision changed between proof and use.
     pub const AUTH_OLD_REVISION: Self =
-        safe(Code::InvalidArgument, "etcdserver: revision of auth store is old", Fault::Upstream);
-    /// Policy says no.
+        safe(Code::InvalidArgument, "etcdserver: revision of auth store is old", FaultParty::Upstream);
+    /// Denied by policy.
     pub const PERMISSION_DENIED: Self =
-        safe(Code::PermissionDenied, "etcdserver: permission denied", Fault::Downstream);
-    /// The user that a credential names is gone.
+        safe(Code::PermissionDenied, "etcdserver: permission denied", FaultParty::Downstream);
+    /// The user named by a credential no longer exists.
     pub const USER_NOT_FOUND: Self =
-        safe(Code::FailedPrecondition, "etcdserver: user name not found", Fault::Downstream);
-    /// A limit of ours is reached.
+        safe(Code::FailedPrecondition, "etcdserver: user name not found", FaultParty::Downstream);
+    /// A limit of Keyward is reached.
     pub const TOO_MANY_REQUESTS: Self =
-        safe(Code::ResourceExhausted, "etcdserver: too many requests", Fault::Downstream);
-    /// No member knows a leader. Only before anything was sent.
-    pub const NO_LEADER: Self = safe(Code::Unavailable, "etcdserver: no leader", Fault::Upstream);
-    /// The leader changed under a read.
-    pub const LEADER_CHANGED: Self = safe(Code::Unavailable, "etcdserver: leader changed", Fault::Upstream);
-    /// A call that needs the leader found none in time. Only before anything was sent.
-    pub const NOT_LEADER: Self = safe(Code::FailedPrecondition, "etcdserver: not leader", Fault::Upstream);
-    /// A leader that no longer leads was asked about a lease; etcd says so with code Unknown, which ends a Go
-    /// client's keepalives.
-    pub const NOT_PRIMARY_LESSOR: Self = safe(Code::Unavailable, "not a primary lessor", Fault::Upstream);
-    /// Surely nothing was sent. With exactly this text clientv3 sends even a write again.
+        safe(Code::ResourceExhausted, "etcdserver: too many requests", FaultParty::Downstream);
+    /// No member knows a leader. Only before any byte of the call was sent.
+    pub const NO_LEADER: Self = safe(Code::Unavailable, "etcdserver: no leader", FaultParty::Upstream);
+    /// The leader changed during a read.
+    pub const LEADER_CHANGED: Self =
+        safe(Code::Unavailable, "etcdserver: leader changed", FaultParty::Upstream);
+    /// A call for the leader found no leader in time. Only before any byte of the call was sent.
+    pub const NOT_LEADER: Self =
+        safe(Code::FailedPrecondition, "etcdserver: not leader", FaultParty::Upstream);
+    /// A former leader received a lease call; etcd answers with code Unknown, which ends a Go client's
+    /// keepalives.
+    pub const NOT_PRIMARY_LESSOR: Self =
+        safe(Code::Unavailable, "not a primary lessor", FaultParty::Upstream);
+    /// No byte of the call was sent. With exactly this text clientv3 retries even a write.
     pub const NOTHING_SENT: Self =
-        safe(Code::Unavailable, "there is no connection available", Fault::Upstream);
-    /// The outcome is unknown: no answer in etcd's own time.
+        safe(Code::Unavailable, "there is no connection available", FaultParty::Upstream);
+    /// The outcome is unknown: no answer within etcd's own request timeout.
     pub const REQUEST_TIMED_OUT: Self =
-        unclear(Code::Unavailable, "etcdserver: request timed out", Fault::Upstream);
-    /// The outcome is unknown: the member went away after the request had gone out.
+        unclear(Code::Unavailable, "etcdserver: request timed out", FaultParty::Upstream);
+    /// The outcome is unknown: the member's connection was lost after the request was sent.
     pub const REQUEST_TIMED_OUT_CONNECTION_LOST: Self = unclear(
         Code::Unavailable,
         "etcdserver: request timed out, possibly due to connection lost",
-        Fault::Upstream,
+        FaultParty::Upstream,
     );
-    /// The client's own deadline passed. Never for a deadline that is not the client's: clientv3 would send a
-    /// write again.
+    /// The client's own deadline passed. Never used for a different deadline: clientv3 would send a write
+    /// again.
     pub const DEADLINE_EXCEEDED: Self =
-        unclear(Code::DeadlineExceeded, "context deadline exceeded", Fault::Downstream);
-    /// The client went away; nobody reads it but the access log.
-    pub const CANCELED: Self = unclear(Code::Canceled, "context canceled", Fault::Downstream);
-    /// A login as a user that can be proven by a certificate only. etcd leaves it unmapped in every version.
+        unclear(Code::DeadlineExceeded, "context deadline exceeded", FaultParty::Downstream);
+    /// The client has gone; only the access log shows this status.
+    pub const CANCELED: Self = unclear(Code::Canceled, "context canceled", FaultParty::Downstream);
+    /// A password login as a user without a password, provable by a certificate only. etcd leaves this error
+    /// unmapped in every version.
     pub const NO_PASSWORD_USER: Self = safe(
         Code::Unknown,
         "auth: authentication failed, password was given for no password user",
-        Fault::Downstream,
+        FaultParty::Downstream,
     );
-    /// A health check of anything but the server as a whole.
-    pub const UNKNOWN_HEALTH_SERVICE: Self = safe(Code::NotFound, "unknown service", Fault::Downstream);
-    /// A member's answer that must be rewritten and cannot be read. Not Unavailable: the call was applied.
+    /// A health check of a service other than the server as a whole.
+    pub const UNKNOWN_HEALTH_SERVICE: Self = safe(Code::NotFound, "unknown service", FaultParty::Downstream);
+    /// A member's answer must be rewritten and cannot be decoded. Not Unavailable: the call was applied.
     pub const UNREADABLE_ANSWER: Self =
-        unclear(Code::Internal, "keyward: the member's answer could not be read", Fault::Upstream);
-    /// One revision of a watch is larger than what is held back for one watch.
+        unclear(Code::Internal, "keyward: the member's answer could not be read", FaultParty::Upstream);
+    /// A single revision of a watch exceeds the buffer of a watch.
     pub const REVISION_TOO_LARGE: Self =
-        unclear(Code::ResourceExhausted, "keyward: a revision is too large to deliver", Fault::Gateway);
-    /// Members are being defragmented one after the other, here or by another replica.
-    pub const DEFRAGMENTING: Self =
-        safe(Code::FailedPrecondition, "keyward: another defragmentation is under way", Fault::Downstream);
-    /// Keyward is being drained.
-    pub const SHUTTING_DOWN: Self = unclear(Code::Unavailable, "etcdserver: server stopped", Fault::Gateway);
-    /// Our own code panicked; the call may have been sent.
-    pub const PANICKED: Self = unclear(Code::Unavailable, "keyward: internal error", Fault::Gateway);
-    /// The compressed flag of a frame without a `grpc-encoding` that explains it.
-    pub const COMPRESSED_WITHOUT_ENCODING: Self =
-        safe(Code::Internal, "grpc: compressed flag set with identity or empty encoding", Fault::Downstream);
+        unclear(Code::ResourceExhausted, "keyward: a revision is too large to deliver", FaultParty::Gateway);
+    /// A defragmentation of the members is running, here or at a different replica.
+    pub const DEFRAGMENTING: Self = safe(
+        Code::FailedPrecondition,
+        "keyward: another defragmentation is under way",
+        FaultParty::Downstream,
+    );
+    /// Keyward is draining.
+    pub const SHUTTING_DOWN: Self =
+        unclear(Code::Unavailable, "etcdserver: server stopped", FaultParty::Gateway);
+    /// A panic in Keyward; the call may have been sent.
+    pub const PANICKED: Self = unclear(Code::Unavailable, "keyward: internal error", FaultParty::Gateway);
+    /// A frame with the compressed flag, in a request without a compressing `grpc-encoding`.
+    pub const COMPRESSED_WITHOUT_ENCODING: Self = safe(
+        Code::Internal,
+        "grpc: compressed flag set with identity or empty encoding",
+        FaultParty::Downstream,
+    );
 }
 
-/// The refusals whose text carries what was found; grpc-go's words where it has them.
+/// Refusals with details in the text, in grpc-go's words if available.
 impl Refusal {
-    /// A message of `got` bytes where `max` are taken.
+    /// A message of `got` bytes, above the limit of `max` bytes.
     #[must_use]
     pub fn too_large(got: usize, max: usize) -> Self {
         let message = format!("grpc: received message larger than max ({got} vs. {max})");
         safe_owned(Code::ResourceExhausted, message)
     }
 
-    /// A service without a row.
+    /// An unknown service.
     #[must_use]
     pub fn unknown_service(service: &str) -> Self {
         safe_owned(Code::Unimplemented, format!("unknown service {service}"))
     }
 
-    /// A method without a row, of a service that has some.
+    /// An unknown method of a known service.
     #[must_use]
     pub fn unknown_method(service: &str, method: &str) -> Self {
         safe_owned(Code::Unimplemented, format!("unknown method {method} for service {service}"))
     }
 
-    /// A path that is none of gRPC's.
+    /// A path not matching gRPC's form.
     #[must_use]
     pub fn malformed_path(path: &str) -> Self {
         safe_owned(Code::Unimplemented, format!("malformed method name: {path:?}"))
@@ -165,14 +176,14 @@ impl Refusal {
         safe_owned(Code::Unimplemented, message)
     }
 
-    /// A compressed message whose inflated size exceeds `max`.
+    /// A compressed message with an inflated size above `max`.
     #[must_use]
     pub fn too_large_inflated(max: usize) -> Self {
         let message = format!("grpc: received message after decompression larger than max {max}");
         safe_owned(Code::ResourceExhausted, message)
     }
 
-    /// A compressed message that cannot be inflated.
+    /// A compressed message with a failed decompression.
     #[must_use]
     pub fn not_inflated(why: &str) -> Self {
         safe_owned(Code::Internal, format!("grpc: {why}"))
@@ -184,7 +195,7 @@ impl Refusal {
         safe_owned(Code::Internal, format!("grpc: received unexpected payload format {flag}"))
     }
 
-    /// A `grpc-timeout` that is no time.
+    /// An invalid `grpc-timeout`.
     #[must_use]
     pub fn malformed_timeout(value: &HeaderValue) -> Self {
         let text = String::from_utf8_lossy(value.as_bytes());
@@ -200,28 +211,29 @@ impl Refusal {
         safe_owned(Code::Internal, format!("malformed grpc-timeout: {why}"))
     }
 
-    /// A call about a member that the cluster does not have.
+    /// A call addressed to a member unknown to the cluster.
     #[must_use]
     pub fn unknown_member(name: &str) -> Self {
         safe_owned(Code::NotFound, format!("keyward: the cluster has no member {name:?}"))
     }
 
-    /// A member that was not defragmented, and why; `done` are the names of those that were, if any.
+    /// A failed defragmentation of a member, with the reason; `done` names the members defragmented before,
+    /// if any.
     #[must_use]
     pub fn not_defragmented(code: Code, member: &str, why: &str, done: &str) -> Self {
         let but = if done.is_empty() { String::new() } else { format!("; done before it: {done}") };
         let message = format!("keyward: member {member} was not defragmented: {why}{but}");
-        Self { code, message: Cow::Owned(message), fault: Fault::Upstream, retry: Retry::Unsafe }
+        Self { code, message: Cow::Owned(message), fault: FaultParty::Upstream, retry: Retry::Unsafe }
     }
 
-    /// A member's own status, to a request of ours that stood for the client's.
+    /// A member's own status, in answer to Keyward's request on behalf of the client.
     #[must_use]
     pub fn told(status: &Status) -> Self {
         let message = status.message.clone();
-        Self { code: status.code, message, fault: Fault::Upstream, retry: Retry::Unsafe }
+        Self { code: status.code, message, fault: FaultParty::Upstream, retry: Retry::Unsafe }
     }
 
-    /// A body that different readers could read differently.
+    /// A request body open to different readings by different decoders.
     #[must_use]
     pub fn not_canonical(reason: &str) -> Self {
         safe_owned(Code::InvalidArgument, format!("keyward: request body is not canonical: {reason}"))
@@ -241,51 +253,51 @@ impl Refusal {
         &self.message
     }
 
-    /// Whose doing it is.
+    /// The party at fault.
     #[must_use]
-    pub fn fault(&self) -> Fault {
+    pub fn fault(&self) -> FaultParty {
         self.fault
     }
 
-    /// Whether the call may be sent again.
+    /// Safety of sending the call again.
     #[must_use]
     pub fn retry(&self) -> Retry {
         self.retry
     }
 
-    /// As a status.
+    /// The refusal as a status.
     #[must_use]
     pub fn status(&self) -> Status {
         Status { code: self.code, message: self.message.clone() }
     }
 
-    /// Headers of a whole answer without a body ("Trailers-Only").
+    /// Headers of a complete answer without a body ("Trailers-Only").
     #[must_use]
     pub fn trailers_only(&self) -> HeaderMap {
         trailers_only(self.code, &self.message)
     }
 
-    /// Trailers after headers, and perhaps messages, that have gone out.
+    /// Trailers after sent headers, and possibly messages.
     #[must_use]
     pub fn trailers(&self) -> HeaderMap {
         trailers(self.code, &self.message)
     }
 }
 
-const fn safe(code: Code, message: &'static str, fault: Fault) -> Refusal {
+const fn safe(code: Code, message: &'static str, fault: FaultParty) -> Refusal {
     Refusal { code, message: Cow::Borrowed(message), fault, retry: Retry::Safe }
 }
 
-const fn unclear(code: Code, message: &'static str, fault: Fault) -> Refusal {
+const fn unclear(code: Code, message: &'static str, fault: FaultParty) -> Refusal {
     Refusal { code, message: Cow::Borrowed(message), fault, retry: Retry::Unsafe }
 }
 
-/// What a client did wrong, found before anything was sent.
+/// A client error found before any byte was sent.
 fn safe_owned(code: Code, message: String) -> Refusal {
-    Refusal { code, message: Cow::Owned(message), fault: Fault::Downstream, retry: Retry::Safe }
+    Refusal { code, message: Cow::Owned(message), fault: FaultParty::Downstream, retry: Retry::Safe }
 }
 
-/// How a call ended: a member's answer, or a refusal of ours.
+/// The outcome of a call: a member's answer, or a refusal.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Status {
     /// The gRPC code.
@@ -298,20 +310,20 @@ impl Status {
     /// Success.
     pub const OK: Self = Self { code: Code::Ok, message: Cow::Borrowed("") };
 
-    /// As etcd writes it into a watch's `cancel_reason`.
+    /// Formats the status like etcd's `cancel_reason` of a watch.
     #[must_use]
     pub fn cancel_reason(&self) -> String {
         format!("rpc error: code = {} desc = {}", self.code.name(), self.message)
     }
 
-    /// Whether it is a success.
+    /// True if the status is a success.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.code == Code::Ok
     }
 
-    /// Reads a status from headers or trailers; `None` where there is none. Whatever a peer writes, this has an
-    /// answer: a code that gRPC does not have is [`Code::Unknown`], bytes that are not UTF-8 are replaced.
+    /// Reads a status from headers or trailers; `None` without a status. Never fails: an unknown code becomes
+    /// [`Code::Unknown`], invalid UTF-8 is replaced.
     #[must_use]
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let code = Code::from_header(headers.get(GRPC_STATUS)?);
@@ -321,13 +333,13 @@ impl Status {
         Some(Self { code, message: Cow::Owned(message) })
     }
 
-    /// Headers of a whole answer without a body ("Trailers-Only").
+    /// Headers of a complete answer without a body ("Trailers-Only").
     #[must_use]
     pub fn trailers_only(&self) -> HeaderMap {
         trailers_only(self.code, &self.message)
     }
 
-    /// Trailers after headers, and perhaps messages, that have gone out.
+    /// Trailers after sent headers, and possibly messages.
     #[must_use]
     pub fn trailers(&self) -> HeaderMap {
         trailers(self.code, &self.message)
@@ -340,7 +352,7 @@ impl fmt::Debug for Status {
     }
 }
 
-/// For the control runtime, where tonic's clients speak to members.
+/// For calls of tonic clients to members, on the control runtime.
 impl From<&tonic::Status> for Status {
     fn from(status: &tonic::Status) -> Self {
         Self {
@@ -369,7 +381,7 @@ fn write_status(headers: &mut HeaderMap, code: Code, message: &str) {
         return;
     }
     let escaped = utf8_percent_encode(message, ESCAPED).to_string();
-    // Escaped text is printable ASCII, which every header value may be.
+    // Escaped text is printable ASCII, a valid header value.
     if let Ok(value) = HeaderValue::try_from(escaped) {
         headers.insert(GRPC_MESSAGE, value);
     }
@@ -400,7 +412,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// Every code, in the order of its number.
+    /// Every code, in numeric order.
     pub const ALL: [Self; 17] = [
         Self::Ok,
         Self::Canceled,
@@ -421,13 +433,13 @@ impl Code {
         Self::Unauthenticated,
     ];
 
-    /// The code of a number; a number that gRPC does not have is `Unknown`.
+    /// The code of a number; `Unknown` for a number outside of gRPC's table.
     #[must_use]
     pub fn from_number(number: u32) -> Self {
         usize::try_from(number).ok().and_then(|at| Self::ALL.get(at)).copied().unwrap_or(Self::Unknown)
     }
 
-    /// The name as Go and etcd's watch answers write it (`rpc error: code = Unauthenticated desc = …`); also a
+    /// The name in Go and in etcd's watch answers (`rpc error: code = Unauthenticated desc = …`); also a
     /// metric label.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -479,7 +491,7 @@ mod tests {
         headers
     }
 
-    /// Code and text of every fixed row: clients match on them, so a slip is a broken client.
+    /// Clients match on code and text: an error in the table breaks clients.
     #[test]
     fn the_table_is_what_clients_match_on() {
         use Retry::{Safe, Unsafe};
@@ -550,7 +562,7 @@ mod tests {
             assert_eq!(refusal.message(), format!("malformed grpc-timeout: {why}"));
             assert_eq!(refusal.code(), Code::Internal);
         }
-        // Bytes that are no text at all.
+        // Bytes without a valid text encoding.
         let odd = HeaderValue::from_bytes(b"\xff\xfe").unwrap();
         assert!(Refusal::malformed_timeout(&odd).message().contains("not recognized"));
     }
@@ -563,7 +575,8 @@ mod tests {
         assert!(!Refusal::CANCELED.status().is_ok());
     }
 
-    /// clientv3 sends a write again on these two codes, whatever the text, unless its own context ended.
+    /// clientv3 sends a write again upon these two codes, whatever the text, unless the client's own context
+    /// ended.
     #[test]
     fn no_refusal_that_is_not_the_clients_doing_makes_it_send_a_write_again() {
         for refusal in [Refusal::SHUTTING_DOWN, Refusal::PANICKED, Refusal::REQUEST_TIMED_OUT] {
@@ -631,7 +644,9 @@ mod tests {
         #[test]
         fn any_header_bytes_are_read(status: Vec<u8>, message: Vec<u8>) {
             let mut headers = HeaderMap::new();
-            if let (Ok(status), Ok(message)) = (HeaderValue::from_bytes(&status), HeaderValue::from_bytes(&message)) {
+            if let (Ok(status), Ok(message)) =
+                (HeaderValue::from_bytes(&status), HeaderValue::from_bytes(&message))
+            {
                 headers.insert(GRPC_STATUS, status);
                 headers.insert(GRPC_MESSAGE, message);
                 prop_assert!(Status::from_headers(&headers).is_some());

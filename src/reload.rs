@@ -1,9 +1,10 @@
-//! The configuration is read again: at SIGHUP, and when a file that it names has changed.
+//! Reload of the configuration: at SIGHUP, and after a change of any file named in the configuration.
 //!
-//! Owns: when that happens, and the order: read whole, prepare every part, publish every part. Must not know: what a
-//! part is (each of [`Part`]), the data path's sockets. Invariants: a configuration with a fault changes nothing, and
-//! the log says each fault; nothing is published before everything could be prepared; a change is told by names, never
-//! by a secret; what needs a restart is named, never half applied.
+//! Owns: the triggers, and the order: read everything, prepare every part, publish every part. Must not know:
+//! the content of a [`ReloadPart`], the data path's sockets.
+//! Invariants: a configuration with a fault changes nothing, and each fault is logged; no part is published
+//! before all parts are prepared; the log names changed keys, never secrets; keys that need a restart are
+//! named, never applied in half.
 
 mod files;
 mod parts;
@@ -18,89 +19,93 @@ use futures_util::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::config::{self, Config, Faults, Warning};
+use crate::config::{self, Config, ConfigFaults, ConfigWarning};
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
-use files::{Print, Watched};
+use files::{FileSetFingerprint, WatchedFiles};
 
-pub use parts::{Running, session_keys};
+pub use parts::{RunningListenerTls, session_keys};
 
-/// How often files are looked at. A change counts once it looked the same twice, so that a certificate is not taken
-/// without its key.
+/// Interval of the checks for changed files. A change counts after two equal checks, so that a certificate is
+/// not loaded without its key.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// One thing that can change while we run.
-pub struct Part {
-    prepare: Box<Prepare>,
+/// A part of the configuration that can change at run time.
+pub struct ReloadPart {
+    prepare: Box<PreparePartFn>,
 }
 
-/// What was loaded before, what was read now. The first only says what is new.
-type Prepare = dyn Fn(&Config, &Config) -> Result<Option<Ready>, String>;
+/// Takes the configuration in force, then the new configuration. The former serves only to describe the
+/// changes.
+type PreparePartFn = dyn Fn(&Config, &Config) -> Result<Option<PreparedPart>, String>;
 
-/// What a new configuration must pass before anything of it is published, and that takes time.
-pub struct Trial {
-    run: Box<Try>,
+/// A slow check of a new configuration, passed before any part is published.
+pub struct ReloadCheck {
+    run: Box<ReloadCheckFn>,
 }
 
-/// What was read now.
-type Try = dyn Fn(&Config) -> LocalBoxFuture<'static, Result<(), String>>;
+/// Takes the new configuration.
+type ReloadCheckFn = dyn Fn(&Config) -> LocalBoxFuture<'static, Result<(), String>>;
 
-/// A part that could be prepared and differs from what runs.
-pub struct Ready {
+/// A prepared part that differs from the running part.
+pub struct PreparedPart {
     changes: Vec<String>,
     publish: Box<dyn FnOnce()>,
 }
 
-impl Part {
-    /// `prepare` publishes nothing yet; an error keeps all parts as they are.
+impl ReloadPart {
+    /// Returns a part. `prepare` must not publish; an error keeps all parts unchanged.
     #[must_use]
-    pub fn new(prepare: impl Fn(&Config, &Config) -> Result<Option<Ready>, String> + 'static) -> Self {
+    pub fn new(prepare: impl Fn(&Config, &Config) -> Result<Option<PreparedPart>, String> + 'static) -> Self {
         Self { prepare: Box::new(prepare) }
     }
 }
 
-impl Trial {
-    /// An error of `run` keeps all parts as they are.
+impl ReloadCheck {
+    /// Returns a check. An error of `run` keeps all parts unchanged.
     #[must_use]
     pub fn new(run: impl Fn(&Config) -> LocalBoxFuture<'static, Result<(), String>> + 'static) -> Self {
         Self { run: Box::new(run) }
     }
 }
 
-impl Ready {
-    /// `changes` are told in the log, each as a sentence without a secret; `publish` cannot fail.
+impl PreparedPart {
+    /// Returns a prepared part. Each of `changes` is logged as a sentence without secrets; `publish` cannot
+    /// fail.
     #[must_use]
     pub fn new(changes: Vec<String>, publish: impl FnOnce() + 'static) -> Self {
         Self { changes, publish: Box::new(publish) }
     }
 }
 
-/// What is read again, and what follows from it.
+/// The reload task: the configuration file, the checks and the parts.
 pub struct Reload {
     path: PathBuf,
-    /// What is in force: as it was last read, but for what needs a restart. Its files are all that are named.
+    /// The configuration in force: as last read, except for keys that need a restart. Names all watched
+    /// files.
     current: Config,
     waiting: Arc<Published<Vec<&'static str>>>,
-    trials: Vec<Trial>,
-    parts: Vec<Part>,
+    trials: Vec<ReloadCheck>,
+    parts: Vec<ReloadPart>,
     metrics: Arc<Metrics>,
 }
 
 impl Reload {
-    /// Of the configuration in `path`, of which `started` was read. Keys that were changed and need a restart are told in `waiting`.
+    /// Returns a reload task for the configuration file `path`, read as `started` at the start. Changed keys
+    /// that need a restart are published in `waiting`.
     #[must_use]
     pub fn new(
         path: PathBuf,
         started: &Config,
-        trials: Vec<Trial>,
-        parts: Vec<Part>,
+        trials: Vec<ReloadCheck>,
+        parts: Vec<ReloadPart>,
         waiting: Arc<Published<Vec<&'static str>>>,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self { path, current: started.clone(), waiting, trials, parts, metrics }
     }
 
-    /// Waits for reasons to read it again, for ever.
+    /// Waits for triggers and reloads, for ever.
     pub async fn run(mut self) {
         let mut hangups = match signal(SignalKind::hangup()) {
             Ok(hangups) => hangups,
@@ -108,7 +113,7 @@ impl Reload {
         };
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut watched = Watched::new(self.print().await);
+        let mut watched = WatchedFiles::new(self.print().await);
         loop {
             // Both arms are cancel-safe.
             let asked = tokio::select! {
@@ -120,26 +125,26 @@ impl Reload {
             };
             let print = self.print().await;
             if watched.is_due(&print) || asked {
-                // As before the reading: what changes meanwhile is read again.
+                // The state before the reading: a file changed meanwhile is read again.
                 watched.loaded(print);
                 if self.read_again().await {
-                    // It may name other files now.
+                    // The new configuration may name different files.
                     let named = self.print().await;
-                    watched.also(named);
+                    watched.take_new_files(named);
                 }
             }
         }
     }
 
-    /// Of the configuration and all files that it names.
-    async fn print(&self) -> Print {
+    /// The present state of the configuration file and of all files named in the configuration.
+    async fn print(&self) -> FileSetFingerprint {
         let names: Vec<PathBuf> =
             std::iter::once(&self.path).chain(self.current.files.iter()).cloned().collect();
-        // A file system that hangs must not hang what else this thread does.
-        tokio::task::spawn_blocking(move || Print::of(names)).await.unwrap_or_default()
+        // A blocking thread, so that a hanging file system does not block the control runtime.
+        tokio::task::spawn_blocking(move || FileSetFingerprint::of(names)).await.unwrap_or_default()
     }
 
-    /// Reads it at once. Whether what was read is what runs now.
+    /// Reloads at once. Returns true if the configuration read is now in force.
     pub(crate) async fn read_again(&mut self) -> bool {
         let published = match self.read().await {
             Ok((config, warnings)) => {
@@ -160,13 +165,14 @@ impl Reload {
         published
     }
 
-    /// A file system that hangs must not hang what else this thread does: revocations, logins, probes.
-    async fn read(&self) -> Result<(Config, Vec<Warning>), Faults> {
+    /// Reads on a blocking thread: a hanging file system must not block revocations, logins and probes on the
+    /// control runtime.
+    async fn read(&self) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
         let path = self.path.clone();
         match tokio::task::spawn_blocking(move || config::load(&path)).await {
             Ok(read) => read,
             Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
-            // The runtime ends.
+            // The runtime is shutting down.
             Err(_) => std::future::pending().await,
         }
     }
@@ -180,7 +186,7 @@ impl Reload {
             }
         }
         let prepared = self.parts.iter().map(|part| (part.prepare)(&self.current, &config));
-        let ready: Vec<Option<Ready>> = match prepared.collect() {
+        let ready: Vec<Option<PreparedPart>> = match prepared.collect() {
             Ok(ready) => ready,
             Err(fault) => {
                 tracing::error!(%fault, "configuration not reloaded");
@@ -188,7 +194,7 @@ impl Reload {
             }
         };
         let mut changed = 0;
-        for Ready { changes, publish } in ready.into_iter().flatten() {
+        for PreparedPart { changes, publish } in ready.into_iter().flatten() {
             publish();
             for change in changes {
                 tracing::info!(%change, "configuration reloaded");
@@ -227,9 +233,9 @@ mod tests {
         std::fs::write(path, text)
     }
 
-    fn reload(path: &Path, parts: Vec<Part>) -> Reload {
+    fn reload(path: &Path, parts: Vec<ReloadPart>) -> Reload {
         let (config, _) = config::load(path).unwrap();
-        let trial = Trial::new(|config| {
+        let trial = ReloadCheck::new(|config| {
             let prefix = format!("{:?}", config.maintenance);
             async move { if prefix.contains("tried") { Err("found wanting".into()) } else { Ok(()) } }
                 .boxed_local()
@@ -238,17 +244,17 @@ mod tests {
         Reload::new(path.to_owned(), &config, vec![trial], parts, waiting, metrics)
     }
 
-    /// Takes down what it publishes; refuses the prefix "bad".
-    fn noting(published: &Rc<RefCell<Vec<String>>>) -> Part {
+    /// A part that records its publications and refuses the prefix "bad".
+    fn noting(published: &Rc<RefCell<Vec<String>>>) -> ReloadPart {
         let published = Rc::clone(published);
-        Part::new(move |before, now| {
+        ReloadPart::new(move |before, now| {
             let (before, now) = (format!("{:?}", before.maintenance), format!("{:?}", now.maintenance));
             if now.contains("bad") {
                 return Err("a bad prefix".into());
             }
             let published = Rc::clone(&published);
             let note = move || published.borrow_mut().push("prefix".into());
-            Ok((before != now).then(|| Ready::new(vec!["prefix".into()], note)))
+            Ok((before != now).then(|| PreparedPart::new(vec!["prefix".into()], note)))
         })
     }
 
@@ -259,9 +265,9 @@ mod tests {
         configuration(&path, "one").unwrap();
         let published = Rc::new(RefCell::new(Vec::new()));
         let always = Rc::clone(&published);
-        let other = Part::new(move |_, _| {
+        let other = ReloadPart::new(move |_, _| {
             let always = Rc::clone(&always);
-            Ok(Some(Ready::new(Vec::new(), move || always.borrow_mut().push("other".into()))))
+            Ok(Some(PreparedPart::new(Vec::new(), move || always.borrow_mut().push("other".into()))))
         });
         let mut reload = reload(&path, vec![other, noting(&published)]);
         configuration(&path, "two").unwrap();
@@ -282,7 +288,8 @@ mod tests {
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 4));
     }
 
-    /// Parts see what is in force, however often the file says otherwise; who asks what waits is told.
+    /// Parts see the configuration in force even if the file is read repeatedly; `waiting` lists the keys
+    /// that need a restart.
     #[tokio::test]
     async fn what_waits_for_a_restart_is_told_until_it_is_taken_back() {
         let folder = tempfile::tempdir().unwrap();
@@ -290,7 +297,7 @@ mod tests {
         configuration(&path, "one").unwrap();
         let seen = Rc::new(RefCell::new(Vec::new()));
         let shards = Rc::clone(&seen);
-        let part = Part::new(move |_, now| {
+        let part = ReloadPart::new(move |_, now| {
             shards.borrow_mut().push(now.runtime.shards.get());
             Ok(None)
         });
@@ -308,7 +315,7 @@ mod tests {
         assert_eq!(seen.take(), [begun; 4]);
     }
 
-    /// A file of which nothing comes, as on a file system that hangs.
+    /// A fifo without a writer, like a file on a hanging file system.
     #[tokio::test]
     async fn a_file_that_hangs_holds_up_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
@@ -320,7 +327,7 @@ mod tests {
         assert!(made.success());
         let (turned, turn) = std::sync::mpsc::channel();
         let writer = std::thread::spawn(move || {
-            // What waits for the file would wait for ever: the limit is for a thread that does.
+            // The timeout is for a blocked runtime thread, on which the reading would wait for ever.
             let turned = turn.recv_timeout(Duration::from_secs(20)).is_ok();
             configuration(&path, "two").unwrap();
             turned

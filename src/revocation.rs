@@ -1,14 +1,16 @@
-//! Where revocations are kept, and how every shard comes to obey them.
+//! Storage of revocations, and their publication to every shard.
 //!
-//! Owns: one task on the control runtime that takes an operator's changes, keeps them, and tells the sealer. Must not
-//! know: who asks (`admin`), what a revoked session loses (`downstream::session`, `gateway::live`).
-//! Invariants (rules 13): nothing is admitted before what is kept was read; a change that is told to be made is kept, and in
-//! force here; where one is not, or it is not known, that is what is told; what was read last stays in force for `max_age`,
-//! then nothing is admitted until it is read again.
+//! Owns: one task on the control runtime; the task takes an operator's changes, stores the changes, and
+//! informs the sealer. Must not know: the operator (`admin`), the consequences for a revoked session
+//! (`downstream::session`, `gateway::live`).
+//! Invariants (docs/decisions.md#d13): no session is admitted before the stored revocations were read; a
+//! change reported as made is stored, and in force on this replica; a failed or unknown outcome is reported
+//! as such; the revocations read last stay in force for `max_age`, afterwards no session is admitted until
+//! the next successful read.
 
-mod etcd;
-mod file;
+mod etcd_prefix;
 mod row;
+mod state_file;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,233 +21,252 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::config::{Keep, Revocation};
-use crate::downstream::session::{Change, Full, Revocations, Sealer};
-use crate::upstream::membership::Changes;
+use crate::config::{Revocation, RevocationPersistence};
+use crate::downstream::session::{RevocationChange, Revocations, RevocationsFull, Sealer};
+use crate::upstream::membership::ChangeReceiver;
 
-pub use etcd::Upstream;
-pub use file::Unusable;
+pub use etcd_prefix::RevocationUpstream;
+pub use state_file::StateFileError;
 
-/// Changes that wait to be kept. Operators send one at a time; past it they are told to come again.
+/// Maximum of queued changes. Operators send changes one at a time; on a full queue a change is rejected as
+/// [`RevocationError::Busy`].
 const ORDERS: usize = 16;
-/// How often the prefix in etcd is looked at: half of it, and a slow answer, stay far below 2 s.
+/// Poll interval of the prefix in etcd. The interval and a slow answer together stay far below 2 s.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long one look, or one change, may take over all members.
+/// Time limit of one poll, or of one change, over all members.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a change is not kept.
+/// Reasons for not having stored a change.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
-    /// It is in force on this replica until that ends, and nowhere else.
+pub enum RevocationError {
+    /// The change is in force on this replica until the replica restarts, and on no further replica.
     #[error("in force on this replica until it restarts, but not kept: {0}")]
     NotKept(String),
-    /// Nothing has changed.
+    /// No revocation has changed.
     #[error("nothing has changed: {0}")]
     Unchanged(String),
-    /// It was sent to be kept, and nobody said what became of it. It may be made again: twice is the same as once.
+    /// The change was sent to etcd, but the outcome is unknown. The change may be repeated: changes are
+    /// idempotent.
     #[error("not known whether it is kept, so give it again: {0}")]
     Unknown(String),
-    /// Nothing has changed.
+    /// No revocation has changed: the maximum number of revocations is reached.
     #[error(transparent)]
-    Full(#[from] Full),
-    /// The task is gone, or has too much to do.
+    Full(#[from] RevocationsFull),
+    /// The task has ended, or too many changes are queued.
     #[error("not now: Keyward is ending, or too many changes wait")]
     Busy,
 }
 
-/// Where a change is kept now.
+/// The place where a change is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
-    /// Nowhere: it is forgotten at the next start.
+pub enum RevocationStorage {
+    /// In memory only: forgotten at the next start.
     Memory,
     /// In the state file of this replica.
     File,
-    /// In etcd: all replicas obey within 2 s.
+    /// In etcd: all replicas apply the change within 2 s.
     Etcd,
 }
 
-/// The operator's side, and what is known. Cheap to clone.
+/// The operator's interface to the task, with the known revocations. Cheap to clone.
 #[derive(Clone)]
-pub struct Register {
-    orders: mpsc::Sender<Order>,
-    known: Arc<ArcSwap<Known>>,
+pub struct RevocationRegister {
+    orders: mpsc::Sender<RevocationOrder>,
+    known: Arc<ArcSwap<KnownRevocations>>,
     max_age: Duration,
     opened_at: Instant,
-    /// Where it is etcd.
-    access: Option<etcd::Access>,
+    /// Access to etcd, if revocations are stored in etcd.
+    access: Option<etcd_prefix::PrefixAccess>,
 }
 
-/// What was read last.
-struct Known {
+/// The revocations read last.
+struct KnownRevocations {
     revocations: Arc<Revocations>,
-    as_of: AsOf,
+    as_of: RevocationsAge,
 }
 
-/// When what is known was true.
+/// The time for which the known revocations are valid.
 #[derive(Clone, Copy)]
-enum AsOf {
-    /// It was never read.
+enum RevocationsAge {
+    /// Revocations were never read.
     Never,
-    /// Others may have changed it since.
+    /// Read at the given time; another replica may have changed revocations since.
     At(Instant),
-    /// Nobody else changes it.
+    /// Always valid: no further replica changes the revocations.
     Always,
 }
 
-struct Order {
-    change: Change,
-    done: oneshot::Sender<Result<Kept, Trouble>>,
+struct RevocationOrder {
+    change: RevocationChange,
+    done: oneshot::Sender<Result<RevocationStorage, RevocationError>>,
 }
 
-/// The task: takes changes, keeps them, follows what others change.
-pub struct Keeper {
-    orders: mpsc::Receiver<Order>,
-    store: Store,
+/// The task: takes changes, stores changes, and follows changes made by other replicas.
+pub struct RevocationKeeper {
+    orders: mpsc::Receiver<RevocationOrder>,
+    store: RevocationStore,
     sealer: Arc<Sealer>,
-    known: Arc<ArcSwap<Known>>,
+    known: Arc<ArcSwap<KnownRevocations>>,
     max_age: Duration,
-    /// Whether the last look failed: said once.
+    /// True if the last poll failed; a series of failures is logged once.
     failing: bool,
 }
 
-enum Store {
+enum RevocationStore {
     Memory,
     File(PathBuf),
-    Etcd(Box<etcd::Prefix>),
+    Etcd(Box<etcd_prefix::RevocationPrefix>),
 }
 
-impl Register {
-    /// Opens what the configuration names. Where it is etcd, nothing is admitted until [`Keeper::run`] has read it.
+impl RevocationRegister {
+    /// Opens the configured storage. With storage in etcd, no session is admitted until
+    /// [`RevocationKeeper::run`] has read the revocations.
     ///
     /// # Errors
     /// The state file cannot be read or written.
     pub fn open(
         settings: &Revocation,
-        upstream: Upstream,
+        upstream: RevocationUpstream,
         sealer: Arc<Sealer>,
-    ) -> Result<(Self, Keeper), Unusable> {
+    ) -> Result<(Self, RevocationKeeper), StateFileError> {
         let (store, revocations) = match &settings.keep {
-            Keep::Memory => (Store::Memory, Some(Revocations::default())),
-            Keep::File(path) => {
-                let revocations = file::read(path)?;
-                // What cannot be written now could not be kept in an incident either.
-                file::write(path, &revocations)?;
-                (Store::File(path.clone()), Some(revocations))
+            RevocationPersistence::Memory => (RevocationStore::Memory, Some(Revocations::default())),
+            RevocationPersistence::File(path) => {
+                let revocations = state_file::read(path)?;
+                // A file not writable at startup would not be writable in an incident either.
+                state_file::write(path, &revocations)?;
+                (RevocationStore::File(path.clone()), Some(revocations))
             }
-            Keep::Etcd { prefix, login } => {
-                (Store::Etcd(Box::new(etcd::Prefix::new(prefix, login.as_ref(), upstream))), None)
-            }
+            RevocationPersistence::Etcd { prefix, login } => (
+                RevocationStore::Etcd(Box::new(etcd_prefix::RevocationPrefix::new(
+                    prefix,
+                    login.as_ref(),
+                    upstream,
+                ))),
+                None,
+            ),
         };
         let revocations = revocations.map(Arc::new);
-        sealer.obey(revocations.as_ref());
-        let as_of = if revocations.is_some() { AsOf::Always } else { AsOf::Never };
-        let known = Known { revocations: revocations.unwrap_or_default(), as_of };
+        sealer.apply_revocations(revocations.as_ref());
+        let as_of = if revocations.is_some() { RevocationsAge::Always } else { RevocationsAge::Never };
+        let known = KnownRevocations { revocations: revocations.unwrap_or_default(), as_of };
         let known = Arc::new(ArcSwap::from_pointee(known));
         let (sender, orders) = mpsc::channel(ORDERS);
         let max_age = settings.max_age;
         let access = match &store {
-            Store::Etcd(prefix) => Some(prefix.access()),
-            Store::Memory | Store::File(_) => None,
+            RevocationStore::Etcd(prefix) => Some(prefix.access()),
+            RevocationStore::Memory | RevocationStore::File(_) => None,
         };
         let opened_at = Instant::now();
         let register = Self { orders: sender, known: Arc::clone(&known), max_age, opened_at, access };
-        Ok((register, Keeper { orders, store, sealer, known, max_age, failing: false }))
+        Ok((register, RevocationKeeper { orders, store, sealer, known, max_age, failing: false }))
     }
 
-    /// Makes a change and keeps it.
+    /// Makes a change and stores the change.
     ///
     /// # Errors
-    /// See [`Trouble`].
-    pub async fn change(&self, change: Change) -> Result<Kept, Trouble> {
+    /// See [`RevocationError`].
+    pub async fn change(&self, change: RevocationChange) -> Result<RevocationStorage, RevocationError> {
         let (done, answer) = oneshot::channel();
-        self.orders.try_send(Order { change, done }).map_err(|_full_or_gone| Trouble::Busy)?;
-        answer.await.unwrap_or_else(|_gone| Err(Trouble::Unknown("Keyward is ending".into())))
+        self.orders
+            .try_send(RevocationOrder { change, done })
+            .map_err(|_full_or_gone| RevocationError::Busy)?;
+        answer.await.unwrap_or_else(|_gone| Err(RevocationError::Unknown("Keyward is ending".into())))
     }
 
-    /// Whether etcd is read and written as whom these settings say. Of where revocations are kept they change nothing.
+    /// True if etcd is accessed with the credentials of `settings`. A different storage in `settings` is not
+    /// compared.
     #[must_use]
-    pub fn logs_in_as(&self, settings: &Revocation) -> bool {
-        self.access.as_ref().is_none_or(|access| access.is_as(&settings.keep))
+    pub fn has_login(&self, settings: &Revocation) -> bool {
+        self.access.as_ref().is_none_or(|access| access.has_login(&settings.keep))
     }
 
-    /// From now on reads and writes as whom they say.
-    pub fn log_in_as(&self, settings: &Revocation) {
+    /// From now on accesses etcd with the credentials of `settings`.
+    pub fn set_login(&self, settings: &Revocation) {
         if let Some(access) = &self.access {
-            access.follow(&settings.keep);
+            access.set_login(&settings.keep);
         }
     }
 
-    /// What is in force.
+    /// The revocations in force.
     #[must_use]
     pub fn revocations(&self) -> Arc<Revocations> {
         Arc::clone(&self.known.load().revocations)
     }
 
-    /// Another cluster is followed from now on. Where revocations are kept in etcd it is not known who was revoked until they
-    /// were read there, and nothing is admitted until then.
+    /// Keyward now follows another cluster. With storage in etcd, the revocations are unknown until read from
+    /// the new cluster, and no session is admitted until then.
     pub fn forget_cluster(&self, sealer: &Sealer) {
         if self.access.is_some() {
-            self.known.store(Arc::new(Known { revocations: self.revocations(), as_of: AsOf::Never }));
-            sealer.obey(None);
+            self.known.store(Arc::new(KnownRevocations {
+                revocations: self.revocations(),
+                as_of: RevocationsAge::Never,
+            }));
+            sealer.apply_revocations(None);
         }
     }
 
-    /// How old what is known is; before it was read, for how long it is not known.
+    /// The age of the known revocations. Before the first read, the time since opening.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.known.load().age().unwrap_or_else(|| self.opened_at.elapsed())
     }
 
-    /// Whether it is known who was revoked, as far as `max_age` goes.
+    /// True if the known revocations are not older than `max_age`.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.known.load().age().is_some_and(|age| age <= self.max_age)
     }
 }
 
-impl Known {
+impl KnownRevocations {
     fn age(&self) -> Option<Duration> {
         match self.as_of {
-            AsOf::Never => None,
-            AsOf::At(then) => Some(then.elapsed()),
-            AsOf::Always => Some(Duration::ZERO),
+            RevocationsAge::Never => None,
+            RevocationsAge::At(then) => Some(then.elapsed()),
+            RevocationsAge::Always => Some(Duration::ZERO),
         }
     }
 }
 
-impl Keeper {
-    /// Runs until the last [`Register`] is gone.
+impl RevocationKeeper {
+    /// Runs until the last [`RevocationRegister`] is dropped.
     pub async fn run(mut self) {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut changes = match &self.store {
-            Store::Etcd(prefix) => Some(prefix.changes()),
-            Store::Memory | Store::File(_) => None,
+            RevocationStore::Etcd(prefix) => Some(prefix.changes()),
+            RevocationStore::Memory | RevocationStore::File(_) => None,
         };
         loop {
             let order = tokio::select! {
-                biased; // an operator first; all are cancel-safe
+                biased; // an operator's change first; every arm is cancel-safe
                 order = self.orders.recv() => match order {
                     Some(order) => order,
                     None => return,
                 },
                 () = changed(&mut changes) => {
-                    // Clients wait for it: at the start, and where another cluster is followed.
-                    if !self.sealer.knows() {
-                        self.look().await;
+                    // Clients wait for the first read, at startup and after Keyward follows another cluster.
+                    if !self.sealer.knows_revocations() {
+                        self.poll().await;
                     }
                     continue;
                 }
-                _ = looks.tick(), if matches!(self.store, Store::Etcd(_)) => {
-                    self.look().await;
+                _ = looks.tick(), if matches!(self.store, RevocationStore::Etcd(_)) => {
+                    self.poll().await;
                     continue;
                 }
             };
             let outcome = self.make(&order.change).await;
             match &outcome {
-                Ok(kept) => tracing::info!(change = %Printable(&order.change), ?kept, "revocations changed"),
+                Ok(kept) => {
+                    tracing::info!(change = %EscapedChange(&order.change), ?kept, "revocations changed")
+                }
                 Err(trouble) => {
-                    tracing::error!(change = %Printable(&order.change), %trouble, "revocations not changed as asked");
+                    tracing::error!(
+                        change = %EscapedChange(&order.change), %trouble,
+                        "revocations not changed as asked"
+                    );
                 }
             }
             if order.done.send(outcome).is_err() {
@@ -254,36 +275,36 @@ impl Keeper {
         }
     }
 
-    async fn make(&mut self, change: &Change) -> Result<Kept, Trouble> {
-        if let Store::Etcd(prefix) = &self.store {
+    async fn make(&mut self, change: &RevocationChange) -> Result<RevocationStorage, RevocationError> {
+        if let RevocationStore::Etcd(prefix) = &self.store {
             let (after, asked) = prefix.change(change, Instant::now() + PATIENCE).await?;
-            self.publish(&Arc::new(after), AsOf::At(asked));
-            return Ok(Kept::Etcd);
+            self.publish(&Arc::new(after), RevocationsAge::At(asked));
+            return Ok(RevocationStorage::Etcd);
         }
         let before = Arc::clone(&self.known.load().revocations);
         let after = Arc::new(before.with(before.entry(change, SystemTime::now()))?);
-        self.publish(&after, AsOf::Always);
-        let Store::File(path) = &self.store else { return Ok(Kept::Memory) };
+        self.publish(&after, RevocationsAge::Always);
+        let RevocationStore::File(path) = &self.store else { return Ok(RevocationStorage::Memory) };
         let path = path.clone();
-        let written = tokio::task::spawn_blocking(move || file::write(&path, &after)).await;
+        let written = tokio::task::spawn_blocking(move || state_file::write(&path, &after)).await;
         match written {
-            Ok(Ok(())) => Ok(Kept::File),
-            Ok(Err(unusable)) => Err(Trouble::NotKept(unusable.to_string())),
-            Err(panicked) => Err(Trouble::NotKept(panicked.to_string())),
+            Ok(Ok(())) => Ok(RevocationStorage::File),
+            Ok(Err(unusable)) => Err(RevocationError::NotKept(unusable.to_string())),
+            Err(panicked) => Err(RevocationError::NotKept(panicked.to_string())),
         }
     }
 
-    /// Looks at what is kept in etcd; past `max_age` without success nothing is admitted.
-    async fn look(&mut self) {
-        let Store::Etcd(prefix) = &mut self.store else { return };
-        // As of the question: what is decided while it is on its way may be missed.
+    /// Polls the revocations in etcd. After `max_age` without a successful poll no session is admitted.
+    async fn poll(&mut self) {
+        let RevocationStore::Etcd(prefix) = &mut self.store else { return };
+        // Dated by the time of the request, because the answer may miss a later change.
         let asked = Instant::now();
-        let looked = tokio::time::timeout(PATIENCE, prefix.look()).await;
-        match looked.unwrap_or_else(|_| Err(etcd::LATE.into())) {
+        let looked = tokio::time::timeout(PATIENCE, prefix.poll()).await;
+        match looked.unwrap_or_else(|_| Err(etcd_prefix::LATE.into())) {
             Ok(changed) => {
                 let known = Arc::clone(&self.known.load().revocations);
                 let now = changed.map_or(known, Arc::new);
-                self.publish(&now, AsOf::At(asked));
+                self.publish(&now, RevocationsAge::At(asked));
                 if std::mem::take(&mut self.failing) {
                     tracing::info!("revocations are read from etcd again");
                 }
@@ -293,24 +314,24 @@ impl Keeper {
                     tracing::warn!(%reason, "revocations cannot be read from etcd");
                 }
                 let known = self.known.load();
-                if known.age().is_some_and(|age| age > self.max_age) && self.sealer.knows() {
+                if known.age().is_some_and(|age| age > self.max_age) && self.sealer.knows_revocations() {
                     tracing::error!(
                         "revocations are too old: no session is admitted until they are read again"
                     );
-                    self.sealer.obey(None);
+                    self.sealer.apply_revocations(None);
                 }
             }
         }
     }
 
-    fn publish(&self, revocations: &Arc<Revocations>, as_of: AsOf) {
-        self.known.store(Arc::new(Known { revocations: Arc::clone(revocations), as_of }));
-        self.sealer.obey(Some(revocations));
+    fn publish(&self, revocations: &Arc<Revocations>, as_of: RevocationsAge) {
+        self.known.store(Arc::new(KnownRevocations { revocations: Arc::clone(revocations), as_of }));
+        self.sealer.apply_revocations(Some(revocations));
     }
 }
 
-/// Waits until members come or go, where that matters. Cancel-safe.
-async fn changed(changes: &mut Option<Changes>) {
+/// Waits for a change of members, if revocations are stored in etcd. Cancel-safe.
+async fn changed(changes: &mut Option<ChangeReceiver>) {
     if let Some(told) = changes {
         if told.changed().await.is_ok() {
             return;
@@ -320,10 +341,10 @@ async fn changed(changes: &mut Option<Changes>) {
     std::future::pending().await
 }
 
-/// A name may hold what ends a log's line.
-struct Printable<'a>(&'a Change);
+/// Displays a change with escapes, because a user name may contain a line break.
+struct EscapedChange<'a>(&'a RevocationChange);
 
-impl fmt::Display for Printable<'_> {
+impl fmt::Display for EscapedChange<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0.to_string().escape_debug(), f)
     }
@@ -334,35 +355,41 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::downstream::session::{Inadmissible, SessionKeys};
+    use crate::downstream::session::{LoginInadmissible, SessionKeys};
     use crate::secret::Secret;
     use crate::upstream::credential::{CredentialSettings, Credentials};
-    use crate::upstream::membership::{AuthState, ControlChannels, Hints, MembersHandle, Membership};
+    use crate::upstream::membership::{
+        ControlChannels, HintSender, MembersHandle, Membership, SharedAuthSetting,
+    };
 
     fn sealer() -> Arc<Sealer> {
         Arc::new(Sealer::new(SessionKeys::new(&[Secret::new([7; 32])]).unwrap()))
     }
 
-    /// Of a cluster of which nothing is known.
-    fn nowhere() -> Upstream {
+    /// Access to a cluster without known members.
+    fn nowhere() -> RevocationUpstream {
         let channels = ControlChannels::new(ArcSwap::from_pointee(HashMap::new()));
         let (credentials, _) = Credentials::new(CredentialSettings::default(), channels.clone()).unwrap();
         let members = MembersHandle {
             snapshot: Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now()))),
-            changes: Changes::channel().1,
+            changes: ChangeReceiver::channel().1,
             outages: Arc::default(),
-            hints: Hints::channel().0,
-            auth: Arc::new(AuthState::default()),
+            hints: HintSender::channel().0,
+            auth: Arc::new(SharedAuthSetting::default()),
         };
-        Upstream { members, channels, credentials }
+        RevocationUpstream { members, channels, credentials }
     }
 
-    fn settings(keep: Keep) -> Revocation {
+    fn settings(keep: RevocationPersistence) -> Revocation {
         Revocation { keep, max_age: Duration::from_secs(60) }
     }
 
-    /// Makes changes, one after the other, and returns what became of each.
-    async fn made(register: Register, keeper: Keeper, changes: Vec<Change>) -> Vec<Result<Kept, Trouble>> {
+    /// Makes changes one after another, and returns the outcome of each change.
+    async fn made(
+        register: RevocationRegister,
+        keeper: RevocationKeeper,
+        changes: Vec<RevocationChange>,
+    ) -> Vec<Result<RevocationStorage, RevocationError>> {
         let asking = async move {
             let mut outcomes = Vec::new();
             for change in changes {
@@ -376,20 +403,20 @@ mod tests {
     #[tokio::test]
     async fn a_file_keeps_what_was_decided_and_a_restart_obeys_it() {
         let folder = tempfile::tempdir().unwrap();
-        let keep = || settings(Keep::File(folder.path().join("state")));
+        let keep = || settings(RevocationPersistence::File(folder.path().join("state")));
         let first = sealer();
-        let (register, keeper) = Register::open(&keep(), nowhere(), Arc::clone(&first)).unwrap();
+        let (register, keeper) = RevocationRegister::open(&keep(), nowhere(), Arc::clone(&first)).unwrap();
         assert!(register.is_known());
-        let changes = vec![Change::Block("alice".into()), Change::Revoke("bob".into())];
+        let changes = vec![RevocationChange::Block("alice".into()), RevocationChange::Revoke("bob".into())];
         let outcomes = made(register, keeper, changes).await;
-        assert!(outcomes.iter().all(|kept| matches!(kept, Ok(Kept::File))), "{outcomes:?}");
-        assert_eq!(first.admit(&"alice".into()), Err(Inadmissible::Blocked));
+        assert!(outcomes.iter().all(|kept| matches!(kept, Ok(RevocationStorage::File))), "{outcomes:?}");
+        assert_eq!(first.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
 
         let second = sealer();
-        let (register, _keeper) = Register::open(&keep(), nowhere(), Arc::clone(&second)).unwrap();
+        let (register, _keeper) = RevocationRegister::open(&keep(), nowhere(), Arc::clone(&second)).unwrap();
         assert_eq!(register.revocations().len(), 2);
-        assert_eq!(second.admit(&"alice".into()), Err(Inadmissible::Blocked));
-        assert_eq!(second.admit(&"bob".into()), first.admit(&"bob".into()));
+        assert_eq!(second.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
+        assert_eq!(second.admit_login(&"bob".into()), first.admit_login(&"bob".into()));
     }
 
     #[tokio::test]
@@ -398,34 +425,34 @@ mod tests {
         let path = folder.path().join("folder");
         std::fs::create_dir(&path).unwrap();
         let sealer = sealer();
-        let keep = settings(Keep::File(path.join("state")));
-        let (register, keeper) = Register::open(&keep, nowhere(), Arc::clone(&sealer)).unwrap();
+        let keep = settings(RevocationPersistence::File(path.join("state")));
+        let (register, keeper) = RevocationRegister::open(&keep, nowhere(), Arc::clone(&sealer)).unwrap();
         std::fs::remove_dir_all(&path).unwrap();
-        let outcomes = made(register, keeper, vec![Change::Block("alice".into())]).await;
-        assert!(matches!(outcomes[..], [Err(Trouble::NotKept(_))]), "{outcomes:?}");
-        assert_eq!(sealer.admit(&"alice".into()), Err(Inadmissible::Blocked));
-        assert!(Register::open(&keep, nowhere(), sealer).is_err(), "nor does it start like that");
+        let outcomes = made(register, keeper, vec![RevocationChange::Block("alice".into())]).await;
+        assert!(matches!(outcomes[..], [Err(RevocationError::NotKept(_))]), "{outcomes:?}");
+        assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
+        assert!(RevocationRegister::open(&keep, nowhere(), sealer).is_err(), "nor does it start like that");
     }
 
     #[tokio::test]
     async fn memory_says_that_it_is_no_more_than_that() {
         let sealer = sealer();
-        let keep = settings(Keep::Memory);
-        let (register, keeper) = Register::open(&keep, nowhere(), Arc::clone(&sealer)).unwrap();
-        let outcomes = made(register, keeper, vec![Change::Block("alice".into())]).await;
-        assert!(matches!(outcomes[..], [Ok(Kept::Memory)]), "{outcomes:?}");
-        assert_eq!(sealer.admit(&"alice".into()), Err(Inadmissible::Blocked));
+        let keep = settings(RevocationPersistence::Memory);
+        let (register, keeper) = RevocationRegister::open(&keep, nowhere(), Arc::clone(&sealer)).unwrap();
+        let outcomes = made(register, keeper, vec![RevocationChange::Block("alice".into())]).await;
+        assert!(matches!(outcomes[..], [Ok(RevocationStorage::Memory)]), "{outcomes:?}");
+        assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
     }
 
     #[tokio::test(start_paused = true)]
     async fn before_etcd_was_read_nobody_is_admitted_and_nothing_is_changed() {
         let sealer = sealer();
-        let keep = settings(Keep::Etcd { prefix: "/p/".into(), login: None });
-        let (register, keeper) = Register::open(&keep, nowhere(), Arc::clone(&sealer)).unwrap();
+        let keep = settings(RevocationPersistence::Etcd { prefix: "/p/".into(), login: None });
+        let (register, keeper) = RevocationRegister::open(&keep, nowhere(), Arc::clone(&sealer)).unwrap();
         assert!(!register.is_known());
-        assert_eq!(sealer.admit(&"alice".into()), Err(Inadmissible::NotKnown));
-        let outcomes = made(register, keeper, vec![Change::Unblock("alice".into())]).await;
-        assert!(matches!(outcomes[..], [Err(Trouble::Unchanged(_))]), "{outcomes:?}");
-        assert_eq!(sealer.admit(&"alice".into()), Err(Inadmissible::NotKnown));
+        assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::NotKnown));
+        let outcomes = made(register, keeper, vec![RevocationChange::Unblock("alice".into())]).await;
+        assert!(matches!(outcomes[..], [Err(RevocationError::Unchanged(_))]), "{outcomes:?}");
+        assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::NotKnown));
     }
 }

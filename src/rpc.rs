@@ -1,10 +1,13 @@
-//! etcd's RPCs: what each is, how its frames and bodies read, and what an answer proves.
+//! etcd's RPCs: the method table, the reading of frames and bodies, and the meaning of answers.
 //!
-//! Owns: the method table, gRPC frames, the field scan and the canonical check of bodies, what routing reads from
-//! a body, and the meaning of a member's status. Must not know: who is calling, configuration, sockets.
+//! Owns: the method table, gRPC frames, the field scan and the canonical check of bodies, the properties of a
+//! body needed for routing, and the meaning of a member's status. Must not know: the caller, configuration,
+//! sockets.
 
+pub mod body_shape;
 pub mod call;
 pub mod canonical;
+pub mod encoding;
 pub mod frame;
 pub mod header;
 pub mod inflate;
@@ -13,4 +16,3 @@ pub mod outcome;
 pub mod quorum;
 pub mod scan;
 pub mod schema;
-pub mod shape;

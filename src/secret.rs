@@ -1,24 +1,24 @@
-//! A value that is shown to nobody by accident: masked when printed, wiped when dropped.
+//! A value protected from accidental disclosure: masked when printed, wiped when dropped.
 //!
-//! Owns: the wrapper. Must not know: what the secret is for.
-//! Invariants: the only way in is [`Secret::expose`], so that a reviewer can search for it; there is no `PartialEq`
-//! (comparing byte by byte tells how far a guess was right) and no `serde` (nothing writes a secret back out).
+//! Owns: the wrapper. Must not know: the secret's use. Invariants: [`Secret::expose`] is the only access, so
+//! a reviewer can search for it; `PartialEq` is missing (a bytewise comparison discloses the length of a
+//! correct prefix), and so is `serde` (no secret is ever serialized).
 
 use std::fmt;
 
 use zeroize::Zeroize;
 
-/// A password, a key, or anything else that must not reach a log, an error or a dump.
+/// A password, a key, or a further value to keep out of logs, errors and dumps.
 pub struct Secret<T: Zeroize>(T);
 
 impl<T: Zeroize> Secret<T> {
-    /// Takes the value over. Copies that the caller made before are the caller's to wipe.
+    /// Takes ownership of the value. Earlier copies are left to the caller to wipe.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self(value)
     }
 
-    /// The value itself, for the one place that needs it.
+    /// The value itself.
     #[must_use]
     pub fn expose(&self) -> &T {
         &self.0
@@ -31,7 +31,7 @@ impl<T: Zeroize> From<T> for Secret<T> {
     }
 }
 
-/// The copy is wiped on its own drop.
+/// Each copy is wiped on its own drop.
 impl<T: Zeroize + Clone> Clone for Secret<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())

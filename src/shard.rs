@@ -1,7 +1,7 @@
-//! One thread, one `current_thread` runtime: everything of a connection lives on its shard.
+//! A thread with a `current_thread` runtime: all tasks and state of a connection live on its shard.
 //!
-//! Owns: starting the thread and its runtime, noticing when it is stuck or gone. Must not know what runs on it.
-//! Invariant: nothing on a shard is shared and mutable with another, but atomics and published snapshots.
+//! Owns: starting the thread and its runtime, detecting a stuck or ended thread. Must not know: the tasks of
+//! a shard. Invariant: shards share no mutable state except atomics and published snapshots.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, LocalOptions};
 
-/// How often a live shard says so.
+/// Interval of a live shard's heartbeat.
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
 
 /// A running shard.
@@ -22,10 +22,10 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Starts a thread called `name` that runs the future which `start` makes there, and ends with it.
+    /// Starts a thread called `name`. The thread runs the future made by `start`, and ends with the future.
     ///
     /// # Errors
-    /// The thread or its runtime could not be made.
+    /// The thread could not be started.
     pub fn start<F>(name: String, start: impl FnOnce() -> F + Send + 'static) -> std::io::Result<Self>
     where
         F: Future<Output = ()> + 'static,
@@ -45,19 +45,19 @@ impl Shard {
         Ok(Self { thread, beats })
     }
 
-    /// A number that grows every [`HEARTBEAT`] while the shard turns.
+    /// A counter growing every [`HEARTBEAT`] while the shard is live.
     #[must_use]
     pub fn beats(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.beats)
     }
 
-    /// Whether its thread has ended, by itself or by a panic.
+    /// True if the thread has ended, normally or by a panic.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Waits for the thread's end. Blocks the caller. False when the shard panicked.
+    /// Waits for the thread's end. Blocks the caller. False if the shard panicked.
     #[must_use]
     pub fn join(self) -> bool {
         self.thread.join().is_ok()

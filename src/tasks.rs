@@ -1,8 +1,8 @@
-//! The only place that starts tasks: each has a name and an owner, and is joined at drain.
+//! The only place for spawning tasks: each task has a name and an owner, and is joined at drain.
 //!
-//! Owns: spawning on the current thread's [`LocalSet`](tokio::task::LocalSet) or runtime, counting what runs.
-//! Must not know: what the tasks do.
-//! Invariant: a panicking task is logged with its name; it never takes the process or its siblings with it.
+//! Owns: spawning on the current thread's [`LocalSet`](tokio::task::LocalSet) or runtime, counting running
+//! tasks. Must not know: the work of a task. Invariant: a panicking task is logged by name, and ends neither
+//! the process nor sibling tasks.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -11,13 +11,13 @@ use std::rc::Rc;
 use futures_util::FutureExt;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// A handle that aborts its task when dropped. Who spawns, owns.
+/// A handle aborting the task when dropped: the spawner owns the task.
 #[derive(Debug)]
 #[must_use = "dropping it aborts the task; keep it, or `detach` it to its owner's `Tasks`"]
-pub struct Owned(Option<AbortHandle>);
+pub struct TaskHandle(Option<AbortHandle>);
 
-impl Owned {
-    /// Leaves the task to its [`Tasks`]: it runs until it ends by itself or its owner is drained.
+impl TaskHandle {
+    /// Leaves the task to its [`Tasks`]: the task runs until completion or until the owner is drained.
     pub fn detach(mut self) {
         self.0 = None;
     }
@@ -29,29 +29,29 @@ impl Owned {
         }
     }
 
-    /// Whether the task has ended.
+    /// True if the task has ended.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.0.as_ref().is_none_or(AbortHandle::is_finished)
     }
 }
 
-impl Drop for Owned {
+impl Drop for TaskHandle {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// The tasks of one owner on one thread. Clones share the same set.
+/// The tasks of an owner on a single thread. Clones share the same set.
 #[derive(Clone, Default)]
 pub struct Tasks {
     running: Rc<RefCell<JoinSet<()>>>,
 }
 
 impl Tasks {
-    /// Starts `future` on this thread's local set. `name` appears in the log if it panics.
-    pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + 'static) -> Owned {
-        // Not an async block: it would keep room for the future twice, for as long as the task lives.
+    /// Starts `future` on the current thread's local set. `name` appears in the log upon a panic.
+    pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + 'static) -> TaskHandle {
+        // An async block would reserve memory for the future twice, for the task's whole life.
         let guarded = std::panic::AssertUnwindSafe(future).catch_unwind().map(move |ended| {
             if ended.is_err() {
                 tracing::error!(task = name, "task panicked");
@@ -59,10 +59,10 @@ impl Tasks {
         });
         let mut running = self.running.borrow_mut();
         while running.try_join_next().is_some() {}
-        Owned(Some(running.spawn_local(guarded)))
+        TaskHandle(Some(running.spawn_local(guarded)))
     }
 
-    /// How many tasks have not been reaped yet (those that ended since the last spawn count too).
+    /// Number of running tasks; ended tasks are reaped first.
     #[must_use]
     pub fn len(&self) -> usize {
         let mut running = self.running.borrow_mut();
@@ -70,15 +70,15 @@ impl Tasks {
         running.len()
     }
 
-    /// Whether nothing runs.
+    /// True if no task is running.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Waits until every task has ended. Cancel-safe: tasks go on when the wait is dropped.
+    /// Waits until every task has ended. Cancel-safe: tasks go on if the wait is dropped.
     pub async fn joined(&self) {
-        // poll_fn borrows only while polling, so that tasks may spawn siblings in between.
+        // poll_fn borrows only while polling, so tasks may spawn siblings in between.
         std::future::poll_fn(|cx| {
             let mut running = self.running.borrow_mut();
             loop {
@@ -100,8 +100,8 @@ impl Tasks {
 
 /// Runs the futures of hyper's connections on the current thread.
 ///
-/// hyper owns them: they end with their connection, which is a task of [`Tasks`]. They are not counted one by one,
-/// since there is one per call.
+/// hyper owns the futures: each ends with its connection, a task of [`Tasks`]. The futures are not counted,
+/// since every call has a future.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalExecutor;
 

@@ -1,18 +1,19 @@
-//! Where log lines go, and which.
+//! Logging: the destination, format and filter of log records.
 //!
-//! Owns: the one subscriber of the process. Must not know: what is logged.
-//! Invariants: lines go to stderr, so that stdout stays a command's answer; no thread that logs waits for stderr; the libraries
-//! below us (HTTP/2, TLS) log warnings and errors at most, whatever the level, since their frames and headers carry tokens and
-//! passwords.
+//! Owns: the process's only tracing subscriber. Must not know: the logged contents.
+//! Invariants: records go to stderr, so that stdout carries only a command's result; a logging thread never
+//! waits for stderr; the HTTP/2 and TLS libraries log warnings and errors at most, at every configured level,
+//! because their frames and headers carry tokens and passwords.
 
-pub mod connections;
-pub mod figures;
+pub mod connection_metrics;
 pub mod limiter;
+pub mod log_throttle;
+pub mod member_metrics;
 pub mod metrics;
-pub mod request_memory;
-pub mod seldom;
+pub mod request_memory_metrics;
+pub mod single_label;
 mod text;
-pub mod unread;
+pub mod unread_metrics;
 pub mod writer;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -30,45 +31,45 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use text::QuotedFields;
 use writer::{FlushGuard, LogQueue};
 
-/// The target of access records: `tracing::info!(target: telemetry::ACCESS, …)`. Switched by [`Settings::access`]
-/// alone, whatever the level.
+/// The target of access records: `tracing::info!(target: telemetry::ACCESS, …)`. Enabled by
+/// [`LogSettings::access`] alone, independent of the level.
 pub const ACCESS: &str = "keyward::access";
 
-/// What is logged, and how.
+/// Logging settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// How a line is written.
+pub struct LogSettings {
+    /// The format of records.
     pub format: Format,
-    /// The least severe level that is written.
-    pub level: Level,
-    /// Whether every call leaves a record.
+    /// The least severe level written.
+    pub level: LogLevel,
+    /// True if every call is recorded.
     pub access: bool,
-    /// Bytes of records that may wait to be written.
+    /// Bytes of records queued for writing at most.
     pub buffer: usize,
 }
 
-/// How a line is written.
+/// The format of log records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
+    /// Plain text for people.
     Text,
-    /// One JSON object a line.
+    /// A JSON object per line.
     Json,
 }
 
 /// `off`, `error`, `warn`, `info`, `debug` or `trace`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Level(LevelFilter);
+pub struct LogLevel(LevelFilter);
 
-/// The word is no level.
+/// The error for an unknown level name.
 #[derive(Debug, thiserror::Error)]
 #[error("is none of off, error, warn, info, debug, trace")]
-pub struct UnknownLevel;
+pub struct UnknownLogLevel;
 
-impl FromStr for Level {
-    type Err = UnknownLevel;
+impl FromStr for LogLevel {
+    type Err = UnknownLogLevel;
 
-    fn from_str(word: &str) -> Result<Self, UnknownLevel> {
+    fn from_str(word: &str) -> Result<Self, UnknownLogLevel> {
         match word {
             "off" => Ok(Self(LevelFilter::OFF)),
             "error" => Ok(Self(LevelFilter::ERROR)),
@@ -76,24 +77,29 @@ impl FromStr for Level {
             "info" => Ok(Self(LevelFilter::INFO)),
             "debug" => Ok(Self(LevelFilter::DEBUG)),
             "trace" => Ok(Self(LevelFilter::TRACE)),
-            _ => Err(UnknownLevel),
+            _ => Err(UnknownLogLevel),
         }
     }
 }
 
-impl Default for Settings {
+impl Default for LogSettings {
     fn default() -> Self {
-        Self { format: Format::Text, level: Level(LevelFilter::INFO), access: true, buffer: 4 * 1024 * 1024 }
+        Self {
+            format: Format::Text,
+            level: LogLevel(LevelFilter::INFO),
+            access: true,
+            buffer: 4 * 1024 * 1024,
+        }
     }
 }
 
-/// Installs the subscriber of the process, whose lines a thread of their own writes to stderr. Where one is installed already (a
-/// test's), that one stays. The guard belongs to `main`.
+/// Installs the process's subscriber; a separate thread writes the records to stderr. A subscriber already
+/// installed (by a test) stays in place. `main` must keep the guard.
 ///
 /// # Errors
-/// There is no stderr, or the thread cannot be started.
-pub fn init(settings: &Settings) -> io::Result<FlushGuard> {
-    // A file of its own: `io::stderr` has a lock, which a write that hangs would hold.
+/// The process has no stderr, or the thread cannot be started.
+pub fn init(settings: &LogSettings) -> io::Result<FlushGuard> {
+    // A separate file handle: `io::stderr` has a lock, and a hanging write would hold the lock.
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (queue, guard) = LogQueue::start(stderr, settings.buffer)?;
     if subscriber(settings, queue).try_init().is_err() {
@@ -103,8 +109,8 @@ pub fn init(settings: &Settings) -> io::Result<FlushGuard> {
     Ok(guard)
 }
 
-/// Has panics told in the log: the hook of the standard library writes to stderr by itself, and would wait for it on the thread
-/// that panicked.
+/// Logs panics through `tracing`. The standard library's hook writes to stderr directly and would make the
+/// panicking thread wait for stderr.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let payload = panic.payload();
@@ -118,12 +124,12 @@ pub fn log_panics() {
     }));
 }
 
-/// Formats what is logged as `settings` say, and hands each record to `writer` with one call.
-pub fn subscriber<W>(settings: &Settings, writer: W) -> impl tracing::Subscriber + Send + Sync
+/// Formats events according to `settings` and passes each record to `writer` in a single call.
+pub fn subscriber<W>(settings: &LogSettings, writer: W) -> impl tracing::Subscriber + Send + Sync
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    // What goes wrong in writing a line would be told by `eprintln`.
+    // By default, `tracing_subscriber` reports formatting errors with `eprintln`.
     let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
     let lines = match settings.format {
         Format::Text => Box::new(lines.with_ansi(false).fmt_fields(QuotedFields))
@@ -135,8 +141,8 @@ where
     tracing_subscriber::registry().with(filter(settings)).with(lines)
 }
 
-fn filter(settings: &Settings) -> EnvFilter {
-    let Level(ours) = settings.level;
+fn filter(settings: &LogSettings) -> EnvFilter {
+    let LogLevel(ours) = settings.level;
     let libraries = ours.min(LevelFilter::WARN);
     let access = if settings.access { LevelFilter::INFO } else { LevelFilter::OFF };
     EnvFilter::builder().parse_lossy(format!("{libraries},keyward={ours},{ACCESS}={access}"))
@@ -149,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// What was written to the log.
+    /// The captured log output.
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -162,7 +168,7 @@ mod tests {
         }
     }
 
-    fn logged(settings: Settings, log: impl FnOnce()) -> Vec<String> {
+    fn logged(settings: LogSettings, log: impl FnOnce()) -> Vec<String> {
         let lines = Lines::default();
         let writer = lines.clone();
         tracing::subscriber::with_default(subscriber(&settings, move || writer.clone()), log);
@@ -181,7 +187,7 @@ mod tests {
     }
 
     fn written(level: &str, access: bool) -> Vec<&'static str> {
-        let settings = Settings { level: level.parse().unwrap(), access, ..Settings::default() };
+        let settings = LogSettings { level: level.parse().unwrap(), access, ..LogSettings::default() };
         let lines = logged(settings, one_of_each);
         let all =
             ["ours debug", "ours info", "ours error", "theirs debug", "theirs info", "theirs warn", "access"];
@@ -194,7 +200,7 @@ mod tests {
         assert_eq!(written("info", false), ["ours info", "ours error", "theirs warn"]);
         assert_eq!(written("error", false), ["ours error"]);
         assert_eq!(written("off", false), [""; 0]);
-        assert!("loud".parse::<Level>().is_err());
+        assert!("loud".parse::<LogLevel>().is_err());
     }
 
     #[test]
@@ -205,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_json_line_is_one_object_with_its_fields() {
-        let settings = Settings { format: Format::Json, ..Settings::default() };
+        let settings = LogSettings { format: Format::Json, ..LogSettings::default() };
         let lines = logged(settings, || tracing::info!(target: "keyward", member = 7, "became leader"));
         assert_eq!(lines.len(), 1);
         let record: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
@@ -213,14 +219,14 @@ mod tests {
         assert_eq!((record["level"].as_str(), record["target"].as_str()), (Some("INFO"), Some("keyward")));
     }
 
-    /// A member's status text, or a client's name, that would be a record of its own if it were written as it is.
+    /// A member's status text or a client's name, containing a forged record in case of unescaped output.
     const FORGED: &str =
         "no\n2026-01-01T00:00:00Z  INFO keyward::access: call user=\"root\" code=Ok\u{1b}[2K";
 
     #[test]
     fn a_foreign_text_makes_no_record_and_no_field_in_either_format() {
         for format in [Format::Text, Format::Json] {
-            let settings = Settings { format, ..Settings::default() };
+            let settings = LogSettings { format, ..LogSettings::default() };
             let error = io::Error::other(FORGED);
             let lines = logged(settings, || {
                 tracing::warn!(target: "keyward", %error, name = FORGED, debug = ?FORGED, port = 7, "failed");
@@ -250,7 +256,8 @@ mod tests {
 
     #[test]
     fn a_second_start_is_harmless() {
-        let first = init(&Settings { level: Level(LevelFilter::OFF), access: false, ..Settings::default() });
-        assert!(first.and(init(&Settings::default())).is_ok());
+        let first =
+            init(&LogSettings { level: LogLevel(LevelFilter::OFF), access: false, ..LogSettings::default() });
+        assert!(first.and(init(&LogSettings::default())).is_ok());
     }
 }

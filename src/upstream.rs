@@ -1,33 +1,35 @@
-//! The etcd side: which members there are, how to reach them, what proves a user to them, and the one door by which
-//! calls go out. Knows nothing of downstream or of policy.
+//! The etcd side: the cluster's members, the connections to members, users' credentials, and the single way
+//! to send calls ([`send`]). Must not know: downstream, policy.
 
 pub mod answer;
-pub mod balance;
 pub mod bidi;
-pub mod carried;
-pub mod changes;
+pub mod certificate_pool;
+pub mod change_notifications;
 pub mod choose;
-pub mod conduct;
+pub mod cluster_outage;
 pub mod connect;
-pub mod connection;
+mod connection_slots;
 pub mod credential;
-pub mod delays;
-pub mod departures;
-pub mod examine;
-pub mod fleet;
+pub mod delay_counters;
+pub mod ejection;
+pub mod evacuation;
 pub mod leaderless;
+pub mod member_connection;
+pub mod member_health;
+pub mod member_load;
+pub mod member_queue;
+pub mod member_tls;
 pub mod members;
 pub mod membership;
 pub mod names;
-pub mod outage;
+pub mod outage_state;
+pub mod own_requests;
 pub mod peer_urls;
 pub mod pool;
-pub mod read;
-pub mod resumes;
+pub mod quarantine;
+pub mod resume_limiter;
 pub mod send;
-mod slots;
-pub mod standing;
-pub mod tls;
-pub mod turns;
+pub mod store_status;
+pub mod stream_counts;
 pub mod version;
-pub mod vitals;
+pub mod waiting_calls;

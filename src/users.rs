@@ -1,9 +1,9 @@
-//! The users file: who has which password, as argon2id hashes.
+//! The users file: user names and argon2id hashes of passwords.
 //!
-//! Owns: the file's form (`name:$argon2id$…`, one user a line, `#` begins a comment), the hash of a password and the
-//! comparison with one. Must not know: where the file lies, when it is read, how often a client may try.
-//! Invariants: a fault names its line and shows nothing of it; what a line makes us spend is bounded, so that a bad
-//! file eats neither memory nor time; a name that is not there costs what one costs that is. Both hashing and comparing
+//! Owns: the file format (`name:$argon2id$…`, one user per line, `#` begins a comment), hashing and verifying
+//! a password. Must not know: the file's path, the times of reading, the limits on login attempts.
+//! Invariants: a fault names its line, never the content; memory and time per line are bounded, so a faulty
+//! file exhausts neither; verifying an unknown user costs as much as a known user. Hashing and verifying
 //! block for tens of milliseconds: never on a shard.
 
 use std::collections::HashMap;
@@ -19,88 +19,88 @@ use zeroize::Zeroizing;
 use crate::identity::UserName;
 use crate::secret::Secret;
 
-/// More than a hundred thousand users; a larger file is some other file.
+/// Room for more than a hundred thousand users; a larger file is no users file.
 pub const LARGEST_FILE: usize = 16 << 20;
-/// What one comparison may take: 64 MiB, and four passes over as much.
+/// Limits of a comparison: 64 MiB of memory, and four passes over as much.
 const MOST_MEMORY: u32 = 64 << 10;
 const MOST_WORK: u64 = 4 * (MOST_MEMORY as u64);
 const MOST_LANES: u32 = 8;
-/// Faults that are told of one file.
+/// Maximum of reported faults per file.
 const TOLD: usize = 20;
 const OUTPUT: usize = 32;
 const SALT: usize = 16;
 
-/// All users of one file.
+/// All users of a file.
 #[derive(Default)]
-pub struct Users {
-    lines: HashMap<UserName, Line>,
-    /// What comparing costs, one for each line: by these the names that are not there are dealt with.
+pub struct UserPasswordHashes {
+    lines: HashMap<UserName, UserLine>,
+    /// Costs of all lines, for assigning a cost to unknown names.
     costs: Vec<Params>,
-    /// So that nobody outside can tell which of them a name gets.
-    dealer: RandomState,
+    /// Randomly keyed hash, so clients cannot predict an unknown name's cost.
+    unknown_user_hasher: RandomState,
 }
 
-/// What one user's line says. Two lines of one file are never the same.
+/// The content of a user's line. The lines of any two users differ, at least by the name.
 #[derive(Clone)]
-struct Line {
+struct UserLine {
     params: Params,
     salt: Vec<u8>,
     output: Zeroizing<Vec<u8>>,
-    mark: LineMark,
+    mark: UserLineMark,
 }
 
-/// Tells a user's line from every other that the user ever had: another password, or another salt, is another mark.
+/// Identifies the content of a user's line: a new password or a new salt gives a new mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LineMark(pub u64);
+pub struct UserLineMark(pub u64);
 
-/// One comparison that was not made yet. It owns what it needs, so that it can be made on another thread.
+/// A pending comparison. Owns its data, for execution on a different thread.
 pub struct Comparison {
     params: Params,
     salt: Vec<u8>,
     output: Option<Zeroizing<Vec<u8>>>,
 }
 
-/// What hashing a password costs whoever tries to guess it, and us.
+/// Cost of hashing a password, for an attacker and for Keyward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// KiB of memory.
+    /// Memory in KiB.
     pub memory: u32,
-    /// Passes over it.
+    /// Passes over the memory.
     pub passes: u32,
 }
 
-/// What is wrong with a line, or with the file as a whole. Shows nothing of its content.
+/// A fault of a line, or of the file as a whole, without any content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// The file is not a users file at all.
+pub enum UsersFileFault {
+    /// The file is larger than any users file.
     #[error("is larger than {} MiB", LARGEST_FILE >> 20)]
     TooLarge,
-    /// A line that is no user.
+    /// A faulty line.
     #[error("line {line}: {wrong}")]
     Line {
-        /// Counted from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// What is wrong with it.
-        wrong: Wrong,
+        /// The fault.
+        wrong: UserLineFault,
     },
 }
 
-/// What is wrong with a line.
+/// Faults of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Wrong {
-    /// It is not text.
+pub enum UserLineFault {
+    /// The line is not text.
     #[error("is not UTF-8 text")]
     NotText,
-    /// There is no `name:hash`.
+    /// The line is not `name:hash`.
     #[error("is not name:hash")]
     NoHash,
-    /// The name is empty, or has blanks around it or control characters in it.
+    /// The name is empty, has leading or trailing blanks, or has control characters.
     #[error("has no name that a user could have")]
     Name,
-    /// The hash is none, or of another kind.
+    /// The hash is missing, or of a different kind.
     #[error("its hash is not an argon2id hash, version 19; `keyward hash-password` makes one")]
     NotArgon2id,
-    /// Its parameters ask for more than is given.
+    /// The hash's parameters exceed the limits.
     #[error("its hash asks for more than 64 MiB of memory, four passes over as much, or 8 lanes")]
     TooCostly,
     /// The user has an earlier line.
@@ -108,30 +108,30 @@ pub enum Wrong {
     Again(usize),
 }
 
-/// A password was not hashed.
+/// Reasons for a failed hashing.
 #[derive(Debug, thiserror::Error)]
 pub enum HashFailure {
-    /// The system gave no random bytes for the salt.
+    /// The operating system gave no random bytes for the salt.
     #[error("no random bytes from the system")]
     NoRandomness,
-    /// The cost is outside of what argon2 takes.
+    /// argon2 does not support the cost.
     #[error("argon2 does not take this cost")]
     Cost,
 }
 
 impl Cost {
-    /// The least that is advised today (RFC 9106 and OWASP): 19 MiB, two passes: some 30 ms.
+    /// The minimum advised today (RFC 9106 and OWASP): 19 MiB, two passes, some 30 ms.
     pub const DEFAULT: Self = Self { memory: 19 << 10, passes: 2 };
 }
 
-impl Users {
+impl UserPasswordHashes {
     /// Reads a users file.
     ///
     /// # Errors
     /// The first faults, by line.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Vec<Fault>> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, Vec<UsersFileFault>> {
         if bytes.len() > LARGEST_FILE {
-            return Err(vec![Fault::TooLarge]);
+            return Err(vec![UsersFileFault::TooLarge]);
         }
         let mut users = Self::default();
         let mut first_lines = HashMap::new();
@@ -143,45 +143,45 @@ impl Users {
             }
             let added = read_line(text).and_then(|(name, read)| {
                 if let Some(earlier) = first_lines.insert(name.clone(), line) {
-                    return Err(Wrong::Again(earlier));
+                    return Err(UserLineFault::Again(earlier));
                 }
                 users.costs.push(read.params.clone());
                 users.lines.insert(name, read);
                 Ok(())
             });
-            faults.extend(added.err().map(|wrong| Fault::Line { line, wrong }));
+            faults.extend(added.err().map(|wrong| UsersFileFault::Line { line, wrong }));
         }
         faults.truncate(TOLD);
         if faults.is_empty() { Ok(users) } else { Err(faults) }
     }
 
-    /// How many users there are.
+    /// Number of users.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lines.len()
     }
 
-    /// Whether there is none.
+    /// True if the file has no users.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// The mark of the user's line; none where the file does not know the user.
+    /// The mark of the user's line; `None` for an unknown user.
     #[must_use]
-    pub fn line(&self, user: &UserName) -> Option<LineMark> {
+    pub fn line(&self, user: &UserName) -> Option<UserLineMark> {
         self.lines.get(user).map(|line| line.mark)
     }
 
-    /// Whether both know the same users, by the same lines.
+    /// True if both files have the same users with the same lines.
     #[must_use]
-    pub fn says_the_same(&self, other: &Self) -> bool {
-        let known = |(user, line): (&UserName, &Line)| other.line(user) == Some(line.mark);
+    pub fn has_same_lines(&self, other: &Self) -> bool {
+        let known = |(user, line): (&UserName, &UserLine)| other.line(user) == Some(line.mark);
         self.len() == other.len() && self.lines.iter().all(known)
     }
 
-    /// What has to be compared to know whether a password is this user's. A user who is not there is compared too, with
-    /// nothing, at the cost of some other user's line: always the same one for the same name.
+    /// Returns the comparison for verifying the user's password. For an unknown user the comparison always
+    /// fails, at the cost of some existing line, always the same line for the same name.
     #[must_use]
     pub fn comparison(&self, user: &UserName) -> Comparison {
         if let Some(line) = self.lines.get(user) {
@@ -191,7 +191,7 @@ impl Users {
                 output: Some(line.output.clone()),
             };
         }
-        let dealt = self.dealer.hash_one(user).checked_rem(self.costs.len() as u64);
+        let dealt = self.unknown_user_hasher.hash_one(user).checked_rem(self.costs.len() as u64);
         let dealt = dealt.and_then(|dealt| self.costs.get(usize::try_from(dealt).ok()?));
         let params = dealt.cloned().or_else(|| params(Cost::DEFAULT)).unwrap_or_default();
         Comparison { params, salt: vec![0; SALT], output: None }
@@ -199,7 +199,7 @@ impl Users {
 }
 
 impl Comparison {
-    /// Whether the password is the user's. Blocks.
+    /// True if the password is the user's. Blocks.
     #[must_use]
     pub fn matches(&self, password: &Secret<String>) -> bool {
         let expected = self.output.as_deref().map(Vec::as_slice);
@@ -213,7 +213,7 @@ impl Comparison {
     }
 }
 
-/// The hash of a password, as a users file has it. Blocks.
+/// Hashes a password for the users file. Blocks.
 ///
 /// # Errors
 /// See [`HashFailure`].
@@ -244,35 +244,35 @@ fn derive(
     Some(made)
 }
 
-fn read_line(text: &[u8]) -> Result<(UserName, Line), Wrong> {
-    let text = std::str::from_utf8(text).map_err(|_| Wrong::NotText)?;
-    // A hash has no colon, a name may.
-    let (name, hash) = text.rsplit_once(':').ok_or(Wrong::NoHash)?;
+fn read_line(text: &[u8]) -> Result<(UserName, UserLine), UserLineFault> {
+    let text = std::str::from_utf8(text).map_err(|_| UserLineFault::NotText)?;
+    // A name may contain colons, a hash may not.
+    let (name, hash) = text.rsplit_once(':').ok_or(UserLineFault::NoHash)?;
     if name.is_empty() || name.trim() != name || name.chars().any(char::is_control) {
-        return Err(Wrong::Name);
+        return Err(UserLineFault::Name);
     }
     let digest = Sha256::new().chain_update(name).chain_update("\n").chain_update(hash).finalize();
     let mark = digest.first_chunk().map_or(0, |first| u64::from_be_bytes(*first));
-    let hash = PasswordHash::new(hash).map_err(|_| Wrong::NotArgon2id)?;
+    let hash = PasswordHash::new(hash).map_err(|_| UserLineFault::NotArgon2id)?;
     if hash.algorithm != Algorithm::Argon2id.ident() || hash.version != Some(Version::V0x13.into()) {
-        return Err(Wrong::NotArgon2id);
+        return Err(UserLineFault::NotArgon2id);
     }
-    let (Some(salt), Some(output)) = (hash.salt, hash.hash) else { return Err(Wrong::NotArgon2id) };
-    let params = Params::try_from(&hash).map_err(|_| Wrong::NotArgon2id)?;
+    let (Some(salt), Some(output)) = (hash.salt, hash.hash) else { return Err(UserLineFault::NotArgon2id) };
+    let params = Params::try_from(&hash).map_err(|_| UserLineFault::NotArgon2id)?;
     let work = u64::from(params.m_cost()) * u64::from(params.t_cost());
     if params.m_cost() > MOST_MEMORY || work > MOST_WORK || params.p_cost() > MOST_LANES {
-        return Err(Wrong::TooCostly);
+        return Err(UserLineFault::TooCostly);
     }
     let mut room = [0; 64];
-    let salt = salt.decode_b64(&mut room).map_err(|_| Wrong::NotArgon2id)?.to_vec();
+    let salt = salt.decode_b64(&mut room).map_err(|_| UserLineFault::NotArgon2id)?.to_vec();
     if salt.len() < argon2::MIN_SALT_LEN {
-        return Err(Wrong::NotArgon2id);
+        return Err(UserLineFault::NotArgon2id);
     }
     let output = Zeroizing::new(output.as_bytes().to_vec());
-    Ok((UserName::from(name), Line { params, salt, output, mark: LineMark(mark) }))
+    Ok((UserName::from(name), UserLine { params, salt, output, mark: UserLineMark(mark) }))
 }
 
-impl fmt::Debug for Users {
+impl fmt::Debug for UserPasswordHashes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Users").field("len", &self.len()).finish()
     }
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     const CHEAP: Cost = Cost { memory: 8, passes: 1 };
-    /// Of "password" with the salt "somesalt", by the reference implementation's own test.
+    /// The hash of "password" with the salt "somesalt", from a test of the reference implementation.
     const REFERENCE: &str =
         "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc";
 
@@ -291,8 +291,8 @@ mod tests {
         Secret::new(text.to_owned())
     }
 
-    fn faults(text: impl AsRef<[u8]>) -> Vec<Fault> {
-        Users::parse(text.as_ref()).expect_err("faulty")
+    fn faults(text: impl AsRef<[u8]>) -> Vec<UsersFileFault> {
+        UserPasswordHashes::parse(text.as_ref()).expect_err("faulty")
     }
 
     #[test]
@@ -300,7 +300,7 @@ mod tests {
         let alice = hash(&secret("a"), CHEAP).unwrap();
         assert_ne!(alice, hash(&secret("a"), CHEAP).unwrap(), "each has a salt of its own");
         let text = format!("# people\n\nalice:{alice}\r\nb:o b:{}\n", hash(&secret("ü "), CHEAP).unwrap());
-        let users = Users::parse(text.as_bytes()).unwrap();
+        let users = UserPasswordHashes::parse(text.as_bytes()).unwrap();
         let matches = |user: &str, password| users.comparison(&user.into()).matches(&secret(password));
         assert_eq!(users.len(), 2);
         assert!(matches("alice", "a") && matches("b:o b", "ü "));
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_hash_of_another_maker_is_understood() {
-        let users = Users::parse(format!("alice:{REFERENCE}").as_bytes()).unwrap();
+        let users = UserPasswordHashes::parse(format!("alice:{REFERENCE}").as_bytes()).unwrap();
         assert!(users.comparison(&"alice".into()).matches(&secret("password")));
         assert!(!users.comparison(&"alice".into()).matches(&secret("passwort")));
     }
@@ -328,35 +328,38 @@ mod tests {
         let lanes = good.replace("p=1", "p=9").replace("m=8,", "m=72,");
         let cut = &good[..good.len() - 30];
         for (line, wrong) in [
-            ("alice", Wrong::NoHash),
-            ("alice:", Wrong::NotArgon2id),
-            ("alice:hunter2", Wrong::NotArgon2id),
-            (&format!(":{good}"), Wrong::Name),
-            (&format!(" alice:{good}"), Wrong::Name),
-            (&format!("al\tice:{good}"), Wrong::Name),
-            (&format!("alice:{other}"), Wrong::NotArgon2id),
-            (&format!("alice:{old}"), Wrong::NotArgon2id),
-            (&format!("alice:{good} "), Wrong::NotArgon2id),
-            (&format!("alice:{cut}"), Wrong::NotArgon2id),
-            ("alice:$2b$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy", Wrong::NotArgon2id),
-            (&format!("alice:{memory}"), Wrong::TooCostly),
-            (&format!("alice:{passes}"), Wrong::TooCostly),
-            (&format!("alice:{lanes}"), Wrong::TooCostly),
-            (&format!("bob:{good}"), Wrong::Again(1)),
+            ("alice", UserLineFault::NoHash),
+            ("alice:", UserLineFault::NotArgon2id),
+            ("alice:hunter2", UserLineFault::NotArgon2id),
+            (&format!(":{good}"), UserLineFault::Name),
+            (&format!(" alice:{good}"), UserLineFault::Name),
+            (&format!("al\tice:{good}"), UserLineFault::Name),
+            (&format!("alice:{other}"), UserLineFault::NotArgon2id),
+            (&format!("alice:{old}"), UserLineFault::NotArgon2id),
+            (&format!("alice:{good} "), UserLineFault::NotArgon2id),
+            (&format!("alice:{cut}"), UserLineFault::NotArgon2id),
+            (
+                "alice:$2b$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
+                UserLineFault::NotArgon2id,
+            ),
+            (&format!("alice:{memory}"), UserLineFault::TooCostly),
+            (&format!("alice:{passes}"), UserLineFault::TooCostly),
+            (&format!("alice:{lanes}"), UserLineFault::TooCostly),
+            (&format!("bob:{good}"), UserLineFault::Again(1)),
         ] {
             let found = faults(format!("bob:{good}\n# a comment\n{line}\n"));
-            assert_eq!(found, [Fault::Line { line: 3, wrong }], "{line}");
+            assert_eq!(found, [UsersFileFault::Line { line: 3, wrong }], "{line}");
             let told = format!("{} {found:?}", found[0]);
             assert!(told.contains("line 3: ") && !told.contains('$') && !told.contains("hunter"), "{told}");
         }
-        assert_eq!(faults(b"a\xff:b"), [Fault::Line { line: 1, wrong: Wrong::NotText }]);
-        assert_eq!(faults(vec![b'#'; LARGEST_FILE + 1]), [Fault::TooLarge]);
+        assert_eq!(faults(b"a\xff:b"), [UsersFileFault::Line { line: 1, wrong: UserLineFault::NotText }]);
+        assert_eq!(faults(vec![b'#'; LARGEST_FILE + 1]), [UsersFileFault::TooLarge]);
         assert_eq!(faults("a\n".repeat(1000)).len(), TOLD, "not a thousand lines of log");
     }
 
     #[test]
     fn another_line_is_another_mark() {
-        let mark = |line: &str| Users::parse(line.as_bytes()).unwrap().line(&"alice".into());
+        let mark = |line: &str| UserPasswordHashes::parse(line.as_bytes()).unwrap().line(&"alice".into());
         let lines = ["a", "a", "b"].map(|password| hash(&secret(password), CHEAP).unwrap());
         let [one, again, other] = lines.each_ref().map(|hash| mark(&format!("alice:{hash}")));
         assert!(one.is_some() && one != again && one != other && again != other);
@@ -368,19 +371,21 @@ mod tests {
     fn who_is_not_there_costs_what_somebody_costs_who_is() {
         let cheap = hash(&secret("a"), CHEAP).unwrap();
         let dear = hash(&secret("a"), Cost { memory: 16, passes: 3 }).unwrap();
-        let users = Users::parse(format!("alice:{cheap}\nbob:{dear}\n").as_bytes()).unwrap();
+        let users = UserPasswordHashes::parse(format!("alice:{cheap}\nbob:{dear}\n").as_bytes()).unwrap();
         let dealt = |name: &str| users.comparison(&name.into()).params.m_cost();
         let names: Vec<String> = (0..64).map(|n| format!("nobody{n}")).collect();
         let costs: Vec<u32> = names.iter().map(|name| dealt(name)).collect();
         assert!(costs.contains(&8) && costs.contains(&16) && costs.iter().all(|cost| [8, 16].contains(cost)));
         assert_eq!(costs, names.iter().map(|name| dealt(name)).collect::<Vec<_>>(), "always the same");
-        let nobody = Users::default().comparison(&"alice".into());
+        let nobody = UserPasswordHashes::default().comparison(&"alice".into());
         assert_eq!(nobody.params.m_cost(), Cost::DEFAULT.memory);
     }
 
     #[test]
     fn debug_shows_no_hash() {
-        let users = Users::parse(format!("alice:{}", hash(&secret("a"), CHEAP).unwrap()).as_bytes()).unwrap();
+        let users =
+            UserPasswordHashes::parse(format!("alice:{}", hash(&secret("a"), CHEAP).unwrap()).as_bytes())
+                .unwrap();
         assert_eq!(format!("{users:?}"), "Users { len: 1 }");
     }
 }

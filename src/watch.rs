@@ -1,12 +1,12 @@
-//! Watches that outlive the members and tokens that carry them.
+//! Watches able to survive the loss of members and tokens.
 //!
-//! Owns: everything between one client's Watch stream and the upstream streams that serve it. [`hub`] decides; drivers
-//! move its bytes. Must not know: TLS, configuration files.
+//! Owns: all state between a client's Watch stream and the upstream streams. [`hub`] decides; drivers move
+//! bytes. Must not know: TLS, configuration files.
 
 pub mod budget;
 mod cursor;
-pub mod fault;
 pub mod hub;
-pub mod session;
-pub mod source;
-mod wire;
+pub mod planted_fault;
+pub mod session_driver;
+pub mod upstream_stream;
+mod watch_messages;

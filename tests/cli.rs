@@ -330,7 +330,7 @@ fn a_password_becomes_a_line_of_the_users_file() {
     let (code, stdout, stderr) = hash(&format!("{SECRET}\n"));
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert!(stdout.starts_with("$argon2id$v=19$m=19456,t=2,p=1$") && stdout.ends_with('\n'), "{stdout}");
-    let users = keyward::users::Users::parse(format!("alice:{stdout}").as_bytes()).unwrap();
+    let users = keyward::users::UserPasswordHashes::parse(format!("alice:{stdout}").as_bytes()).unwrap();
     let matches = |password: &str| users.comparison(&"alice".into()).matches(&password.to_owned().into());
     assert!(matches(SECRET) && !matches(&SECRET[1..]));
     for wrong in ["", "\n"] {

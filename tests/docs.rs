@@ -8,10 +8,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use keyward::telemetry::connections::{ConnectionLimit, EndReason};
-use keyward::telemetry::figures::Figures;
-use keyward::telemetry::metrics::{Metrics, one};
-use keyward::telemetry::unread::GivenUp;
+use keyward::telemetry::connection_metrics::{ConnectionLimit, EndReason};
+use keyward::telemetry::member_metrics::MemberSample;
+use keyward::telemetry::metrics::Metrics;
+use keyward::telemetry::single_label::one;
+use keyward::telemetry::unread_metrics::GiveUpReason;
 
 const DOCUMENTS: [&str; 8] = [
     "README.md",
@@ -23,6 +24,8 @@ const DOCUMENTS: [&str; 8] = [
     "deploy/operate.md",
     "deploy/remove-keyward.md",
 ];
+/// Pages about the program itself: their files and links are checked too.
+const PAGES: [&str; 4] = ["CONTRIBUTING.md", "docs/decisions.md", "docs/etcd-facts.md", "docs/glossary.md"];
 /// Tables whose every line names the tests that show it, and how many tests they name at least.
 const PROMISES: [(&str, usize); 2] = [("tests/watches.md", 60), ("SECURITY.md", 25)];
 /// Folders of the repository: a word that begins with one of these is a path.
@@ -34,7 +37,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(name: &str) -> String {
+fn read(name: impl AsRef<Path>) -> String {
     fs::read_to_string(root().join(name)).expect("every file that is named here exists")
 }
 
@@ -78,7 +81,8 @@ fn anchors(document: &str) -> Vec<String> {
         let kept = text.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
         kept.map(|c| if c == ' ' { '-' } else { c }).collect()
     };
-    headings.map(anchor).collect()
+    let named = document.split("<a id=\"").skip(1).filter_map(|rest| rest.split('"').next());
+    headings.map(anchor).chain(named.map(str::to_owned)).collect()
 }
 
 /// Every key of the reference, as in `listener.tls.cert`, and every table.
@@ -102,9 +106,10 @@ fn reference_keys() -> BTreeSet<String> {
 #[test]
 fn documents_name_files_that_exist() {
     let (mut missing, mut looked_at) = (Vec::new(), 0);
-    for name in DOCUMENTS {
+    for name in DOCUMENTS.into_iter().chain(PAGES) {
         let document = read(name);
         let (commands, prose) = fenced(&document, "sh");
+        let folder = Path::new(name).parent().expect("a file's folder");
         let paths =
             quoted(&prose).into_iter().chain(commands.iter().flat_map(|block| block.split_whitespace()));
         for path in paths.map(|path| path.trim_start_matches("./")) {
@@ -118,9 +123,9 @@ fn documents_name_files_that_exist() {
         for link in links(&prose).into_iter().filter(|link| !link.starts_with("https://")) {
             looked_at += 1;
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let file = if file.is_empty() { name } else { file };
-            let found = root().join(file).exists()
-                && (anchor.is_empty() || anchors(&read(file)).iter().any(|known| known == anchor));
+            let file = if file.is_empty() { Path::new(name).to_owned() } else { folder.join(file) };
+            let found = root().join(&file).exists()
+                && (anchor.is_empty() || anchors(&read(&file)).iter().any(|known| known == anchor));
             missing.extend((!found).then(|| format!("{name}: {link}")));
         }
     }
@@ -186,13 +191,13 @@ fn metrics() -> BTreeSet<String> {
     registry.call_ended(0, 0, Some(std::time::Duration::ZERO));
     registry.member_ready.get_or_create(&one("member", "1")).set(1);
     registry.member_leader.get_or_create(&one("member", "1")).set(1);
-    let everything = Figures {
+    let everything = MemberSample {
         latency: Some(std::time::Duration::ZERO),
         term: 1,
         errors: Some(0),
         db: Some((0, 0)),
         quota: Some(0),
-        ..Figures::default()
+        ..MemberSample::default()
     };
     registry.member_figures.put(&[everything]);
     registry.logins.get_or_create(&one("result", "accepted")).inc();
@@ -201,7 +206,7 @@ fn metrics() -> BTreeSet<String> {
     registry.http1_requests.get_or_create(&one("path", "other")).inc();
     registry.connection_figures.ended(EndReason::NoCall).inc();
     registry.connection_figures.refused(ConnectionLimit::Connections).inc();
-    registry.unread.given_up(GivenUp::ForTime).inc();
+    registry.unread.given_up(GiveUpReason::ForTime).inc();
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types

@@ -1,9 +1,10 @@
-//! What is wrong, or soon will be, with the cluster and with Keyward before it: `keyward doctor`.
+//! `keyward doctor`: present and foreseeable faults of the cluster and of Keyward.
 //!
-//! Owns: what a finding is, gathering what is looked at, how it is told. Below, `checks` knows what is wrong about it. Must not know: the
-//! data path. Invariants: looking changes nothing; what could not be looked at is said, and never taken for good; nothing tells a secret.
+//! Owns: the type of a finding, gathering the inputs, printing the report. `checks` below holds the checks.
+//! Must not know: the data path. Invariants: an examination changes no state; inputs that could not be read
+//! are reported and never count as healthy; no finding contains a secret.
 
-mod certificates;
+mod certificate_expiry;
 mod checks;
 
 use std::fmt;
@@ -14,82 +15,82 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 
 use super::table::plain;
-use crate::config::{Config, Outcome};
+use crate::config::{Config, MappingOutcome};
 use crate::downstream::connection_table::ConnectionTable;
 use crate::identity::MemberId;
 use crate::published::Published;
-use crate::revocation::Register;
-use crate::upstream::credential::{Credentials, Pages, RootHolders, Wanted};
-use crate::upstream::examine::{Examined, examine};
-use crate::upstream::membership::{Auth, MembersHandle, Membership};
-use checks::Facts;
+use crate::revocation::RevocationRegister;
+use crate::upstream::credential::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
+use crate::upstream::member_health::{MemberHealthFigures, examine};
+use crate::upstream::membership::{AuthSetting, MembersHandle, Membership};
+use checks::DoctorInputs;
 
-/// All that was found.
+/// The result of one examination.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Report {
-    /// The worst first.
+pub struct DoctorReport {
+    /// Findings, worst first.
     pub findings: Vec<Finding>,
-    /// What could not be looked at, and why.
+    /// Inputs that could not be read, with the reason.
     pub unseen: Vec<String>,
 }
 
-/// One thing that is wrong, or soon will be.
+/// One present or foreseeable fault.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What was looked at; stays the same between versions.
+    /// Name of the check, stable between versions.
     pub check: String,
-    /// Whom it is about: a member's name and id, an address, a key of the configuration.
+    /// Subject of the finding: a member's name and id, an address, or a configuration key.
     pub about: String,
-    /// What is wrong.
+    /// Description of the fault.
     pub what: String,
-    /// What to do, in one line.
+    /// The remedy, in one line.
     pub fix: String,
 }
 
-/// How bad it is. The worst first.
+/// Severity of a finding, worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Something does not work now, or will not within days.
+    /// A function fails now, or will fail within days.
     Error,
-    /// Something will not work when something else happens.
+    /// A function will fail upon a further event.
     Warning,
 }
 
-/// What is looked at.
+/// Inputs of an examination.
 pub struct Doctor {
-    /// The configuration that is in force.
+    /// The configuration in force.
     pub config: Arc<Published<Config>>,
-    /// Keys that say otherwise in the file, and wait for a restart.
-    pub waiting: Arc<Published<Vec<&'static str>>>,
+    /// Configuration keys whose changed values wait for a restart.
+    pub pending_restart: Arc<Published<Vec<&'static str>>>,
     /// The members.
     pub members: MembersHandle,
-    /// Reaches the pages that they serve.
-    pub pages: Pages,
-    /// Who was revoked.
-    pub register: Register,
-    /// Asks for users' roles.
+    /// Reads the HTTP/1.1 pages of the members (`/metrics`, `/health`).
+    pub pages: MetricsPages,
+    /// The revocations.
+    pub register: RevocationRegister,
+    /// Reads the roles of etcd users.
     pub credentials: Arc<Credentials>,
-    /// The connections of clients.
+    /// The table of client connections.
     pub connections: Arc<ConnectionTable>,
 }
 
 impl Doctor {
-    /// Looks at everything once.
-    pub async fn examine(&self) -> Report {
+    /// Runs one examination.
+    pub async fn examine(&self) -> DoctorReport {
         let members = self.members.snapshot.load_full();
         let asked = members.members.iter().map(async |member| {
-            (member.id, examine(&self.pages.connector, &member.endpoint, member.at).await)
+            (member.id, examine(&self.pages.connector, &member.endpoint, member.resolved_ip).await)
         });
-        let examined: Vec<(MemberId, Option<Examined>)> = join_all(asked).await;
+        let examined: Vec<(MemberId, Option<MemberHealthFigures>)> = join_all(asked).await;
         let config = self.config.load_full();
         let root_holders = self.root_holders(&config, &members).await;
-        Facts {
+        DoctorInputs {
             now: SystemTime::now(),
             config: &config,
-            waiting: &self.waiting.load_full(),
+            waiting: &self.pending_restart.load_full(),
             members: &members,
             auth: self.members.auth.now(),
             examined: &examined,
@@ -100,20 +101,21 @@ impl Doctor {
         .report()
     }
 
-    /// Who holds the role `root` of the users that a rule leads to which spells no peer out. Nobody is asked where no rule is so,
-    /// or there are no users.
+    /// Finds the etcd users with the role `root` among the users reached by a mapping rule without an exact
+    /// peer. Sends no request if there is no such rule, or if auth is not on.
     async fn root_holders(&self, config: &Config, members: &Membership) -> RootHolders {
         let patterns = config.mapping.rules.iter().filter(|rule| !rule.names_one_peer());
-        let mut wanted = Wanted { named: config.mapping.default.iter().cloned().collect(), all: false };
+        let mut wanted =
+            RootHolderQuery { named: config.mapping.default.iter().cloned().collect(), all: false };
         for rule in patterns {
             match rule.outcome() {
-                Outcome::User(user) => wanted.named.push(user.clone()),
-                Outcome::Same => wanted.all = true,
-                Outcome::Deny => {}
+                MappingOutcome::User(user) => wanted.named.push(user.clone()),
+                MappingOutcome::Same => wanted.all = true,
+                MappingOutcome::Deny => {}
             }
         }
         let member = members.leader().or_else(|| members.ready_voters().next());
-        let is_asked = self.members.auth.now() == Auth::On && (wanted.all || !wanted.named.is_empty());
+        let is_asked = self.members.auth.now() == AuthSetting::On && (wanted.all || !wanted.named.is_empty());
         match member.filter(|_| is_asked) {
             Some(member) => {
                 self.credentials.root_holders(config.cluster.probe.as_ref(), wanted, member.id).await
@@ -123,8 +125,8 @@ impl Doctor {
     }
 }
 
-impl Report {
-    /// The worst of what was found.
+impl DoctorReport {
+    /// The worst severity among the findings.
     #[must_use]
     pub fn worst(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).min()
@@ -140,8 +142,8 @@ impl fmt::Display for Severity {
     }
 }
 
-/// For a terminal.
-impl fmt::Display for Report {
+/// Formats the report for a terminal.
+impl fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Finding { severity, check, about, what, fix } in &self.findings {
             let (about, what, fix) = (plain(about), plain(what), plain(fix));

@@ -1,7 +1,8 @@
-//! How far an ending has come, and that it was asked for: `keyward drain`.
+//! `keyward drain`: requesting the drain, and its stage.
 //!
-//! Owns: the stage, whoever asks for the next, and whoever waits to hear of the last. Must not know: what an ending does. Invariants: it
-//! begins once, whoever asks; whoever asked is told of the end before the process goes, within a limit.
+//! Owns: the stage, the requests for a drain, the listeners waiting for its end. Must not know: the actions
+//! of a drain. Invariants: a drain begins once, however many requests arrive; every listener hears of the end
+//! before the process exits, within a limit.
 
 use std::fmt;
 
@@ -11,57 +12,57 @@ use tokio::time::Instant;
 
 use crate::telemetry::metrics::Metrics;
 
-/// How far it has come.
+/// Stage of the drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It has not begun.
+    /// No drain has begun.
     Serving,
-    /// `/readyz` says no; nobody was told to leave yet.
+    /// `/readyz` reports "not ready"; no client was told to leave yet.
     Waiting {
-        /// Until when.
+        /// End of the stage.
         until: Instant,
     },
-    /// Clients were told to leave.
+    /// Clients were told to leave, by GOAWAY.
     Leaving {
-        /// What is open then is cut.
+        /// Open connections are cut at this time.
         until: Instant,
     },
-    /// Nobody is left.
+    /// All connections have ended.
     Ended,
 }
 
-/// The same for an operator.
+/// Stage of the drain as shown to an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// It has not begun.
+    /// No drain has begun.
     Serving,
-    /// Not ready, and still taking calls: balancers are to notice.
+    /// Not ready, and still taking calls, so that load balancers notice.
     Waiting,
-    /// Clients were told to leave.
+    /// Clients were told to leave, by GOAWAY.
     Leaving,
-    /// Nobody is left; the process goes.
+    /// All connections have ended; the process exits.
     Ended,
 }
 
-/// How far it has come, and what is left.
+/// Progress of the drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Where it is.
+    /// Current stage.
     pub phase: Phase,
-    /// How long that may still take, in milliseconds.
+    /// Remaining time of the stage, in milliseconds.
     pub left_ms: u64,
-    /// Connections of clients.
+    /// Open client connections.
     pub connections: i64,
-    /// Unary calls under way.
+    /// Unary calls in flight.
     pub calls: i64,
-    /// Streams that are open.
+    /// Open streams.
     pub streams: i64,
-    /// Connections that did not end by themselves.
+    /// Connections cut at the time limit.
     pub cut: u64,
 }
 
-/// The ending of the process.
+/// The drain and end of the process.
 #[derive(Debug)]
 pub struct Exit {
     stage: watch::Sender<Stage>,
@@ -75,39 +76,39 @@ impl Default for Exit {
 }
 
 impl Exit {
-    /// Asks for it, as a signal does.
-    pub fn ask(&self) {
+    /// Requests a drain, as a signal does.
+    pub fn request_drain(&self) {
         self.asked.notify_one();
     }
 
-    /// Waits until somebody asks. Cancel-safe.
-    pub async fn asked(&self) {
+    /// Waits for a request to drain. Cancel-safe.
+    pub async fn drain_requested(&self) {
         self.asked.notified().await;
     }
 
-    /// How far it has come.
+    /// Current stage.
     #[must_use]
     pub fn stage(&self) -> Stage {
         *self.stage.borrow()
     }
 
-    /// Moves on.
+    /// Enters the next stage.
     pub fn enter(&self, stage: Stage) {
         self.stage.send_replace(stage);
     }
 
-    /// Hears of each stage. While there is one, the end waits for it, within a limit.
+    /// Subscribes to the stages. The process waits with its exit for live receivers, within a limit.
     #[must_use]
     pub fn listen(&self) -> watch::Receiver<Stage> {
         self.stage.subscribe()
     }
 
-    /// Waits until nobody listens any more. Cancel-safe.
-    pub async fn heard(&self) {
+    /// Waits until all receivers are dropped. Cancel-safe.
+    pub async fn receivers_dropped(&self) {
         self.stage.closed().await;
     }
 
-    /// What an operator is told.
+    /// The progress as shown to an operator.
     #[must_use]
     pub fn progress(&self, metrics: &Metrics) -> Progress {
         let left = |until: Instant| {
@@ -131,7 +132,7 @@ impl Exit {
     }
 }
 
-/// For a terminal.
+/// Formats the progress for a terminal.
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { connections, calls, streams, .. } = self;

@@ -1,10 +1,11 @@
-//! The admin socket: commands, from the same machine and the same user.
+//! The admin socket: operator commands from the same machine and the same user.
 //!
-//! Owns: its protocol, both ends of it, and who may speak. Must not know: how a change is kept. Invariants: only the
-//! socket's owner and root are listened to, also in the moment before its mode is set; a peer costs bounded time and
-//! memory; what has no end of line is no command, nor is a part of it; a name that is given in a command stands in an answer, a token or password never.
+//! Owns: the protocol, both ends of it, and its access control. Must not know: how a change is persisted.
+//! Invariants: only the socket's owner and root may give commands, also in the moment between bind and chmod;
+//! a client costs bounded time and memory; a line without its newline is never executed, in whole or in part;
+//! names given in a command may appear in an answer, tokens and passwords never.
 //!
-//! One line of JSON asks, one line answers: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
+//! A command is one line of JSON, and so is its answer: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
 
 use std::fmt;
 use std::io::{self, BufRead as _, Read as _, Write as _};
@@ -19,92 +20,94 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
-use super::State;
-use super::doctor::{Doctor, Report};
+use super::AdminState;
+use super::doctor::{Doctor, DoctorReport};
 use super::drain::{Phase, Progress, Stage};
-use super::status::Status;
-use crate::downstream::listener::remove_stale;
-use crate::downstream::session::{Change, Entry, NoSessionId, Sealer};
+use super::status::ReplicaStatus;
+use crate::downstream::acceptor::remove_stale;
+use crate::downstream::session::{InvalidSessionId, RevocationChange, RevocationEntry, Sealer};
 use crate::identity::UserName;
-use crate::revocation::{Kept, Register, Trouble};
+use crate::revocation::{RevocationError, RevocationRegister, RevocationStorage};
 use crate::tasks::Tasks;
 
-/// More than the longest name that a session can hold, each byte of it escaped.
+/// Maximum length of a command line: more than the longest name of a session with every byte escaped.
 const LONGEST_LINE: u64 = 64 * 1024;
-/// How long a peer may take to ask, and to take its answer.
+/// Time limit for receiving a command, and for sending its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long we wait for an answer: a change may wait for etcd.
+/// Time limit of the client for an answer: a change may wait for etcd.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How often whoever waits for the end is told how far it has come.
+/// Interval of the progress reports of a drain.
 const NEWS: Duration = Duration::from_millis(500);
-/// Peers served at once.
+/// Maximum of concurrent clients.
 const PEERS: usize = 8;
 
-/// What is asked for.
+/// A command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Command {
-    /// End all sessions of the user, and what lives as that etcd user.
+pub enum AdminCommand {
+    /// End all sessions of the user, and the streams and calls of this etcd user.
     Revoke {
-        /// Byte by byte.
+        /// The user's name, compared byte by byte.
         user: String,
     },
     /// End one session.
     RevokeSession {
-        /// Its id, as in the log at login.
+        /// The session's id, as logged at login.
         session: String,
     },
-    /// The same, and refuse its logins and calls.
+    /// Revoke the user, and refuse further logins and calls.
     Block {
-        /// Byte by byte.
+        /// The user's name, compared byte by byte.
         user: String,
     },
     /// Let the user log in and call again.
     Unblock {
-        /// Byte by byte.
+        /// The user's name, compared byte by byte.
         user: String,
     },
-    /// Tell the sessions that this replica has seen, and who was revoked.
+    /// List the sessions seen by this replica, and the revocations.
     Sessions {},
-    /// Tell how the replica and the members are doing.
+    /// Report the status of the replica and the members.
     Status {},
-    /// Look for what is wrong.
+    /// Run `keyward doctor`.
     Doctor {},
-    /// End, as by SIGTERM, and tell how far that has come. Asked again it tells what is new, within half a second.
+    /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
+    /// answers within half a second.
     Drain {},
 }
 
-/// What comes back.
+/// The answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// It is done; with what follows from it.
+pub enum AdminAnswer {
+    /// The change is made; with its consequences.
     Done(String),
-    /// Nothing has changed; and why.
+    /// No change was made; with the reason.
     Failed(String),
-    /// It is in force on this replica until it ends, and nowhere else; and why.
+    /// The change is in force on this replica until the process exits, and on no further replica; with the
+    /// reason.
     NotKept(String),
-    /// Nobody can say whether it is done. It may be asked for again.
+    /// The outcome is unknown. The command may be repeated.
     Unknown(String),
-    /// What was asked for.
+    /// Answer to [`AdminCommand::Sessions`].
     Sessions(Listing),
-    /// What was asked for.
-    Status(Box<Status>),
-    /// What was asked for.
-    Doctor(Report),
-    /// It has begun.
+    /// Answer to [`AdminCommand::ReplicaStatus`].
+    Status(Box<ReplicaStatus>),
+    /// Answer to [`AdminCommand::Doctor`].
+    Doctor(DoctorReport),
+    /// The drain has begun.
     Draining(Progress),
 }
 
-/// The sessions that a replica has seen, and who was revoked.
+/// The sessions seen by a replica, and the revoked users.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Listing {
-    sessions: Vec<Row>,
-    users: Vec<User>,
+    sessions: Vec<SessionRow>,
+    users: Vec<RevokedUserRow>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Row {
+struct SessionRow {
     id: String,
     peer: String,
     issued_at: u64,
@@ -112,28 +115,28 @@ struct Row {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct User {
+struct RevokedUserRow {
     name: String,
     generation: u64,
     blocked: bool,
 }
 
-/// What answers are made of.
-pub struct Desk {
-    /// Keeps changes.
-    pub register: Register,
-    /// Has seen sessions.
+/// Executes the commands.
+pub struct AdminCommandService {
+    /// Persists revocations.
+    pub register: RevocationRegister,
+    /// Knows the recent sessions.
     pub sealer: Arc<Sealer>,
-    /// Knows how everything is doing.
-    pub state: Arc<State>,
-    /// Knows what should not be so.
+    /// Reports the status.
+    pub state: Arc<AdminState>,
+    /// Runs the examination of `keyward doctor`.
     pub doctor: Doctor,
 }
 
-/// Binds the socket. One that was left behind is replaced, one that is served is not.
+/// Binds the socket. A stale socket is replaced, a served socket is an error.
 ///
 /// # Errors
-/// The system's.
+/// The operating system's error.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     remove_stale(path)?;
     let listener = UnixListener::bind(path)?;
@@ -141,8 +144,8 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Serves for ever. `path` is where the listener was bound.
-pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<Desk>, tasks: Tasks) {
+/// Serves the socket forever. `path` is the bound path of `listener`.
+pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<AdminCommandService>, tasks: Tasks) {
     let owner = match std::fs::metadata(&path) {
         Ok(metadata) => metadata.uid(),
         Err(error) => return tracing::error!(%error, "the admin socket is gone"),
@@ -160,7 +163,7 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<Desk>, tas
         };
         if !stream.peer_cred().is_ok_and(|peer| peer.uid() == owner || peer.uid() == 0) {
             tracing::warn!("another user's admin command was not listened to");
-            // Whoever waits for an answer is not left to think that it may have been done.
+            // Answers the refusal, so that the client cannot believe its command was executed.
             drop(refuse(stream));
             continue;
         }
@@ -175,16 +178,16 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<Desk>, tas
     }
 }
 
-/// Says so without having read anything, and without waiting: what is said fits into the socket.
+/// Sends the refusal without reading or waiting: the text fits into the socket's buffer.
 fn refuse(stream: UnixStream) -> io::Result<()> {
-    let answer = Answer::Failed("only Keyward's own user and root may".into());
+    let answer = AdminAnswer::Failed("only Keyward's own user and root may".into());
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
     stream.into_std()?.write_all(&text)
 }
 
-async fn converse(mut stream: UnixStream, desk: &Desk) -> io::Result<()> {
-    // Whoever waits for the end is told of it before the process goes.
+async fn converse(mut stream: UnixStream, desk: &AdminCommandService) -> io::Result<()> {
+    // A live receiver delays the exit of the process until this client has been told of the end.
     let mut waits: Option<watch::Receiver<Stage>> = None;
     let (read, mut write) = stream.split();
     let mut read = BufReader::new(read);
@@ -197,88 +200,95 @@ async fn converse(mut stream: UnixStream, desk: &Desk) -> io::Result<()> {
         }
         let whole = line.ends_with(b"\n");
         let answer = match serde_json::from_slice(&line) {
-            _ if !whole => Answer::Failed("not a command: the line is too long, or was cut".into()),
-            Ok(Command::Drain {}) => desk.drain(&mut waits).await,
+            _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
+            Ok(AdminCommand::Drain {}) => desk.drain(&mut waits).await,
             Ok(command) => desk.answer(command).await,
-            Err(error) => Answer::Failed(format!("not a command: {error}")),
+            Err(error) => AdminAnswer::Failed(format!("not a command: {error}")),
         };
         let mut text = serde_json::to_vec(&answer)?;
         text.push(b'\n');
         timeout(PATIENCE, write.write_all(&text)).await??;
-        // Its rest is no line of its own.
+        // The remainder of an overlong line is no command.
         if !whole {
             return Ok(());
         }
     }
 }
 
-impl Desk {
-    async fn answer(&self, command: Command) -> Answer {
+impl AdminCommandService {
+    async fn answer(&self, command: AdminCommand) -> AdminAnswer {
         let change = match change(&command) {
             Ok(Some(change)) => change,
-            Ok(None) => return self.tell(&command).await,
-            Err(error) => return Answer::Failed(error.to_string()),
+            Ok(None) => return self.answer_read_only(&command).await,
+            Err(error) => return AdminAnswer::Failed(error.to_string()),
         };
         match self.register.change(change).await {
-            Ok(Kept::Etcd) => Answer::Done("in force on this replica now, on all others within 2 s".into()),
-            Ok(Kept::File) => Answer::Done("in force now; kept in revocation.state_file, for this replica alone".into()),
-            Ok(Kept::Memory) => Answer::Done(
-                "in force now, until this process ends: set revocation.etcd_prefix or revocation.state_file to keep it"
+            Ok(RevocationStorage::Etcd) => {
+                AdminAnswer::Done("in force on this replica now, on all others within 2 s".into())
+            }
+            Ok(RevocationStorage::File) => AdminAnswer::Done(
+                "in force now; kept in revocation.state_file, for this replica alone".into(),
+            ),
+            Ok(RevocationStorage::Memory) => AdminAnswer::Done(
+                "in force now, until this process ends: set revocation.etcd_prefix or revocation.state_file \
+                 to keep it"
                     .into(),
             ),
             Err(trouble) => {
                 let why = trouble.to_string();
                 match trouble {
-                    Trouble::NotKept(_) => Answer::NotKept(why),
-                    Trouble::Unknown(_) => Answer::Unknown(why),
-                    Trouble::Unchanged(_) | Trouble::Full(_) | Trouble::Busy => Answer::Failed(why),
+                    RevocationError::NotKept(_) => AdminAnswer::NotKept(why),
+                    RevocationError::Unknown(_) => AdminAnswer::Unknown(why),
+                    RevocationError::Unchanged(_) | RevocationError::Full(_) | RevocationError::Busy => {
+                        AdminAnswer::Failed(why)
+                    }
                 }
             }
         }
     }
 
-    /// What changes nothing.
-    async fn tell(&self, command: &Command) -> Answer {
+    /// Executes a read-only command.
+    async fn answer_read_only(&self, command: &AdminCommand) -> AdminAnswer {
         match command {
-            Command::Status {} => Answer::Status(Box::new(self.state.status())),
-            Command::Doctor {} => Answer::Doctor(self.doctor.examine().await),
-            _ => Answer::Sessions(self.listing()),
+            AdminCommand::Status {} => AdminAnswer::Status(Box::new(self.state.status())),
+            AdminCommand::Doctor {} => AdminAnswer::Doctor(self.doctor.examine().await),
+            _ => AdminAnswer::Sessions(self.listing()),
         }
     }
 
-    /// Begins the end where it has not begun; whoever has heard of it waits for what is new.
-    async fn drain(&self, waits: &mut Option<watch::Receiver<Stage>>) -> Answer {
+    /// Begins the drain at the first command of a connection; a repeated command waits for progress.
+    async fn drain(&self, waits: &mut Option<watch::Receiver<Stage>>) -> AdminAnswer {
         match waits {
             Some(stages) => {
                 let ended = stages.wait_for(|stage| *stage == Stage::Ended);
-                // Late is as good: then it is told how far it has come.
+                // Upon a timeout the answer reports the present stage.
                 drop(timeout(NEWS, ended).await);
             }
             None => {
                 *waits = Some(self.state.exit.listen());
-                self.state.exit.ask();
+                self.state.exit.request_drain();
             }
         }
-        Answer::Draining(self.state.exit.progress(&self.state.metrics))
+        AdminAnswer::Draining(self.state.exit.progress(&self.state.metrics))
     }
 
     fn listing(&self) -> Listing {
-        let row = |seen: crate::downstream::session::Seen| Row {
+        let row = |seen: crate::downstream::session::ListedSession| SessionRow {
             id: seen.id.to_string(),
             peer: seen.peer.to_string(),
             issued_at: seen.issued_at,
-            stands: seen.stands,
+            stands: seen.is_valid,
         };
-        let mut sessions: Vec<_> = self.sealer.seen().into_iter().map(row).collect();
+        let mut sessions: Vec<_> = self.sealer.listed_sessions().into_iter().map(row).collect();
         sessions.sort_by(|a, b| (&a.peer, a.issued_at, &a.id).cmp(&(&b.peer, b.issued_at, &b.id)));
         let revocations = self.register.revocations();
         let user = |entry| match entry {
-            Entry::User(name, standing) => Some(User {
+            RevocationEntry::User(name, standing) => Some(RevokedUserRow {
                 name: name.as_str().to_owned(),
                 generation: standing.generation,
                 blocked: standing.blocked,
             }),
-            Entry::Session(_) => None,
+            RevocationEntry::Session(_) => None,
         };
         let mut users: Vec<_> = revocations.entries().filter_map(user).collect();
         users.sort_by(|a, b| a.name.cmp(&b.name));
@@ -286,48 +296,52 @@ impl Desk {
     }
 }
 
-fn change(command: &Command) -> Result<Option<Change>, NoSessionId> {
+fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSessionId> {
     let user = |name: &str| UserName::from(name);
     Ok(Some(match command {
-        Command::Revoke { user: name } => Change::Revoke(user(name)),
-        Command::Block { user: name } => Change::Block(user(name)),
-        Command::Unblock { user: name } => Change::Unblock(user(name)),
-        Command::RevokeSession { session } => Change::RevokeSession(session.parse()?),
-        Command::Sessions {} | Command::Status {} | Command::Doctor {} | Command::Drain {} => {
+        AdminCommand::Revoke { user: name } => RevocationChange::Revoke(user(name)),
+        AdminCommand::Block { user: name } => RevocationChange::Block(user(name)),
+        AdminCommand::Unblock { user: name } => RevocationChange::Unblock(user(name)),
+        AdminCommand::RevokeSession { session } => RevocationChange::RevokeSession(session.parse()?),
+        AdminCommand::Sessions {}
+        | AdminCommand::Status {}
+        | AdminCommand::Doctor {}
+        | AdminCommand::Drain {} => {
             return Ok(None);
         }
     }))
 }
 
-/// Asks the Keyward that serves the socket, and waits for the answer. Blocks.
+/// Sends a command to the Keyward serving the socket, and waits for the answer. Blocks.
 ///
 /// # Errors
-/// The system's: nothing was asked.
-pub fn ask(path: &Path, command: &Command) -> io::Result<Answer> {
+/// The operating system's error: no command was sent.
+pub fn send_command(path: &Path, command: &AdminCommand) -> io::Result<AdminAnswer> {
     let mut stream = std::os::unix::net::UnixStream::connect(path)?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_vec(command)?;
     line.push(b'\n');
     if let Err(error) = stream.write_all(&line) {
-        // It was hung up on: perhaps it was told why.
+        // The server closed the connection, perhaps after sending a reason.
         return read_answer(stream).map_err(|_| error);
     }
     Ok(read_answer(stream)
-        .unwrap_or_else(|error| Answer::Unknown(format!("asked, but not answered: {error}"))))
+        .unwrap_or_else(|error| AdminAnswer::Unknown(format!("asked, but not answered: {error}"))))
 }
 
-/// Asks the Keyward that serves the socket to end, and hands on how far that has come, until it has. Blocks. The last is told again:
-/// where nothing says that it has ended, Keyward was gone before it could.
+/// Requests a drain from the Keyward serving the socket, and passes each progress report to `tell` until the
+/// drain has ended. Blocks. Returns the last progress: if its phase is not [`Phase::Ended`], the process
+/// exited before reporting the end.
 ///
 /// # Errors
-/// The system's, or what it said instead: nothing was asked.
-pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<Progress, Answer>> {
+/// The operating system's error: no command was sent. `Ok(Err(_))` is an answer without progress.
+pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<Progress, AdminAnswer>> {
     let mut stream = std::os::unix::net::UnixStream::connect(path)?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut answers = io::BufReader::new(stream.try_clone()?);
-    let mut line = serde_json::to_vec(&Command::Drain {})?;
+    let mut line = serde_json::to_vec(&AdminCommand::Drain {})?;
     line.push(b'\n');
     let mut last: Option<Progress> = None;
     loop {
@@ -340,7 +354,7 @@ pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<P
             (Err(error), None) => return Err(error),
         }
         match serde_json::from_slice(&answer)? {
-            Answer::Draining(progress) => {
+            AdminAnswer::Draining(progress) => {
                 tell(progress);
                 last = Some(progress);
                 if progress.phase == Phase::Ended {
@@ -352,14 +366,14 @@ pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<P
     }
 }
 
-fn read_answer(stream: std::os::unix::net::UnixStream) -> io::Result<Answer> {
+fn read_answer(stream: std::os::unix::net::UnixStream) -> io::Result<AdminAnswer> {
     let mut answer = Vec::new();
-    // A listing has a row per session, of which there are some thousands.
+    // A listing has a row per session, some thousands of rows at most.
     io::BufReader::new(stream.take(LONGEST_LINE * 1024)).read_until(b'\n', &mut answer)?;
     Ok(serde_json::from_slice(&answer)?)
 }
 
-/// For a terminal.
+/// Formats the listing for a terminal.
 impl fmt::Display for Listing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:32}  {:20}  {:7}  PEER", "SESSION", "ISSUED", "")?;
@@ -380,10 +394,10 @@ impl fmt::Display for Listing {
     }
 }
 
-/// Seconds of the Unix epoch as RFC 3339.
+/// Formats seconds of the Unix epoch as RFC 3339.
 fn moment(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March, so that the leap day is the last: every 400 of them have 146097 days.
+    // Years begin in March here, so that the leap day is the last day: every 400 years have 146097 days.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -403,20 +417,20 @@ mod tests {
     #[test]
     fn a_command_is_one_line_of_json() {
         for (command, text) in [
-            (Command::Revoke { user: "a\nb".into() }, r#"{"revoke":{"user":"a\nb"}}"#),
-            (Command::RevokeSession { session: "7".into() }, r#"{"revoke_session":{"session":"7"}}"#),
-            (Command::Block { user: "a".into() }, r#"{"block":{"user":"a"}}"#),
-            (Command::Unblock { user: "a".into() }, r#"{"unblock":{"user":"a"}}"#),
-            (Command::Sessions {}, r#"{"sessions":{}}"#),
-            (Command::Status {}, r#"{"status":{}}"#),
-            (Command::Doctor {}, r#"{"doctor":{}}"#),
-            (Command::Drain {}, r#"{"drain":{}}"#),
+            (AdminCommand::Revoke { user: "a\nb".into() }, r#"{"revoke":{"user":"a\nb"}}"#),
+            (AdminCommand::RevokeSession { session: "7".into() }, r#"{"revoke_session":{"session":"7"}}"#),
+            (AdminCommand::Block { user: "a".into() }, r#"{"block":{"user":"a"}}"#),
+            (AdminCommand::Unblock { user: "a".into() }, r#"{"unblock":{"user":"a"}}"#),
+            (AdminCommand::Sessions {}, r#"{"sessions":{}}"#),
+            (AdminCommand::Status {}, r#"{"status":{}}"#),
+            (AdminCommand::Doctor {}, r#"{"doctor":{}}"#),
+            (AdminCommand::Drain {}, r#"{"drain":{}}"#),
         ] {
             assert_eq!(serde_json::to_string(&command).unwrap(), text);
-            assert_eq!(serde_json::from_str::<Command>(text).unwrap(), command);
+            assert_eq!(serde_json::from_str::<AdminCommand>(text).unwrap(), command);
         }
         for wrong in [r#"{"revoke":{}}"#, r#"{"revoke":{"user":"a","session":"b"}}"#, r#""sessions""#, "{}"] {
-            assert!(serde_json::from_str::<Command>(wrong).is_err(), "{wrong}");
+            assert!(serde_json::from_str::<AdminCommand>(wrong).is_err(), "{wrong}");
         }
     }
 
@@ -432,7 +446,7 @@ mod tests {
             "one that is served is nobody's to take"
         );
         drop(listener);
-        // Nor is another file that stands there, or leads elsewhere.
+        // A regular file, or a symlink, at the path is not replaced.
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         std::fs::write(&file, "data").unwrap();
         std::os::unix::fs::symlink(&path, &link).unwrap();

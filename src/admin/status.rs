@@ -1,151 +1,155 @@
-//! What one replica says of itself and of the members: `keyward status`.
+//! `keyward status`: one replica's view of itself and of the members.
 //!
-//! Owns: the names of its fields, which scripts rely on, and the table. Must not know: how any of it is found out. Invariants: what is
-//! not known is null and an empty cell, never a zero; ids are hexadecimal, as etcdctl shows them.
+//! Owns: the field names used by scripts, and the table for a terminal. Must not know: the source of any
+//! value. Invariants: an unknown value is null in JSON and an empty cell in the table, never zero; ids are
+//! hexadecimal, as in etcdctl.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::table::{Table, plain, size};
+use super::table::{TerminalTable, plain, size};
 use crate::upstream::membership::{
-    Absence, Absent, Auth, Member, Membership, Readiness, Reason, Role, Unanswered,
+    AbsenceReason, AbsentMember, AuthSetting, Member, Membership, Readiness, Role, UnansweredAddress,
+    UnreadyReason,
 };
 
-/// One replica's view, all of it.
+/// The status of one replica.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Status {
+pub struct ReplicaStatus {
     /// The replica itself.
     pub replica: Replica,
-    /// The cluster behind it.
-    pub cluster: Cluster,
-    /// The members that have an address.
-    pub members: Vec<Row>,
+    /// The cluster behind the replica.
+    pub cluster: ClusterStatus,
+    /// The members with an address.
+    pub members: Vec<MemberRow>,
     /// Listed members without an address.
     pub absent: Vec<AbsentRow>,
-    /// Addresses behind which another cluster answers.
+    /// Addresses answered by a member of another cluster.
     pub foreign: Vec<ForeignRow>,
-    /// Addresses where nobody is known to be.
+    /// Addresses without a known member.
     pub unanswered: Vec<UnansweredRow>,
 }
 
-/// How the replica is doing.
+/// State and load of the replica.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Replica {
     /// Keyward's version.
     pub version: String,
-    /// Whether it serves.
-    pub state: State,
-    /// Why it does not.
+    /// Serving state.
+    pub state: ReplicaState,
+    /// Reason for the state, unless serving.
     pub why: Option<String>,
-    /// Connections of clients.
+    /// Open client connections.
     pub connections: i64,
-    /// Unary calls under way.
+    /// Unary calls in flight.
     pub calls: i64,
-    /// Streams that are open.
+    /// Open streams.
     pub streams: i64,
-    /// Sessions that it has seen lately.
+    /// Sessions seen recently.
     pub sessions: usize,
 }
 
-/// Whether the replica serves.
+/// Serving state of the replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
-    /// `/readyz` says yes.
+pub enum ReplicaState {
+    /// `/readyz` answers 200 "ok".
     Serving,
-    /// It says yes, and that only what a member answers alone is served: the cluster has no quorum.
+    /// `/readyz` answers 200 "degraded": the cluster has no quorum, and only calls answerable by one member
+    /// alone are served.
     Degraded,
-    /// It says no, and something is missing.
+    /// `/readyz` answers 503, for lack of a requirement.
     NotReady,
-    /// It says no, since it ends.
+    /// `/readyz` answers 503, because of a drain.
     Draining,
 }
 
 /// The cluster as a whole.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Cluster {
-    /// Its id, hexadecimal.
+pub struct ClusterStatus {
+    /// Cluster id, hexadecimal.
     pub id: Option<String>,
-    /// `"on"`, `"off"`, or null where no member has told.
+    /// `"on"`, `"off"`, or null before the first member's answer.
     pub auth: Option<String>,
-    /// The leader's id.
+    /// Id of the leader.
     pub leader: Option<String>,
-    /// The highest term seen.
+    /// Highest raft term seen.
     pub raft_term: Option<u64>,
 }
 
 /// One member.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Row {
-    /// Where it is spoken to.
+pub struct MemberRow {
+    /// Endpoint of the member used by Keyward.
     pub endpoint: String,
-    /// Hexadecimal.
+    /// Member id, hexadecimal.
     pub id: String,
-    /// As in the member list.
+    /// Name in the member list.
     pub name: String,
-    /// etcd's.
+    /// etcd version.
     pub version: Option<String>,
-    /// Of the storage format: from 3.6 on.
+    /// Version of the storage format; reported from etcd 3.6 on.
     pub storage_version: Option<String>,
-    /// Bytes of the database file.
+    /// Size of the database file, in bytes.
     pub db_size: Option<u64>,
-    /// Bytes of it in use.
+    /// Used part of the database file, in bytes.
     pub db_size_in_use: Option<u64>,
-    /// Its quota in bytes: from 3.6 on.
+    /// Database quota, in bytes; reported from etcd 3.6 on.
     pub db_size_quota: Option<u64>,
-    /// Whether it leads.
+    /// True if the member is the leader.
     pub is_leader: bool,
-    /// Whether it does not vote yet.
+    /// True if the member is a learner.
     pub is_learner: bool,
-    /// Its raft term.
+    /// Raft term of the member.
     pub raft_term: Option<u64>,
-    /// The newest entry of its log.
+    /// Index of the newest raft entry.
     pub raft_index: Option<u64>,
-    /// The newest that it has applied.
+    /// Index of the newest applied raft entry.
     pub raft_applied_index: Option<u64>,
-    /// What it complains about itself.
+    /// Errors reported by the member's Status.
     pub errors: Vec<String>,
-    /// Whether it gets calls.
+    /// True if the member gets calls.
     pub ready: bool,
-    /// Why it gets none.
+    /// Reason for getting no calls.
     pub why: Option<String>,
-    /// How many entries it has not applied that the furthest member has ([`Membership::lag`]).
+    /// Raft entries not applied by this member and applied by the furthest ready member
+    /// ([`Membership::lag`]).
     pub raft_lag: Option<u64>,
-    /// How long its last Status took.
+    /// Duration of the last Status call, in microseconds.
     pub status_micros: Option<u64>,
-    /// How much it is used by this replica.
+    /// Load of the member by this replica.
     #[serde(flatten)]
-    pub load: Load,
+    pub load: MemberLoadRow,
 }
 
-/// What a replica's own calls know of a member.
+/// One member's load and health, as measured by a replica's own calls.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Load {
-    /// Whether it is left out since it failed, or is far slower than the others.
+pub struct MemberLoadRow {
+    /// True if the member is ejected for failures, or for being far slower than the rest.
     pub ejected: bool,
-    /// Unary calls that wait for its answer, over all shards.
+    /// Unary calls waiting for an answer of the member, over all shards.
     pub in_flight: u32,
-    /// How long its calls took lately.
+    /// Recent latency of calls, in microseconds.
     pub latency_micros: Option<u64>,
-    /// Streams that it carries, over all shards.
-    pub streams: Streams,
+    /// Open upstream streams, over all shards.
+    pub streams: MemberStreamsRow,
 }
 
-/// Streams that a member carries, by what they are.
+/// Open upstream streams of a member, by kind.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Streams {
-    /// Watches of one client stream share one.
+pub struct MemberStreamsRow {
+    /// Watch streams; all watches of one client stream share an upstream stream.
     pub watch: u32,
-    /// Of leases.
+    /// Lease keepalive streams.
     pub keepalive: u32,
-    /// Observe, and Lock and Campaign that wait.
+    /// Observe streams, and waiting Lock and Campaign calls.
     pub other: u32,
 }
 
-impl Load {
-    /// What is counted of a member, over all shards.
+impl MemberLoadRow {
+    /// Reads the counters of a member, over all shards.
     pub(super) fn of(member: &Member) -> Self {
         let latency = member.conduct.latency();
         let streams = member.conduct.streams().counts();
@@ -153,7 +157,11 @@ impl Load {
             ejected: member.conduct.ejected(Instant::now()).is_some(),
             in_flight: member.conduct.in_flight(),
             latency_micros: latency.map(|latency| u64::try_from(latency.as_micros()).unwrap_or(u64::MAX)),
-            streams: Streams { watch: streams.watches, keepalive: streams.keepalives, other: streams.others },
+            streams: MemberStreamsRow {
+                watch: streams.watches,
+                keepalive: streams.keepalives,
+                other: streams.others,
+            },
         }
     }
 }
@@ -161,11 +169,11 @@ impl Load {
 /// A listed member without an address.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AbsentRow {
-    /// Hexadecimal.
+    /// Member id, hexadecimal.
     pub id: String,
-    /// Empty for one that was never started.
+    /// Name of the member; empty for a member never started.
     pub name: String,
-    /// Why it has no address.
+    /// Reason for having no address.
     pub why: String,
 }
 
@@ -174,29 +182,29 @@ pub struct AbsentRow {
 pub struct ForeignRow {
     /// The address.
     pub endpoint: String,
-    /// The cluster that answers there, hexadecimal.
+    /// Id of the cluster answering at the address, hexadecimal.
     pub cluster: String,
 }
 
-/// An address where nobody is known to be.
+/// An address without a known member.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct UnansweredRow {
-    /// What was asked; for an SRV record that names nothing, that one.
+    /// The endpoint; for an SRV record without targets, the record's name.
     pub endpoint: String,
-    /// At which address of its name.
+    /// The IP address of the endpoint's name.
     pub at: Option<String>,
-    /// What is wrong, in the words of whoever said so.
+    /// The error, in the words of its source.
     pub why: String,
 }
 
-impl Cluster {
-    pub(super) fn of(members: &Membership, auth: Auth) -> Self {
+impl ClusterStatus {
+    pub(super) fn of(members: &Membership, auth: AuthSetting) -> Self {
         Self {
             id: members.cluster.map(|id| id.to_string()),
             auth: match auth {
-                Auth::Unknown => None,
-                Auth::On => Some("on".into()),
-                Auth::Off => Some("off".into()),
+                AuthSetting::Unknown => None,
+                AuthSetting::On => Some("on".into()),
+                AuthSetting::Off => Some("off".into()),
             },
             leader: members.leader.map(|id| id.to_string()),
             raft_term: Some(members.term).filter(|term| *term > 0),
@@ -204,7 +212,7 @@ impl Cluster {
     }
 }
 
-impl Row {
+impl MemberRow {
     pub(super) fn of(member: &Member, members: &Membership) -> Self {
         let vitals = member.vitals.as_deref();
         Self {
@@ -223,54 +231,54 @@ impl Row {
             raft_applied_index: vitals.map(|vitals| vitals.applied),
             errors: vitals.map(|vitals| vitals.errors.to_vec()).unwrap_or_default(),
             ready: member.is_ready(),
-            why: why_not(member),
+            why: unready_reason_of(member),
             raft_lag: members.lag(member),
             status_micros: vitals.map(|vitals| u64::try_from(vitals.took.as_micros()).unwrap_or(u64::MAX)),
-            load: Load::of(member),
+            load: MemberLoadRow::of(member),
         }
     }
 }
 
 impl AbsentRow {
-    pub(super) fn of(absent: &Absent) -> Self {
+    pub(super) fn of(absent: &AbsentMember) -> Self {
         let why = match absent.why {
-            Absence::Unstarted => "was added and never started",
-            Absence::NoUsableUrl => "has no client URL of the configured endpoints' scheme",
-            Absence::NotAllowed => "no host of its client URLs is among cluster.allowed_hosts",
+            AbsenceReason::Unstarted => "was added and never started",
+            AbsenceReason::NoUsableUrl => "has no client URL of the configured endpoints' scheme",
+            AbsenceReason::NotAllowed => "no host of its client URLs is among cluster.allowed_hosts",
         };
         Self { id: absent.id.to_string(), name: (*absent.name).to_owned(), why: why.into() }
     }
 }
 
 impl UnansweredRow {
-    pub(super) fn of(unanswered: &Unanswered) -> Self {
-        let Unanswered { endpoint, at, why, .. } = unanswered;
+    pub(super) fn of(unanswered: &UnansweredAddress) -> Self {
+        let UnansweredAddress { endpoint, at, why, .. } = unanswered;
         let endpoint = if endpoint.port == 0 { endpoint.host.clone() } else { endpoint.to_string() };
         Self { endpoint, at: at.map(|at| at.to_string()), why: (**why).to_owned() }
     }
 }
 
-fn why_not(member: &Member) -> Option<String> {
+fn unready_reason_of(member: &Member) -> Option<String> {
     match member.readiness {
         _ if member.is_ready() => None,
-        // With auth on it tells nobody of which cluster it is.
-        Readiness::NotReady(Reason::UnverifiedCluster) if member.role == Role::Learner => {
-            Some(Reason::Learner.to_string())
+        // With auth on, a learner does not disclose its cluster id.
+        Readiness::NotReady(UnreadyReason::UnverifiedCluster) if member.role == Role::Learner => {
+            Some(UnreadyReason::Learner.to_string())
         }
         Readiness::NotReady(reason) => Some(reason.to_string()),
-        Readiness::Ready if member.rest.is_taken() => Some("is spared: it is being defragmented".into()),
+        Readiness::Ready if member.rest.is_open() => Some("is spared: it is being defragmented".into()),
         Readiness::Ready => Some("a connection to it was lost a moment ago".into()),
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for ReplicaStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { replica, cluster, members, absent, foreign, unanswered } = self;
         let state = match replica.state {
-            State::Serving => "serving",
-            State::Degraded => "degraded",
-            State::NotReady => "not ready",
-            State::Draining => "draining",
+            ReplicaState::Serving => "serving",
+            ReplicaState::Degraded => "degraded",
+            ReplicaState::NotReady => "not ready",
+            ReplicaState::Draining => "draining",
         };
         let why = replica.why.as_ref().filter(|why| *why != state);
         writeln!(
@@ -308,12 +316,12 @@ impl fmt::Display for Status {
     }
 }
 
-fn told<T: ToString>(value: Option<T>) -> String {
+fn cell_text<T: ToString>(value: Option<T>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// As `etcdctl endpoint status -w table`.
-fn etcds_view(members: &[Row]) -> Table {
+/// The table of `etcdctl endpoint status -w table`.
+fn etcds_view(members: &[MemberRow]) -> TerminalTable {
     let head = [
         "ENDPOINT",
         "ID",
@@ -327,27 +335,27 @@ fn etcds_view(members: &[Row]) -> Table {
         "RAFT APPLIED INDEX",
         "ERRORS",
     ];
-    let mut table = Table::new(&head);
+    let mut table = TerminalTable::new(&head);
     for row in members {
         table.row([
             row.endpoint.clone(),
             row.id.clone(),
-            told(row.version.as_ref()),
-            told(row.db_size.map(size)),
-            told(row.db_size_in_use.map(size)),
+            cell_text(row.version.as_ref()),
+            cell_text(row.db_size.map(size)),
+            cell_text(row.db_size_in_use.map(size)),
             row.is_leader.to_string(),
             row.is_learner.to_string(),
-            told(row.raft_term),
-            told(row.raft_index),
-            told(row.raft_applied_index),
+            cell_text(row.raft_term),
+            cell_text(row.raft_index),
+            cell_text(row.raft_applied_index),
             row.errors.join(", "),
         ]);
     }
     table
 }
 
-/// What Keyward makes of it.
-fn our_view(members: &[Row]) -> Table {
+/// The table of Keyward's own measurements.
+fn our_view(members: &[MemberRow]) -> TerminalTable {
     let head = [
         "ID",
         "NAME",
@@ -362,7 +370,7 @@ fn our_view(members: &[Row]) -> Table {
         "RAFT LAG",
         "WHY NOT",
     ];
-    let mut table = Table::new(&head);
+    let mut table = TerminalTable::new(&head);
     let millis = |micros: u64| format!("{}.{} ms", micros / 1000, micros % 1000 / 100);
     for row in members {
         table.row([
@@ -374,10 +382,10 @@ fn our_view(members: &[Row]) -> Table {
             row.load.streams.watch.to_string(),
             row.load.streams.keepalive.to_string(),
             row.load.streams.other.to_string(),
-            told(row.load.latency_micros.map(millis)),
-            told(row.status_micros.map(millis)),
-            told(row.raft_lag),
-            told(row.why.as_ref()),
+            cell_text(row.load.latency_micros.map(millis)),
+            cell_text(row.status_micros.map(millis)),
+            cell_text(row.raft_lag),
+            cell_text(row.why.as_ref()),
         ]);
     }
     table

@@ -1,29 +1,29 @@
-//! Tables for a terminal, drawn as etcdctl draws its own.
+//! Tables for a terminal, drawn like those of etcdctl.
 //!
-//! Owns: lines and columns. Must not know what stands in them. Invariant: what a member or a user said cannot break a line or
-//! steer the terminal.
+//! Owns: lines and columns. Must not know: the content of a cell. Invariant: text from a member or a user
+//! cannot break a line or control the terminal.
 
 use std::fmt;
 
-/// A head and rows below it; a row that is shorter than the head has empty cells.
-pub(super) struct Table {
+/// A header and rows; a row shorter than the header gets empty cells.
+pub(super) struct TerminalTable {
     head: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
-    /// Without rows.
+impl TerminalTable {
+    /// A table without rows.
     pub(super) fn new(head: &[&'static str]) -> Self {
         Self { head: head.to_vec(), rows: Vec::new() }
     }
 
-    /// One row more.
+    /// Adds a row.
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().map(|cell| plain(&cell)).collect());
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for TerminalTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cell = |row: &[String], column: usize| row.get(column).cloned().unwrap_or_default();
         let width = |column: usize| {
@@ -51,12 +51,12 @@ impl fmt::Display for Table {
     }
 }
 
-/// A text on one line, which steers no terminal.
+/// Escapes control characters: the text stays on one line and cannot control the terminal.
 pub(super) fn plain(text: &str) -> String {
     if text.chars().any(char::is_control) { text.escape_debug().to_string() } else { text.to_owned() }
 }
 
-/// Bytes as etcdctl tells them: two digits where that is enough, powers of 1000.
+/// Formats bytes like etcdctl: powers of 1000, with one decimal below 10.
 pub(super) fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
     let mut unit = 0;
@@ -76,10 +76,11 @@ mod tests {
 
     #[test]
     fn a_table_is_as_wide_as_what_is_in_it() {
-        let mut table = Table::new(&["ID", "NAME"]);
+        let mut table = TerminalTable::new(&["ID", "NAME"]);
         table.row(["1".to_owned(), "a\nb".to_owned()]);
         table.row(["22222".to_owned()]);
-        let expected = "+-------+------+\n|  ID   | NAME |\n+-------+------+\n|     1 | a\\nb |\n| 22222 |      |\n+-------+------+\n";
+        let expected = "+-------+------+\n|  ID   | NAME |\n+-------+------+\n|     1 | a\\nb |\n\
+            | 22222 |      |\n+-------+------+\n";
         assert_eq!(table.to_string(), expected);
     }
 

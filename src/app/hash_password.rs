@@ -1,9 +1,8 @@
-//! `keyward hash-password`: from a password to the hash that a users file has.
+//! `keyward hash-password`: hashes a password for the users file.
 //!
-//! Owns: asking for the password, twice and unseen on a terminal, one line of anything else. Must not know: what the
-//! hash is made of.
-//! Invariants: the password comes as no argument and from no environment, where others would see it; the terminal
-//! shows again what is typed, whatever happened here.
+//! Owns: reading the password, twice without echo from a terminal, or a single line otherwise. Must not know:
+//! the hash format. Invariants: the password is never taken from arguments or the environment, since further
+//! users of the machine could read both; terminal echo is restored on every path.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read, Write as _};
@@ -15,43 +14,43 @@ use zeroize::Zeroizing;
 use crate::secret::Secret;
 use crate::users::{self, Cost, HashFailure};
 
-/// As long as a password in any other file of ours.
+/// Maximum password length, as for every password file of Keyward.
 const LONGEST: u64 = 4096;
 
-/// Why there is no hash.
+/// Reasons for a missing hash.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Nothing could be read, or nobody could be asked.
+pub enum HashPasswordError {
+    /// Standard input or the terminal failed.
     #[error("the password cannot be read: {0}")]
     Unreadable(#[from] io::Error),
-    /// There is none.
+    /// The password is empty.
     #[error("the password is empty")]
     Empty,
-    /// It is none that a client could send, or none that a session could carry.
+    /// The password is not UTF-8, or longer than clients and sessions support.
     #[error("a password is one line of UTF-8 text, of at most {LONGEST} bytes")]
     Unusable,
-    /// The two that were typed differ.
+    /// The two typed passwords differ.
     #[error("the two passwords differ")]
     Different,
-    /// It could not be hashed.
+    /// Hashing failed.
     #[error(transparent)]
     Hash(#[from] HashFailure),
 }
 
-/// Reads the password from standard input, and hashes it.
+/// Reads and hashes the password from standard input.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn from_stdin() -> Result<String, Error> {
+/// See [`HashPasswordError`].
+pub fn from_stdin() -> Result<String, HashPasswordError> {
     let stdin = io::stdin();
-    // Not by its buffer, which would keep the password.
+    // Bypasses the buffer of `Stdin`, where a copy of the password would remain.
     let mut input = File::from(stdin.as_fd().try_clone_to_owned()?);
     let password = if stdin.is_terminal() {
-        let _unseen = Unseen::on(stdin.as_fd())?;
+        let _unseen = TerminalEchoGuard::on(stdin.as_fd())?;
         let first = ask(&mut input, "Password: ")?;
         let second = ask(&mut input, "Once more: ")?;
         if first.expose() != second.expose() {
-            return Err(Error::Different);
+            return Err(HashPasswordError::Different);
         }
         first
     } else {
@@ -60,49 +59,49 @@ pub fn from_stdin() -> Result<String, Error> {
     Ok(users::hash(&password, Cost::DEFAULT)?)
 }
 
-fn ask(input: &mut impl Read, question: &str) -> Result<Secret<String>, Error> {
-    // Not to standard output: that is the hash's.
+fn ask(input: &mut impl Read, question: &str) -> Result<Secret<String>, HashPasswordError> {
+    // Standard output is reserved for the hash.
     io::stderr().write_all(question.as_bytes())?;
     line(input)
 }
 
-/// One line, byte by byte, so that nothing of what follows is taken, and no copy stays in a buffer.
-fn line(input: &mut impl Read) -> Result<Secret<String>, Error> {
+/// Reads a line byte by byte: no later input is consumed, and no copy stays in a buffer.
+fn line(input: &mut impl Read) -> Result<Secret<String>, HashPasswordError> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(8192));
     let mut byte = Zeroizing::new([0]);
     while input.read(byte.as_mut_slice())? == 1 && byte[0] != b'\n' {
         if bytes.len() as u64 == LONGEST {
-            return Err(Error::Unusable);
+            return Err(HashPasswordError::Unusable);
         }
         bytes.push(byte[0]);
     }
-    let text = std::str::from_utf8(&bytes).map_err(|_| Error::Unusable)?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| HashPasswordError::Unusable)?;
     let text = text.strip_suffix('\r').unwrap_or(text);
     if text.is_empty() {
-        return Err(Error::Empty);
+        return Err(HashPasswordError::Empty);
     }
     Ok(Secret::new(text.to_owned()))
 }
 
-/// While it lives, the terminal does not show what is typed.
-struct Unseen<'a> {
+/// Disables terminal echo until dropped.
+struct TerminalEchoGuard<'a> {
     terminal: BorrowedFd<'a>,
     before: Termios,
 }
 
-impl<'a> Unseen<'a> {
+impl<'a> TerminalEchoGuard<'a> {
     fn on(terminal: BorrowedFd<'a>) -> io::Result<Self> {
         let before = tcgetattr(terminal)?;
         let mut unseen = before.clone();
         unseen.local_modes.remove(LocalModes::ECHO);
-        // The line's end is shown, so that the next question begins a line.
+        // Echoes the newline alone: the next question begins on a new line.
         unseen.local_modes.insert(LocalModes::ECHONL);
         tcsetattr(terminal, OptionalActions::Flush, &unseen)?;
         Ok(Self { terminal, before })
     }
 }
 
-impl Drop for Unseen<'_> {
+impl Drop for TerminalEchoGuard<'_> {
     fn drop(&mut self) {
         if let Err(error) = tcsetattr(self.terminal, OptionalActions::Flush, &self.before) {
             tracing::warn!(%error, "the terminal may not show what is typed; `stty echo` brings it back");
@@ -123,10 +122,10 @@ mod tests {
             assert_eq!(read(bytes.as_bytes()).unwrap(), password);
         }
         for empty in ["", "\n", "\r\n", "\nmore"] {
-            assert!(matches!(read(empty.as_bytes()), Err(Error::Empty)), "{empty:?}");
+            assert!(matches!(read(empty.as_bytes()), Err(HashPasswordError::Empty)), "{empty:?}");
         }
-        assert!(matches!(read(&[b'x'; 4097]), Err(Error::Unusable)));
+        assert!(matches!(read(&[b'x'; 4097]), Err(HashPasswordError::Unusable)));
         assert_eq!(read(&[b'x'; 4096]).unwrap().len(), 4096);
-        assert!(matches!(read(b"a\xff\n"), Err(Error::Unusable)));
+        assert!(matches!(read(b"a\xff\n"), Err(HashPasswordError::Unusable)));
     }
 }

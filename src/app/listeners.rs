@@ -1,9 +1,10 @@
-//! The listeners that are open, and what a reload makes of them.
+//! The open listeners, and their changes by a reload.
 //!
-//! Owns: which sockets are open, for which listener each is, and who is told to leave. Must not know: how one is accepted on or a
-//! connection served. Invariants: a socket is known by its address, and is kept for as long as any listener of the configuration has it;
-//! nothing is opened, closed or changed unless all that is new could be bound; whose listener is gone, or takes its clients for others
-//! than before, leaves as in a drain.
+//! Owns: the open sockets, the listener of each socket, and the drain of single listeners. Must not know:
+//! accepting or serving a connection. Invariants: a socket is identified by its address, and is kept while
+//! any listener of the configuration has the same address; no socket is opened, closed or changed unless all
+//! new sockets could be bound; connections of a removed listener, or of a listener changing the identity of
+//! its clients, are drained.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,64 +14,65 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::Error;
+use super::ServeError;
 use crate::config::{Address, Config, Listener};
+use crate::downstream::acceptor::{BoundListener, OpenListener, ShardIntake, accept};
 use crate::downstream::connection_table::ConnectionTable;
-use crate::downstream::listener::{Intake, Listening, Opened, accept};
-use crate::downstream::tls::{Current, ListenerTls};
+use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
 use crate::published::Published;
-use crate::reload::{Part, Ready, Running};
-use crate::tasks::{Owned, Tasks};
+use crate::reload::{PreparedPart, ReloadPart, RunningListenerTls};
+use crate::tasks::{TaskHandle, Tasks};
 use crate::telemetry::metrics::Metrics;
 
-/// The open listeners. Dropped, it accepts nothing more.
+/// The open listeners. Dropping the value stops accepting.
 pub(super) struct Listeners {
-    open: RefCell<Vec<Open>>,
-    /// Those with TLS, for [`Part::tls`].
-    running: Rc<RefCell<Vec<Running>>>,
-    /// None once it accepts nothing more: shards end when nobody can send them a connection.
-    intakes: RefCell<Vec<Intake>>,
+    open: RefCell<Vec<OpenSocket>>,
+    /// The TLS listeners, for [`ReloadPart::tls`].
+    running: Rc<RefCell<Vec<RunningListenerTls>>>,
+    /// Empty after [`close`](Self::close): a shard ends when no sender for its connections is left.
+    intakes: RefCell<Vec<ShardIntake>>,
     table: Arc<ConnectionTable>,
     config: Arc<Published<Config>>,
     metrics: Arc<Metrics>,
     tasks: Tasks,
 }
 
-/// Tells the clients of a listener to leave, and until when.
-type Leave = watch::Sender<Option<Instant>>;
+/// Drains the connections of a listener, with a time limit.
+type ListenerDrainSender = watch::Sender<Option<Instant>>;
 
-/// One socket, and the listener that it is for now.
-struct Open {
+/// A socket and its current listener.
+struct OpenSocket {
     address: Address,
-    now: Arc<Published<Opened>>,
-    leave: Leave,
-    acceptor: Owned,
+    now: Arc<Published<OpenListener>>,
+    leave: ListenerDrainSender,
+    acceptor: TaskHandle,
 }
 
-/// What becomes of the listeners.
+/// The socket changes of a reload.
 #[derive(Default)]
-struct Changes {
-    /// Sockets that were bound, for whom.
-    opened: Vec<(Listening, Opened, Leave)>,
-    /// Those that stay, by their places: whom they are for from now on, and, where those who are there leave, who tells the next.
-    changed: Vec<(usize, Opened, Option<Leave>)>,
-    /// Addresses that are to be closed.
+struct ListenerChanges {
+    /// New sockets with listeners.
+    opened: Vec<(BoundListener, OpenListener, ListenerDrainSender)>,
+    /// Kept sockets by index, each with the new listener, and a new drain sender if the present connections
+    /// must leave.
+    changed: Vec<(usize, OpenListener, Option<ListenerDrainSender>)>,
+    /// Addresses to close.
     closed: Vec<Address>,
-    told: Vec<String>,
+    descriptions: Vec<String>,
 }
 
 impl Listeners {
-    /// Opens those of the start, with `tls` in the configuration's order.
+    /// Opens the listeners of the start, with `tls` in the configuration's order.
     ///
     /// # Errors
     /// An address cannot be bound.
     pub(super) fn open(
         config: &Arc<Published<Config>>,
-        tls: &[Option<Current>],
-        intakes: Vec<Intake>,
+        tls: &[Option<CurrentListenerTls>],
+        intakes: Vec<ShardIntake>,
         table: Arc<ConnectionTable>,
         metrics: Arc<Metrics>,
-    ) -> Result<Rc<Self>, Error> {
+    ) -> Result<Rc<Self>, ServeError> {
         let this = Self {
             open: RefCell::default(),
             running: Rc::default(),
@@ -81,21 +83,21 @@ impl Listeners {
             tasks: Tasks::default(),
         };
         for (listener, tls) in config.load().listeners.iter().zip(tls) {
-            let bound = Listening::bind(&listener.address)
-                .map_err(|source| Error::Bind { address: listener.address.to_string(), source })?;
+            let bound = BoundListener::bind(&listener.address)
+                .map_err(|source| ServeError::Bind { address: listener.address.to_string(), source })?;
             let (leave, drain) = watch::channel(None);
-            this.begin(bound, Opened { config: Arc::clone(listener), tls: tls.clone(), drain }, leave);
+            this.begin(bound, OpenListener { config: Arc::clone(listener), tls: tls.clone(), drain }, leave);
         }
         this.follow_tls();
         Ok(Rc::new(this))
     }
 
-    /// Those whose certificates are followed.
-    pub(super) fn running(&self) -> Rc<RefCell<Vec<Running>>> {
+    /// The listeners with followed certificates.
+    pub(super) fn running(&self) -> Rc<RefCell<Vec<RunningListenerTls>>> {
         Rc::clone(&self.running)
     }
 
-    /// Accepts nothing more.
+    /// Stops accepting.
     pub(super) async fn close(&self) {
         self.intakes.borrow_mut().clear();
         self.tasks.abort_all();
@@ -103,26 +105,26 @@ impl Listeners {
         self.open.borrow().iter().for_each(|open| remove_file(&open.address));
     }
 
-    /// Tells everybody to leave.
+    /// Drains the connections of all listeners.
     pub(super) fn leave(&self, until: Instant) {
         self.open.borrow().iter().for_each(|open| _ = open.leave.send_replace(Some(until)));
     }
 
-    /// Listeners come, go and change by a reload.
-    pub(super) fn part(self: &Rc<Self>) -> Part {
+    /// The reload part opening, closing and changing listeners.
+    pub(super) fn part(self: &Rc<Self>) -> ReloadPart {
         let this = Rc::clone(self);
-        Part::new(move |_, now| {
+        ReloadPart::new(move |_, now| {
             if this.intakes.borrow().is_empty() {
                 return Ok(None);
             }
-            let changes = this.changes(now)?;
+            let changes = this.plan_changes(now)?;
             let (this, wait) = (Rc::clone(&this), now.drain.timeout);
-            let told = changes.told.clone();
-            Ok((!told.is_empty()).then(|| Ready::new(told, move || this.make(changes, wait))))
+            let told = changes.descriptions.clone();
+            Ok((!told.is_empty()).then(|| PreparedPart::new(told, move || this.apply_changes(changes, wait))))
         })
     }
 
-    fn begin(&self, bound: Listening, opened: Opened, leave: Leave) {
+    fn begin(&self, bound: BoundListener, opened: OpenListener, leave: ListenerDrainSender) {
         let listener = &opened.config;
         tracing::info!(listener = &*listener.name, address = %listener.address, "listening");
         let address = listener.address.clone();
@@ -136,23 +138,23 @@ impl Listeners {
             Arc::clone(&self.metrics),
         );
         let acceptor = self.tasks.spawn("acceptor", accept);
-        self.open.borrow_mut().push(Open { address, now, leave, acceptor });
+        self.open.borrow_mut().push(OpenSocket { address, now, leave, acceptor });
     }
 
-    /// What is to change for this configuration. Binds what is new, and changes nothing.
-    fn changes(&self, config: &Config) -> Result<Changes, String> {
-        let mut changes = Changes::default();
+    /// Computes the changes for a new configuration. Binds new sockets, and changes no open socket.
+    fn plan_changes(&self, config: &Config) -> Result<ListenerChanges, String> {
+        let mut changes = ListenerChanges::default();
         let open = self.open.borrow();
         for listener in &config.listeners {
             let name = &listener.name;
             let found = open.iter().enumerate().find(|(_, open)| open.address == listener.address);
             let Some((place, open)) = found else {
-                let bound = Listening::bind(&listener.address).map_err(|error| {
+                let bound = BoundListener::bind(&listener.address).map_err(|error| {
                     format!("listener {name}: cannot listen on {}: {error}", listener.address)
                 })?;
                 let (leave, drain) = watch::channel(None);
-                let opened = Opened { config: Arc::clone(listener), tls: tls_of(listener)?, drain };
-                changes.told.push(format!("listener {name}: opened at {}", listener.address));
+                let opened = OpenListener { config: Arc::clone(listener), tls: tls_of(listener)?, drain };
+                changes.descriptions.push(format!("listener {name}: opened at {}", listener.address));
                 changes.opened.push((bound, opened, leave));
                 continue;
             };
@@ -161,29 +163,29 @@ impl Listeners {
                 continue;
             }
             if same_clients(&was.config, listener) {
-                changes.told.push(format!("listener {name}: changed, for connections that come"));
-                let opened = Opened { config: Arc::clone(listener), ..Opened::clone(&was) };
+                changes.descriptions.push(format!("listener {name}: changed, for connections that come"));
+                let opened = OpenListener { config: Arc::clone(listener), ..OpenListener::clone(&was) };
                 changes.changed.push((place, opened, None));
             } else {
-                changes.told.push(format!(
+                changes.descriptions.push(format!(
                     "listener {name}: takes its clients for others, so those who are there leave"
                 ));
                 let (leave, drain) = watch::channel(None);
-                let opened = Opened { config: Arc::clone(listener), tls: tls_of(listener)?, drain };
+                let opened = OpenListener { config: Arc::clone(listener), tls: tls_of(listener)?, drain };
                 changes.changed.push((place, opened, Some(leave)));
             }
         }
         for open in open.iter() {
             if config.listeners.iter().all(|listener| listener.address != open.address) {
                 let name = Arc::clone(&open.now.load().config.name);
-                changes.told.push(format!("listener {name}: closed at {}", open.address));
+                changes.descriptions.push(format!("listener {name}: closed at {}", open.address));
                 changes.closed.push(open.address.clone());
             }
         }
         Ok(changes)
     }
 
-    fn make(&self, changes: Changes, wait: Duration) {
+    fn apply_changes(&self, changes: ListenerChanges, wait: Duration) {
         let until = Some(Instant::now() + wait);
         {
             let mut all = self.open.borrow_mut();
@@ -197,7 +199,7 @@ impl Listeners {
             all.retain(|open| {
                 let stays = !changes.closed.contains(&open.address);
                 if !stays {
-                    // The socket goes first: nobody who leaves comes back by it.
+                    // The acceptor ends first, so a leaving client cannot reconnect by the same socket.
                     open.acceptor.end();
                     remove_file(&open.address);
                     open.leave.send_replace(until);
@@ -211,46 +213,47 @@ impl Listeners {
         self.follow_tls();
     }
 
-    /// Has certificates followed of those that are open now. What is known of one that stays is what it was made by last, which
-    /// need not be what its listener was opened with.
+    /// Follows the certificates of the open listeners. A kept listener keeps the followed state: after a
+    /// reload the current certificate may differ from the certificate of the opening.
     fn follow_tls(&self) {
         let open = self.open.borrow();
         let before = self.running.take();
-        let with_tls = |open: &Open| {
+        let with_tls = |open: &OpenSocket| {
             let opened = open.now.load();
             let current = opened.tls.clone()?;
             let known = before.iter().find(|running| running.is_of(&current)).cloned();
-            known.or_else(|| Running::new(&opened.config, current))
+            known.or_else(|| RunningListenerTls::new(&opened.config, current))
         };
         *self.running.borrow_mut() = open.iter().filter_map(with_tls).collect();
     }
 }
 
-/// Whether who comes by it is the same peer to both: then whoever came by the one may stay for the other.
+/// True if both listeners give a client the same peer, so connections of the old listener may stay with the
+/// new listener.
 fn same_clients(one: &Listener, other: &Listener) -> bool {
     let ca = |listener: &Listener| listener.client_ca().map(|ca| Arc::clone(&ca.name));
     one.name == other.name && one.tls.is_some() == other.tls.is_some() && ca(one) == ca(other)
 }
 
-/// What of a listener is not followed otherwise, as certificates and `identify` are.
+/// The settings compared by a reload; certificates and `identify` are followed elsewhere.
 fn settings(listener: &Listener) -> String {
     let ca = listener.client_ca().map(|ca| &ca.name);
     let Listener { name, lend_login_identity, accept_odd_authority, on_expiry, .. } = listener;
     let Listener { proxy_protocol_from, member, server_names, .. } = listener;
     let tls = listener.tls.is_some();
     format!(
-        "{name} {tls} {ca:?} {lend_login_identity} {accept_odd_authority} {on_expiry:?} {proxy_protocol_from:?} \
-         {member:?} {server_names:?}"
+        "{name} {tls} {ca:?} {lend_login_identity} {accept_odd_authority} {on_expiry:?} \
+         {proxy_protocol_from:?} {member:?} {server_names:?}"
     )
 }
 
-fn tls_of(listener: &Listener) -> Result<Option<Current>, String> {
+fn tls_of(listener: &Listener) -> Result<Option<CurrentListenerTls>, String> {
     let made = listener.tls.as_ref().map(ListenerTls::new).transpose();
     let made = made.map_err(|error| format!("listener {}: {error}", listener.name))?;
     Ok(made.map(|made| Arc::new(Published::new(made))))
 }
 
-/// What a closed unix socket leaves behind.
+/// Removes the file of a closed unix socket.
 fn remove_file(address: &Address) {
     if let Address::Unix(path) = address
         && let Err(error) = std::fs::remove_file(path)
@@ -270,11 +273,12 @@ mod tests {
     use crate::config;
     use crate::reload::Reload;
 
-    /// A configuration whose first listener shows this certificate, with further listeners.
+    /// Writes a configuration with the certificate `shows` for the first listener, and further listeners.
     fn configure(folder: &Path, shows: &str, further: &str) {
         let text = format!(
-            "[[listener]]\nname = 'a'\naddress = 'unix:a.sock'\ntls = {{ cert = '{shows}.crt', key = '{shows}.key' }}\n\
-             {further}[cluster]\nendpoints = ['http://127.0.0.1:2']\n"
+            "[[listener]]\nname = 'a'\naddress = 'unix:a.sock'\n\
+             tls = {{ cert = '{shows}.crt', key = '{shows}.key' }}\n{further}[cluster]\n\
+             endpoints = ['http://127.0.0.1:2']\n"
         )
         .replace("unix:", &format!("unix:{}/", folder.display()));
         std::fs::write(folder.join("keyward.toml"), text).unwrap();
@@ -290,7 +294,8 @@ mod tests {
     const B: &str = "[[listener]]\nname = 'b'\naddress = 'unix:b.sock'\n";
     const OTHER_B: &str = "[[listener]]\nname = 'c'\naddress = 'unix:b.sock'\n";
 
-    /// What a listener was opened with is not what it shows now: when others come, change and go, that stays known.
+    /// After a reload a certificate is compared with the listener's current certificate, not with the
+    /// certificate of its opening, while further listeners come, change and go.
     #[test]
     fn a_certificate_is_taken_back_whatever_becomes_of_other_listeners() {
         let runtime =
@@ -301,27 +306,28 @@ mod tests {
             configure(folder.path(), "one", "");
             let path = folder.path().join("keyward.toml");
             let config = config::load(&path).unwrap().0;
-            let current: Current = tls_of(&config.listeners[0]).unwrap().unwrap();
+            let current: CurrentListenerTls = tls_of(&config.listeners[0]).unwrap().unwrap();
             let in_force = Arc::new(Published::new(config.clone()));
             let metrics = Arc::new(Metrics::new(Vec::new()));
-            let (intake, _taken) = Intake::new();
+            let (intake, _taken) = ShardIntake::new();
             let tls = [Some(Arc::clone(&current))];
             let table = ConnectionTable::new(Arc::clone(&in_force), metrics.connection_figures.clone());
             let listeners = Listeners::open(&in_force, &tls, vec![intake], table, Arc::clone(&metrics))
                 .unwrap_or_else(|error| panic!("{error}"));
-            let parts = vec![Part::tls(listeners.running()), listeners.part()];
+            let parts = vec![ReloadPart::tls(listeners.running()), listeners.part()];
             let waiting = Arc::new(Published::new(Vec::new()));
             let mut reload = Reload::new(path, &config, Vec::new(), parts, waiting, metrics);
             let mut changed = Vec::new();
             for (shows, further, open) in [
                 ("two", "", 1),
-                // Its own certificate is followed by who knows what it shows, not by what it was opened with.
+                // The certificate is compared with the current certificate, not with the certificate of the
+                // opening.
                 ("two", B, 2),
                 ("one", B, 2),
                 ("two", OTHER_B, 2),
                 ("one", OTHER_B, 2),
                 ("two", "", 1),
-                // Both at once.
+                // A new certificate and a new listener in the same reload.
                 ("one", B, 2),
                 ("one", "", 1),
             ] {

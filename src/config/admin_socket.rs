@@ -1,19 +1,20 @@
-//! Where a running Keyward's admin socket is, from its configuration file.
+//! Reads the admin socket's path from the configuration file of a running Keyward.
 //!
-//! Owns: reading `admin.socket` and nothing else. Must not know: any other key. Invariant: whatever else is wrong with the file, or
-//! with a file that it names, does not stop a command to a running Keyward: its operator may need that command just then.
+//! Owns: reading `admin.socket` alone. Must not know: any further key. Invariant: no fault elsewhere in the
+//! file, or in a file named by it, prevents a command to a running Keyward: the operator may need the command
+//! just then.
 
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-/// Why there is no socket to ask at.
+/// Reasons for an unknown socket path.
 #[derive(Debug, thiserror::Error)]
 pub enum NoSocket {
     /// The file cannot be read.
     #[error("{0}")]
     Unreadable(String),
-    /// It does not say, or says no text.
+    /// The key is missing, or its value is not a string.
     #[error("admin.socket is not set in {}", .0.display())]
     NotSet(PathBuf),
 }
@@ -21,15 +22,15 @@ pub enum NoSocket {
 /// The value of `admin.socket` in the configuration file at `path`.
 ///
 /// # Errors
-/// The file cannot be read, or does not say.
+/// The file cannot be read, or the key is not set.
 pub fn admin_socket(path: &Path) -> Result<PathBuf, NoSocket> {
     let text = super::resolve::read(path).map_err(NoSocket::Unreadable)?;
     let socket = socket_in(&text).ok_or_else(|| NoSocket::NotSet(path.to_owned()))?;
-    // As every name in the file: relative to its folder.
+    // Relative to the file's folder, as every file name of the configuration.
     Ok(path.parent().unwrap_or(Path::new("")).join(socket))
 }
 
-/// The same from text, of which other lines may be no TOML.
+/// The value of `admin.socket` in a text, which may contain invalid TOML elsewhere.
 fn socket_in(text: &str) -> Option<String> {
     let (table, _faults) = DeTable::parse_recoverable(text);
     let admin = table.get_ref().get("admin")?.get_ref();

@@ -1,24 +1,25 @@
-//! TLS towards members, as it was resolved.
+//! TLS towards members, as resolved.
 //!
-//! Owns: who is believed to be a member. Must not know: rustls' verifiers. Invariant: a member is believed in one way.
+//! Owns: the trust in members. Must not know: rustls verifiers. Invariant: exactly a single kind of trust
+//! applies.
 
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 
-use crate::pem::{Fingerprint, KeyPair, Roots};
+use crate::pem::{CertificateFingerprint, KeyPair, Roots};
 
 /// TLS towards members.
 #[derive(Clone, Debug)]
 pub struct ClientTls {
-    /// Who is believed to be a member.
+    /// Verification of member certificates.
     pub trust: MemberTrust,
-    /// The client certificate that we show, where members ask for one.
+    /// Client certificate for members requesting client certificates.
     pub identity: Option<KeyPair>,
 }
 
 impl ClientTls {
-    /// The authorities that vouch for members; none where their certificates are pinned, or not verified.
+    /// The authorities of member certificates; empty if the certificates are pinned or not verified.
     #[must_use]
     pub fn authorities(&self) -> &[CertificateDer<'static>] {
         match &self.trust {
@@ -27,20 +28,21 @@ impl ClientTls {
         }
     }
 
-    /// Whether a handshake shows that a member is at the other end.
+    /// True if a TLS handshake proves a member's identity.
     #[must_use]
     pub fn verifies_members(&self) -> bool {
         self.trust != MemberTrust::Unverified
     }
 }
 
-/// Who is believed to be a member.
+/// Verification of member certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberTrust {
-    /// Whoever shows a certificate by one of these, for the name or address that was asked for. System roots are not used.
+    /// Member certificates must verify under these roots, for the requested name or address. System roots are
+    /// not used.
     Authorities(Roots),
-    /// Whoever shows one of these certificates, whatever its names, dates and issuer. Never empty.
-    Pinned(Arc<[Fingerprint]>),
-    /// Whoever answers.
+    /// Member certificates must be in this list, whatever the names, dates and issuer. Never empty.
+    Pinned(Arc<[CertificateFingerprint]>),
+    /// Every server is accepted.
     Unverified,
 }

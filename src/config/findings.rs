@@ -1,51 +1,51 @@
-//! What is wrong with a configuration, and what is only unwise.
+//! Faults and warnings of a configuration.
 //!
-//! Owns: faults and warnings, each with its key path and line. Must not know: what any key means.
-//! Invariant: a fault or warning is made of names and reasons; no caller puts a secret into one.
+//! Owns: faults and warnings, each with the key path and line. Must not know: the meaning of any key.
+//! Invariant: a fault or warning consists of names and reasons, and never contains a secret.
 
 use std::collections::HashMap;
 use std::fmt;
 
-/// Why a configuration cannot be used.
+/// A reason for rejecting a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct ConfigFault {
     /// The key, as in `listener[1].tls.cert`; empty for the file as a whole.
     pub path: String,
-    /// The line of the key, or of the table that lacks it.
+    /// The line of the key, or of the table lacking the key.
     pub line: Option<usize>,
-    /// What is wrong, and where it is not plain, what to do.
+    /// The fault and, unless obvious, the remedy.
     pub reason: String,
 }
 
-/// What an operator should know about a configuration that can be used.
+/// Advice about a valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Warning {
+pub struct ConfigWarning {
     /// The key, as in `session.key_files`.
     pub path: String,
-    /// What it costs, and what to do.
+    /// The consequence and the remedy.
     pub reason: String,
 }
 
-/// All faults of a configuration, in the order of its lines; never empty.
+/// All faults of a configuration, in the order of lines; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Faults(Vec<Fault>);
+pub struct ConfigFaults(Vec<ConfigFault>);
 
 /// Collects faults and warnings while a file is read.
 #[derive(Debug, Default)]
-pub(super) struct Findings {
-    faults: Vec<Fault>,
-    warnings: Vec<Warning>,
+pub(super) struct ConfigFindings {
+    faults: Vec<ConfigFault>,
+    warnings: Vec<ConfigWarning>,
     lines: HashMap<String, usize>,
 }
 
-impl Faults {
-    /// One by one.
-    pub fn iter(&self) -> impl Iterator<Item = &Fault> {
+impl ConfigFaults {
+    /// Iterates over the faults.
+    pub fn iter(&self) -> impl Iterator<Item = &ConfigFault> {
         self.0.iter()
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.path.is_empty() {
             write!(f, "{}: ", self.path)?;
@@ -58,14 +58,14 @@ impl fmt::Display for Fault {
     }
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for ConfigWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path, self.reason)
     }
 }
 
-/// One fault a line.
-impl fmt::Display for Faults {
+/// Formats one fault per line.
+impl fmt::Display for ConfigFaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, fault) in self.0.iter().enumerate() {
             write!(f, "{}{fault}", if index == 0 { "" } else { "\n" })?;
@@ -74,26 +74,26 @@ impl fmt::Display for Faults {
     }
 }
 
-impl std::error::Error for Faults {}
+impl std::error::Error for ConfigFaults {}
 
-impl Findings {
-    /// `lines` tells on which line each key path stands.
+impl ConfigFindings {
+    /// Creates a collector; `lines` maps key paths to line numbers.
     pub(super) fn new(lines: HashMap<String, usize>) -> Self {
         Self { lines, ..Self::default() }
     }
 
     pub(super) fn fault(&mut self, path: &str, reason: impl fmt::Display) {
         let line = self.line(path);
-        self.faults.push(Fault { path: path.to_owned(), line, reason: reason.to_string() });
+        self.faults.push(ConfigFault { path: path.to_owned(), line, reason: reason.to_string() });
     }
 
-    /// A fault of the text as such, which has no key.
+    /// Adds a fault of the text as such, without a key.
     pub(super) fn fault_at_line(&mut self, line: Option<usize>, reason: impl fmt::Display) {
-        self.faults.push(Fault { path: String::new(), line, reason: reason.to_string() });
+        self.faults.push(ConfigFault { path: String::new(), line, reason: reason.to_string() });
     }
 
-    /// A fault that may be the shadow of another: a key counts as missing only where nothing was wrong with it, with
-    /// the table that it stands in, or with what stands in it.
+    /// Adds a fault for a missing key, unless an earlier fault concerns the key, its table or its content: a
+    /// rejected value also looks like a missing key.
     pub(super) fn missing(&mut self, path: &str, reason: impl fmt::Display) {
         if !self.faults.iter().any(|fault| within(path, &fault.path) || within(&fault.path, path)) {
             self.fault(path, reason);
@@ -101,21 +101,21 @@ impl Findings {
     }
 
     pub(super) fn warn(&mut self, path: &str, reason: impl fmt::Display) {
-        self.warnings.push(Warning { path: path.to_owned(), reason: reason.to_string() });
+        self.warnings.push(ConfigWarning { path: path.to_owned(), reason: reason.to_string() });
     }
 
-    /// `value`, and the warnings, where there is no fault.
-    pub(super) fn conclude<T>(mut self, value: Option<T>) -> Result<(T, Vec<Warning>), Faults> {
+    /// Returns `value` and the warnings in the absence of faults.
+    pub(super) fn conclude<T>(mut self, value: Option<T>) -> Result<(T, Vec<ConfigWarning>), ConfigFaults> {
         match value {
             Some(value) if self.faults.is_empty() => Ok((value, self.warnings)),
             _ => {
                 self.faults.sort_by_key(|fault| fault.line.unwrap_or(usize::MAX));
-                Err(Faults(self.faults))
+                Err(ConfigFaults(self.faults))
             }
         }
     }
 
-    /// The line of the key, else of the nearest table around it.
+    /// The line of the key, or of the nearest enclosing table.
     fn line(&self, path: &str) -> Option<usize> {
         let mut path = path;
         loop {
@@ -127,7 +127,7 @@ impl Findings {
     }
 }
 
-/// Whether `path` is `outer` or stands in it.
+/// True if `path` equals `outer` or lies within it.
 fn within(path: &str, outer: &str) -> bool {
     path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }

@@ -1,21 +1,21 @@
-//! The `config.toml` of the repository's root is true: every key, its default, and examples that are valid.
+//! Tests of the repository's `config.toml`: complete keys, true defaults, valid examples.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::file::{self, File};
-use super::users::{Credential, Maker};
-use super::{Address, ClientAuth, ClusterPin, Config, MapRule, Outcome, Realm, resolve};
+use super::toml_file::{self, TomlFile};
+use super::upstream_users::{CredentialMaker, UserCredential};
+use super::{Address, ClientAuth, ClusterPin, Config, MapRule, MappingOutcome, RealmSetting, resolve};
 use crate::identity::Peer;
 
 const REFERENCE: &str = include_str!("../../config.toml");
 
-/// Keys that stand in the reference because nothing works without them.
+/// Required keys: listed in the reference without being a default.
 const NEEDED: [&str; 3] = ["listener[0].name", "listener[0].address", "cluster.endpoints"];
 
-/// The reference with its examples made real: `#key = …` and `#[table]` lose their `#`.
+/// The reference with all examples activated: `#key = …` and `#[table]` lose the `#`.
 fn with_examples() -> String {
     let example = |line: &str| line.starts_with(|first: char| first.is_ascii_lowercase() || first == '[');
     let lines = REFERENCE.lines().map(|line| match line.strip_prefix('#') {
@@ -25,7 +25,7 @@ fn with_examples() -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Paths of all keys that hold a value, and of those that hold nothing (`null`).
+/// Collects the paths of all keys, with or without (`null`) a value.
 fn key_paths(value: &serde_json::Value, path: &str, keys: &mut BTreeSet<String>) {
     match value {
         serde_json::Value::Object(entries) => {
@@ -36,7 +36,7 @@ fn key_paths(value: &serde_json::Value, path: &str, keys: &mut BTreeSet<String>)
         }
         serde_json::Value::Array(elements) if elements.iter().any(serde_json::Value::is_object) => {
             for (index, element) in elements.iter().enumerate() {
-                // Rows of one table show different keys of it.
+                // The rows of the `user` table show different keys.
                 let index = if path == "user" { 0 } else { index };
                 key_paths(element, &format!("{path}[{index}]"), keys);
             }
@@ -53,39 +53,39 @@ fn parsed(text: &str) -> Config {
 
 #[test]
 fn every_key_of_the_code_stands_in_it_and_no_other() {
-    // A table that is added to the mirror and not here shows up as a key without its inner ones, and fails.
-    let all = File {
-        listener: vec![file::Listener {
-            tls: Some(file::ListenerTls::default()),
+    // A table added to the mirror and not here appears as a key without inner keys, and the test fails.
+    let all = TomlFile {
+        listener: vec![toml_file::TomlListener {
+            tls: Some(toml_file::TomlListenerTls::default()),
             server_names: Some([("m1.etcd.example.com".to_owned(), String::new())].into()),
             ..Default::default()
         }],
-        advertise: file::Advertise {
+        advertise: toml_file::TomlAdvertise {
             members: Some([("m1".to_owned(), Vec::new())].into()),
             ..Default::default()
         },
-        cluster: file::Cluster {
-            tls: Some(file::ClusterTls::default()),
-            srv: Some(file::ClusterSrv::default()),
-            probe: Some(file::Probe::default()),
+        cluster: toml_file::TomlCluster {
+            tls: Some(toml_file::TomlClusterTls::default()),
+            srv: Some(toml_file::TomlClusterSrv::default()),
+            probe: Some(toml_file::TomlProbe::default()),
             ..Default::default()
         },
-        user: vec![file::User::default()],
-        jwt: vec![file::Jwt::default()],
-        map: vec![file::Map {
+        user: vec![toml_file::TomlUser::default()],
+        jwt: vec![toml_file::TomlJwt::default()],
+        map: vec![toml_file::TomlMap {
             claim: Some([("repository".to_owned(), String::new())].into()),
             ..Default::default()
         }],
-        mint: Some(file::Mint::default()),
-        sign_jwt: Some(file::SignJwt::default()),
-        etcd_jwt: Some(file::EtcdJwt::default()),
+        mint: Some(toml_file::TomlMint::default()),
+        sign_jwt: Some(toml_file::TomlSignJwt::default()),
+        etcd_jwt: Some(toml_file::TomlEtcdJwt::default()),
         ..Default::default()
     };
     let (mut known, mut written) = (BTreeSet::new(), BTreeSet::new());
     key_paths(&serde_json::to_value(all).unwrap(), "", &mut known);
     let table: Table = toml::from_str(&with_examples()).unwrap();
     key_paths(&serde_json::to_value(table).unwrap(), "", &mut written);
-    // A rule about certificates and one about JWTs: no rule has all conditions.
+    // The example rules for certificates and for JWTs are separate: no rule has all conditions.
     let written = written.iter().map(|path| path.replace("map[1]", "map[0]")).collect();
     assert!(known.len() > 30, "{known:?}");
     assert_eq!(known, written);
@@ -115,7 +115,7 @@ fn every_uncommented_value_is_the_default() {
     assert_eq!(listener, ["address", "name"]);
 }
 
-/// All of the configuration but the secrets, which are masked.
+/// The configuration with masked secrets.
 fn without_keys(config: &Config) -> String {
     format!("{config:#?}")
 }
@@ -154,9 +154,14 @@ fn its_examples_are_valid_together() {
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
     std::fs::write(root.join("probe.password"), "probe-hunter2\n").unwrap();
-    std::fs::write(root.join("users"), "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n").unwrap();
+    std::fs::write(
+        root.join("users"),
+        "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$\
+         AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n",
+    )
+    .unwrap();
     let text = with_examples().replace("/etc/keyward", root.to_str().unwrap()).replace("\"http:", "\"https:");
-    // They stand in place of the endpoints, and of cluster.tls.ca.
+    // Keys replacing the endpoints and `cluster.tls.ca`.
     let instead = ["srv = ", "pinned_sha256 = ", "insecure_skip_verify = "];
     let stays = |line: &&str| !instead.iter().any(|key| line.starts_with(key));
     let text: String = text.lines().filter(stays).flat_map(|line| [line, "\n"]).collect();
@@ -166,14 +171,14 @@ fn its_examples_are_valid_together() {
     let listener = &config.listeners[0];
     assert_eq!(listener.address, Address::Tcp("127.0.0.1:2379".parse().unwrap()));
     assert!(matches!(listener.tls.as_ref().unwrap().clients, ClientAuth::Required(_)));
-    let Credential::Password(password) = &config.users.named[&"app".into()] else { panic!("{config:?}") };
+    let UserCredential::Password(password) = &config.users.named[&"app".into()] else { panic!("{config:?}") };
     assert_eq!(password.expose().as_str(), "app-hunter2");
     assert_eq!(config.users.named.len(), 3);
-    assert_eq!(config.users.others, Some(Maker::Mint));
+    assert_eq!(config.users.others, Some(CredentialMaker::Mint));
     assert_eq!(config.users.sign_jwt.as_ref().unwrap().method.name, "ES256");
     let outcomes: Vec<_> = config.mapping.rules.iter().map(MapRule::outcome).collect();
-    let app = Outcome::User("app".into());
-    assert_eq!(outcomes, [&app, &Outcome::Same, &app], "the last one is default_user");
+    let app = MappingOutcome::User("app".into());
+    assert_eq!(outcomes, [&app, &MappingOutcome::Same, &app], "the last one is default_user");
     assert_eq!(&*config.issuers.listed[0].issuer, "https://ci.example.com");
     assert!(config.mapping.rules[2].applies(&Peer::Listener("clients".into()), None));
     assert_eq!(config.mapping.default, Some("app".into()));
@@ -185,12 +190,12 @@ fn its_examples_are_valid_together() {
     let told = config.advertise.to_clients_of(&listener.name).unwrap();
     assert_eq!(told.client_urls, ["https://etcd.example.com:2379"]);
     assert_eq!(config.session.keys[0].expose()[..3], [0xab, 0xcd, 0xef]);
-    assert_eq!(config.session.realm, Realm::Named("production".into()));
+    assert_eq!(config.session.realm, RealmSetting::Named("production".into()));
     let printed = format!("{config:#?}");
     assert!(!printed.contains("hunter2"), "{printed}");
 }
 
-/// An authority's certificate, and what it has revoked: nothing.
+/// An authority's certificate, and an empty revocation list.
 pub(super) fn revoking_authority() -> (String, String) {
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);

@@ -1,19 +1,19 @@
-//! What it means: from the mirror to a [`Config`] that is valid as a whole.
+//! Resolves the mirror of the TOML into a [`Config`] valid as a whole.
 //!
-//! Owns: defaults, required keys, bounds, and the checks across keys. Must not know: TOML.
-//! Invariants: everything is looked at, whatever was wrong before; a fallback value that stands in for a faulty one
-//! never leaves this file, since one fault is enough to refuse the whole.
+//! Owns: defaults, required keys, bounds, and checks across keys. Must not know: TOML. Invariants: every key
+//! is checked, whatever the earlier faults; the fallback for a faulty value is never returned, since any
+//! fault rejects the whole configuration.
 
 mod advertise;
-mod client_connections;
 mod cluster;
-mod jwt;
-mod listener;
-mod login;
-mod mapping;
+mod connection_limits;
+mod jwt_issuers;
+mod listener_tables;
+mod login_limits;
+mod map_tables;
 mod sessions;
-mod unread;
-mod users;
+mod unread_bounds;
+mod user_tables;
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -26,10 +26,11 @@ use std::time::Duration;
 
 use zeroize::Zeroize;
 
-use super::file::{self, File};
-use super::findings::{Faults, Findings, Warning};
+use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
+use super::toml_file::{self, TomlFile};
 use super::{
-    Config, Drain, Keep, Limits, Login, Maintenance, Revocation, Runtime, Watch, secrets, shape, values,
+    Config, Drain, EtcdLogin, Limits, Maintenance, Revocation, RevocationPersistence, Runtime, WatchSettings,
+    secrets, toml_parse, values,
 };
 use crate::identity::UserName;
 use crate::jwt::Issuers;
@@ -37,39 +38,40 @@ use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
 
-/// Which ways to say who one is lead anywhere, on every listener.
+/// Availability of the ways of identification, on every listener.
 #[derive(Clone, Copy)]
-struct Ways {
-    /// A rule may know who shows a certificate.
+struct IdentifyAvailability {
+    /// A mapping rule may apply to certificates.
     mapped: bool,
-    /// Somebody's JWTs are taken.
+    /// At least one JWT issuer is accepted.
     jwts: bool,
 }
 
-/// A configuration larger than this is some other file.
+/// A larger file is not a configuration.
 const MAX_FILE: u64 = 1 << 20;
-/// Where replicas tell each other what is done to members.
+/// Default key prefix for coordinating maintenance between replicas.
 const MAINTENANCE: &str = "/keyward-maintenance/";
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const MOMENT: Duration = Duration::from_millis(1);
-/// As etcd has it for its own timed progress.
+/// The lower bound of etcd's own `--watch-progress-notify-interval`.
 const LEAST_IDLE: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Reads the file and all files that it names. Relative names are relative to the folder of the file.
+/// Reads the configuration file and all files named in it. Relative names are relative to the folder of the
+/// configuration file.
 ///
 /// # Errors
 /// All faults at once.
-pub fn load(path: &Path) -> Result<(Config, Vec<Warning>), Faults> {
+pub fn load(path: &Path) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
     let folder = path.parent().unwrap_or(Path::new(""));
     match read(path) {
         Ok(text) => parse(&text, folder),
         Err(reason) => {
-            let mut findings = Findings::default();
+            let mut findings = ConfigFindings::default();
             findings.fault_at_line(None, reason);
             findings.conclude(None)
         }
@@ -86,30 +88,30 @@ pub(super) fn read(path: &Path) -> Result<String, String> {
     }
 }
 
-/// As [`load`], from text; relative names are relative to `folder`.
-pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<Warning>), Faults> {
-    let (file, findings) = shape::read(text);
+/// Parses a configuration text; relative names are relative to `folder`.
+pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
+    let (file, findings) = toml_parse::read(text);
     let mut resolver = Resolver { folder, findings, files: BTreeSet::new() };
     let config = file.and_then(|file| resolver.config(file));
     resolver.findings.conclude(config)
 }
 
-/// Where relative names begin, and what was found so far.
+/// The folder of relative names, and the findings so far.
 struct Resolver<'a> {
     folder: &'a Path,
-    findings: Findings,
+    findings: ConfigFindings,
     files: BTreeSet<PathBuf>,
 }
 
 impl Resolver<'_> {
-    fn config(&mut self, mut file: File) -> Option<Config> {
+    fn config(&mut self, mut file: TomlFile) -> Option<Config> {
         let cluster = self.cluster(file.cluster);
         let rows = self.users(file.user, file.mint, file.sign_jwt, &cluster);
         let mapped = file.mapping.default.is_some() || file.map.iter().any(may_know_certificates);
         let etcd = self.etcd_tokens(file.etcd_jwt, rows.users.sign_jwt.as_deref());
         let issuers = Issuers { listed: self.issuers(file.jwt), etcd };
         let named = issuers.listed.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
-        let (mut defaults, ways) = (Vec::new(), Ways { mapped, jwts: !issuers.is_empty() });
+        let (mut defaults, ways) = (Vec::new(), IdentifyAvailability { mapped, jwts: !issuers.is_empty() });
         let reached = self.reached(&mut file.listener);
         let listeners = self.listeners(file.listener, &rows, ways, &mut defaults);
         let mapping = self.mapping(file.map, file.mapping, &rows, named, &listeners, defaults);
@@ -132,12 +134,16 @@ impl Resolver<'_> {
             issuers: Arc::new(issuers),
             mapping: Arc::new(mapping),
             listeners,
-            // Last: everything above may read files.
+            // The file list comes last: all steps above may read files.
             files: std::mem::take(&mut self.files).into_iter().collect(),
         })
     }
 
-    fn maintenance(&mut self, maintenance: file::Maintenance, revocation: &Revocation) -> Maintenance {
+    fn maintenance(
+        &mut self,
+        maintenance: toml_file::TomlMaintenance,
+        revocation: &Revocation,
+    ) -> Maintenance {
         let path = "maintenance.etcd_prefix";
         let prefix = maintenance.etcd_prefix.unwrap_or_else(|| MAINTENANCE.to_owned());
         if prefix.is_empty() {
@@ -146,8 +152,8 @@ impl Resolver<'_> {
         if prefix.trim_matches('/').is_empty() || !prefix.ends_with('/') {
             self.findings.fault(path, format!("is a name that ends with a slash, as in {MAINTENANCE:?}"));
         }
-        // What is wrong with that one alone has been told.
-        if let Keep::Etcd { prefix: revoked, .. } = &revocation.keep
+        // An invalid revocation prefix is a separate fault.
+        if let RevocationPersistence::Etcd { prefix: revoked, .. } = &revocation.keep
             && !revoked.trim_matches('/').is_empty()
             && (prefix.starts_with(&**revoked) || revoked.starts_with(&prefix))
         {
@@ -157,18 +163,20 @@ impl Resolver<'_> {
         Maintenance { etcd_prefix: Some(prefix.into()) }
     }
 
-    fn watch(&mut self, watch: file::Watch) -> Watch {
+    fn watch(&mut self, watch: toml_file::TomlWatch) -> WatchSettings {
         let path = "watch.idle_progress";
         let idle = self.duration(path, watch.idle_progress, 30 * SECOND, Duration::ZERO..=DAY);
         if !idle.is_zero() && idle < LEAST_IDLE {
             self.findings.fault(path, format!("must be 0s or at least {LEAST_IDLE:?}"));
         }
         let buffer = self.size("watch.buffer", watch.buffer, 512 * MIB, MIB..=1024 * GIB);
-        Watch { idle_progress: Some(idle).filter(|idle| !idle.is_zero()), buffer }
+        WatchSettings { idle_progress: Some(idle).filter(|idle| !idle.is_zero()), buffer }
     }
 
-    fn limits(&mut self, mut limits: file::Limits) -> Limits {
-        let file::Limits { connections, streams_per_connection, logins_in_flight_per_member, .. } = limits;
+    fn limits(&mut self, mut limits: toml_file::TomlLimits) -> Limits {
+        let toml_file::TomlLimits {
+            connections, streams_per_connection, logins_in_flight_per_member, ..
+        } = limits;
         let connections = self.count("limits.connections", connections, 10_000, 1..=1 << 24);
         let client_connections = self.client_connections(&mut limits, connections);
         let streams = self.count("limits.streams_per_connection", streams_per_connection, 4096, 1..=1 << 20);
@@ -186,7 +194,7 @@ impl Resolver<'_> {
                 10 * SECOND,
                 MOMENT..=DAY,
             ),
-            connection_age: self.or_never("limits.connection_age", limits.connection_age, HOUR),
+            connection_age: self.optional_duration("limits.connection_age", limits.connection_age, HOUR),
             replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 256 * MIB, 0..=64 * GIB),
             certificate_connections: self.count(
                 "limits.certificate_connections",
@@ -209,12 +217,12 @@ impl Resolver<'_> {
         }
     }
 
-    fn log(&mut self, log: file::Log) -> telemetry::Settings {
-        let default = telemetry::Settings::default();
-        telemetry::Settings {
+    fn log(&mut self, log: toml_file::TomlLog) -> telemetry::LogSettings {
+        let default = telemetry::LogSettings::default();
+        telemetry::LogSettings {
             format: match log.format {
-                Some(file::LogFormat::Text) => telemetry::Format::Text,
-                Some(file::LogFormat::Json) => telemetry::Format::Json,
+                Some(toml_file::TomlLogFormat::Text) => telemetry::Format::Text,
+                Some(toml_file::TomlLogFormat::Json) => telemetry::Format::Json,
                 None => default.format,
             },
             level: log
@@ -226,15 +234,16 @@ impl Resolver<'_> {
         }
     }
 
-    fn drain(&mut self, drain: file::Drain) -> Drain {
+    fn drain(&mut self, drain: toml_file::TomlDrain) -> Drain {
         Drain {
             wait: self.duration("drain.wait", drain.wait, Duration::ZERO, Duration::ZERO..=DAY),
             timeout: self.duration("drain.timeout", drain.timeout, 30 * SECOND, MOMENT..=DAY),
         }
     }
 
-    /// More than four shards only pay on large machines (rules 34), where an operator says so.
-    fn runtime(&mut self, runtime: file::Runtime) -> Runtime {
+    /// The default is at most four shards: more pay off on large machines only, where the operator configures
+    /// them (docs/decisions.md#d34).
+    fn runtime(&mut self, runtime: toml_file::TomlRuntime) -> Runtime {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let asked = self.count("runtime.shards", runtime.shards.map(u32::from), 0, 0..=256);
         Runtime {
@@ -243,7 +252,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Single values.
+/// Resolves single values.
 impl Resolver<'_> {
     fn required<T>(&mut self, path: &str, value: Option<T>, reason: &str) -> Option<T> {
         if value.is_none() {
@@ -286,15 +295,15 @@ impl Resolver<'_> {
         usize::try_from(value).unwrap_or(usize::MAX)
     }
 
-    /// A file that is read, and read again when it changes.
+    /// A file read now, and again after a change.
     fn file(&mut self, name: &str) -> PathBuf {
-        let file = self.place(name);
+        let file = self.written_path(name);
         self.files.insert(file.clone());
         file
     }
 
-    /// A name that is not read: of what Keyward makes itself.
-    fn place(&self, name: &str) -> PathBuf {
+    /// The path of a file written by Keyward itself, not read here.
+    fn written_path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
@@ -302,7 +311,7 @@ impl Resolver<'_> {
         &mut self,
         path: &str,
         name: &str,
-        read: impl FnOnce(&Path) -> Result<Secret<T>, secrets::Useless>,
+        read: impl FnOnce(&Path) -> Result<Secret<T>, secrets::UnusableSecret>,
     ) -> Option<Secret<T>> {
         let file = self.file(name);
         self.warn_if_open(path, &file);
@@ -321,14 +330,14 @@ impl Resolver<'_> {
         user: Option<String>,
         password_path: &str,
         password_file: Option<String>,
-    ) -> Option<Login> {
+    ) -> Option<EtcdLogin> {
         let user = self.required(user_path, user, "the name of an etcd user is needed");
         if user.as_deref() == Some("") {
             self.findings.fault(user_path, "is empty; the name of an etcd user is needed");
         }
         let file = self.required(password_path, password_file, "the file of the user's password is needed");
         let password = file.and_then(|name| self.secret(password_path, &name, secrets::password));
-        Some(Login { user: UserName::from(user?.as_str()), password: Arc::new(password?) })
+        Some(EtcdLogin { user: UserName::from(user?.as_str()), password: Arc::new(password?) })
     }
 
     fn roots(&mut self, path: &str, name: &str) -> Option<Roots> {
@@ -336,7 +345,7 @@ impl Resolver<'_> {
         self.checked(path, Roots::read(&file))
     }
 
-    /// The certificate and key of one table, of which one needs the other.
+    /// The certificate and key of a table, each requiring its counterpart.
     fn key_pair(&mut self, path: &str, cert: Option<String>, key: Option<String>) -> Option<KeyPair> {
         let (cert_path, key_path) = (format!("{path}.cert"), format!("{path}.key"));
         let cert = self.required(&cert_path, cert, "the certificate file that goes with the key is needed");
@@ -344,7 +353,7 @@ impl Resolver<'_> {
         self.pair((&cert_path, cert), (&key_path, key))
     }
 
-    /// A certificate chain and a key by their paths and files.
+    /// Reads a certificate chain and a key, given as pairs of key path and file name.
     fn pair(
         &mut self,
         (cert_path, cert): (&str, Option<String>),
@@ -363,12 +372,12 @@ impl Resolver<'_> {
     }
 }
 
-/// Whether a rule may be about certificates: by how it is written, since what it means depends on listeners.
-fn may_know_certificates(rule: &file::Map) -> bool {
+/// True if the rule may apply to certificates, judged by its text: its meaning depends on the listeners.
+fn may_know_certificates(rule: &toml_file::TomlMap) -> bool {
     rule.issuer.is_none() && rule.peer.as_deref().is_none_or(|peer| peer.starts_with("cert:"))
 }
 
-/// The bounds were checked; what did not fit them is refused with the whole.
+/// The bounds were checked before; a value out of bounds rejects the whole configuration.
 fn fits(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
@@ -378,14 +387,15 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::config::users::Credential;
-    use crate::config::{Address, ClientAuth, ClusterPin, Identify, KeySource, OnExpiry, Outcome};
+    use crate::config::upstream_users::UserCredential;
+    use crate::config::{Address, ClientAuth, ClusterPin, Identify, KeySource, MappingOutcome, OnExpiry};
     use crate::jwt::Algorithm;
 
     const CLUSTER: &str = "[cluster]\nendpoints = ['http://127.0.0.1:1']\n";
     const LISTENER: &str = "[[listener]]\nname = 'a'\naddress = '127.0.0.1:2'\n";
 
-    /// A folder with one good file of each kind: a.crt with a.key, b.crt with b.key, c.crt with c.crl, pw, session.key.
+    /// A folder with one valid file of each kind: a.crt with a.key, b.crt with b.key, c.crt with c.crl, pw,
+    /// session.key.
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, content: &str| {
@@ -519,8 +529,10 @@ mod tests {
         let user = "[[user]]\nname = 'app'\npassword_file = 'pw'\n";
         let text = format!("{CLUSTER}{LISTENER}default_user = 'app'\n{user}");
         let (config, warnings) = valid(&text);
-        let Credential::Password(password) = &config.users.named[&"app".into()] else { panic!("{config:?}") };
-        assert_eq!(config.mapping.rules[0].outcome(), &Outcome::User("app".into()));
+        let UserCredential::Password(password) = &config.users.named[&"app".into()] else {
+            panic!("{config:?}")
+        };
+        assert_eq!(config.mapping.rules[0].outcome(), &MappingOutcome::User("app".into()));
         assert_eq!(password.expose().as_str(), "hunter2");
         assert_eq!(warnings, ["session.key_files"]);
 
@@ -664,7 +676,8 @@ mod tests {
                 ["login.users_file"]
             );
         }
-        let line = "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n";
+        let line = "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$\
+            AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n";
         assert_eq!(with_lines(line).ok(), Some(1));
         std::fs::write(folder.path().join("users"), "").unwrap();
         let unused = text.replace("['file', 'etcd']", "['etcd']");
@@ -711,7 +724,8 @@ mod tests {
         let (config, _) = valid(&format!("{CLUSTER}{LISTENER}{tls}{other}"));
         assert_eq!(config.listeners[0].identify, [Identify::Token, Identify::Default], "none about any");
         let kept = format!(
-            "{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\naccept_odd_authority = false\n"
+            "{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\n\
+             accept_odd_authority = false\n"
         );
         let (config, _) = valid(&kept);
         assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
@@ -823,7 +837,8 @@ mod tests {
             std::fs::set_permissions(folder.path().join(name), open).unwrap();
         }
         let text = format!(
-            "{CLUSTER}{LISTENER}tls = {{ cert = 'a.crt', key = 'a.key' }}\n[session]\nkey_files = ['session.key']\n"
+            "{CLUSTER}{LISTENER}tls = {{ cert = 'a.crt', key = 'a.key' }}\n[session]\n\
+             key_files = ['session.key']\n"
         );
         let (_, warnings) = parse(&text, folder.path()).unwrap();
         let paths: Vec<_> = warnings.iter().map(|warning| warning.path.as_str()).collect();
@@ -846,8 +861,8 @@ mod tests {
         assert_eq!(told(&config, "a").client_urls, ["unix:///run/k.sock"]);
     }
 
-    /// What clients of this listener are told.
-    fn told<'a>(config: &'a Config, listener: &str) -> &'a crate::config::Advertised {
+    /// The advertised URLs for clients of this listener.
+    fn told<'a>(config: &'a Config, listener: &str) -> &'a crate::config::ListenerClientUrls {
         config.advertise.to_clients_of(listener).expect("there is a listener")
     }
 
@@ -886,7 +901,7 @@ mod tests {
         }
         assert!(members("socket").is_empty());
 
-        // What is written for all holds for all but those that say otherwise themselves.
+        // The shared URLs apply to all listeners without their own URLs.
         let (config, _) =
             valid(&format!("{CLUSTER}{listeners}[advertise]\nclient_urls = ['https://all:1']\n"));
         let all = "https://all:1";
@@ -1028,14 +1043,19 @@ mod tests {
             let (config, warnings) = valid(&format!("{CLUSTER}{LISTENER}{lines}"));
             (config.revocation.keep.clone(), warnings.len())
         };
-        assert!(matches!(keep(""), (Keep::Memory, 1)));
+        assert!(matches!(keep(""), (RevocationPersistence::Memory, 1)));
         let file = keep("[revocation]\nstate_file = 'state'\n");
-        assert!(matches!(&file, (Keep::File(path), 1) if path.ends_with("state")), "{file:?}");
+        assert!(
+            matches!(&file, (RevocationPersistence::File(path), 1) if path.ends_with("state")),
+            "{file:?}"
+        );
         let probe = "cluster.probe = { user = 'p', password_file = 'pw' }\n";
         let prefix = "revocation.etcd_prefix = '/p/'\nrevocation.state_file = 'state'\n";
         let (config, warnings) =
             valid(&format!("{probe}{prefix}cluster.endpoints = ['http://127.0.0.1:1']\n{LISTENER}"));
-        let Keep::Etcd { prefix, login: Some(login) } = &config.revocation.keep else { panic!("{config:?}") };
+        let RevocationPersistence::Etcd { prefix, login: Some(login) } = &config.revocation.keep else {
+            panic!("{config:?}")
+        };
         assert_eq!((&**prefix, login.user.as_str()), ("/p/", "p"));
         assert_eq!(warnings, ["revocation.state_file", "session.key_files"]);
         for (lines, path) in [

@@ -1,7 +1,7 @@
 //! Password files and session key files.
 //!
-//! Owns: their formats. Must not know: whose they are.
-//! Invariants: what was read is wiped wherever it lay; a reason names the file, never its content.
+//! Owns: their formats. Must not know: the owner of a secret. Invariants: every buffer with file content is
+//! wiped; an error names the file, never its content.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,26 +15,26 @@ use zeroize::Zeroizing;
 
 use crate::secret::Secret;
 
-/// More than any password or key has; a larger file is the wrong file.
+/// Maximum file size: larger than any password or key.
 const MAX_FILE: u64 = 4096;
 
-/// Base64 with or without the `=` at its end.
+/// Base64 with or without the trailing `=`.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Why a file holds no secret that can be used.
+/// Reasons for an unusable secret file.
 #[derive(Debug)]
-pub(super) enum Useless {
+pub(super) enum UnusableSecret {
     Unreadable(io::Error),
     TooLarge,
-    /// What was expected in its place.
+    /// The expected content.
     Content(&'static str),
 }
 
-impl Useless {
-    /// The sentence for an operator.
+impl UnusableSecret {
+    /// The error message for an operator.
     pub(super) fn of(&self, path: &Path) -> String {
         let path = path.display();
         match self {
@@ -45,56 +45,56 @@ impl Useless {
     }
 }
 
-/// The password in the file: its one line, without the line's end.
-pub(super) fn password(path: &Path) -> Result<Secret<String>, Useless> {
+/// Reads the password: the file's single line, without the line end.
+pub(super) fn password(path: &Path) -> Result<Secret<String>, UnusableSecret> {
     let bytes = read(path)?;
-    let text = std::str::from_utf8(&bytes).map_err(|_| Useless::Content("is not UTF-8 text"))?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| UnusableSecret::Content("is not UTF-8 text"))?;
     let line = text.strip_suffix('\n').unwrap_or(text);
     let line = line.strip_suffix('\r').unwrap_or(line);
     if line.is_empty() {
-        return Err(Useless::Content("is empty; a password is expected"));
+        return Err(UnusableSecret::Content("is empty; a password is expected"));
     }
     if line.contains('\n') {
-        return Err(Useless::Content("has more than one line; a password alone is expected"));
+        return Err(UnusableSecret::Content("has more than one line; a password alone is expected"));
     }
     Ok(Secret::new(line.to_owned()))
 }
 
-/// Every byte of the file, as etcd takes an HMAC secret: the end of a line too.
-pub(super) fn shared_key(path: &Path) -> Result<Secret<Vec<u8>>, Useless> {
+/// Reads every byte of the file, including line ends, as etcd does for an HMAC secret.
+pub(super) fn shared_key(path: &Path) -> Result<Secret<Vec<u8>>, UnusableSecret> {
     let bytes = read(path)?;
-    // etcd takes any; whoever guesses it is root.
+    // etcd accepts shorter keys, but a guessed key grants `root`.
     if bytes.len() < 16 {
-        return Err(Useless::Content("is shorter than 16 bytes, which is no key"));
+        return Err(UnusableSecret::Content("is shorter than 16 bytes, which is no key"));
     }
     Ok(Secret::new(bytes.to_vec()))
 }
 
-/// The key in the file: 32 raw bytes, or one line of 64 hexadecimal digits or of base64.
-pub(super) fn session_key(path: &Path) -> Result<Secret<[u8; 32]>, Useless> {
-    const FORM: Useless = Useless::Content(
+/// Reads the key: 32 raw bytes, or one line of 64 hexadecimal digits or of base64.
+pub(super) fn session_key(path: &Path) -> Result<Secret<[u8; 32]>, UnusableSecret> {
+    const FORM: UnusableSecret = UnusableSecret::Content(
         "holds no key: 32 bytes are expected, raw, as 64 hexadecimal digits or as base64 \
          (head -c 32 /dev/urandom | base64)",
     );
     let bytes = read(path)?;
     let mut key = Zeroizing::new([0; 32]);
-    // 32 printable characters are a line of text: half a key in hexadecimal, or somebody's passphrase.
+    // 32 printable characters are text: half a hexadecimal key, or a passphrase.
     if bytes.len() == 32 && !bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b'\n') {
         key.copy_from_slice(&bytes);
     } else {
         decode(bytes.trim_ascii(), &mut key).ok_or(FORM)?;
     }
     if key.iter().all(|byte| *byte == key[0]) {
-        return Err(Useless::Content("holds one byte 32 times, which is no key"));
+        return Err(UnusableSecret::Content("holds one byte 32 times, which is no key"));
     }
     Ok(Secret::new(*key))
 }
 
-/// Writes a new session key into a file that its owner only may read. One that is there is never replaced: it may be
-/// what every session is sealed with.
+/// Writes a new session key into a file readable by its owner only. An existing file is never replaced: its
+/// key may seal every session.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::AlreadyExists`] among them.
+/// The operating system's error, [`io::ErrorKind::AlreadyExists`] for an existing file.
 pub fn write_session_key(path: &Path) -> io::Result<()> {
     let mut key = Zeroizing::new([0; 32]);
     getrandom::fill(key.as_mut()).map_err(|error| io::Error::other(error.to_string()))?;
@@ -106,7 +106,7 @@ pub fn write_session_key(path: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Whether every user of the machine may read it.
+/// True if every user of the machine may read the file.
 pub(super) fn readable_by_all(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.mode() & 0o004 != 0)
 }
@@ -119,19 +119,19 @@ fn decode(text: &[u8], key: &mut [u8; 32]) -> Option<()> {
         }
         return Some(());
     }
-    // base64 wants room for its estimate, which is larger than what comes out.
+    // The base64 decoder needs a buffer of its estimated size, larger than the result.
     let mut room = Zeroizing::new([0; 64]);
     let length = BASE64.decode_slice(text, room.as_mut()).ok()?;
     key.copy_from_slice(room.get(..length).filter(|decoded| decoded.len() == 32)?);
     Some(())
 }
 
-/// One buffer of the largest size, so that no copy stays behind in a smaller one.
-fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Useless> {
-    let file = File::open(path).map_err(Useless::Unreadable)?;
+/// Reads into one buffer of the maximum size: a growing buffer would leave copies in freed memory.
+fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, UnusableSecret> {
+    let file = File::open(path).map_err(UnusableSecret::Unreadable)?;
     let mut bytes = Zeroizing::new(Vec::with_capacity(8192));
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(Useless::Unreadable)?;
-    if bytes.len() as u64 > MAX_FILE { Err(Useless::TooLarge) } else { Ok(bytes) }
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(UnusableSecret::Unreadable)?;
+    if bytes.len() as u64 > MAX_FILE { Err(UnusableSecret::TooLarge) } else { Ok(bytes) }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The text forms of single values: durations, sizes, addresses, endpoints, ids.
 //!
-//! Owns: their grammar. Must not know: which key they stand under.
-//! Invariant: a refusal tells the grammar, never the text, which may hold a password (`https://user:password@…`).
+//! Owns: the grammars. Must not know: the key of a value. Invariant: an error describes the grammar, never
+//! the text, possibly holding a password (`https://user:password@…`).
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -13,17 +13,17 @@ use toml::value::{Datetime, Offset};
 use super::{Address, Endpoint, Scheme};
 use crate::identity::ClusterId;
 use crate::identity::pattern::Glob;
-use crate::pem::Fingerprint;
+use crate::pem::CertificateFingerprint;
 
-/// The text is not of the form that the reason tells.
+/// The text does not match the grammar described by the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Malformed(&'static str);
+pub struct MalformedValue(&'static str);
 
-/// `"500ms"`, `"5s"`, `"2m"`, `"1h"`.
-pub(super) fn duration(text: &str) -> Result<Duration, Malformed> {
-    const FORM: Malformed =
-        Malformed("a duration is a whole number with a unit: \"500ms\", \"5s\", \"2m\" or \"1h\"");
+/// Parses `"500ms"`, `"5s"`, `"2m"`, `"1h"`.
+pub(super) fn duration(text: &str) -> Result<Duration, MalformedValue> {
+    const FORM: MalformedValue =
+        MalformedValue("a duration is a whole number with a unit: \"500ms\", \"5s\", \"2m\" or \"1h\"");
     let (number, unit) = number_and_unit(text).ok_or(FORM)?;
     let milliseconds = match unit {
         "ms" => 1,
@@ -35,10 +35,10 @@ pub(super) fn duration(text: &str) -> Result<Duration, Malformed> {
     number.checked_mul(milliseconds).map(Duration::from_millis).ok_or(FORM)
 }
 
-/// `"512B"`, `"64KiB"`, `"2MiB"`, `"1GiB"`, in bytes.
-pub(super) fn size(text: &str) -> Result<u64, Malformed> {
-    const FORM: Malformed =
-        Malformed("a size is a whole number with a unit: \"512B\", \"64KiB\", \"2MiB\" or \"1GiB\"");
+/// Parses `"512B"`, `"64KiB"`, `"2MiB"`, `"1GiB"` into bytes.
+pub(super) fn size(text: &str) -> Result<u64, MalformedValue> {
+    const FORM: MalformedValue =
+        MalformedValue("a size is a whole number with a unit: \"512B\", \"64KiB\", \"2MiB\" or \"1GiB\"");
     let (number, unit) = number_and_unit(text).ok_or(FORM)?;
     let bytes = match unit {
         "B" => 1,
@@ -50,9 +50,9 @@ pub(super) fn size(text: &str) -> Result<u64, Malformed> {
     number.checked_mul(bytes).ok_or(FORM)
 }
 
-/// `"2026-01-31T12:00:00Z"`, in seconds of the Unix epoch: RFC 3339 with its offset.
-pub(super) fn moment(text: &str) -> Result<u64, Malformed> {
-    const FORM: Malformed = Malformed(
+/// Parses RFC 3339 with an offset, as in `"2026-01-31T12:00:00Z"`, into seconds of the Unix epoch.
+pub(super) fn moment(text: &str) -> Result<u64, MalformedValue> {
+    const FORM: MalformedValue = MalformedValue(
         "a moment is RFC 3339 with its offset: \"2026-01-31T12:00:00Z\", \"2026-01-31T13:00:00+01:00\"",
     );
     let moment: Datetime = text.parse().map_err(|_| FORM)?;
@@ -63,7 +63,7 @@ pub(super) fn moment(text: &str) -> Result<u64, Malformed> {
         Offset::Z => 0,
         Offset::Custom { minutes } => i64::from(minutes),
     };
-    // Years that begin in March, so that the leap day is the last: every 400 of them have 146097 days.
+    // Years begin in March here, so the leap day is the last day: every 400 years have 146097 days.
     let (month, day) = (i64::from(date.month), i64::from(date.day));
     let year = i64::from(date.year) - i64::from(month <= 2);
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
@@ -79,10 +79,10 @@ fn number_and_unit(text: &str) -> Option<(u64, &str)> {
     Some((number.parse().ok()?, unit))
 }
 
-/// A cluster id as etcdctl shows it, with or without `0x`.
-pub(super) fn cluster_id(text: &str) -> Result<ClusterId, Malformed> {
-    const FORM: Malformed =
-        Malformed("a cluster id is up to 16 hexadecimal digits, as `etcdctl --hex` shows it");
+/// Parses a cluster id as printed by etcdctl, with or without `0x`.
+pub(super) fn cluster_id(text: &str) -> Result<ClusterId, MalformedValue> {
+    const FORM: MalformedValue =
+        MalformedValue("a cluster id is up to 16 hexadecimal digits, as `etcdctl --hex` shows it");
     let digits = text.strip_prefix("0x").unwrap_or(text);
     if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(FORM);
@@ -93,38 +93,41 @@ pub(super) fn cluster_id(text: &str) -> Result<ClusterId, Malformed> {
     }
 }
 
-/// A domain as it stands behind `_etcd-client._tcp.`, in lower case, without a dot at its end.
-pub(super) fn domain(text: &str) -> Result<String, Malformed> {
-    host(text.strip_suffix('.').unwrap_or(text)).ok_or(Malformed("a domain is a DNS name: \"example.com\""))
+/// Parses the domain of `_etcd-client._tcp.` records, in lower case, without the trailing dot.
+pub(super) fn domain(text: &str) -> Result<String, MalformedValue> {
+    host(text.strip_suffix('.').unwrap_or(text))
+        .ok_or(MalformedValue("a domain is a DNS name: \"example.com\""))
 }
 
-/// One of several clusters of a domain: it becomes part of a DNS label.
-pub(super) fn service_name(text: &str) -> Result<String, Malformed> {
-    const FORM: Malformed = Malformed("a name is up to 40 letters, digits and dashes");
+/// Parses the name of a cluster within a domain, used as a part of a DNS label.
+pub(super) fn service_name(text: &str) -> Result<String, MalformedValue> {
+    const FORM: MalformedValue = MalformedValue("a name is up to 40 letters, digits and dashes");
     let well_formed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     let fits = (1..=40).contains(&text.len()) && text.bytes().all(well_formed);
     if fits { Ok(text.to_ascii_lowercase()) } else { Err(FORM) }
 }
 
-/// A name server: an IP address, with a port where that is not 53.
-pub(super) fn name_server(text: &str) -> Result<SocketAddr, Malformed> {
-    const FORM: Malformed = Malformed("a name server is an IP address, with a port where that is not 53");
+/// Parses a name server: an IP address, with a port unless 53.
+pub(super) fn name_server(text: &str) -> Result<SocketAddr, MalformedValue> {
+    const FORM: MalformedValue =
+        MalformedValue("a name server is an IP address, with a port where that is not 53");
     let parsed = text.parse().or_else(|_| text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 53)));
     parsed.ok().filter(|server| server.port() != 0).ok_or(FORM)
 }
 
-/// The fingerprint of a certificate.
-pub(super) fn fingerprint(text: &str) -> Result<Fingerprint, Malformed> {
-    const FORM: Malformed = Malformed(
-        "a fingerprint is the SHA-256 of a certificate, 64 hexadecimal digits (openssl x509 -noout -fingerprint -sha256)",
+/// Parses the fingerprint of a certificate.
+pub(super) fn fingerprint(text: &str) -> Result<CertificateFingerprint, MalformedValue> {
+    const FORM: MalformedValue = MalformedValue(
+        "a fingerprint is the SHA-256 of a certificate, 64 hexadecimal digits (openssl x509 -noout \
+         -fingerprint -sha256)",
     );
-    Fingerprint::parse(text).ok_or(FORM)
+    CertificateFingerprint::parse(text).ok_or(FORM)
 }
 
-/// A form of host names and addresses: what a host may hold, and `*`.
-pub(super) fn host_form(text: &str) -> Result<Glob, Malformed> {
-    const FORM: Malformed =
-        Malformed("a host is a DNS name or an IP address, where * stands for any run of characters");
+/// Parses a pattern of host names and addresses: characters of a host, and `*`.
+pub(super) fn host_form(text: &str) -> Result<Glob, MalformedValue> {
+    const FORM: MalformedValue =
+        MalformedValue("a host is a DNS name or an IP address, where * stands for any run of characters");
     let well_formed =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':' | b'*');
     let fits = (1..=253).contains(&text.len()) && text.bytes().all(well_formed);
@@ -132,10 +135,10 @@ pub(super) fn host_form(text: &str) -> Result<Glob, Malformed> {
 }
 
 impl FromStr for Address {
-    type Err = Malformed;
+    type Err = MalformedValue;
 
-    fn from_str(text: &str) -> Result<Self, Malformed> {
-        const FORM: Malformed = Malformed(
+    fn from_str(text: &str) -> Result<Self, MalformedValue> {
+        const FORM: MalformedValue = MalformedValue(
             "an address is an IP address with a port (\"127.0.0.1:2379\", \"[::]:2379\") or \"unix:/path\"",
         );
         match text.strip_prefix("unix:") {
@@ -149,12 +152,13 @@ impl FromStr for Address {
 }
 
 impl FromStr for Endpoint {
-    type Err = Malformed;
+    type Err = MalformedValue;
 
-    /// `http://host:port` or `https://host:port`, where a `/` may follow; the host is put into lower case.
-    fn from_str(text: &str) -> Result<Self, Malformed> {
-        const FORM: Malformed =
-            Malformed("an endpoint is \"http://host:port\" or \"https://host:port\", nothing more");
+    /// Parses `http://host:port` or `https://host:port`, with an optional trailing `/`; the host is put into
+    /// lower case.
+    fn from_str(text: &str) -> Result<Self, MalformedValue> {
+        const FORM: MalformedValue =
+            MalformedValue("an endpoint is \"http://host:port\" or \"https://host:port\", nothing more");
         let (scheme, rest) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
             (Some(rest), _) => (Scheme::Http, rest),
             (_, Some(rest)) => (Scheme::Https, rest),
@@ -170,7 +174,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// A DNS name, an IPv4 address, or an IPv6 address in brackets (which are taken off).
+/// Parses a DNS name, an IPv4 address, or an IPv6 address in brackets (removed from the result).
 fn host(text: &str) -> Option<String> {
     if let Some(inner) = text.strip_prefix('[') {
         return inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(|address| address.to_string());
@@ -181,7 +185,7 @@ fn host(text: &str) -> Option<String> {
 }
 
 impl Endpoint {
-    /// Whether the host is an address that means "all of mine" and leads nowhere from another machine.
+    /// True for the unspecified address, which is not reachable from a different machine.
     pub(super) fn is_wildcard(&self) -> bool {
         self.host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified())
     }

@@ -1,9 +1,10 @@
-//! Whether a client connection is in use.
+//! The activity of a client connection.
 //!
-//! Owns: the number of its open streams, when it had none last, whether a call was let in, and the request to make room. Must not know: who
-//! asks for room, what a stream does.
-//! Invariants: one thread, the connection's shard, counts streams; any thread may look. What another thread sees may be a moment old, so the
-//! shard looks again before it ends a connection.
+//! Owns: the number of open streams, the time of the last stream's end, a flag for an admitted call, and the
+//! request to close in favour of a new connection. Must not know: the reason for an eviction, the meaning of
+//! a stream.
+//! Invariants: only the connection's shard counts streams; any thread may read the counts. Another thread may
+//! read a slightly old value, so the shard checks again before closing a connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,15 +17,17 @@ use tokio::time::Instant;
 pub struct ConnectionActivity {
     opened: Instant,
     streams: AtomicUsize,
-    /// When its last stream ended, in milliseconds after it was opened; 0 where there was none.
+    /// End of the last stream, in milliseconds after the connection opened; 0 before the first stream has
+    /// ended.
     idle_since: AtomicU64,
     has_called: AtomicBool,
     room_wanted: Notify,
 }
 
-/// In which order connections make room: those without a call that was let in first, then those without streams, each kind from the oldest.
+/// Eviction order: connections without an admitted call first, by time of opening; then connections without
+/// streams, by the end of the last stream. The oldest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
+pub(super) struct EvictionRank {
     has_called: bool,
     idle_since: Instant,
 }
@@ -42,12 +45,12 @@ impl Default for ConnectionActivity {
 }
 
 impl ConnectionActivity {
-    /// One more stream is open.
+    /// Counts a new stream.
     pub(super) fn begin_stream(&self) {
         self.streams.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A stream has ended.
+    /// Counts the end of a stream.
     pub(super) fn end_stream(&self) {
         if self.streams.load(Ordering::Relaxed) == 1 {
             let millis = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -56,42 +59,42 @@ impl ConnectionActivity {
         self.streams.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A call was let in: its caller is an etcd user, or auth is off.
+    /// Records an admitted call: the caller is an etcd user, or auth is off.
     pub fn note_call(&self) {
         if !self.has_called.load(Ordering::Relaxed) {
             self.has_called.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether a call was let in.
+    /// True if a call was admitted.
     pub(super) fn has_called(&self) -> bool {
         self.has_called.load(Ordering::Relaxed)
     }
 
-    /// Whether a stream is open.
+    /// True if a stream is open.
     pub(super) fn has_streams(&self) -> bool {
         self.streams.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether it may be ended so that another has its place.
+    /// True if the connection may be evicted.
     pub(super) fn may_make_room(&self) -> bool {
         !self.has_called() || !self.has_streams()
     }
 
-    /// Its place among those that may make room; none where it may not.
-    pub(super) fn rank(&self) -> Option<Rank> {
+    /// The position in the eviction order; `None` if the connection may not be evicted.
+    pub(super) fn rank(&self) -> Option<EvictionRank> {
         let has_called = self.has_called();
         let idle_since = if has_called { self.idle_since.load(Ordering::Relaxed) } else { 0 };
         let idle_since = self.opened + Duration::from_millis(idle_since);
-        self.may_make_room().then_some(Rank { has_called, idle_since })
+        self.may_make_room().then_some(EvictionRank { has_called, idle_since })
     }
 
-    /// Asks it to make room.
+    /// Asks the connection to close in favour of a new connection.
     pub(super) fn ask_for_room(&self) {
         self.room_wanted.notify_one();
     }
 
-    /// Waits until it is asked to make room. Cancel-safe.
+    /// Waits for the request to close. Cancel-safe.
     pub(super) async fn room_wanted(&self) {
         self.room_wanted.notified().await;
     }

@@ -1,11 +1,16 @@
 //! The open client connections of all listeners and shards.
 //!
-//! Owns: how many there are, in all and of each client address; which one makes room when a limit is reached, and which newcomer is refused.
-//! Must not know: sockets, HTTP, shards.
-//! Invariants: a connection counts until its [`ConnectionPlace`] is dropped or it is asked to make room; those that make room at the same time
-//! are at most an eighth of the limit at which they do (or 64), so the number of sockets is bounded, and newcomers of an address that is at its limit
-//! use up nothing that those of others need; only a connection without an open stream, or one on which no call was ever let in, makes room;
-//! at the limit of an address a connection of that address makes room, and nobody else's; the lock is held for a look at the table at most.
+//! Owns: the number of connections in total and per client address, the choice of a connection to evict at a
+//! limit, and the refusal of a new connection. Must not know: sockets, HTTP, shards.
+//! Invariants:
+//! - A connection counts until its [`ConnectionPlace`] is dropped or the connection is asked to close.
+//! - The number of sockets is bounded: connections in eviction for a limit number at most an eighth of the
+//!   limit, or 64 if an eighth is less. Evictions for an address limit are counted apart from evictions for
+//!   the total limit, so new connections of an address at its limit cannot use up the evictions needed by
+//!   other addresses.
+//! - Only a connection without an open stream, or without any admitted call, is evicted.
+//! - At the limit of an address, only connections of the same address are evicted.
+//! - The lock is held for one scan of the table at most.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -16,50 +21,52 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::config::Config;
-use crate::downstream::connection_activity::{ConnectionActivity, Rank};
+use crate::downstream::connection_activity::{ConnectionActivity, EvictionRank};
 use crate::published::Published;
-use crate::telemetry::connections::{ConnectionFigures, ConnectionLimit};
-use crate::telemetry::seldom::Seldom;
+use crate::telemetry::connection_metrics::{ConnectionLimit, ConnectionMetrics};
+use crate::telemetry::log_throttle::LogThrottle;
 
-/// Of the connections that are looked at, this part is remembered as the next that make room. Looking at all takes about a millisecond.
+/// Divisor: 1/64 of the scanned connections is remembered as the next eviction candidates. A scan of the
+/// whole table takes about a millisecond.
 const REMEMBERED: usize = 64;
-/// For how long they are remembered; and how long nobody looks again where none was found.
+/// Lifetime of the remembered candidates, and pause before the next scan if a scan found no candidate.
 const REMEMBERED_FOR: Duration = Duration::from_millis(100);
-/// Connections that make room at the same time, as a part of the limit: one that never called takes 50 ms, another up to a second.
+/// Divisor: at most an eighth of the limit is in eviction at a time. Evicting a connection without a call
+/// takes 50 ms, an idle connection up to a second.
 const MAKING_ROOM: usize = 8;
-/// At least so many.
+/// Lower bound for the number of connections in eviction at a time.
 const MAKING_ROOM_LEAST: usize = 64;
 
-/// Who counts as one client.
+/// The address by which connections are counted as one client's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ClientAddress {
-    /// An IP address. Of IPv6 all that begin with the same 64 bits are one.
+    /// An IP address. IPv6 addresses with the same first 64 bits count as one client.
     Ip(IpAddr),
-    /// A user of this machine, over a unix socket.
+    /// A user of the local machine, connected over a unix socket.
     UnixUser(u32),
 }
 
 /// The open client connections.
 pub struct ConnectionTable {
     config: Arc<Published<Config>>,
-    figures: ConnectionFigures,
-    state: Mutex<State>,
+    figures: ConnectionMetrics,
+    state: Mutex<ConnectionTableState>,
 }
 
 #[derive(Default)]
-struct State {
-    connections: HashMap<u64, Entry>,
+struct ConnectionTableState {
+    connections: HashMap<u64, ConnectionEntry>,
     addresses: HashMap<ClientAddress, AddressEntry>,
     next: u64,
-    /// Connections that do not make room.
+    /// Connections not in eviction.
     staying: usize,
-    /// Those that make room since all together are at their limit.
+    /// Connections in eviction for the total limit.
     making_room_of_all: usize,
-    candidates: Candidates,
-    reached: Reached,
+    candidates: EvictionCandidates,
+    reached: ReachedLimits,
 }
 
-struct Entry {
+struct ConnectionEntry {
     address: Option<ClientAddress>,
     activity: Arc<ConnectionActivity>,
     makes_room: Option<ConnectionLimit>,
@@ -68,60 +75,60 @@ struct Entry {
 /// The connections of one address.
 #[derive(Default)]
 struct AddressEntry {
-    /// Those that do not make room.
+    /// Connections not in eviction.
     staying: usize,
-    /// Those that make room since this address is at its limit.
+    /// Connections in eviction for the limit of the address.
     making_room: usize,
-    /// All.
+    /// All connections of the address.
     listed: usize,
-    candidates: Candidates,
+    candidates: EvictionCandidates,
 }
 
-/// Connections that make room next, as found at one look at the table.
+/// The next connections to evict, as found by one scan of the table.
 #[derive(Default)]
-struct Candidates {
-    next: VecDeque<(u64, Rank)>,
-    /// Nobody could make room.
+struct EvictionCandidates {
+    next: VecDeque<(u64, EvictionRank)>,
+    /// The scan found no connection to evict.
     found_none: bool,
     until: Option<Instant>,
 }
 
-/// When a limit was reached last, and what the log was not told yet.
+/// The last time each limit was reached, and the counts not yet logged.
 #[derive(Default)]
-struct Reached {
+struct ReachedLimits {
     connections: Option<Instant>,
     address: Option<(Instant, ClientAddress)>,
     made_room: u64,
     refused: u64,
-    log: Seldom,
+    log: LogThrottle,
 }
 
-/// No place for a newcomer: everybody who has one uses it.
+/// No place for a new connection: every open connection is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} is reached, and every connection is in use", .0.key())]
-pub struct Full(pub ConnectionLimit);
+pub struct ConnectionsFull(pub ConnectionLimit);
 
-/// The place of one connection in the table, until dropped.
+/// A connection's place in the table, held until dropped.
 pub struct ConnectionPlace {
     activity: Arc<ConnectionActivity>,
     listed: Option<(Arc<ConnectionTable>, u64)>,
 }
 
-/// How full the table is.
+/// The occupancy of the table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Occupancy {
-    /// Open connections, without those that make room.
+pub struct ConnectionOccupancy {
+    /// Open connections, without connections in eviction.
     pub open: usize,
-    /// Who has most of them, and how many.
+    /// The client address with the most connections, and their number.
     pub most: Option<(ClientAddress, usize)>,
-    /// How long ago `limits.connections` was reached.
+    /// Time since `limits.connections` was last reached.
     pub full: Option<Duration>,
-    /// How long ago an address was at `limits.connections_per_address`, and which.
+    /// Time since an address last reached `limits.connections_per_address`, and the address.
     pub address_full: Option<(Duration, ClientAddress)>,
 }
 
 impl ClientAddress {
-    /// Whom an IP address stands for.
+    /// The client address for an IP address: an IPv6 address is cut to its first 64 bits.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         Self::Ip(match address.to_canonical() {
@@ -142,17 +149,21 @@ impl fmt::Display for ClientAddress {
 }
 
 impl ConnectionTable {
-    /// An empty one, with the limits that `config` has at each moment.
+    /// An empty table; the limits are read from `config` at each use.
     #[must_use]
-    pub fn new(config: Arc<Published<Config>>, figures: ConnectionFigures) -> Arc<Self> {
+    pub fn new(config: Arc<Published<Config>>, figures: ConnectionMetrics) -> Arc<Self> {
         Arc::new(Self { config, figures, state: Mutex::default() })
     }
 
-    /// A place for a newcomer. `address` is none where only a balancer's header will tell it ([`ConnectionPlace::set_address`]).
+    /// Reserves a place for a new connection. `address` is `None` if the address comes later in a balancer's
+    /// header ([`ConnectionPlace::set_address`]).
     ///
     /// # Errors
-    /// A limit is reached, and no connection can make room.
-    pub fn admit(self: &Arc<Self>, address: Option<ClientAddress>) -> Result<ConnectionPlace, Full> {
+    /// A limit is reached, and no connection can be evicted.
+    pub fn admit(
+        self: &Arc<Self>,
+        address: Option<ClientAddress>,
+    ) -> Result<ConnectionPlace, ConnectionsFull> {
         let now = Instant::now();
         let mut state = self.lock();
         if let Some(address) = address {
@@ -166,7 +177,7 @@ impl ConnectionTable {
         let number = state.next;
         state.next += 1;
         let activity = Arc::new(ConnectionActivity::default());
-        let entry = Entry { address: None, activity: Arc::clone(&activity), makes_room: None };
+        let entry = ConnectionEntry { address: None, activity: Arc::clone(&activity), makes_room: None };
         state.connections.insert(number, entry);
         state.staying += 1;
         if let Some(address) = address {
@@ -176,13 +187,13 @@ impl ConnectionTable {
         Ok(ConnectionPlace { activity, listed: Some((Arc::clone(self), number)) })
     }
 
-    /// How full it is.
+    /// The present occupancy.
     #[must_use]
-    pub fn occupancy(&self) -> Occupancy {
+    pub fn occupancy(&self) -> ConnectionOccupancy {
         let now = Instant::now();
         let state = self.lock();
         let most = state.addresses.iter().max_by_key(|(_, entry)| entry.listed);
-        Occupancy {
+        ConnectionOccupancy {
             open: state.staying,
             most: most.map(|(address, entry)| (*address, entry.listed)),
             full: state.reached.connections.map(|at| now.saturating_duration_since(at)),
@@ -193,8 +204,13 @@ impl ConnectionTable {
         }
     }
 
-    /// Has one of the address make room where that is at its limit.
-    fn room_of_address(&self, state: &mut State, address: ClientAddress, now: Instant) -> Result<(), Full> {
+    /// Evicts a connection of the address if the address is at its limit.
+    fn room_of_address(
+        &self,
+        state: &mut ConnectionTableState,
+        address: ClientAddress,
+        now: Instant,
+    ) -> Result<(), ConnectionsFull> {
         let limits = self.config.load().limits;
         let limit = limits.client_connections.per_address;
         if state.addresses.get(&address).map_or(0, |entry| entry.staying) < limit {
@@ -204,15 +220,15 @@ impl ConnectionTable {
         self.note(state, ConnectionLimit::Address, Some(address), made, now)
     }
 
-    /// Counts that a limit was reached, and tells the log now and then.
+    /// Counts a reached limit, and logs at a limited rate.
     fn note(
         &self,
-        state: &mut State,
+        state: &mut ConnectionTableState,
         limit: ConnectionLimit,
         address: Option<ClientAddress>,
         made_room: bool,
         now: Instant,
-    ) -> Result<(), Full> {
+    ) -> Result<(), ConnectionsFull> {
         let reached = &mut state.reached;
         match (limit, address) {
             (ConnectionLimit::Address, Some(address)) => reached.address = Some((now, address)),
@@ -234,18 +250,18 @@ impl ConnectionTable {
                 "a limit of client connections is reached: idle ones make room, or else newcomers are refused"
             );
         }
-        if made_room { Ok(()) } else { Err(Full(limit)) }
+        if made_room { Ok(()) } else { Err(ConnectionsFull(limit)) }
     }
 
-    /// A thread that panicked with the lock left numbers, which are whole after each statement.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// A poisoned lock is usable: the table is consistent after each statement.
+    fn lock(&self) -> MutexGuard<'_, ConnectionTableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// Asks the connection that is first in rank, of this address or of all, to make room. Whether there was one. `limit` is how many there
-    /// may be.
+impl ConnectionTableState {
+    /// Evicts the connection with the lowest rank, of the address `of` or of all. False if no connection
+    /// could be evicted. `limit` is the limit on connections of the address or of all.
     fn make_room(&mut self, of: Option<ClientAddress>, limit: usize, now: Instant) -> bool {
         let making_room = match of {
             None => self.making_room_of_all,
@@ -265,7 +281,7 @@ impl State {
         true
     }
 
-    /// At which limit a connection makes room, if it does.
+    /// Sets the limit for which a connection is in eviction, or `None`, and updates the counts.
     fn set_makes_room(&mut self, number: u64, at: Option<ConnectionLimit>) {
         let Some(entry) = self.connections.get_mut(&number) else { return };
         let before = std::mem::replace(&mut entry.makes_room, at);
@@ -296,11 +312,11 @@ impl State {
         }
     }
 
-    /// The connection that is first in rank, of this address or of all.
+    /// The next connection to evict, of the address `of` or of all.
     fn next_candidate(&mut self, of: Option<ClientAddress>, now: Instant) -> Option<u64> {
         let mut candidates = std::mem::take(self.candidates(of)?);
         if candidates.until.is_none_or(|until| until <= now) {
-            candidates = Candidates::default();
+            candidates = EvictionCandidates::default();
         }
         let found = loop {
             match candidates.next.pop_front() {
@@ -320,19 +336,19 @@ impl State {
         found
     }
 
-    fn candidates(&mut self, of: Option<ClientAddress>) -> Option<&mut Candidates> {
+    fn candidates(&mut self, of: Option<ClientAddress>) -> Option<&mut EvictionCandidates> {
         match of {
             None => Some(&mut self.candidates),
             Some(address) => self.addresses.get_mut(&address).map(|entry| &mut entry.candidates),
         }
     }
 
-    fn has_rank(&self, number: u64, rank: Rank) -> bool {
+    fn has_rank(&self, number: u64, rank: EvictionRank) -> bool {
         let entry = self.connections.get(&number).filter(|entry| entry.makes_room.is_none());
         entry.is_some_and(|entry| entry.activity.rank() == Some(rank))
     }
 
-    fn first_in_rank(&self, of: Option<ClientAddress>) -> VecDeque<(u64, Rank)> {
+    fn first_in_rank(&self, of: Option<ClientAddress>) -> VecDeque<(u64, EvictionRank)> {
         let considered = self.connections.iter().filter(|(_, entry)| {
             entry.makes_room.is_none() && of.is_none_or(|address| entry.address == Some(address))
         });
@@ -369,23 +385,23 @@ impl State {
 }
 
 impl ConnectionPlace {
-    /// Of a connection that no table lists: in-process tests have no acceptor.
+    /// The place of a connection outside any table: in-process tests have no acceptor.
     #[must_use]
     pub fn unlisted() -> Self {
         Self { activity: Arc::default(), listed: None }
     }
 
-    /// Whether the connection is in use.
+    /// The connection's activity.
     #[must_use]
     pub fn activity(&self) -> &Arc<ConnectionActivity> {
         &self.activity
     }
 
-    /// Counts the connection for the client that a balancer's header names.
+    /// Counts the connection for the client address from a balancer's header.
     ///
     /// # Errors
-    /// This client has as many connections as it may have, and all are in use.
-    pub fn set_address(&self, address: ClientAddress) -> Result<(), Full> {
+    /// The client address is at its limit, and all its connections are in use.
+    pub fn set_address(&self, address: ClientAddress) -> Result<(), ConnectionsFull> {
         let Some((table, number)) = &self.listed else { return Ok(()) };
         let mut state = table.lock();
         table.room_of_address(&mut state, address, Instant::now())?;
@@ -393,7 +409,7 @@ impl ConnectionPlace {
         Ok(())
     }
 
-    /// Counts the connection again: it was asked to make room, and has come into use.
+    /// Ends the eviction of a connection that came into use again: the connection counts again.
     pub fn stay(&self) {
         if let Some((table, number)) = &self.listed {
             table.lock().set_makes_room(*number, None);
@@ -415,17 +431,18 @@ mod tests {
 
     use super::*;
 
-    /// A table with these limits.
+    /// A table with the given limits.
     fn table(connections: usize, per_address: usize) -> Arc<ConnectionTable> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keyward.toml");
         let text = format!(
-            "listener = [{{ name = 'a', address = '127.0.0.1:1' }}]\ncluster.endpoints = ['http://127.0.0.1:2']\n\
+            "listener = [{{ name = 'a', address = '127.0.0.1:1' }}]\n\
+             cluster.endpoints = ['http://127.0.0.1:2']\n\
              limits = {{ connections = {connections}, connections_per_address = {per_address} }}\n"
         );
         std::fs::write(&path, text).unwrap();
         let config = crate::config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
-        let figures = ConnectionFigures::registered(&mut Registry::default());
+        let figures = ConnectionMetrics::registered(&mut Registry::default());
         ConnectionTable::new(Arc::new(Published::new(config)), figures)
     }
 
@@ -456,8 +473,8 @@ mod tests {
         assert_eq!([&idle, &busy, &fourth, &fifth].map(asked), [true, false, false, false]);
         fifth.activity.note_call();
         fifth.activity.begin_stream();
-        assert_eq!(admit(6).err(), Some(Full(ConnectionLimit::Connections)));
-        // The place of one that has gone is free, and that of one that stays is not.
+        assert_eq!(admit(6).err(), Some(ConnectionsFull(ConnectionLimit::Connections)));
+        // Dropping an evicted connection frees no place; dropping a counted connection frees its place.
         drop(silent);
         assert_eq!(table.occupancy().open, 3);
         assert!(admit(6).is_err(), "it had made room for another already");
@@ -489,10 +506,10 @@ mod tests {
             place.activity.note_call();
             place.activity.begin_stream();
         }
-        assert_eq!(table.admit(Some(address(1))).err(), Some(Full(ConnectionLimit::Address)));
-        // Behind a balancer the address is known later.
+        assert_eq!(table.admit(Some(address(1))).err(), Some(ConnectionsFull(ConnectionLimit::Address)));
+        // Behind a balancer, the address becomes known after the connection was admitted.
         let proxied = table.admit(None).unwrap();
-        assert_eq!(proxied.set_address(address(1)), Err(Full(ConnectionLimit::Address)));
+        assert_eq!(proxied.set_address(address(1)), Err(ConnectionsFull(ConnectionLimit::Address)));
         assert_eq!(proxied.set_address(address(9)), Ok(()));
         let occupancy = table.occupancy();
         assert_eq!(occupancy.open, 4);
@@ -501,12 +518,12 @@ mod tests {
         drop((other, first, second, third, proxied));
         assert_eq!(
             table.occupancy(),
-            Occupancy { address_full: occupancy.address_full, ..Occupancy::default() }
+            ConnectionOccupancy { address_full: occupancy.address_full, ..ConnectionOccupancy::default() }
         );
         assert!(table.lock().addresses.is_empty(), "an address without connections is forgotten");
     }
 
-    /// However fast newcomers come: a connection that makes room keeps its socket for up to a second.
+    /// At any rate of new connections: an evicted connection keeps its socket for up to a second.
     #[tokio::test(start_paused = true)]
     async fn those_that_make_room_at_the_same_time_are_bounded() {
         let table = table(1000, 1000);
@@ -514,9 +531,9 @@ mod tests {
         let admitted = std::iter::from_fn(|| table.admit(Some(address(2))).ok()).take(1000);
         let admitted: Vec<_> = admitted.collect();
         assert_eq!(admitted.len(), 1000 / MAKING_ROOM);
-        // The oldest of all were asked, each once.
+        // The oldest connections were evicted, each once.
         assert!(places[..admitted.len()].iter().all(asked) && !places[admitted.len()..].iter().any(asked));
-        // Those of an address at its limit are counted apart.
+        // Connections in eviction for an address limit are counted apart.
         assert!(table.admit(Some(address(1))).is_err(), "all together are at their limit");
         drop(places.drain(..10));
         let more: Vec<_> = std::iter::from_fn(|| table.admit(Some(address(2))).ok()).take(1000).collect();

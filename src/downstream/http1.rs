@@ -1,8 +1,10 @@
-//! Clients that speak HTTP/1: answered, and told what is spoken here.
+//! Clients speaking HTTP/1: answered with an explanation of the supported protocol.
 //!
-//! Owns: HTTP/1's settings, the bounds of what is read, that one connection is one request, and what the log tells of it. Must not
-//! know: HTTP/2. What answers is the caller's; until there is something to serve, that is `nothing_here`.
-//! Invariants: whoever speaks has an answer, or its end, within the time of a handshake; of a body no more than `BODY` is read.
+//! Owns: HTTP/1's settings, the limits on bytes read, the rule of one request per connection, and the log
+//! record of a request. Must not know: HTTP/2. The caller supplies the answer; at present always
+//! `nothing_here`.
+//! Invariants: every client gets an answer or a disconnect within the handshake's time limit. At most `BODY`
+//! bytes of a body are read.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,37 +26,41 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::telemetry;
 use crate::telemetry::limiter::RecordLimiter;
-use crate::telemetry::metrics::{Metrics, one};
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::single_label::one;
 
-/// Of a method of the JSON gateway: the longest has some 40 bytes.
+/// Longest path logged in full. The longest method path of the JSON gateway has some 40 bytes.
 const LONGEST_PATH: usize = 64;
-/// Of what a client says of itself, in the log.
+/// Longest part of a client's user agent in the log.
 const LONGEST_AGENT: usize = 128;
-/// The longest of HTTP's own methods is CONNECT or OPTIONS.
+/// Length of the longest standard HTTP methods, CONNECT and OPTIONS.
 const LONGEST_METHOD: usize = 7;
-/// Of a request's head.
+/// Limit on a request's head.
 const HEAD: usize = 16 * 1024;
-/// Of a request's body: read, so that whoever sends it all before it listens hears the answer.
+/// Limit on the bytes read of a request's body. The body is read so that a client sending everything before
+/// reading receives the answer.
 const BODY: usize = 64 * 1024;
 
-const TEXT: &str = "This is Keyward, in front of an etcd cluster. It speaks gRPC here, over HTTP/2; over HTTP/1 there is nothing.\n";
+const TEXT: &str = "This is Keyward, in front of an etcd cluster. It speaks gRPC here, over HTTP/2; \
+    over HTTP/1 there is nothing.\n";
 
-/// Counts and logs requests, so that an operator sees who still speaks HTTP/1 before etcd's own port is closed.
+/// Counts and logs requests, so that an operator sees the remaining HTTP/1 clients before closing etcd's own
+/// port.
 pub struct Http1Log {
-    /// Where requests are counted.
+    /// The metrics for counting requests.
     pub metrics: Arc<Metrics>,
-    /// How many of them are logged; none where access records are off.
+    /// Limits the rate of logged requests; `None` if access records are off.
     pub limiter: Option<Rc<RecordLimiter>>,
     /// The listener's name.
     pub listener: Arc<str>,
-    /// The address of the connection.
+    /// The remote address of the connection.
     pub remote: Option<SocketAddr>,
 }
 
 impl Http1Log {
-    /// Notes one request; `source` is the client's address where a balancer has told it.
+    /// Counts and logs one request; `source` is the client's address from a balancer's header.
     pub(super) fn note<B>(&self, request: &Request<B>, source: Option<SocketAddr>) {
-        let kind = PathKind::of(request.uri().path());
+        let kind = Http1PathKind::of(request.uri().path());
         self.metrics.http1_requests.get_or_create(&one("path", kind.label())).inc();
         if !self.limiter.as_ref().is_some_and(|limiter| limiter.may_log()) {
             return;
@@ -63,8 +69,12 @@ impl Http1Log {
         let agent = agent.map(|agent| agent.chars().take(LONGEST_AGENT).collect::<String>());
         tracing::info!(
             target: telemetry::ACCESS,
-            // One that is none of HTTP's own is of the client's making.
-            method = if request.method().as_str().len() > LONGEST_METHOD { "other" } else { request.method().as_str() },
+            // A longer method is not standard HTTP; the client could put any text here.
+            method = if request.method().as_str().len() > LONGEST_METHOD {
+                "other"
+            } else {
+                request.method().as_str()
+            },
             path = kind.shown(request.uri().path()),
             user_agent = agent,
             listener = &*self.listener,
@@ -74,19 +84,19 @@ impl Http1Log {
     }
 }
 
-/// What etcd serves over HTTP/1 at such a path.
+/// The kind of etcd HTTP/1 resource at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PathKind {
-    /// The JSON gateway, whose paths name methods and no keys.
+enum Http1PathKind {
+    /// The JSON gateway: paths name methods, never keys.
     V3,
-    /// etcd 2, whose paths name keys.
+    /// The etcd v2 API: paths name keys.
     V2,
-    /// A page of its own.
+    /// A page at a fixed path.
     Page(&'static str),
     Other,
 }
 
-impl PathKind {
+impl Http1PathKind {
     fn of(path: &str) -> Self {
         const PAGES: [&str; 5] = ["/health", "/livez", "/metrics", "/readyz", "/version"];
         let is_below = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'));
@@ -99,7 +109,7 @@ impl PathKind {
         PAGES.into_iter().find(|page| *page == path).map_or(Self::Other, Self::Page)
     }
 
-    /// In the metrics.
+    /// Label in the metrics.
     fn label(self) -> &'static str {
         match self {
             Self::V3 => "/v3/",
@@ -109,7 +119,7 @@ impl PathKind {
         }
     }
 
-    /// In the log: no key is shown there.
+    /// Path in the log, without any key.
     fn shown(self, path: &str) -> &str {
         let is_method = |path: &str| {
             path.len() <= LONGEST_PATH
@@ -122,7 +132,7 @@ impl PathKind {
     }
 }
 
-/// Serves one request; what is left of the connection at `until` is cut, which is an error.
+/// Serves one request. The connection is cut at `until`; a cut is an error.
 pub(super) async fn serve<F: Future<Output = Response<Full<Bytes>>>>(
     io: impl AsyncRead + AsyncWrite + Unpin + 'static,
     until: Instant,
@@ -141,9 +151,9 @@ pub(super) async fn serve<F: Future<Output = Response<Full<Bytes>>>>(
     Ok(())
 }
 
-/// The answer to everything.
-pub(super) async fn nothing_here(request: Request<Incoming>) -> Response<Full<Bytes>> {
-    // Who asks before it sends a body is told before it sends one.
+/// The answer to every request.
+pub(super) async fn not_found(request: Request<Incoming>) -> Response<Full<Bytes>> {
+    // With `Expect`, the client waits for the answer before sending a body.
     if !request.headers().contains_key(EXPECT) {
         read_to_bound(request.into_body()).await;
     }
@@ -182,10 +192,10 @@ mod tests {
             ("/health/x", "other", "other"),
             ("/", "other", "other"),
         ] {
-            let kind = PathKind::of(path);
+            let kind = Http1PathKind::of(path);
             assert_eq!((kind.label(), kind.shown(path)), (label, shown), "{path}");
         }
         let long = format!("/v3/{}", "a".repeat(LONGEST_PATH));
-        assert_eq!(PathKind::V3.shown(&long), "/v3/");
+        assert_eq!(Http1PathKind::V3.shown(&long), "/v3/");
     }
 }

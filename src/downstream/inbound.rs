@@ -1,8 +1,8 @@
-//! What HTTP reads of a client: the socket's bytes, after those that were looked at before.
+//! The bytes of a client as read by HTTP: bytes already read to detect the protocol, then the socket's.
 //!
-//! Owns: the order of these bytes, how many have come, and where a connection is written anew (`odd_authority`). Must not know:
-//! what is done with them. Invariants: a byte that was looked at is read, once; of a connection that turns out to be ordinary
-//! nothing but the socket is left on the way; what is written passes.
+//! Owns: the order of the bytes, their count, and the use of the header rewriting in `odd_authority`. Must
+//! not know: the use of the bytes. Invariants: every byte is delivered exactly once. On an ordinary
+//! connection reads go straight to the socket as soon as buffered bytes are used up. Writes pass unchanged.
 
 use std::io;
 use std::pin::Pin;
@@ -13,69 +13,71 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::downstream::odd_authority::{Course, Shim};
+use crate::downstream::odd_authority::{AuthorityShim, ShimState};
 use crate::downstream::socket_progress::SocketProgress;
-use crate::io::Stream;
-use crate::telemetry::metrics::{Metrics, one};
+use crate::io::ByteStream;
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::single_label::one;
 
-/// How much is read at once where it is looked at.
+/// Read size while the shim inspects the bytes.
 const READ: usize = 8 * 1024;
 
 /// The bytes of one connection.
 pub(super) struct Inbound {
-    stream: Stream,
-    ahead: Ahead,
+    stream: ByteStream,
+    ahead: InboundBuffer,
     progress: Rc<SocketProgress>,
 }
 
-/// What stands before the socket.
-enum Ahead {
+/// Source of bytes before the socket.
+enum InboundBuffer {
     Nothing,
-    /// These were looked at.
+    /// Bytes already read from the socket.
     Taken(Bytes),
-    Shim(Box<Watched>),
+    Shim(Box<CountedShim>),
 }
 
-/// A shim, and who counts what becomes of it.
-struct Watched {
-    shim: Shim,
+/// A shim, and the metrics for counting its outcome.
+struct CountedShim {
+    shim: AuthorityShim,
     metrics: Arc<Metrics>,
 }
 
 impl Inbound {
-    /// `taken` has been read of `stream`. `progress` is told what is read of both, and what is written.
-    pub(super) fn new(stream: Stream, taken: Bytes, progress: Rc<SocketProgress>) -> Self {
-        let ahead = if taken.is_empty() { Ahead::Nothing } else { Ahead::Taken(taken) };
+    /// A reader of `taken`, already read from `stream`, then of `stream`. Records reads and writes in
+    /// `progress`.
+    pub(super) fn new(stream: ByteStream, taken: Bytes, progress: Rc<SocketProgress>) -> Self {
+        let ahead = if taken.is_empty() { InboundBuffer::Nothing } else { InboundBuffer::Taken(taken) };
         Self { stream, ahead, progress }
     }
 
-    /// The same where a connection may have an odd authority.
+    /// Same as `new`, for a connection that may send an invalid authority.
     pub(super) fn looking_for_odd_authority(
-        stream: Stream,
+        stream: ByteStream,
         taken: &[u8],
         progress: Rc<SocketProgress>,
         largest_list: usize,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let mut shim = Shim::new(largest_list);
+        let mut shim = AuthorityShim::new(largest_list);
         shim.push(taken);
-        Self { stream, ahead: Ahead::Shim(Box::new(Watched { shim, metrics })), progress }
+        Self { stream, ahead: InboundBuffer::Shim(Box::new(CountedShim { shim, metrics })), progress }
     }
 
     fn poll_ahead(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut self.ahead {
-            Ahead::Nothing => {}
-            Ahead::Taken(taken) => {
+            InboundBuffer::Nothing => {}
+            InboundBuffer::Taken(taken) => {
                 give(taken, buf);
                 if taken.is_empty() {
-                    self.ahead = Ahead::Nothing;
+                    self.ahead = InboundBuffer::Nothing;
                 }
                 return Poll::Ready(Ok(()));
             }
-            Ahead::Shim(watched) => {
+            InboundBuffer::Shim(watched) => {
                 let read = ready!(watched.poll_made(&mut self.stream, cx, buf));
-                if watched.shim.course() == Course::Ordinary && watched.shim.held() == 0 {
-                    self.ahead = Ahead::Nothing;
+                if watched.shim.course() == ShimState::Ordinary && watched.shim.buffered_bytes() == 0 {
+                    self.ahead = InboundBuffer::Nothing;
                 }
                 return Poll::Ready(read);
             }
@@ -84,22 +86,22 @@ impl Inbound {
     }
 }
 
-impl Watched {
+impl CountedShim {
     fn poll_made(
         &mut self,
-        stream: &mut Stream,
+        stream: &mut ByteStream,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
             let before = self.shim.course();
-            let made = self.shim.made();
+            let made = self.shim.output();
             if !made.is_empty() {
                 give(made, buf);
                 self.count(before);
                 return Poll::Ready(Ok(()));
             }
-            if matches!(self.shim.course(), Course::Refused(_)) {
+            if matches!(self.shim.course(), ShimState::Refused(_)) {
                 return Poll::Ready(Ok(()));
             }
             let mut bytes = [0; READ];
@@ -112,12 +114,12 @@ impl Watched {
         }
     }
 
-    fn count(&self, before: Course) {
+    fn count(&self, before: ShimState) {
         let now = self.shim.course();
-        if before == Course::Undecided && !matches!(now, Course::Undecided | Course::Ordinary) {
+        if before == ShimState::Undecided && !matches!(now, ShimState::Undecided | ShimState::Ordinary) {
             self.metrics.odd_authority.connections.inc();
         }
-        if let Course::Refused(doubt) = now
+        if let ShimState::Refused(doubt) = now
             && before != now
         {
             tracing::debug!(reason = doubt.name(), "a connection with an odd authority is in doubt");

@@ -1,34 +1,37 @@
-//! Clients whose `:authority` is none: Go's clientv3 3.5.0 sends `#initially=[host:port]`, clients on unix sockets their path.
-//! HTTP/2's library refuses the first as a malformed request, and would refuse all that follow.
+//! Clients sending an invalid `:authority`: Go's clientv3 3.5.0 sends `#initially=[host:port]`, and clients
+//! on unix sockets send a path. h2 refuses the first request of the connection as malformed, and would refuse
+//! every later request.
 //!
-//! Owns: where frames begin and end on the way from such a client, and what becomes of its header blocks. Must not know:
-//! sockets, what a request asks for. It is without I/O: bytes in, bytes out.
-//! Invariants (rules 33): the first header block of a connection decides, once; where its authority is one, or where it cannot be
-//! read, every byte passes as it came, and the library judges. Else each block of that connection is written anew with
-//! [`AUTHORITY`] and no other change of what it says; all other frames pass. Whatever is in doubt then ends the connection with
-//! a GOAWAY. What is held is bounded: one block as it came, its fields, and what was made of it.
+//! Owns: frame boundaries in the bytes from such a client, and the rewriting of header blocks. Must not know:
+//! sockets, the meaning of a request. Without I/O: bytes in, bytes out.
+//! Invariants (`docs/decisions.md#d33`): the first header block of a connection decides, once. If the
+//! authority is valid or the block cannot be read, every byte passes unchanged and h2 judges. Otherwise each
+//! header block of the connection is encoded anew with [`AUTHORITY`] and no other change of meaning, and all
+//! other frames pass. From then on any doubt ends the connection with a GOAWAY. Memory is bounded: one block
+//! as received, its decoded fields, and the encoded output.
 
-mod block;
+mod header_block;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use block::{Field, Table};
+use header_block::{HpackField, HpackTable};
 
-pub use block::TABLE;
+pub use header_block::TABLE;
 
-/// What every request of such a client has for its authority from then on. Nobody reads it.
+/// The authority in every rewritten request. Never read afterwards.
 pub const AUTHORITY: &str = "keyward";
-/// A header block as it came, in all of its frames together.
+/// Largest header block accepted, over all its frames.
 pub const LARGEST: usize = 16 * 1024;
-/// How many frames it may come in.
+/// Most frames in one header block.
 pub const FRAMES: usize = 8;
-/// Its header list, as RFC 9113 counts it (6.5.2), where the connection's own limit is not lower. What is written has no table, so that many
-/// bytes are made of a block of a few that refers to what came before: the list is refused before anything of it is written.
+/// Largest header list accepted, counted as in RFC 9113, section 6.5.2, unless the connection's own limit is
+/// lower. The output uses no HPACK table, so a block of a few indexed bytes can expand to many: a list that
+/// is too large is refused before any output is written.
 pub const LARGEST_LIST: usize = 16 * 1024;
-/// How much may wait to be read before more is made.
+/// Output size at which processing pauses until the output is read.
 pub const WAITING: usize = 16 * 1024;
 
-/// "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": passes, and is the library's to judge.
+/// Length of "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": the preface passes unchanged, for h2 to judge.
 const PREFACE: usize = 24;
 const HEAD: usize = 9;
 const HEADERS: u8 = 0x1;
@@ -37,29 +40,29 @@ const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// A frame that no stream may have (DATA on stream 0): the library ends the connection with GOAWAY (`PROTOCOL_ERROR`) for it, in
-/// order with all that it has said.
+/// An invalid frame (DATA on stream 0): h2 answers by ending the connection with GOAWAY (`PROTOCOL_ERROR`),
+/// in order after h2's earlier frames.
 const OFFENCE: [u8; HEAD] = [0; HEAD];
 
-/// Why a connection is ended.
+/// Reason for ending a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Doubt {
-    /// A block that another frame interrupts, or that goes on without having begun.
+pub enum AuthorityRefusal {
+    /// A header block interrupted by another frame, or a CONTINUATION without a block.
     Order,
-    /// Longer than [`LARGEST`], or in more than [`FRAMES`] frames.
+    /// A block longer than [`LARGEST`], or in more than [`FRAMES`] frames.
     Length,
-    /// More padding than payload.
+    /// A frame with more padding than payload.
     Padding,
-    /// It cannot be decompressed.
+    /// A block that cannot be decompressed.
     Compression,
-    /// Its fields are larger than a header list may be.
+    /// A header list above the size limit.
     Fields,
-    /// A request with no authority, or several; or one after the end of the body.
+    /// A request with no authority or several, or trailers with an authority.
     Authority,
 }
 
-impl Doubt {
-    /// In metrics and logs.
+impl AuthorityRefusal {
+    /// Label in metrics and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,131 +76,131 @@ impl Doubt {
     }
 }
 
-/// What became of a connection.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
-    /// No header block has come.
+pub enum ShimState {
+    /// No header block has arrived.
     Undecided,
-    /// Every byte passes.
+    /// Every byte passes unchanged.
     Ordinary,
-    /// Header blocks are written anew.
+    /// Header blocks are rewritten.
     Odd,
-    /// It ends.
-    Refused(Doubt),
+    /// The connection ends.
+    Refused(AuthorityRefusal),
 }
 
-/// One connection's way from the client.
-pub struct Shim {
-    course: Course,
-    at: At,
-    /// What came and was not looked at.
+/// The byte stream from one client to h2.
+pub struct AuthorityShim {
+    course: ShimState,
+    at: ShimPosition,
+    /// Received bytes, not yet processed.
     input: BytesMut,
-    /// What is to be read.
+    /// Bytes ready for h2.
     output: BytesMut,
-    open: Option<Open>,
-    /// The highest stream that has begun.
-    last: u32,
-    table: Table,
-    /// Of a header list, as the library counts it.
+    open: Option<OpenHeaderBlock>,
+    /// The highest stream id seen in a header block.
+    highest_stream: u32,
+    table: HpackTable,
+    /// Limit on a header list, counted as h2 counts.
     largest_list: usize,
 }
 
-/// Where in the bytes we are.
-enum At {
+/// Position within the input.
+enum ShimPosition {
     Passing(usize),
     Frame,
 }
 
-/// A header block that has begun.
-struct Open {
+/// An unfinished header block.
+struct OpenHeaderBlock {
     stream: u32,
     flags: u8,
     priority: Bytes,
     block: BytesMut,
-    /// The frames as they came, while it may turn out that they pass.
+    /// The frames as received, kept while they may still have to pass unchanged.
     raw: BytesMut,
     frames: usize,
 }
 
-/// The head of a frame.
+/// The header of a frame.
 #[derive(Clone, Copy)]
-struct Head {
+struct FrameHead {
     length: usize,
     kind: u8,
     flags: u8,
     stream: u32,
 }
 
-impl Shim {
-    /// Before the first byte. A header list that is larger than `limit`, or than [`LARGEST_LIST`], is in doubt.
+impl AuthorityShim {
+    /// A shim at the start of a connection. A header list larger than `limit` or [`LARGEST_LIST`] is refused.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
-            course: Course::Undecided,
-            at: At::Passing(PREFACE),
+            course: ShimState::Undecided,
+            at: ShimPosition::Passing(PREFACE),
             input: BytesMut::new(),
             output: BytesMut::new(),
             open: None,
-            last: 0,
-            table: Table::new(),
+            highest_stream: 0,
+            table: HpackTable::new(),
             largest_list: limit.min(LARGEST_LIST),
         }
     }
 
-    /// The same where it is known that the connection is of this kind.
+    /// A shim for a connection known to need rewriting.
     #[must_use]
     pub fn odd(limit: usize) -> Self {
-        Self { course: Course::Odd, ..Self::new(limit) }
+        Self { course: ShimState::Odd, ..Self::new(limit) }
     }
 
-    /// What has become of the connection.
+    /// The connection's state.
     #[must_use]
-    pub fn course(&self) -> Course {
+    pub fn course(&self) -> ShimState {
         self.course
     }
 
-    /// More that came.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.input.extend_from_slice(bytes);
     }
 
-    /// What is to be read next; nothing where more must come first.
-    pub fn made(&mut self) -> &mut BytesMut {
-        while self.output.len() < WAITING && self.turn() {}
+    /// Bytes ready for h2; empty if more input is needed.
+    pub fn output(&mut self) -> &mut BytesMut {
+        while self.output.len() < WAITING && self.step() {}
         &mut self.output
     }
 
-    /// How many bytes it holds.
+    /// Number of bytes in memory.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn buffered_bytes(&self) -> usize {
         let open = self.open.as_ref().map_or(0, |open| open.block.len() + open.raw.len());
         self.input.len() + self.output.len() + open
     }
 
-    /// One step; false where it needs more.
-    fn turn(&mut self) -> bool {
+    /// Performs one step; false if more input is needed.
+    fn step(&mut self) -> bool {
         if self.input.is_empty() {
             return false;
         }
         match (self.course, &mut self.at) {
-            (Course::Refused(_), _) => self.input.clear(),
-            (Course::Ordinary, _) => self.output.unsplit(self.input.split()),
-            (_, At::Passing(left)) => {
+            (ShimState::Refused(_), _) => self.input.clear(),
+            (ShimState::Ordinary, _) => self.output.unsplit(self.input.split()),
+            (_, ShimPosition::Passing(left)) => {
                 let passes = self.input.split_to((*left).min(self.input.len()));
                 *left -= passes.len();
                 self.output.unsplit(passes);
                 if *left == 0 {
-                    self.at = At::Frame;
+                    self.at = ShimPosition::Frame;
                 }
             }
-            (_, At::Frame) => {
-                let Some(head) = Head::read(&self.input) else { return false };
+            (_, ShimPosition::Frame) => {
+                let Some(head) = FrameHead::read(&self.input) else { return false };
                 if self.open.is_none() && head.kind != HEADERS && head.kind != CONTINUATION {
                     self.output.unsplit(self.input.split_to(HEAD));
-                    self.at = At::Passing(head.length);
+                    self.at = ShimPosition::Passing(head.length);
                 } else {
                     return self.header_frame(head).unwrap_or_else(|doubt| {
-                        self.doubtful(doubt);
+                        self.handle_doubt(doubt);
                         true
                     });
                 }
@@ -206,25 +209,25 @@ impl Shim {
         true
     }
 
-    /// A frame of a header block; false where it is not whole yet.
-    fn header_frame(&mut self, head: Head) -> Result<bool, Doubt> {
+    /// Handles one frame of a header block; false if the frame is incomplete.
+    fn header_frame(&mut self, head: FrameHead) -> Result<bool, AuthorityRefusal> {
         let (so_far, frames) = match &self.open {
             None if head.kind == HEADERS => (0, 0),
             Some(open) if head.kind == CONTINUATION && head.stream == open.stream => {
                 (open.block.len(), open.frames)
             }
-            _ => return Err(Doubt::Order),
+            _ => return Err(AuthorityRefusal::Order),
         };
         if so_far + head.length > LARGEST || frames == FRAMES {
-            return Err(Doubt::Length);
+            return Err(AuthorityRefusal::Length);
         }
         if self.input.len() < HEAD + head.length {
             return Ok(false);
         }
         let frame = self.input.split_to(HEAD + head.length).freeze();
-        let open = self.open.get_or_insert_with(|| Open::new(head));
+        let open = self.open.get_or_insert_with(|| OpenHeaderBlock::new(head));
         open.frames += 1;
-        if self.course == Course::Undecided {
+        if self.course == ShimState::Undecided {
             open.raw.extend_from_slice(&frame);
         }
         let payload = frame.slice(HEAD..);
@@ -233,55 +236,55 @@ impl Shim {
         if head.flags & END_HEADERS != 0
             && let Some(open) = self.open.take()
         {
-            self.whole(open)?;
+            self.complete_block(open)?;
         }
         Ok(true)
     }
 
-    /// A whole header block.
-    fn whole(&mut self, open: Open) -> Result<(), Doubt> {
+    /// Handles a complete header block.
+    fn complete_block(&mut self, open: OpenHeaderBlock) -> Result<(), AuthorityRefusal> {
         let fields = match self.table.read(&open.block, self.largest_list) {
-            Err(_) if self.course == Course::Undecided => Vec::new(),
+            Err(_) if self.course == ShimState::Undecided => Vec::new(),
             read => read?,
         };
-        if self.course == Course::Undecided {
-            if !fields.iter().any(Field::is_odd_authority) {
-                self.passes(&open.raw);
+        if self.course == ShimState::Undecided {
+            if !fields.iter().any(HpackField::is_odd_authority) {
+                self.pass_unchanged(&open.raw);
                 return Ok(());
             }
-            self.course = Course::Odd;
+            self.course = ShimState::Odd;
         }
-        let begins = open.stream > self.last;
-        self.last = self.last.max(open.stream);
+        let begins = open.stream > self.highest_stream;
+        self.highest_stream = self.highest_stream.max(open.stream);
         let authorities = fields.iter().filter(|field| field.is_authority()).count();
         if authorities != usize::from(begins) {
-            return Err(Doubt::Authority);
+            return Err(AuthorityRefusal::Authority);
         }
-        let block = block::written(&fields, AUTHORITY.as_bytes());
+        let block = header_block::encode_block(&fields, AUTHORITY.as_bytes());
         open.write(&block, &mut self.output);
         Ok(())
     }
 
-    /// From here on every byte passes, beginning with these.
-    fn passes(&mut self, raw: &[u8]) {
-        self.course = Course::Ordinary;
+    /// Passes every byte unchanged from now on, beginning with `raw`.
+    fn pass_unchanged(&mut self, raw: &[u8]) {
+        self.course = ShimState::Ordinary;
         self.output.extend_from_slice(raw);
     }
 
-    /// Where it is not known to be odd, the library judges what came; else the connection ends.
-    fn doubtful(&mut self, doubt: Doubt) {
+    /// Handles a doubt: an undecided connection passes unchanged and h2 judges; a rewritten connection ends.
+    fn handle_doubt(&mut self, doubt: AuthorityRefusal) {
         let open = self.open.take();
-        if self.course == Course::Undecided {
-            self.passes(&open.map_or_else(BytesMut::new, |open| open.raw));
+        if self.course == ShimState::Undecided {
+            self.pass_unchanged(&open.map_or_else(BytesMut::new, |open| open.raw));
         } else {
-            self.course = Course::Refused(doubt);
+            self.course = ShimState::Refused(doubt);
             self.output.extend_from_slice(&OFFENCE);
         }
     }
 }
 
-impl Head {
-    /// RFC 9113, 4.1.
+impl FrameHead {
+    /// RFC 9113, section 4.1.
     fn read(bytes: &[u8]) -> Option<Self> {
         let &[high, middle, low, kind, flags, a, b, c, d] = bytes.first_chunk::<HEAD>()?;
         let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
@@ -296,8 +299,8 @@ impl Head {
     }
 }
 
-impl Open {
-    fn new(head: Head) -> Self {
+impl OpenHeaderBlock {
+    fn new(head: FrameHead) -> Self {
         Self {
             stream: head.stream,
             flags: head.flags & (END_STREAM | PRIORITY),
@@ -308,27 +311,29 @@ impl Open {
         }
     }
 
-    /// The first fragment of the block: the payload without what else a HEADERS frame has (RFC 9113, 6.2).
-    fn begin(&mut self, head: Head, mut payload: Bytes) -> Result<Bytes, Doubt> {
+    /// The first fragment of the block: a HEADERS payload without padding and priority (RFC 9113, section
+    /// 6.2).
+    fn begin(&mut self, head: FrameHead, mut payload: Bytes) -> Result<Bytes, AuthorityRefusal> {
         if head.flags & PADDED != 0 {
-            let padding = usize::from(*payload.first().ok_or(Doubt::Padding)?);
+            let padding = usize::from(*payload.first().ok_or(AuthorityRefusal::Padding)?);
             let whole = payload.len() - 1;
-            payload = payload.slice(1..=whole.checked_sub(padding).ok_or(Doubt::Padding)?);
+            payload = payload.slice(1..=whole.checked_sub(padding).ok_or(AuthorityRefusal::Padding)?);
         }
         if head.flags & PRIORITY != 0 {
             if payload.len() < 5 {
-                return Err(Doubt::Padding);
+                return Err(AuthorityRefusal::Padding);
             }
             self.priority = payload.split_to(5);
         }
         Ok(payload)
     }
 
-    /// The same block with other bytes, in one frame: a list of [`LARGEST_LIST`] is no longer, since each of its fields counts 32 bytes
-    /// beside its name and value, and takes at most 7 to be written.
+    /// Writes the block with new bytes, in one frame. A list within [`LARGEST_LIST`] fits: each field counts
+    /// 32 bytes beside name and value, and takes at most 7 to encode.
     fn write(&self, block: &[u8], output: &mut BytesMut) {
         let length = self.priority.len() + block.len();
-        Head { length, kind: HEADERS, flags: self.flags | END_HEADERS, stream: self.stream }.write(output);
+        FrameHead { length, kind: HEADERS, flags: self.flags | END_HEADERS, stream: self.stream }
+            .write(output);
         output.extend_from_slice(&self.priority);
         output.extend_from_slice(block);
     }
@@ -338,7 +343,7 @@ impl Open {
 mod tests {
     use super::*;
 
-    /// `:method POST`, `:scheme http`, `:path /` by index, and this authority as a literal that goes into the table.
+    /// `:method POST`, `:scheme http`, `:path /` by index, and the authority as a literal with indexing.
     fn request(authority: &[u8]) -> Vec<u8> {
         let length = u8::try_from(authority.len()).expect("short");
         [&[0x83, 0x86, 0x84, 0x41, length], authority].concat()
@@ -346,7 +351,7 @@ mod tests {
 
     fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = BytesMut::new();
-        Head { length: payload.len(), kind, flags, stream }.write(&mut bytes);
+        FrameHead { length: payload.len(), kind, flags, stream }.write(&mut bytes);
         [&bytes, payload].concat()
     }
 
@@ -354,25 +359,25 @@ mod tests {
         [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat()
     }
 
-    fn through(shim: &mut Shim, bytes: &[u8]) -> Vec<u8> {
+    fn through(shim: &mut AuthorityShim, bytes: &[u8]) -> Vec<u8> {
         let mut made = Vec::new();
         for byte in bytes {
             shim.push(&[*byte]);
-            made.extend_from_slice(&shim.made().split());
+            made.extend_from_slice(&shim.output().split());
         }
         made
     }
 
-    /// The fields of each header block, with whether it must never be indexed.
+    /// The fields of each header block, with the never-indexed flag.
     fn read(bytes: &[u8]) -> Vec<Vec<(String, String, bool)>> {
-        let (mut shim, mut rest) = (Table::new(), BytesMut::from(bytes));
+        let (mut shim, mut rest) = (HpackTable::new(), BytesMut::from(bytes));
         let mut blocks = Vec::new();
-        while let Some(head) = Head::read(&rest) {
+        while let Some(head) = FrameHead::read(&rest) {
             let frame = rest.split_to(HEAD + head.length);
             if head.kind == HEADERS {
                 let fields = shim.read(&frame[HEAD..], usize::MAX).expect("a block");
                 let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
-                let told = |field: &Field| (text(&field.name), text(&field.value), field.never_indexed);
+                let told = |field: &HpackField| (text(&field.name), text(&field.value), field.never_indexed);
                 blocks.push(fields.iter().map(told).collect());
             }
         }
@@ -382,10 +387,10 @@ mod tests {
     #[test]
     fn an_ordinary_connection_passes_byte_by_byte_and_is_out_of_our_hands() {
         for authority in ["etcd:2379", "[::1]:2379", "keyward.sock", "127.0.0.1"] {
-            let mut shim = Shim::new(1 << 16);
+            let mut shim = AuthorityShim::new(1 << 16);
             let bytes = [preface(), frame(HEADERS, END_HEADERS, 1, &request(authority.as_bytes()))].concat();
             assert_eq!(through(&mut shim, &bytes), bytes);
-            assert_eq!((shim.course(), shim.held()), (Course::Ordinary, 0), "{authority}");
+            assert_eq!((shim.course(), shim.buffered_bytes()), (ShimState::Ordinary, 0), "{authority}");
         }
     }
 
@@ -394,8 +399,8 @@ mod tests {
         for authority in
             ["#initially=[127.0.0.1:2379;127.0.0.1:3379]", "/run/keyward.sock", "run%2Fkeyward.sock", ""]
         {
-            let mut shim = Shim::new(1 << 16);
-            // A token that must never be indexed, then everything by index; a body; trailers.
+            let mut shim = AuthorityShim::new(1 << 16);
+            // A never-indexed token, then all fields by index; a body; trailers.
             let token = [&request(authority.as_bytes())[..], b"\x10\x05token\x03abc"].concat();
             let again = [0x83, 0x86, 0x84, 0xbe];
             let bytes = [
@@ -407,7 +412,7 @@ mod tests {
             ]
             .concat();
             let made = through(&mut shim, &bytes);
-            assert_eq!((shim.course(), shim.held()), (Course::Odd, 0), "{authority}");
+            assert_eq!((shim.course(), shim.buffered_bytes()), (ShimState::Odd, 0), "{authority}");
             assert_eq!(made[..preface().len()], preface()[..]);
             let owned = |name: &str, value: &str, never| (name.to_owned(), value.to_owned(), never);
             let head = [
@@ -424,12 +429,12 @@ mod tests {
 
     #[test]
     fn padding_goes_and_priority_stays() {
-        let mut shim = Shim::odd(1 << 16);
+        let mut shim = AuthorityShim::odd(1 << 16);
         let priority = [0x80, 0, 0, 0, 7];
         let payload = [&[3][..], &priority, &request(b"/x"), &[9, 9, 9]].concat();
         let bytes = frame(HEADERS, END_HEADERS | PADDED | PRIORITY, 1, &payload);
         let made = through(&mut shim, &[preface(), bytes].concat()).split_off(preface().len());
-        let head = Head::read(&made).expect("a frame");
+        let head = FrameHead::read(&made).expect("a frame");
         assert_eq!((head.flags, head.length), (END_HEADERS | PRIORITY, made.len() - HEAD));
         assert_eq!(made[HEAD..HEAD + 5], priority);
     }
@@ -444,79 +449,89 @@ mod tests {
             frames.extend(frame(CONTINUATION, END_HEADERS, 1, &[]));
             frames
         };
-        // Each time the whole table again.
+        // Each indexed byte refers to the largest table entry.
         let bomb = [&odd()[..], b"\x40\x01n\x7f\xa1\x1e", &[b'v'; 4000], &[0xbe; 100]].concat();
         let cases = [
-            (Doubt::Order, [frame(HEADERS, 0, 1, &odd()), frame(0, 0, 1, b"")].concat()),
-            (Doubt::Order, [frame(HEADERS, 0, 1, &odd()), frame(CONTINUATION, 4, 3, b"")].concat()),
-            (Doubt::Order, frame(CONTINUATION, END_HEADERS, 1, &odd())),
-            (Doubt::Length, frame(HEADERS, END_HEADERS, 1, &[0x83; LARGEST + 1])),
-            (Doubt::Length, parts(FRAMES)),
-            (Doubt::Padding, frame(HEADERS, END_HEADERS | PADDED, 1, &[5, 0x83])),
-            (Doubt::Padding, frame(HEADERS, END_HEADERS | PADDED, 1, &[])),
-            (Doubt::Padding, frame(HEADERS, END_HEADERS | PRIORITY, 1, &[0; 4])),
-            (Doubt::Compression, frame(HEADERS, END_HEADERS, 1, &[0xff])),
-            (Doubt::Compression, frame(HEADERS, END_HEADERS, 1, &[0xbf])),
-            (Doubt::Compression, frame(HEADERS, END_HEADERS, 1, &[0x40])),
-            (Doubt::Compression, frame(HEADERS, END_HEADERS, 1, &[0x00, 0x01])),
-            // A table of 4097 bytes, and one of another size after a field.
-            (Doubt::Compression, frame(HEADERS, END_HEADERS, 1, &[&[0x3f, 0xe2, 0x1f][..], &odd()].concat())),
-            (Doubt::Compression, frame(HEADERS, END_HEADERS, 1, &[&odd()[..], &[0x20]].concat())),
-            (Doubt::Fields, frame(HEADERS, END_HEADERS, 1, &bomb)),
-            (Doubt::Authority, frame(HEADERS, END_HEADERS, 1, &authority(0))),
-            (Doubt::Authority, frame(HEADERS, END_HEADERS, 1, &authority(2))),
-            (Doubt::Authority, frame(HEADERS, END_HEADERS, 1, &odd()).repeat(2)),
+            (AuthorityRefusal::Order, [frame(HEADERS, 0, 1, &odd()), frame(0, 0, 1, b"")].concat()),
+            (
+                AuthorityRefusal::Order,
+                [frame(HEADERS, 0, 1, &odd()), frame(CONTINUATION, 4, 3, b"")].concat(),
+            ),
+            (AuthorityRefusal::Order, frame(CONTINUATION, END_HEADERS, 1, &odd())),
+            (AuthorityRefusal::Length, frame(HEADERS, END_HEADERS, 1, &[0x83; LARGEST + 1])),
+            (AuthorityRefusal::Length, parts(FRAMES)),
+            (AuthorityRefusal::Padding, frame(HEADERS, END_HEADERS | PADDED, 1, &[5, 0x83])),
+            (AuthorityRefusal::Padding, frame(HEADERS, END_HEADERS | PADDED, 1, &[])),
+            (AuthorityRefusal::Padding, frame(HEADERS, END_HEADERS | PRIORITY, 1, &[0; 4])),
+            (AuthorityRefusal::Compression, frame(HEADERS, END_HEADERS, 1, &[0xff])),
+            (AuthorityRefusal::Compression, frame(HEADERS, END_HEADERS, 1, &[0xbf])),
+            (AuthorityRefusal::Compression, frame(HEADERS, END_HEADERS, 1, &[0x40])),
+            (AuthorityRefusal::Compression, frame(HEADERS, END_HEADERS, 1, &[0x00, 0x01])),
+            // A table size of 4097 bytes, and a table size change after a field.
+            (
+                AuthorityRefusal::Compression,
+                frame(HEADERS, END_HEADERS, 1, &[&[0x3f, 0xe2, 0x1f][..], &odd()].concat()),
+            ),
+            (AuthorityRefusal::Compression, frame(HEADERS, END_HEADERS, 1, &[&odd()[..], &[0x20]].concat())),
+            (AuthorityRefusal::Fields, frame(HEADERS, END_HEADERS, 1, &bomb)),
+            (AuthorityRefusal::Authority, frame(HEADERS, END_HEADERS, 1, &authority(0))),
+            (AuthorityRefusal::Authority, frame(HEADERS, END_HEADERS, 1, &authority(2))),
+            (AuthorityRefusal::Authority, frame(HEADERS, END_HEADERS, 1, &odd()).repeat(2)),
         ];
         for (doubt, bytes) in cases {
-            let mut shim = Shim::odd(1 << 16);
+            let mut shim = AuthorityShim::odd(1 << 16);
             let made = through(&mut shim, &[preface(), bytes.clone()].concat());
-            assert_eq!(shim.course(), Course::Refused(doubt), "{bytes:x?}");
+            assert_eq!(shim.course(), ShimState::Refused(doubt), "{bytes:x?}");
             assert!(made.ends_with(&OFFENCE));
-            let mut shim = Shim::new(1 << 16);
+            let mut shim = AuthorityShim::new(1 << 16);
             let ordinary = [preface(), frame(HEADERS, END_HEADERS, 1, &request(b"etcd")), bytes].concat();
             assert_eq!(through(&mut shim, &ordinary), ordinary);
         }
-        let mut shim = Shim::odd(1 << 16);
+        let mut shim = AuthorityShim::odd(1 << 16);
         through(&mut shim, &[preface(), parts(FRAMES - 1)].concat());
-        assert_eq!(shim.course(), Course::Odd, "as many frames as may be");
+        assert_eq!(shim.course(), ShimState::Odd, "as many frames as may be");
     }
 
-    /// The limit of a list is below that of a frame, whatever its fields are.
+    /// The limit on a list is below the limit on a frame, for any fields.
     #[test]
     fn the_largest_list_is_written_in_one_frame() {
         let largest_value = LARGEST_LIST - 300;
-        // 16,084 as HPACK writes it.
+        // 16,084 in HPACK's integer encoding.
         let length = [0x7f, 0xd5, 0x7c];
         let block = [&request(b"/x")[..], b"\x40\x01n", &length, &vec![b'v'; largest_value]].concat();
         let payload = [&[0; 5], &block[..]].concat();
-        let mut shim = Shim::odd(1 << 16);
+        let mut shim = AuthorityShim::odd(1 << 16);
         let made =
             through(&mut shim, &[preface(), frame(HEADERS, END_HEADERS | PRIORITY, 1, &payload)].concat());
-        let head = Head::read(&made[preface().len()..]).expect("a frame");
+        let head = FrameHead::read(&made[preface().len()..]).expect("a frame");
         assert_eq!(head.length, made.len() - preface().len() - HEAD);
         assert!((LARGEST_LIST - 400..=16 * 1024).contains(&head.length), "{}", head.length);
     }
 
-    /// A block of a few bytes that refers to what the table has: what is made of it is bounded, and is made as it is read.
+    /// A block of a few bytes referring to table entries: the output is bounded, and is written only as it is
+    /// read.
     #[test]
     fn what_is_made_of_one_block_is_bounded_and_nothing_is_made_before_it_is_read() {
         let field = [b"\x40\x01n\x7f\xe1\x06", &[b'v'; 992][..]].concat();
         let first = frame(HEADERS, END_HEADERS, 1, &[&request(b"/x")[..], &field].concat());
         let block = |fields: usize| [&[0x83, 0x86, 0x84, 0xbf][..], &vec![0xbe; fields]].concat();
-        let mut shim = Shim::odd(1 << 16);
+        let mut shim = AuthorityShim::odd(1 << 16);
         through(&mut shim, &[preface(), first].concat());
         let second = |stream| frame(HEADERS, END_HEADERS, stream, &block(15));
         let largest = through(&mut shim, &second(3)).len();
         assert!((15 * 1000..=LARGEST_LIST).contains(&largest), "{largest}");
         let all: Vec<u8> = (2..200).flat_map(|nth| second(2 * nth + 1)).collect();
         shim.push(&all);
-        assert!(shim.made().len() < WAITING + largest, "not more than one block beyond what may wait");
+        assert!(shim.output().len() < WAITING + largest, "not more than one block beyond what may wait");
         let mut made = 0;
-        while let length @ 1.. = shim.made().split().len() {
+        while let length @ 1.. = shim.output().split().len() {
             made += length;
         }
-        assert_eq!((made, shim.course()), (198 * largest, Course::Odd));
+        assert_eq!((made, shim.course()), (198 * largest, ShimState::Odd));
         let made = through(&mut shim, &frame(HEADERS, END_HEADERS, 999, &block(16)));
-        assert_eq!((shim.course(), made.len()), (Course::Refused(Doubt::Fields), OFFENCE.len()));
+        assert_eq!(
+            (shim.course(), made.len()),
+            (ShimState::Refused(AuthorityRefusal::Fields), OFFENCE.len())
+        );
     }
 }

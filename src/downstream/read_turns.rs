@@ -1,10 +1,10 @@
-//! How much is read of one connection before the other connections of its shard are served.
+//! Fair reading among the connections of a shard: the bytes read from one connection per turn.
 //!
-//! Owns: the cost of a frame, the budget of a turn, and the bytes that were read beyond it. Must not know: what is served, what a frame means
-//! beyond its length and whether it begins a request.
-//! Invariants: a turn is one poll of the connection's task, which the connection begins; a turn ends between two frames; the bytes that are
-//! left are given in later turns, in order; a connection whose turn has ended is at the back of its runtime's queue, so every task that is
-//! ready runs before its next turn.
+//! Owns: the cost of a frame, the budget of a turn, and the bytes read beyond the budget. Must not know: the
+//! services served, a frame's meaning beyond its length and type.
+//! Invariants: a turn is one poll of the connection's task, begun by the connection. A turn ends between two
+//! frames. Bytes left over are delivered in later turns, in order. A connection at the end of its turn goes
+//! to the back of the runtime's queue, so every ready task runs before the connection's next turn.
 
 use std::cell::Cell;
 use std::io;
@@ -17,19 +17,19 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The budget of one turn, in bytes.
 pub(super) const TURN: usize = 64 * 1024;
-/// Requests that one turn may begin: each is a task, which has to run before the next turn.
+/// Requests begun in one turn: each is a task, and must run before the next turn.
 pub(super) const REQUESTS: usize = 32;
-/// What a frame costs beside its bytes: a PING of 17 bytes is more work than 17 bytes of a value.
+/// Cost of a frame beside the frame's bytes: a PING of 17 bytes is more work than 17 bytes of a value.
 const FRAME: usize = 128;
-/// What a HEADERS frame costs beside its bytes.
+/// Cost of a HEADERS frame beside the frame's bytes.
 const REQUEST: usize = TURN / REQUESTS;
 
-/// HTTP/2's client preface, which no frame precedes.
+/// HTTP/2's client preface, sent before the first frame.
 const PREFACE: usize = 24;
 const HEAD: usize = 9;
 const HEADERS: u8 = 0x1;
 
-/// What is left of a connection's present turn. The connection begins a turn, the reader spends it.
+/// The rest of a connection's current budget. The connection begins a turn, the reader spends the budget.
 pub(super) struct ReadTurn {
     left: Cell<usize>,
 }
@@ -39,12 +39,13 @@ impl ReadTurn {
         Rc::new(Self { left: Cell::new(TURN) })
     }
 
-    /// The connection's task is polled: the reader may spend a whole budget.
+    /// Grants a whole budget; called when the connection's task is polled.
     pub(super) fn begin(&self) {
         self.left.set(TURN);
     }
 
-    /// From here on all that comes is read: the reader drops it, and gives others their turn by itself.
+    /// Removes the limit: from now on the reader discards all input, and yields to other tasks without the
+    /// budget.
     pub(super) fn lift(&self) {
         self.left.set(usize::MAX);
     }
@@ -61,32 +62,32 @@ impl ReadTurn {
 }
 
 /// The bytes of an HTTP/2 connection, read in turns.
-pub(super) struct InTurns<T> {
+pub(super) struct TurnReader<T> {
     io: T,
     turn: Rc<ReadTurn>,
-    frames: Frames,
-    /// Bytes that were read beyond a turn.
+    frames: FramePosition,
+    /// Bytes read beyond a turn's budget.
     ahead: BytesMut,
 }
 
-/// Where in its frames a connection is.
-struct Frames {
-    /// Bytes of the present frame that are still to come.
+/// A connection's position within its frames.
+struct FramePosition {
+    /// Bytes of the current frame not yet read.
     payload: usize,
     head: [u8; HEAD],
-    /// Bytes of `head` that have come.
+    /// Bytes of `head` already read.
     gathered: usize,
 }
 
-impl<T> InTurns<T> {
+impl<T> TurnReader<T> {
     pub(super) fn new(io: T, turn: &Rc<ReadTurn>) -> Self {
-        let frames = Frames { payload: PREFACE, head: [0; HEAD], gathered: 0 };
+        let frames = FramePosition { payload: PREFACE, head: [0; HEAD], gathered: 0 };
         Self { io, turn: Rc::clone(turn), frames, ahead: BytesMut::new() }
     }
 }
 
-impl Frames {
-    /// How many of `bytes` belong to this turn, whose budget their frames spend.
+impl FramePosition {
+    /// The number of `bytes` within the turn's budget; spends the budget for the frames of `bytes`.
     fn take(&mut self, bytes: &[u8], turn: &ReadTurn) -> usize {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -115,7 +116,7 @@ impl Frames {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for InTurns<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for TurnReader<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -146,7 +147,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for InTurns<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for InTurns<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for TurnReader<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
@@ -176,14 +177,14 @@ mod tests {
         [&length[1..], &[kind, 0, 0, 0, 0, 1], &vec![kind; payload]].concat()
     }
 
-    fn in_turns(bytes: &[u8]) -> (InTurns<io::Cursor<Vec<u8>>>, Rc<ReadTurn>) {
+    fn in_turns(bytes: &[u8]) -> (TurnReader<io::Cursor<Vec<u8>>>, Rc<ReadTurn>) {
         let turn = ReadTurn::new();
         let bytes = [&[0; PREFACE], bytes].concat();
-        (InTurns::new(io::Cursor::new(bytes), &turn), turn)
+        (TurnReader::new(io::Cursor::new(bytes), &turn), turn)
     }
 
-    /// What is read in one turn, by reads of `at_once` bytes.
-    fn one_turn(reader: &mut InTurns<io::Cursor<Vec<u8>>>, turn: &ReadTurn, at_once: usize) -> Vec<u8> {
+    /// The bytes read in one turn, with a buffer of `at_once` bytes.
+    fn one_turn(reader: &mut TurnReader<io::Cursor<Vec<u8>>>, turn: &ReadTurn, at_once: usize) -> Vec<u8> {
         turn.begin();
         let mut read = Vec::new();
         let mut buffer = vec![0; at_once];
@@ -196,7 +197,7 @@ mod tests {
         read
     }
 
-    /// How many frames are read in one turn where there are more, all of this kind and length.
+    /// The number of frames read in one turn from a long sequence of frames of one kind and length.
     fn frames_in_a_turn(kind: u8, payload: usize) -> usize {
         let frame = frame(kind, payload);
         let (mut reader, turn) = in_turns(&frame.repeat(10_000));
@@ -208,13 +209,13 @@ mod tests {
     fn a_turn_ends_by_requests_by_frames_and_by_bytes() {
         assert!(frames_in_a_turn(HEADERS, 1) <= REQUESTS);
         assert!((REQUESTS - 4..=REQUESTS).contains(&frames_in_a_turn(HEADERS, 100)));
-        // Those that are written anew of a few bytes: 16 KiB each.
+        // Header blocks rewritten from a few bytes: 16 KiB each.
         assert_eq!(frames_in_a_turn(HEADERS, 16 * 1024), 4);
         assert!((400..=512).contains(&frames_in_a_turn(PING, 8)));
         assert_eq!(frames_in_a_turn(DATA, 16 * 1024), 4);
     }
 
-    /// The connection's task reads until nothing comes, as HTTP/2 does; another task runs between its turns.
+    /// The connection's task reads until no bytes come, like HTTP/2; another task runs between the turns.
     #[tokio::test]
     async fn another_task_runs_after_every_turn() {
         let frame = frame(HEADERS, 40);
@@ -254,7 +255,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the frames are and however they are cut: all bytes come, in order.
+        /// For any frames and any split of reads: all bytes arrive, in order.
         #[test]
         fn no_byte_is_lost_or_moved(
             frames in prop::collection::vec((0_u8..10, 0_usize..3000), 0..200),

@@ -1,10 +1,13 @@
-//! How much memory the requests of a shard's clients may hold: header lists, messages that are not whole or may be sent again, streams.
+//! Memory accounting for the requests of a shard's clients: header lists, incomplete or replayable messages,
+//! streams.
 //!
-//! Owns: what a request counts, the accounts of a shard and of a connection, and when there is no room. Must not know: who a client is, what
-//! a refused client is told.
-//! Invariants: bytes count until their [`Held`] is dropped; each connection has [`RESERVE`], whatever all others hold; what it holds beyond
-//! that comes from an account that all share, of which it has at most a third of what it leaves free; those who have not said who they are
-//! share an account of their own, and take nothing from the others.
+//! Owns: the size charged for a request, the accounts of a shard and of a connection, and the refusal at a
+//! limit. Must not know: the client's identity, the text of a refusal.
+//! Invariants: bytes are charged until their [`RequestMemoryCharge`] is dropped. Each connection has a
+//! reserve of [`RESERVE`] bytes, independent of all other connections. Bytes beyond the reserve are charged
+//! to a shared account; a connection may hold at most a third of the bytes still free in the account after
+//! the charge. Unauthenticated clients share a separate account and take no memory from authenticated
+//! clients.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,37 +15,41 @@ use std::rc::Rc;
 use http::HeaderMap;
 use prometheus_client::metrics::counter::Counter;
 
-use crate::telemetry::request_memory::RequestMemoryFigures;
+use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 
-/// What a request counts beside its header list and its message: HTTP/2's state of its stream, its task and its record.
+/// Bytes charged for a request beside header list and message: HTTP/2's stream state, the task and the access
+/// record.
 pub const REQUEST: usize = 2 * 1024;
-/// What a header field counts beside its name and its value: its bucket and its place in the map's index, and the spare room of both.
+/// Bytes charged for a header field beside name and value: the bucket and the slot in the map's index, and
+/// spare room for both.
 pub const FIELD: usize = 128;
-/// What a connection may hold whatever others hold: some ordinary calls. It counts in no account.
+/// Reserve of a connection: enough for some ordinary calls. Charged to no account.
 pub const RESERVE: usize = 16 * 1024;
-/// A connection holds at most this part of what it leaves free of an account.
+/// Divisor: a connection may hold at most a third of the account's free bytes.
 const OF_WHAT_IS_FREE: usize = 3;
-/// What clients may hold together who have not said who they are, as a part of what the others may.
-const ANYBODYS_PART: usize = 4;
+/// Divisor: unauthenticated clients together may hold at most a quarter of the limit for authenticated
+/// clients.
+const UNAUTHENTICATED_PART: usize = 4;
 
-/// On whose account a request is.
+/// The account charged for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requester {
-    /// The client has said who it is, or need not.
+    /// The client is authenticated, or need not be.
     Known,
-    /// The request is answered whoever makes it, as a login is, or its client has proved nothing where etcd asks for a proof.
+    /// The request needs no authentication, such as a login, or the client has proved no identity although
+    /// etcd requires a proof.
     Anybody,
 }
 
 /// The accounts of one shard.
 pub struct RequestMemory {
-    all: Rc<Account>,
-    anybodys: Rc<Account>,
-    waiting: Rc<Account>,
-    figures: RequestMemoryFigures,
+    all: Rc<MemoryAccount>,
+    unauthenticated: Rc<MemoryAccount>,
+    waiting: Rc<MemoryAccount>,
+    figures: RequestMemoryMetrics,
 }
 
-/// The accounts of one connection.
+/// The bytes charged to one connection, by account.
 #[derive(Default)]
 pub struct ConnectionRequests {
     all: Rc<Cell<usize>>,
@@ -50,39 +57,40 @@ pub struct ConnectionRequests {
     waiting: Rc<Cell<usize>>,
 }
 
-/// What a shard may hold now.
+/// The present limits of a shard.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLimits {
-    /// Bytes of all requests. At least one of the largest size.
+    /// Limit on the bytes of all requests. At least one request of the largest size.
     pub all: usize,
-    /// The largest request: what a connection may hold of a whole that has no room for several.
+    /// Size of the largest request: a connection may hold one request of this size even where the account has
+    /// no room for several.
     pub largest: usize,
 }
 
-struct Account {
-    /// Of all connections, what each holds beyond its reserve.
+struct MemoryAccount {
+    /// Bytes charged by all connections, each beyond the reserve.
     used: Cell<usize>,
     refused: Counter,
 }
 
-/// An account, and its limit as it was when something was to be held.
+/// An account, and its limit at the time of the request.
 #[derive(Clone)]
-struct Share {
-    account: Rc<Account>,
+struct MemoryAccountShare {
+    account: Rc<MemoryAccount>,
     limit: usize,
 }
 
-/// Bytes of one request that are held, until dropped.
-pub struct Held {
-    share: Share,
+/// Bytes charged for one request, until dropped.
+pub struct RequestMemoryCharge {
+    share: MemoryAccountShare,
     connection: Rc<Cell<usize>>,
-    /// So much a connection may hold of an account that has room for it, whatever it leaves free.
+    /// Bytes allowed to the connection in an account with enough room, whatever stays free.
     least: usize,
     bytes: usize,
-    figures: RequestMemoryFigures,
+    figures: RequestMemoryMetrics,
 }
 
-/// What a header list counts.
+/// Bytes charged for a header list.
 #[must_use]
 pub fn header_bytes(headers: &HeaderMap) -> usize {
     let field = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
@@ -92,39 +100,64 @@ pub fn header_bytes(headers: &HeaderMap) -> usize {
 }
 
 impl RequestMemory {
-    /// Nothing is held.
+    /// Accounts with no bytes charged.
     #[must_use]
-    pub fn new(figures: RequestMemoryFigures) -> Self {
-        let account = |share| Rc::new(Account { used: Cell::default(), refused: figures.refused(share) });
-        Self { all: account("all"), anybodys: account("anybody"), waiting: account("waiting"), figures }
+    pub fn new(figures: RequestMemoryMetrics) -> Self {
+        let account =
+            |share| Rc::new(MemoryAccount { used: Cell::default(), refused: figures.refused(share) });
+        Self {
+            all: account("all"),
+            unauthenticated: account("anybody"),
+            waiting: account("waiting"),
+            figures,
+        }
     }
 
-    /// Nothing yet of what `requester` may hold on `connection`.
+    /// An empty charge for a request of `requester` on `connection`.
     #[must_use]
-    pub fn hold(&self, connection: &ConnectionRequests, requester: Requester, limits: RequestLimits) -> Held {
-        let share = |account: &Rc<Account>, limit| Share { account: Rc::clone(account), limit };
+    pub fn hold(
+        &self,
+        connection: &ConnectionRequests,
+        requester: Requester,
+        limits: RequestLimits,
+    ) -> RequestMemoryCharge {
+        let share =
+            |account: &Rc<MemoryAccount>, limit| MemoryAccountShare { account: Rc::clone(account), limit };
         match requester {
-            // An account that has no room for several of the largest requests may be one connection's.
+            // If the account has no room for several of the largest requests, one connection may use the
+            // whole account.
             Requester::Known => {
                 let least = if limits.all < 4 * limits.largest { limits.largest + RESERVE } else { 0 };
                 self.held(share(&self.all, limits.all), &connection.all, least)
             }
-            Requester::Anybody => {
-                self.held(share(&self.anybodys, limits.all / ANYBODYS_PART), &connection.anybodys, 0)
-            }
+            Requester::Anybody => self.held(
+                share(&self.unauthenticated, limits.all / UNAUTHENTICATED_PART),
+                &connection.anybodys,
+                0,
+            ),
         }
     }
 
-    /// Nothing yet of the requests that wait at a member without limit, which have room of their own.
+    /// An empty charge for a request waiting at a member without a time limit. Waiting requests have an
+    /// account of their own.
     #[must_use]
-    pub fn hold_waiting(&self, connection: &ConnectionRequests, limits: RequestLimits) -> Held {
-        let share = Share { account: Rc::clone(&self.waiting), limit: limits.all };
+    pub fn hold_waiting(
+        &self,
+        connection: &ConnectionRequests,
+        limits: RequestLimits,
+    ) -> RequestMemoryCharge {
+        let share = MemoryAccountShare { account: Rc::clone(&self.waiting), limit: limits.all };
         self.held(share, &connection.waiting, limits.largest)
     }
 
-    fn held(&self, share: Share, connection: &Rc<Cell<usize>>, least: usize) -> Held {
+    fn held(
+        &self,
+        share: MemoryAccountShare,
+        connection: &Rc<Cell<usize>>,
+        least: usize,
+    ) -> RequestMemoryCharge {
         let (connection, figures) = (Rc::clone(connection), self.figures.clone());
-        Held { share, connection, least, bytes: 0, figures }
+        RequestMemoryCharge { share, connection, least, bytes: 0, figures }
     }
 }
 
@@ -132,16 +165,16 @@ fn beyond_reserve(own: usize) -> usize {
     own.saturating_sub(RESERVE)
 }
 
-impl Share {
+impl MemoryAccountShare {
     fn left(&self) -> usize {
         self.limit.saturating_sub(self.account.used.get())
     }
 }
 
-impl Held {
-    /// Nothing yet of the same accounts.
+impl RequestMemoryCharge {
+    /// An empty charge to the same accounts.
     #[must_use]
-    pub fn beside(&self) -> Self {
+    pub fn sibling(&self) -> Self {
         Self {
             share: self.share.clone(),
             connection: Rc::clone(&self.connection),
@@ -151,9 +184,9 @@ impl Held {
         }
     }
 
-    /// Holds `bytes` more. False where there is no room for them, which is counted.
+    /// Charges `bytes` more. False if there is no room; the refusal is counted.
     #[must_use]
-    pub fn more(&mut self, bytes: usize) -> bool {
+    pub fn charge(&mut self, bytes: usize) -> bool {
         let (before, own) = (self.connection.get(), self.connection.get() + bytes);
         let needed = beyond_reserve(own) - beyond_reserve(before);
         let has_room = match self.share.left().checked_sub(needed) {
@@ -168,12 +201,12 @@ impl Held {
         true
     }
 
-    /// Holds `bytes` of what it held.
+    /// Reduces the charge to at most `bytes`.
     pub fn shrink(&mut self, bytes: usize) {
         self.resize(bytes.min(self.bytes));
     }
 
-    /// How many bytes are held.
+    /// The number of bytes charged.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -190,7 +223,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for RequestMemoryCharge {
     fn drop(&mut self) {
         self.resize(0);
     }
@@ -207,17 +240,21 @@ mod tests {
     const PIECE: usize = 1_000;
 
     fn memory() -> RequestMemory {
-        RequestMemory::new(RequestMemoryFigures::registered(&mut Registry::default()))
+        RequestMemory::new(RequestMemoryMetrics::registered(&mut Registry::default()))
     }
 
     fn connections(count: usize) -> Vec<ConnectionRequests> {
         (0..count).map(|_| ConnectionRequests::default()).collect()
     }
 
-    /// Takes pieces until there is no room.
-    fn fill(memory: &RequestMemory, connection: &ConnectionRequests, requester: Requester) -> Held {
+    /// Charges pieces until there is no room.
+    fn fill(
+        memory: &RequestMemory,
+        connection: &ConnectionRequests,
+        requester: Requester,
+    ) -> RequestMemoryCharge {
         let mut held = memory.hold(connection, requester, LIMITS);
-        while held.more(PIECE) {}
+        while held.charge(PIECE) {}
         held
     }
 
@@ -225,12 +262,13 @@ mod tests {
     fn whoever_takes_all_that_there_is_leaves_room_for_whoever_comes_next() {
         let memory = memory();
         let connections = connections(200);
-        let all: Vec<Held> = connections.iter().map(|one| fill(&memory, one, Requester::Known)).collect();
+        let all: Vec<RequestMemoryCharge> =
+            connections.iter().map(|one| fill(&memory, one, Requester::Known)).collect();
         let about = |bytes: usize, of: usize| (of - 2 * PIECE..=of + RESERVE + PIECE).contains(&bytes);
         assert!(about(all[0].bytes(), LIMITS.all / 4), "{}", all[0].bytes());
         assert!(about(all[1].bytes(), LIMITS.all * 3 / 16), "{}", all[1].bytes());
         assert!(all.iter().all(|held| held.bytes() > RESERVE - PIECE), "the last has its reserve, too");
-        let sum = all.iter().map(Held::bytes).sum::<usize>();
+        let sum = all.iter().map(RequestMemoryCharge::bytes).sum::<usize>();
         assert!(memory.all.used.get() <= LIMITS.all && sum <= LIMITS.all + 200 * RESERVE);
         assert_eq!(memory.figures.bytes.get(), i64::try_from(sum).unwrap());
         assert_eq!(memory.all.refused.get(), 200);
@@ -244,12 +282,12 @@ mod tests {
         let memory = memory();
         let strangers = connections(100);
         let held: Vec<_> = strangers.iter().map(|one| fill(&memory, one, Requester::Anybody)).collect();
-        let part = LIMITS.all / ANYBODYS_PART;
-        assert!((part * 9 / 10..=part).contains(&memory.anybodys.used.get()));
+        let part = LIMITS.all / UNAUTHENTICATED_PART;
+        assert!((part * 9 / 10..=part).contains(&memory.unauthenticated.used.get()));
         let known = fill(&memory, &ConnectionRequests::default(), Requester::Known);
         assert!(known.bytes() >= LIMITS.all / 4, "{} bytes are left to whoever is known", known.bytes());
         drop(held);
-        assert_eq!(memory.anybodys.used.get(), 0);
+        assert_eq!(memory.unauthenticated.used.get(), 0);
     }
 
     #[test]
@@ -258,14 +296,14 @@ mod tests {
         let limits = RequestLimits { all: 3 * MIB / 2, largest: MIB };
         let connections = connections(2);
         let mut one = memory.hold(&connections[0], Requester::Known, limits);
-        assert!(one.more(MIB + RESERVE) && !one.more(1));
+        assert!(one.charge(MIB + RESERVE) && !one.charge(1));
         let mut other = memory.hold(&connections[1], Requester::Known, limits);
-        assert!(!other.more(MIB / 2 + RESERVE + 1) && other.more(MIB / 2));
+        assert!(!other.charge(MIB / 2 + RESERVE + 1) && other.charge(MIB / 2));
         one.shrink(MIB / 4);
-        assert!(other.more(MIB / 4));
+        assert!(other.charge(MIB / 4));
         assert_eq!(memory.all.used.get(), MIB - 2 * RESERVE);
-        let mut beside = other.beside();
-        assert!(!beside.more(MIB / 4 + RESERVE + 1), "of the same connection");
-        assert!(beside.more(MIB / 4));
+        let mut beside = other.sibling();
+        assert!(!beside.charge(MIB / 4 + RESERVE + 1), "of the same connection");
+        assert!(beside.charge(MIB / 4));
     }
 }

@@ -1,17 +1,17 @@
-//! How many of its streams a client may reset before they are answered.
+//! Rate limit on streams reset by a client before their answers.
 //!
 //! Owns: the allowance. Must not know: streams, connections, clocks (time is an argument).
-//! Invariant: a client that cancels all the streams that it may have open, twice in a row, is within the allowance.
+//! Invariant: a client cancelling all its permitted streams, twice in a row, stays within the allowance.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many times the streams that may be open at once may be reset in one burst.
+/// Size of the allowed burst, as a multiple of the permitted open streams.
 const BURST: u32 = 2;
-/// What of a burst is used up is restored within this time.
+/// Time in which a used-up burst is fully restored.
 const RESTORED: Duration = Duration::from_secs(16);
-/// Past this part of a burst, resets are to be expected.
+/// Divisor: after 1/64 of a burst, more resets are expected.
 const EXPECTED: u32 = 64;
 
 /// The resets of one client connection.
@@ -23,21 +23,21 @@ pub(super) struct ResetRate {
 }
 
 impl ResetRate {
-    /// That of a connection which may have so many streams open.
+    /// The allowance for a connection with up to `streams` open streams.
     pub(super) fn new(streams: u32, now: Instant) -> Self {
         Self { burst: f64::from(streams.saturating_mul(BURST)), used: 0.0, at: now }
     }
 
-    /// Counts a reset. False where it is beyond the allowance.
+    /// Counts a reset. False if the reset exceeds the allowance.
     pub(super) fn count(&mut self, now: Instant) -> bool {
         self.restore(now);
         self.used += 1.0;
         self.used <= self.burst
     }
 
-    /// Whether so many streams were reset lately that the next may be, too.
+    /// True if enough streams were reset recently to expect more resets.
     pub(super) fn expects_more(&mut self, now: Instant) -> bool {
-        // Most connections reset nothing: the clock is not read for those.
+        // Most connections never reset a stream: avoid reading the clock for most connections.
         self.used > 0.0 && {
             self.restore(now);
             self.used * f64::from(EXPECTED) > self.burst
@@ -63,10 +63,10 @@ mod tests {
         assert!((0..2 * 4096).all(|_| rate.count(now)));
         assert!(rate.expects_more(now));
         assert!(!rate.count(now), "a third burst at once");
-        // As many as are restored meanwhile go on passing.
+        // Resets at the rate of restoration always pass.
         let mut rate = ResetRate::new(4096, now);
         assert!((0..100_000).all(|nth| rate.count(now + Duration::from_millis(2 * nth))));
-        // And ten times as many do not.
+        // Resets at ten times the rate do not.
         let mut rate = ResetRate::new(4096, now);
         assert!(!(0..100_000).all(|nth| rate.count(now + Duration::from_micros(200 * nth))));
         let later = now + Duration::from_secs(100);

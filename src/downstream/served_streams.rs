@@ -1,10 +1,11 @@
-//! The streams of one connection that are being served, among them those that their client has reset.
+//! The streams of one connection in service, including streams already reset by the client.
 //!
-//! Owns: the count of streams whose task has not ended, when no more is read of the connection for it, and what is counted as a reset before
-//! the answer. Must not know: what is served, HTTP/2's frames.
-//! Invariants: a stream counts until its task has ended, although HTTP/2 counts it no more once it was reset; the limit is above the
-//! number of streams that may be open, so the tasks beyond that number are of reset streams and end without anything being read: reading
-//! never waits for a stream that waits for its client.
+//! Owns: the count of streams with a running task, the pause of reading at the limit, and the count of resets
+//! before the answer. Must not know: the services served, HTTP/2's frames.
+//! Invariants: a stream counts until its task has ended, although HTTP/2 stops counting a stream once it is
+//! reset. The limit is above the permitted number of open streams, so the tasks beyond that number belong to
+//! reset streams and end without further reading: a pause in reading never waits for a stream waiting for its
+//! client.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -26,25 +27,26 @@ use crate::downstream::connection_activity::ConnectionActivity;
 use crate::downstream::reset_rate::ResetRate;
 use crate::refusal::{Code, Status};
 
-/// Tasks of reset streams that may wait for their end, as a part of the streams that may be open.
+/// Divisor: tasks of reset streams may number up to a quarter of the permitted open streams before reading
+/// pauses.
 const RESET_PART: usize = 4;
-/// At least so many.
+/// Lower bound for the same number.
 const RESET_LEAST: usize = 64;
 
-/// The streams of one connection that are being served.
+/// The streams of one connection in service.
 pub(super) struct ServedStreams {
     count: Cell<usize>,
     limit: usize,
-    /// Who reads the connection, while no more is read.
+    /// The task reading the connection, while reading is paused.
     reader: Cell<Option<Waker>>,
     resets: RefCell<ResetRate>,
     activity: Arc<ConnectionActivity>,
-    /// Tells that more streams were reset than may be.
+    /// Notified when the client has reset more streams than allowed.
     flooded: Notify,
 }
 
 impl ServedStreams {
-    /// Those of a connection that may have `streams` open. `activity` is told of each.
+    /// A counter for a connection with up to `streams` open streams. `activity` is informed of each stream.
     pub(super) fn new(streams: u32, activity: Arc<ConnectionActivity>) -> Rc<Self> {
         let open = usize::try_from(streams).unwrap_or(usize::MAX);
         Rc::new(Self {
@@ -57,7 +59,8 @@ impl ServedStreams {
         })
     }
 
-    /// One more stream, whose request is answered by `answer`. It counts until what is returned, and the body in that, are dropped.
+    /// Counts a new stream, with its request answered by `answer`. The stream counts until the returned
+    /// future and the response body are dropped.
     pub(super) fn serve<A, B>(
         self: &Rc<Self>,
         answer: A,
@@ -67,23 +70,23 @@ impl ServedStreams {
     {
         self.count.set(self.count.get() + 1);
         self.activity.begin_stream();
-        let served = Served { of: Rc::clone(self), is_answered: false };
+        let served = ServedStream { of: Rc::clone(self), is_answered: false };
         async move {
             if served.expects_reset() {
-                // HTTP/2 looks for a reset once the answer is waited for. Without that a request would be sent to a member for a client
-                // whose reset has been read already.
+                // h2 checks for a reset only once the answer is awaited. Without the yield, a request would
+                // be sent to a member for a client whose reset has been read already.
                 tokio::task::yield_now().await;
             }
             Ok(served.answered(answer.await))
         }
     }
 
-    /// Waits until more streams were reset than may be. Cancel-safe.
+    /// Waits until the client has reset more streams than allowed. Cancel-safe.
     pub(super) async fn flooded(&self) {
         self.flooded.notified().await;
     }
 
-    /// Whether the connection is not read now, since too many of its streams are being served.
+    /// True while reading is paused because too many streams are in service.
     pub(super) fn is_read_paused(&self) -> bool {
         self.count.get() >= self.limit
     }
@@ -113,26 +116,26 @@ impl ServedStreams {
     }
 }
 
-/// One stream, until dropped.
-struct Served {
+/// One stream, counted until dropped.
+struct ServedStream {
     of: Rc<ServedStreams>,
     is_answered: bool,
 }
 
-impl Served {
+impl ServedStream {
     fn expects_reset(&self) -> bool {
         self.of.resets.borrow_mut().expects_more(Instant::now())
     }
 
     fn answered<B>(mut self, response: Response<B>) -> Response<ServedBody<B>> {
-        // Canceled is what a request is answered with that broke off before it was whole.
+        // A request broken off before its end is answered with Canceled.
         self.is_answered =
             Status::from_headers(response.headers()).is_none_or(|status| status.code != Code::Canceled);
         response.map(|body| ServedBody { body, _served: self })
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedStream {
     fn drop(&mut self) {
         if !self.is_answered {
             self.of.count_reset();
@@ -141,10 +144,10 @@ impl Drop for Served {
     }
 }
 
-/// The body of an answer, which keeps its stream counted.
+/// A response body; its stream counts until the body is dropped.
 pub(super) struct ServedBody<B> {
     body: B,
-    _served: Served,
+    _served: ServedStream,
 }
 
 impl<B: Body<Data = Bytes, Error = Infallible> + Unpin> Body for ServedBody<B> {
@@ -167,19 +170,19 @@ impl<B: Body<Data = Bytes, Error = Infallible> + Unpin> Body for ServedBody<B> {
     }
 }
 
-/// The bytes of a connection, of which no more is read while too many of its streams are being served.
-pub(super) struct Gated<T> {
+/// The connection's bytes; reading pauses while too many streams are in service.
+pub(super) struct PausableReader<T> {
     io: T,
     streams: Rc<ServedStreams>,
 }
 
-impl<T> Gated<T> {
+impl<T> PausableReader<T> {
     pub(super) fn new(io: T, streams: &Rc<ServedStreams>) -> Self {
         Self { io, streams: Rc::clone(streams) }
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Gated<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for PausableReader<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -190,7 +193,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Gated<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Gated<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for PausableReader<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
@@ -218,7 +221,7 @@ mod tests {
     async fn a_connection_is_read_again_when_tasks_of_reset_streams_have_ended() {
         let (mut client, near) = tokio::io::duplex(1024);
         let streams = ServedStreams::new(8, Arc::default());
-        let mut gated = Gated::new(near, &streams);
+        let mut gated = PausableReader::new(near, &streams);
         let pending = || std::future::pending::<Response<Empty<Bytes>>>();
         let mut serving: Vec<_> = (0..8 + RESET_LEAST - 1).map(|_| streams.serve(pending())).collect();
         client.write_all(b"ab").await.expect("written");
@@ -228,7 +231,7 @@ mod tests {
         assert!(reading.as_mut().now_or_never().is_none(), "not until a task ends");
         drop(serving.pop());
         assert_eq!(reading.await.ok(), Some(b'b'));
-        // Those that nobody answered were reset: more of them than may be.
+        // Unanswered streams count as reset: more than allowed.
         drop(serving);
         assert!(streams.flooded().now_or_never().is_some());
         let served = streams.serve(async { Response::new(Empty::<Bytes>::new()) }).await;

@@ -1,19 +1,21 @@
-//! Sealed sessions: what a client gets from `Authenticate` and shows us ever after.
+//! Sealed sessions: `Authenticate` returns a sealed session as a token; the client presents the token with
+//! every later request.
 //!
-//! Owns: the session token's format, sealing and opening, and whether a session still stands. Must not know: how a
-//! password is checked, who keeps revocations, etcd's own tokens.
-//! Invariants: a session is stored nowhere, every replica with the key opens it; a token has no dot (etcd would take
-//! what follows for a raft index and wait for it) and its length tells nothing of the password's; whatever is wrong
-//! with a token, the client is told the same; while it is not known who was revoked, nothing is opened (rules 13).
+//! Owns: the session token's format, sealing and opening, and the validity check of an open session. Must not
+//! know: how a password is checked, where revocations are stored, etcd's own tokens.
+//! Invariants: a session is stored nowhere, and every replica with the key opens the token. A token has no
+//! dot (etcd would parse the text after a dot as a raft index and wait for the index). Tokens are padded to
+//! hide the password's length. A client gets the same answer for every fault of a token. While the
+//! revocations are unknown, no token is opened (`docs/decisions.md#d13`).
 //!
-//! Token = `kw1_` + base64url of: key id (8) · realm tag (8) · nonce (24) · XChaCha20-Poly1305 box. Associated data:
-//! version, key id, realm, cluster id.
+//! Token = `kw1_` + base64url of: key id (8) · realm tag (8) · nonce (24) · XChaCha20-Poly1305 box.
+//! Associated data: version, key id, realm, cluster id.
 
-mod keys;
-mod opened;
+mod opened_sessions;
 mod payload;
-mod presented;
-mod revoked;
+mod presented_token;
+mod revocations;
+mod session_keys;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,150 +34,159 @@ use zeroize::Zeroizing;
 use crate::identity::{ClusterId, UserName};
 use crate::secret::Secret;
 
-pub use keys::{KeyId, NoSessionKey, SessionKeys};
-pub use opened::OpenedSessions;
-pub use presented::Presented;
-pub use revoked::{Change, Entry, Full, MOST_ENTRIES, NoSessionId, Revocations, Standing};
+pub use opened_sessions::OpenedSessions;
+pub use presented_token::PresentedToken;
+pub use revocations::{
+    InvalidSessionId, MOST_ENTRIES, RevocationChange, RevocationEntry, Revocations, RevocationsFull,
+    UserRevocation,
+};
+pub use session_keys::{KeyId, NoSessionKey, SessionKeys};
 
-/// What every session token starts with: our mark and the version of the format.
+/// Prefix of every session token: Keyward's mark and the format version.
 const MARK: &str = "kw1_";
 const KEY_ID: usize = 8;
 const REALM_TAG: usize = 8;
 const NONCE: usize = 24;
-/// Twice what a seal may become: header lists are at most 64 KiB, a sealed session far less.
+/// Longest encoded token accepted for decoding, above the size of the largest sealed session (some 11 KiB).
 const LONGEST_TOKEN: usize = 16 * 1024;
-/// Clusters that were left whose sessions still open.
-const LEFT: usize = 8;
-/// Sessions that an operator is told of: those seen last, some 200 bytes each.
-const SEEN: u64 = 4096;
+/// Number of previously followed clusters whose sessions still open.
+const PREVIOUS_REALMS: usize = 8;
+/// Number of sessions listed for an operator: the most recently used, some 200 bytes each.
+const LISTED_SESSIONS: u64 = 4096;
 
-/// A downstream login, as it is sealed into a token.
+/// A downstream login, in the form sealed into a token.
 #[derive(Debug)]
 pub struct Session {
-    /// Who logged in.
+    /// The peer of the login.
     pub peer: SessionPeer,
-    /// What the login proved at the time.
-    pub proof: Proof,
-    /// When it was issued, in seconds of the Unix epoch.
+    /// The proof given at login.
+    pub proof: SessionProof,
+    /// Time of issue, in seconds of the Unix epoch.
     pub issued_at: u64,
-    /// The user's generation at the time; revoking a user raises it.
+    /// The user's generation at login; revoking a user raises the user's generation.
     pub generation: u64,
-    /// Names this one login, for the log and for revoking it.
+    /// Identifies the login in the log and for revocation.
     pub id: SessionId,
-    /// The key that opened it; none before it was sealed.
+    /// The key that opened the token; `None` for a session not yet sealed.
     pub opened_by: Option<KeyId>,
 }
 
-/// Who a session speaks for, in its own namespace: `password:alice` is nobody else's `alice`.
+/// The peer of a session, in a namespace of its own: `password:alice` is a different peer from `file:alice`.
 #[derive(Debug)]
 pub enum SessionPeer {
-    /// Logged in by user name and password; the password is carried so that any replica can log in upstream, and prove
-    /// it once more.
+    /// Logged in by user name and password. The session carries the password, so that any replica can log in
+    /// upstream and verify the password again.
     Password {
-        /// The name as the client gave it.
+        /// The name as sent by the client.
         user: UserName,
-        /// The password as the client gave it.
+        /// The password as sent by the client.
         password: Secret<String>,
     },
-    /// Logged in, and nothing of the client's is needed any more: we act with credentials of our own.
+    /// Logged in, and no secret of the client is needed afterwards: Keyward uses its own credential for the
+    /// user.
     Known {
-        /// Who vouched for the name.
-        namespace: Namespace,
-        /// The name as the client gave it.
+        /// The source of the verified name.
+        namespace: PeerNamespace,
+        /// The name as sent by the client.
         user: UserName,
     },
 }
 
-/// Who vouched for the name of a login. The same name in two of them is two peers (rules 9).
+/// The source of a login's verified name. The same name in two namespaces is two peers
+/// (`docs/decisions.md#d09`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Namespace {
+pub enum PeerNamespace {
     /// etcd: `password:alice`.
     Password,
     /// The users file: `file:alice`.
     File,
 }
 
-/// What a login proved, and as of when: what it was measured against may change (rules 12).
+/// The proof given at login, and the state of the password source at the time: the source may change later
+/// (`docs/decisions.md#d12`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proof {
-    /// Nothing: auth was off upstream. Never mapped to an etcd user; its password must verify once auth is on.
+pub enum SessionProof {
+    /// No proof: auth was off upstream. The session is never mapped to an etcd user, and the password must
+    /// verify once auth is on.
     None,
     /// etcd accepted the password.
     Etcd {
-        /// etcd's auth revision at the time; 0 where it was not known.
+        /// etcd's auth revision at the time; 0 if unknown.
         auth_revision: u64,
     },
     /// The users file accepted the password.
     File {
-        /// A digest of the user's line at the time: another line is another password.
+        /// A digest of the user's line in the users file at the time: a changed line means a changed
+        /// password.
         line: u64,
     },
 }
 
-/// A random name for one login. Tells nothing of the token; logged at login.
+/// A random id for one login. Reveals no part of the token; logged at login.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SessionId([u8; 16]);
 
-/// For whom sessions are sealed: replicas of one realm in front of one cluster accept each other's.
+/// The scope of a seal: replicas of one realm in front of one cluster accept each other's sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Realm {
+pub struct SealRealm {
     name: String,
     cluster: ClusterId,
 }
 
-/// Seals and opens sessions. Shared by all shards; keys, realm and revocations are replaced whole, at run time.
+/// Seals and opens sessions. Shared by all shards; keys, realm and revocations are replaced as a whole at run
+/// time.
 pub struct Sealer {
-    sealing: ArcSwap<Sealing>,
-    /// Moves after each replacement.
+    sealing: ArcSwap<SealerState>,
+    /// Notified after each replacement.
     changes: watch::Sender<()>,
     seen: Cache<SessionId, Arc<Session>>,
 }
 
-/// A session that was sealed or opened here, as an operator is told of it.
+/// A session sealed or opened by the process, as listed for an operator.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    /// Its name.
+pub struct ListedSession {
+    /// The session's id.
     pub id: SessionId,
-    /// Whose it is.
+    /// The session's peer.
     pub peer: String,
-    /// When it was issued, in seconds of the Unix epoch.
+    /// Time of issue, in seconds of the Unix epoch.
     pub issued_at: u64,
-    /// Whether it still stands.
-    pub stands: bool,
+    /// True if the session is still valid.
+    pub is_valid: bool,
 }
 
-/// Why a user may not log in.
+/// Reason for refusing a user's login.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Inadmissible {
+pub enum LoginInadmissible {
     /// The user was blocked.
     #[error("the user is blocked")]
     Blocked,
-    /// It is not known who was revoked or blocked. Our state, not the client's fault.
+    /// The revocations are unknown. A fault of Keyward, not of the client.
     #[error("it is not known who was revoked")]
     NotKnown,
 }
 
 #[derive(Clone)]
-struct Sealing {
+struct SealerState {
     keys: SessionKeys,
-    realm: Option<Realm>,
-    /// Those of clusters that were left for this one, the last first: what was sealed for them still opens.
-    left: Vec<Realm>,
+    realm: Option<SealRealm>,
+    /// Realms of the clusters followed before, latest first: tokens sealed for these realms still open.
+    previous_realms: Vec<SealRealm>,
     not_before: u64,
-    /// None while it is not known who was revoked.
+    /// `None` while the revocations are unknown.
     revocations: Option<Arc<Revocations>>,
 }
 
-/// Why a token was not opened. For logs and metrics: a client is never told which.
+/// Reason for not opening a token. For logs and metrics: the client is never told the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenFailure {
-    /// Not a token of ours at all, or of a version that we do not know.
+    /// Not a Keyward token, or a token of an unknown version.
     #[error("not a session token of this kind")]
     NotOurs,
-    /// Sealed by a key that is not among ours, or not any more.
+    /// Sealed by a key absent from, or removed from, the configuration.
     #[error("sealed by an unknown key")]
     UnknownKey,
-    /// Sealed by our key for another realm or cluster.
+    /// Sealed by a configured key for another realm or cluster.
     #[error("sealed for another realm")]
     ForeignRealm,
     /// Altered after it was sealed.
@@ -184,39 +195,36 @@ pub enum OpenFailure {
     /// Issued before the configured `not_before`.
     #[error("issued before session.not_before")]
     TooOld,
-    /// The session, or all that its user had, was revoked.
+    /// The session, or all sessions of its user, were revoked.
     #[error("revoked")]
     Revoked,
-    /// It is not known who was revoked. Our state as well.
+    /// The revocations are unknown. A fault of Keyward, not of the client.
     #[error("it is not known who was revoked")]
     NotKnown,
-    /// The cluster is not known yet. Our state, not the client's fault: it is unavailable, not unauthenticated.
+    /// The cluster is not known yet. A fault of Keyward, so the answer is Unavailable, not Unauthenticated.
     #[error("the cluster is not known yet")]
     NotPinned,
 }
 
-/// Why a session was not sealed.
+/// Reason for not sealing a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealFailure {
     /// The cluster is not known yet.
     #[error("the cluster is not known yet")]
     NotPinned,
-    /// User name and password together do not fit into a token.
+    /// The user name or the password is too long for a token.
     #[error("user name and password are too long for a session")]
     TooLong,
-    /// The system gave no random bytes.
+    /// The system provided no random bytes.
     #[error("no random bytes from the system")]
     NoRandomness,
 }
 
 impl Session {
-    /// A new login, now, with an id of its own.
-    ///
-    /// # Errors
-    /// [`SealFailure::NoRandomness`].
+    /// A new login at `now`, with a new id.
     pub fn begin(
         peer: SessionPeer,
-        proof: Proof,
+        proof: SessionProof,
         generation: u64,
         now: SystemTime,
     ) -> Result<Self, SealFailure> {
@@ -226,7 +234,7 @@ impl Session {
 }
 
 impl Session {
-    /// For what outlives the call: who it is, and nothing that proves it.
+    /// A copy for uses that outlive the call: the peer without its password.
     fn without_password(&self) -> Self {
         let (namespace, user) = (self.peer.namespace(), self.peer.user().clone());
         Self { peer: SessionPeer::Known { namespace, user }, ..*self }
@@ -234,7 +242,7 @@ impl Session {
 }
 
 impl OpenFailure {
-    /// Whether it says nothing of the token, but that we cannot tell yet: the client may try again.
+    /// True if the failure comes from missing state of Keyward and not from the token: the client may retry.
     #[must_use]
     pub fn is_ours(self) -> bool {
         matches!(self, Self::NotPinned | Self::NotKnown)
@@ -242,7 +250,7 @@ impl OpenFailure {
 }
 
 impl SessionPeer {
-    /// The name as the client gave it.
+    /// The name as sent by the client.
     #[must_use]
     pub fn user(&self) -> &UserName {
         match self {
@@ -250,11 +258,11 @@ impl SessionPeer {
         }
     }
 
-    /// Who vouched for it.
+    /// The source of the verified name.
     #[must_use]
-    pub fn namespace(&self) -> Namespace {
+    pub fn namespace(&self) -> PeerNamespace {
         match self {
-            Self::Password { .. } => Namespace::Password,
+            Self::Password { .. } => PeerNamespace::Password,
             Self::Known { namespace, .. } => *namespace,
         }
     }
@@ -269,137 +277,149 @@ impl SessionPeer {
     }
 }
 
-impl Realm {
+impl SealRealm {
     /// The realm `name`, or by default the cluster's own id, in front of `cluster`.
     #[must_use]
     pub fn new(name: Option<&str>, cluster: ClusterId) -> Self {
         Self { name: name.map_or_else(|| cluster.to_string(), str::to_owned), cluster }
     }
 
-    /// Unambiguous bytes: the fixed part first, the name last.
+    /// An unambiguous encoding: the fixed-size part first, the name last.
     fn bytes(&self) -> Vec<u8> {
         [&self.cluster.0.to_be_bytes()[..], self.name.as_bytes()].concat()
     }
 }
 
 impl Sealer {
-    /// A sealer that knows no cluster yet: it seals and opens nothing before [`Sealer::pin`]. Nobody is revoked.
+    /// A sealer without a cluster: no session is sealed or opened before [`Sealer::pin`]. No user is revoked.
     #[must_use]
     pub fn new(keys: SessionKeys) -> Self {
-        let sealing =
-            Sealing { keys, realm: None, left: Vec::new(), not_before: 0, revocations: Some(Arc::default()) };
+        let sealing = SealerState {
+            keys,
+            realm: None,
+            previous_realms: Vec::new(),
+            not_before: 0,
+            revocations: Some(Arc::default()),
+        };
         Self {
             sealing: ArcSwap::from_pointee(sealing),
             changes: watch::Sender::new(()),
-            // moka's default would keep what is used often, and turn the newest away.
-            seen: Cache::builder().max_capacity(SEEN).eviction_policy(EvictionPolicy::lru()).build(),
+            // moka's default policy keeps frequently used entries and rejects the newest.
+            seen: Cache::builder()
+                .max_capacity(LISTED_SESSIONS)
+                .eviction_policy(EvictionPolicy::lru())
+                .build(),
         }
     }
 
-    /// From now on seals and opens for `realm` only; where it does so already, for those too that it was followed from.
-    pub fn pin(&self, realm: &Realm) {
+    /// Seals and opens sessions for `realm` only. If `realm` is current already, sessions of the clusters
+    /// followed before stay valid too.
+    pub fn pin(&self, realm: &SealRealm) {
         if self.sealing.load().realm.as_ref() != Some(realm) {
-            self.replace(|old| Sealing {
+            self.replace(|old| SealerState {
                 realm: Some(realm.clone()),
-                left: Vec::new(),
-                ..Sealing::clone(old)
+                previous_realms: Vec::new(),
+                ..SealerState::clone(old)
             });
         }
     }
 
-    /// From now on seals for `realm`, whose cluster is followed. What was sealed for the ones before still opens: whom it speaks
-    /// for is to be proved to the new cluster by whoever goes on with it.
-    pub fn follow(&self, realm: &Realm) {
+    /// Seals sessions for `realm`, the followed cluster, from now on. Sessions sealed for earlier clusters
+    /// still open: the caller must prove the user to the new cluster before acting on an older session.
+    pub fn follow(&self, realm: &SealRealm) {
         self.replace(|old| {
-            let before = old.realm.iter().chain(&old.left).filter(|left| *left != realm);
-            let left = before.take(LEFT).cloned().collect();
-            Sealing { realm: Some(realm.clone()), left, ..Sealing::clone(old) }
+            let before = old.realm.iter().chain(&old.previous_realms).filter(|left| *left != realm);
+            let left = before.take(PREVIOUS_REALMS).cloned().collect();
+            SealerState { realm: Some(realm.clone()), previous_realms: left, ..SealerState::clone(old) }
         });
     }
 
-    /// Replaces the keys. Counts of keys that stay go on.
+    /// Replaces the keys. A key present in both sets keeps its usage count.
     pub fn replace_keys(&self, keys: &SessionKeys) {
-        self.replace(|old| Sealing { keys: keys.succeeding(&old.keys), ..Sealing::clone(old) });
+        self.replace(|old| SealerState { keys: keys.succeeding(&old.keys), ..SealerState::clone(old) });
     }
 
-    /// Refuses sessions issued before this second of the Unix epoch: the break-glass.
+    /// Refuses sessions issued before this second of the Unix epoch: the emergency revocation of all
+    /// sessions.
     pub fn refuse_before(&self, not_before: u64) {
-        self.replace(|old| Sealing { not_before, ..Sealing::clone(old) });
+        self.replace(|old| SealerState { not_before, ..SealerState::clone(old) });
     }
 
-    /// From now on refuses what these say; where none are known, opens and admits nothing.
-    pub fn obey(&self, revocations: Option<&Arc<Revocations>>) {
+    /// Applies `revocations` from now on. With `None` (revocations unknown), no session is opened and no
+    /// login is admitted.
+    pub fn apply_revocations(&self, revocations: Option<&Arc<Revocations>>) {
         if self.sealing.load().revocations.as_ref() != revocations {
-            self.replace(|old| Sealing { revocations: revocations.cloned(), ..Sealing::clone(old) });
+            self.replace(|old| SealerState { revocations: revocations.cloned(), ..SealerState::clone(old) });
         }
     }
 
-    fn replace(&self, change: impl Fn(&Arc<Sealing>) -> Sealing) {
+    fn replace(&self, change: impl Fn(&Arc<SealerState>) -> SealerState) {
         self.sealing.rcu(change);
         self.changes.send_replace(());
     }
 
-    /// Whether it is known who was revoked.
+    /// True if the revocations are known.
     #[must_use]
-    pub fn knows(&self) -> bool {
+    pub fn knows_revocations(&self) -> bool {
         self.sealing.load().revocations.is_some()
     }
 
-    /// Whether another cluster is served than at the start.
+    /// True if the served cluster differs from the first pinned cluster.
     #[must_use]
     pub fn has_followed(&self) -> bool {
-        !self.sealing.load().left.is_empty()
+        !self.sealing.load().previous_realms.is_empty()
     }
 
-    /// Moves whenever a session that stood may stand no more.
+    /// A receiver notified whenever a valid session may have become invalid.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
-    /// Whether an opened session still stands. Where it cannot be told, what stood goes on.
+    /// True if an opened session is still valid. While the revocations are unknown, a valid session stays
+    /// valid.
     #[must_use]
-    pub fn stands(&self, session: &Session) -> bool {
+    pub fn is_valid(&self, session: &Session) -> bool {
         let sealing = self.sealing.load();
         session.issued_at >= sealing.not_before
             && session.opened_by.is_none_or(|key| sealing.keys.find(key).is_some())
             && !sealing.revocations.as_ref().is_some_and(|revoked| revoked.refuse(session))
     }
 
-    /// The generation that a login of this user begins with. To be asked before the password is looked at, so that
-    /// what is revoked meanwhile ends this login too, and again after it, for a block.
+    /// The generation for a new login of `user`. Call before the password check, so that a revocation during
+    /// the check also ends the new login; call again after the check, to notice a block.
     ///
     /// # Errors
-    /// See [`Inadmissible`].
-    pub fn admit(&self, user: &UserName) -> Result<u64, Inadmissible> {
+    /// See [`LoginInadmissible`].
+    pub fn admit_login(&self, user: &UserName) -> Result<u64, LoginInadmissible> {
         let sealing = self.sealing.load();
-        let standing = sealing.revocations.as_ref().ok_or(Inadmissible::NotKnown)?.standing(user);
-        if standing.blocked { Err(Inadmissible::Blocked) } else { Ok(standing.generation) }
+        let standing = sealing.revocations.as_ref().ok_or(LoginInadmissible::NotKnown)?.user_revocation(user);
+        if standing.blocked { Err(LoginInadmissible::Blocked) } else { Ok(standing.generation) }
     }
 
-    /// Sessions that were sealed or opened here lately, in no order.
+    /// Sessions recently sealed or opened by the process, unordered.
     #[must_use]
-    pub fn seen(&self) -> Vec<Seen> {
-        let seen = |session: Arc<Session>| Seen {
+    pub fn listed_sessions(&self) -> Vec<ListedSession> {
+        let seen = |session: Arc<Session>| ListedSession {
             id: session.id,
             peer: session.peer.to_string(),
             issued_at: session.issued_at,
-            stands: self.stands(&session),
+            is_valid: self.is_valid(&session),
         };
         self.seen.iter().map(|(_, session)| seen(session)).collect()
     }
 
-    fn note(&self, session: &Session) {
+    fn remember_session(&self, session: &Session) {
         self.seen.insert(session.id, Arc::new(session.without_password()));
     }
 
-    /// How often each key was used to open a session, sealing key first. A key at rest may be taken away.
+    /// Number of sessions opened by each key, sealing key first. An unused key may be removed.
     #[must_use]
     pub fn opened_by_key(&self) -> Vec<(KeyId, u64)> {
         self.sealing.load().keys.opened()
     }
 
-    /// Seals `session` into a token that is safe as a header value.
+    /// Seals `session` into a token safe for use as a header value.
     ///
     /// # Errors
     /// See [`SealFailure`].
@@ -418,25 +438,26 @@ impl Sealer {
         let mut text = String::with_capacity(MARK.len() + token.len().div_ceil(3) * 4);
         text.push_str(MARK);
         URL_SAFE_NO_PAD.encode_string(&token, &mut text);
-        self.note(session);
+        self.remember_session(session);
         Ok(Secret::new(text))
     }
 
-    /// Opens what a client presented.
+    /// Opens a token presented by a client.
     ///
     /// # Errors
-    /// See [`OpenFailure`]; only what [is ours](OpenFailure::is_ours) may be told apart by the client.
+    /// See [`OpenFailure`]; the client may learn no more than that the failure [is
+    /// ours](OpenFailure::is_ours).
     pub fn open(&self, token: &[u8]) -> Result<Session, OpenFailure> {
         self.sealing.load().open(token).map(|(session, _key)| session)
     }
 
-    fn sealing(&self) -> Arc<Sealing> {
+    fn sealing(&self) -> Arc<SealerState> {
         self.sealing.load_full()
     }
 }
 
-impl Sealing {
-    /// The session, and which of the keys opened it.
+impl SealerState {
+    /// The session and the index of the key used to open the token.
     fn open(&self, token: &[u8]) -> Result<(Session, usize), OpenFailure> {
         let encoded = token.strip_prefix(MARK.as_bytes()).ok_or(OpenFailure::NotOurs)?;
         if encoded.len() > LONGEST_TOKEN {
@@ -448,7 +469,7 @@ impl Sealing {
         let (nonce, boxed) = rest.split_first_chunk::<NONCE>().ok_or(OpenFailure::NotOurs)?;
         let realm = self.realm.as_ref().ok_or(OpenFailure::NotPinned)?;
         let (index, key) = self.keys.find(KeyId(*id)).ok_or(OpenFailure::UnknownKey)?;
-        let mut realms = std::iter::once(realm).chain(&self.left).map(Realm::bytes);
+        let mut realms = std::iter::once(realm).chain(&self.previous_realms).map(SealRealm::bytes);
         let realm = realms.find(|realm| key.realm_tag(realm) == *tag).ok_or(OpenFailure::ForeignRealm)?;
         let aad = associated_data(key.id(), &realm);
         let plain = key
@@ -491,7 +512,7 @@ impl fmt::Display for SessionPeer {
     }
 }
 
-impl fmt::Display for Namespace {
+impl fmt::Display for PeerNamespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Password => "password",
@@ -525,27 +546,27 @@ mod tests {
 
     pub(super) fn sealer(seeds: &[u8]) -> Sealer {
         let sealer = Sealer::new(keys(seeds));
-        sealer.pin(&Realm::new(None, CLUSTER));
+        sealer.pin(&SealRealm::new(None, CLUSTER));
         sealer
     }
 
     pub(super) fn login(user: &str, password: &str) -> Session {
         let peer = SessionPeer::Password { user: user.into(), password: Secret::new(password.to_owned()) };
         let now = UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
-        Session::begin(peer, Proof::Etcd { auth_revision: 7 }, 3, now).unwrap()
+        Session::begin(peer, SessionProof::Etcd { auth_revision: 7 }, 3, now).unwrap()
     }
 
     pub(super) fn known_to_file(user: &str) -> Session {
-        let peer = SessionPeer::Known { namespace: Namespace::File, user: user.into() };
-        Session { peer, proof: Proof::File { line: 0x0102_0304_0506_0708 }, ..login("", "") }
+        let peer = SessionPeer::Known { namespace: PeerNamespace::File, user: user.into() };
+        Session { peer, proof: SessionProof::File { line: 0x0102_0304_0506_0708 }, ..login("", "") }
     }
 
-    /// A session of every kind.
+    /// One session of every kind.
     pub(super) fn kinds() -> Vec<Session> {
         vec![
             login("ålice", "pass\0word ü"),
-            Session { proof: Proof::None, ..login("ålice", "") },
-            Session { proof: Proof::Etcd { auth_revision: u64::MAX }, ..login("ålice", "") },
+            Session { proof: SessionProof::None, ..login("ålice", "") },
+            Session { proof: SessionProof::Etcd { auth_revision: u64::MAX }, ..login("ålice", "") },
             known_to_file("ålice"),
         ]
     }
@@ -571,7 +592,7 @@ mod tests {
 
     #[test]
     fn sessions_of_clusters_that_were_followed_from_still_open_and_no_others() {
-        let realm = |cluster| Realm::new(None, ClusterId(cluster));
+        let realm = |cluster| SealRealm::new(None, ClusterId(cluster));
         let sealer = Sealer::new(keys(&[1]));
         sealer.pin(&realm(1));
         let token = sealer.seal(&login("alice", "p")).unwrap();
@@ -585,7 +606,7 @@ mod tests {
         alone.pin(&realm(2));
         assert_eq!(failure(&alone, new.expose().as_bytes()), None, "it seals for the new one");
         assert_eq!(opens(&alone), Some(OpenFailure::ForeignRealm), "who did not go along knows none");
-        for cluster in 3..3 + u64::try_from(LEFT).unwrap() - 1 {
+        for cluster in 3..3 + u64::try_from(PREVIOUS_REALMS).unwrap() - 1 {
             sealer.follow(&realm(cluster));
             assert_eq!(opens(&sealer), None);
         }
@@ -667,11 +688,11 @@ mod tests {
         let token = token.expose().as_bytes();
         assert_eq!(failure(&sealer(&[2]), token), Some(OpenFailure::UnknownKey));
         let foreign = sealer(&[1]);
-        for realm in [Realm::new(None, ClusterId(7)), Realm::new(Some("other"), CLUSTER)] {
+        for realm in [SealRealm::new(None, ClusterId(7)), SealRealm::new(Some("other"), CLUSTER)] {
             foreign.pin(&realm);
             assert_eq!(failure(&foreign, token), Some(OpenFailure::ForeignRealm), "{realm:?}");
         }
-        foreign.pin(&Realm::new(Some("cafe"), CLUSTER));
+        foreign.pin(&SealRealm::new(Some("cafe"), CLUSTER));
         assert!(foreign.open(token).is_ok(), "the default name is the cluster's id");
     }
 
@@ -730,34 +751,34 @@ mod tests {
         let mut changes = sealer.changes();
         let token = sealer.seal(&login("alice", "p")).unwrap();
         let session = sealer.open(token.expose().as_bytes()).unwrap();
-        let revoke = |change: &Change| {
+        let revoke = |change: &RevocationChange| {
             let none = Revocations::default();
             Arc::new(none.with(none.entry(change, UNIX_EPOCH + std::time::Duration::from_secs(9))).unwrap())
         };
         for (change, stands) in [
-            (Change::Revoke("bob".into()), true),
-            (Change::Revoke("alice".into()), false),
-            (Change::Block("alice".into()), false),
-            (Change::RevokeSession(session.id), false),
+            (RevocationChange::Revoke("bob".into()), true),
+            (RevocationChange::Revoke("alice".into()), false),
+            (RevocationChange::Block("alice".into()), false),
+            (RevocationChange::RevokeSession(session.id), false),
         ] {
             changes.mark_unchanged();
             let revoked = revoke(&change);
-            sealer.obey(Some(&revoked));
+            sealer.apply_revocations(Some(&revoked));
             assert!(changes.has_changed().unwrap(), "{change}");
-            assert_eq!(sealer.stands(&session), stands, "{change}");
+            assert_eq!(sealer.is_valid(&session), stands, "{change}");
             let failed = failure(&sealer, token.expose().as_bytes());
             assert_eq!(failed, (!stands).then_some(OpenFailure::Revoked), "{change}");
             changes.mark_unchanged();
-            sealer.obey(Some(&Arc::new(Revocations::clone(&revoked))));
+            sealer.apply_revocations(Some(&Arc::new(Revocations::clone(&revoked))));
             assert!(!changes.has_changed().unwrap(), "the same again changes nothing");
         }
-        sealer.obey(Some(&revoke(&Change::Revoke("alice".into()))));
-        let generation = sealer.admit(&"alice".into()).unwrap();
+        sealer.apply_revocations(Some(&revoke(&RevocationChange::Revoke("alice".into()))));
+        let generation = sealer.admit_login(&"alice".into()).unwrap();
         let again = Session { generation, ..login("alice", "p") };
         let again = sealer.seal(&again).unwrap();
         assert!(sealer.open(again.expose().as_bytes()).is_ok(), "a login after it is good");
-        sealer.obey(Some(&revoke(&Change::Block("alice".into()))));
-        assert_eq!(sealer.admit(&"alice".into()), Err(Inadmissible::Blocked));
+        sealer.apply_revocations(Some(&revoke(&RevocationChange::Block("alice".into()))));
+        assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
     }
 
     #[test]
@@ -765,11 +786,11 @@ mod tests {
         let sealer = sealer(&[1]);
         let token = sealer.seal(&login("alice", "p")).unwrap();
         let session = sealer.open(token.expose().as_bytes()).unwrap();
-        sealer.obey(None);
+        sealer.apply_revocations(None);
         let failed = failure(&sealer, token.expose().as_bytes()).unwrap();
         assert_eq!((failed, failed.is_ours()), (OpenFailure::NotKnown, true));
-        assert_eq!(sealer.admit(&"alice".into()), Err(Inadmissible::NotKnown));
-        assert!(sealer.stands(&session), "what stood goes on");
+        assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::NotKnown));
+        assert!(sealer.is_valid(&session), "what stood goes on");
     }
 
     #[test]
@@ -778,9 +799,9 @@ mod tests {
         let token = sealer.seal(&login("alice", "p")).unwrap();
         let session = sealer.open(token.expose().as_bytes()).unwrap();
         sealer.replace_keys(&keys(&[2, 1]));
-        assert!(sealer.stands(&session));
+        assert!(sealer.is_valid(&session));
         sealer.replace_keys(&keys(&[2]));
-        assert!(!sealer.stands(&session));
+        assert!(!sealer.is_valid(&session));
     }
 
     #[test]
@@ -788,11 +809,11 @@ mod tests {
         let sealer = sealer(&[1]);
         let sealed = login("alice", "hunter2");
         let token = sealer.seal(&sealed).unwrap();
-        let seen = sealer.seen();
+        let seen = sealer.listed_sessions();
         assert_eq!((seen.len(), seen[0].id, &*seen[0].peer), (1, sealed.id, "password:alice"));
-        assert!(seen[0].stands);
+        assert!(seen[0].is_valid);
         sealer.refuse_before(u64::MAX);
-        assert!(!sealer.seen()[0].stands);
+        assert!(!sealer.listed_sessions()[0].is_valid);
         let shown = format!("{seen:?}");
         assert!(!shown.contains("hunter2") && !shown.contains(token.expose().as_str()), "{shown}");
     }
@@ -800,16 +821,17 @@ mod tests {
     #[test]
     fn of_more_sessions_than_are_kept_the_newest_are_listed() {
         let sealer = sealer(&[1]);
-        let sessions: Vec<Session> = (0..SEEN + 1000).map(|_| login("alice", "p")).collect();
+        let sessions: Vec<Session> = (0..LISTED_SESSIONS + 1000).map(|_| login("alice", "p")).collect();
         for session in &sessions {
-            sealer.note(session);
-            // The oldest are in use: that does not make them stay.
-            sealer.note(&sessions[0]);
+            sealer.remember_session(session);
+            // Use of the oldest session does not protect the session from eviction.
+            sealer.remember_session(&sessions[0]);
         }
         sealer.seen.run_pending_tasks();
-        let seen: std::collections::HashSet<_> = sealer.seen().into_iter().map(|seen| seen.id).collect();
+        let seen: std::collections::HashSet<_> =
+            sealer.listed_sessions().into_iter().map(|seen| seen.id).collect();
         let newest = sessions.iter().rev().take(1000).filter(|session| seen.contains(&session.id)).count();
-        assert_eq!((newest, seen.len()), (1000, usize::try_from(SEEN).unwrap()));
+        assert_eq!((newest, seen.len()), (1000, usize::try_from(LISTED_SESSIONS).unwrap()));
     }
 
     #[test]
@@ -830,7 +852,7 @@ mod tests {
         let opened = sealer(&[1]).open(token).unwrap();
         assert_eq!(opened.peer.to_string(), "password:alice");
         assert_eq!(opened.peer.password().unwrap().expose(), "hunter2");
-        assert_eq!(opened.proof, Proof::Etcd { auth_revision: 0 }, "it knew of none");
+        assert_eq!(opened.proof, SessionProof::Etcd { auth_revision: 0 }, "it knew of none");
         assert_eq!((opened.issued_at, opened.generation), (1_700_000_000, 3));
         assert_eq!(opened.id.to_string(), "2188fb71f3e76d20bc325cea09efdc7c");
     }

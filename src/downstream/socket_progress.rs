@@ -1,8 +1,9 @@
-//! What a client connection's socket shows of its peer.
+//! Signs of life of a client, from its socket.
 //!
-//! Owns: how many bytes came, and the last moment at which the peer showed that it is there. Must not know: HTTP/2, what the bytes are.
-//! Invariants: received bytes are a sign of life; sent ones are none, since the kernel takes them also for a peer that is gone, but a socket
-//! that took nothing and takes bytes again has a peer that reads.
+//! Owns: the number of bytes received, and the time of the last sign of life. Must not know: HTTP/2, the
+//! meaning of the bytes.
+//! Invariants: received bytes are a sign of life. Sent bytes are not, since the kernel accepts bytes for a
+//! dead peer too; but a full socket that accepts bytes again has a reading peer.
 
 use std::cell::Cell;
 
@@ -27,7 +28,7 @@ impl Default for SocketProgress {
 }
 
 impl SocketProgress {
-    /// So many bytes came.
+    /// Records received bytes.
     pub(super) fn note_received(&self, bytes: usize) {
         if bytes > 0 {
             self.received.set(self.received.get().saturating_add(bytes));
@@ -35,7 +36,7 @@ impl SocketProgress {
         }
     }
 
-    /// A write took bytes, or took none since there is no room.
+    /// Records a write: `was_taken` is false if the socket was full.
     pub(super) fn note_write(&self, was_taken: bool) {
         if was_taken && self.is_blocked.get() {
             self.sign_of_life.set(Instant::now());
@@ -43,12 +44,12 @@ impl SocketProgress {
         self.is_blocked.set(!was_taken);
     }
 
-    /// How many bytes came.
+    /// The number of bytes received.
     pub(super) fn received(&self) -> usize {
         self.received.get()
     }
 
-    /// When the peer showed last that it is there.
+    /// Time of the last sign of life.
     pub(super) fn sign_of_life(&self) -> Instant {
         self.sign_of_life.get()
     }

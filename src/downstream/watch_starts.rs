@@ -1,11 +1,12 @@
-//! The watches "from now" of one client connection that no member has registered yet.
+//! The "from now" watches of one client connection, not yet registered by a member.
 //!
-//! Owns: which of them a write on the same connection arrived behind, and how long that write waits for them. A client that sends a
-//! create and a put right behind it, without waiting for Created, expects the put as an event: etcd registers the watch
-//! long before it has agreed on the put. Through a proxy the two travel on different connections, perhaps to different members.
-//! Must not know: how a watch is registered, what a write is.
-//! Invariants: a write waits only for creates that arrived before it on its own connection, and never past [`LONGEST`] after the
-//! create arrived; a create that was overtaken is told a revision below every write that overtook it.
+//! Owns: the creates that a write on the same connection arrived behind, and the time limit of the write's
+//! wait. A client sending a create and a put right behind the create, without waiting for Created, expects
+//! the put as an event: etcd registers the watch long before agreeing on the put. Through a proxy the two
+//! requests travel on different connections, perhaps to different members.
+//! Must not know: how a watch is registered, the meaning of a write.
+//! Invariants: a write waits only for creates received earlier on the same connection, and never past
+//! [`LONGEST`] after a create's arrival. An overtaken create records a revision below every overtaking write.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -17,49 +18,50 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::identity::Revision;
 
-/// A create that takes longer than this is overtaken: its member is being dialled, or a login is under way.
+/// Wait limit: a slower create is overtaken, since its member is being dialled or a login is in progress.
 pub const LONGEST: Duration = Duration::from_millis(250);
 
-/// The unregistered creates of one connection, in the order of their arrival.
+/// The unregistered creates of one connection, in order of arrival.
 #[derive(Debug, Default)]
 pub struct WatchStarts {
     last: Cell<u64>,
-    pending: RefCell<BTreeMap<u64, Pending>>,
+    pending: RefCell<BTreeMap<u64, PendingWatchStart>>,
     changed: Notify,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Pending {
-    /// When writes stop waiting for it.
+struct PendingWatchStart {
+    /// Time after which writes stop waiting for the create.
     until: Instant,
-    /// The revision that was known when the first write went ahead of it.
+    /// The revision known when the first write overtook the create.
     overtaken: Option<Revision>,
 }
 
-/// One create, or a Watch stream whose first create may have arrived with its header. Writes behind it wait until the last
-/// clone is dropped.
+/// One create, or a Watch stream with a first create possibly right behind its header. Later writes wait
+/// until the last clone is dropped.
 #[derive(Clone, Debug)]
-pub struct WatchStart(Rc<Entry>);
+pub struct WatchStart(Rc<WatchStartEntry>);
 
 #[derive(Debug)]
-struct Entry {
+struct WatchStartEntry {
     starts: Rc<WatchStarts>,
     number: u64,
 }
 
 impl WatchStarts {
-    /// Registers a create that arrives now.
+    /// Adds a create arriving now.
     #[must_use]
     pub fn begin(self: &Rc<Self>) -> WatchStart {
         let number = self.last.get() + 1;
         self.last.set(number);
-        let pending = Pending { until: Instant::now() + LONGEST, overtaken: None };
+        let pending = PendingWatchStart { until: Instant::now() + LONGEST, overtaken: None };
         self.pending.borrow_mut().insert(number, pending);
-        WatchStart(Rc::new(Entry { starts: Rc::clone(self), number }))
+        WatchStart(Rc::new(WatchStartEntry { starts: Rc::clone(self), number }))
     }
 
-    /// Waits until the creates that arrived before this call are registered or gone, or have taken too long; those are told
-    /// `known()`, a revision that the cluster has reached by then. False where there was nothing to wait for. Cancel-safe.
+    /// Waits until all creates received before the call are registered or gone, or have exceeded [`LONGEST`].
+    /// Creates exceeding the limit record `known()`, a revision reached by the cluster. False if there was no
+    /// create to wait for. Cancel-safe.
     pub async fn wait(&self, known: impl FnOnce() -> Revision) -> bool {
         if self.pending.borrow().is_empty() {
             return false;
@@ -86,14 +88,14 @@ impl WatchStarts {
 }
 
 impl WatchStart {
-    /// A revision below that of every write which went ahead of this create; none where no write did.
+    /// A revision below every write that overtook the create; `None` if no write did.
     #[must_use]
     pub fn overtaken(&self) -> Option<Revision> {
         self.0.starts.pending.borrow().get(&self.0.number)?.overtaken
     }
 }
 
-impl Drop for Entry {
+impl Drop for WatchStartEntry {
     fn drop(&mut self) {
         self.starts.pending.borrow_mut().remove(&self.number);
         self.starts.changed.notify_waiters();

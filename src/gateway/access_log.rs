@@ -1,9 +1,9 @@
-//! One record per call: counted and, where configured, logged when the call ends, however it ends.
+//! One record per call: counted, and logged if configured, when the call ends, however it ends.
 //!
-//! Owns: what is told about a call. Must not know how it was answered. Invariants: a record is written exactly once,
-//! by its drop; it never holds a key, a value, a token or a password. A call that nobody finished (the client went
-//! away) is told as Canceled. Records of callers that have proved no identity are limited by rate, so that nobody can fill a
-//! disk by being refused; all of them are counted.
+//! Owns: the facts reported about a call. Must not know: how the call was answered.
+//! Invariants: a record is written exactly once, on drop, and never holds a key, a value, a token or a
+//! password. A call abandoned by its client is reported as Canceled. Records of refused callers without a
+//! proved identity are limited by rate, so refusals cannot fill a disk; all records are counted.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -17,57 +17,58 @@ use crate::refusal::Code;
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::{self, metrics::Metrics};
 
-/// What is known of a connection in each of its records.
+/// The facts of a connection repeated in each record.
 #[derive(Debug)]
-pub struct Origin {
+pub struct ConnectionOrigin {
     /// The listener's name.
     pub listener: Arc<str>,
-    /// The client's address; none on a unix socket.
+    /// The client's address; `None` on a unix socket.
     pub remote: Option<SocketAddr>,
 }
 
-/// Which calls of a shard leave a record in the log.
+/// The calls of a shard that leave a record in the log.
 #[derive(Clone, Debug)]
 pub enum AccessLog {
-    /// None does.
+    /// No calls.
     Off,
-    /// Every call of a caller that is known; of the others as many as this allows.
+    /// All calls, except that records of callers without a proved identity pass the limiter, if the call
+    /// failed or never went upstream.
     On(Rc<RecordLimiter>),
 }
 
-/// A call's record. Dropping it writes it.
-pub struct Record {
+/// The record of a call, written on drop.
+pub struct AccessRecord {
     metrics: Arc<Metrics>,
     log: AccessLog,
     unary: bool,
     row: usize,
     method: &'static str,
-    origin: Rc<Origin>,
+    origin: Rc<ConnectionOrigin>,
     started: Instant,
     code: Option<Code>,
-    /// Who called, or who the caller said it is, once known.
+    /// The caller, as proved or as claimed, once known.
     pub peer: Option<Rc<str>>,
-    /// The caller has proved that it is an etcd user.
+    /// True if the caller has proved to be an etcd user.
     pub is_proved: bool,
-    /// As whom, once known.
+    /// The upstream user, once known.
     pub user: Option<UserName>,
-    /// Which member answered last.
+    /// The member that answered last.
     pub member: Option<MemberId>,
-    /// How often it was sent.
+    /// The number of times the call was sent upstream.
     pub attempts: u32,
-    /// Bytes of messages to the client, framed.
+    /// Bytes of framed messages sent to the client.
     pub sent: u64,
 }
 
-impl Record {
-    /// Begins a record. `row` and `method` name the method; unknown methods share one row.
+impl AccessRecord {
+    /// Begins a record. `row` and `method` name the method; all unknown methods share a row.
     #[must_use]
     pub fn begin(
         metrics: Arc<Metrics>,
         log: AccessLog,
         (row, method): (usize, &'static str),
         unary: bool,
-        origin: Rc<Origin>,
+        origin: Rc<ConnectionOrigin>,
     ) -> Self {
         open(&metrics, unary).inc();
         Self {
@@ -88,18 +89,18 @@ impl Record {
         }
     }
 
-    /// The call ended with `code`. The first call counts.
+    /// Notes the status code of the call. Later codes are ignored.
     pub fn ended(&mut self, code: Code) {
         self.code.get_or_insert(code);
     }
 }
 
-/// How many are under way of its kind.
+/// The gauge of open calls, or of open streams.
 fn open(metrics: &Metrics, unary: bool) -> &Gauge {
     if unary { &metrics.calls_open } else { &metrics.streams_open }
 }
 
-impl Drop for Record {
+impl Drop for AccessRecord {
     fn drop(&mut self) {
         let took = self.started.elapsed();
         let code = self.code.unwrap_or(Code::Canceled);
@@ -107,7 +108,8 @@ impl Drop for Record {
         self.metrics.call_ended(self.row, code as u8, self.unary.then_some(took));
         match &self.log {
             AccessLog::Off => return,
-            // A caller that is nobody, and was refused, or answered by Keyward itself: it costs etcd nothing to ask again.
+            // A call of an unproved caller, refused or answered by Keyward itself: repeating the call costs
+            // etcd nothing.
             AccessLog::On(limiter)
                 if !self.is_proved && (code != Code::Ok || self.attempts == 0) && !limiter.may_log() =>
             {

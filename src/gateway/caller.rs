@@ -1,15 +1,17 @@
-//! From what a request presents to as whom it goes upstream.
+//! Identification: from a request's token, certificate or listener to the etcd user of the upstream call.
 //!
-//! Owns: that decision. Must not know: how tokens are sealed, how certificates are verified, what a call does.
-//! Invariants (rules 9, 14): of the ways that a listener allows, the first that a request shows decides; what is shown
-//! and bad is refused, and never falls back to another, unless auth is off upstream (`ignored`); a peer that is no etcd user
-//! sends nothing upstream, unless auth is off there; rules that were replaced decide no call that came later; a user who is blocked is nobody's.
+//! Owns: the decision. Must not know: how tokens are sealed, how certificates are verified, the content of a
+//! call.
+//! Invariants (docs/decisions.md#d09, docs/decisions.md#d14): of the ways accepted by the listener, the first
+//! way shown by the request decides; a bad credential is refused and never falls back to another way, unless
+//! auth is off upstream (`ignored`); a peer without an etcd user sends nothing upstream, unless auth is off
+//! upstream; replaced rules decide no later call; no peer may act as a blocked user.
 
-mod again;
+mod connection_callers;
 mod etcd_tokens;
 mod identities;
-mod ignored;
-mod remembered;
+mod ignored_tokens;
+mod recheck;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,127 +22,129 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Identify;
-use crate::downstream::jwt::VerifiedJwts;
-use crate::downstream::session::{OpenedSessions, Presented, Sealer, Session};
-use crate::gateway::access_log::Record;
+use crate::downstream::session::{OpenedSessions, PresentedToken, Sealer, Session};
+use crate::downstream::verified_jwts::VerifiedJwts;
+use crate::gateway::access_log::AccessRecord;
 use crate::gateway::exchange::PATIENCE;
-use crate::gateway::login::sources::{Denied, Proved};
-use crate::gateway::{Client, Gateway, cut_at};
+use crate::gateway::login::password_check::{LoginDenial, LoginProof};
+use crate::gateway::{ClientConnection, Gateway, expiry_deadline};
 use crate::identity::{Peer, UserName};
-use crate::jwt::Verified;
+use crate::jwt::VerifiedJwt;
 use crate::published::Published;
 use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Method;
 use crate::secret::Secret;
-use crate::upstream::credential::InUse;
-use crate::upstream::send::As;
+use crate::upstream::credential::TokenUseGuard;
+use crate::upstream::send::UpstreamUser;
 
-use identities::{Brought, Standing};
+use identities::{OwnCredential, PeerStanding};
 
+pub use connection_callers::ConnectionCallers;
 pub use identities::Identities;
-pub use remembered::Remembered;
 
-/// Sessions that one shard keeps opened: some 500 bytes each.
+/// Opened sessions cached per shard, of some 500 bytes each.
 const OPENED: usize = 8192;
-/// After what time it is asked again who is right, while the configuration changes.
+/// Pause before a caller is decided again while rules and users file are being replaced.
 const BETWEEN: Duration = Duration::from_millis(5);
-/// JWTs that one shard keeps verified: some 2 KiB each.
+/// Verified JWTs cached per shard, of some 2 KiB each.
 const VERIFIED: usize = 4096;
 
-/// A peer that was identified.
+/// An identified peer.
 #[derive(Clone)]
 pub struct Caller {
-    /// As whom it goes upstream.
-    pub whom: As,
-    /// That user's name, for the record.
+    /// The upstream user, with the credential.
+    pub upstream_user: UpstreamUser,
+    /// The upstream user's name, for the access record.
     pub user: Option<UserName>,
-    /// When its proof ends, where what it has under way ends with it.
-    pub until: Option<Instant>,
-    /// It lives by a session's password that was accepted once, and is not what it goes upstream with.
-    pub again: bool,
-    /// Why it does: when they hold no more, neither does what lives by them.
-    grounds: Grounds,
+    /// Time of the proof's expiry, if the caller's streams and calls end with the proof.
+    pub expires_at: Option<Instant>,
+    /// True if the peer's session password was accepted once and the call goes upstream with another
+    /// credential, so etcd does not see the session's password any more.
+    pub needs_recheck: bool,
+    /// The basis of the decision: when void, the caller's streams and calls end.
+    grounds: CallerGrounds,
 }
 
-/// Who is calling, and what it showed.
+/// The peer, and the evidence shown.
 #[derive(Clone)]
-struct Grounds {
+struct CallerGrounds {
     peer: Peer,
-    shown: Evidence,
+    evidence: CallerEvidence,
 }
 
-/// What a request shows, once it was opened or verified.
+/// The evidence shown by a request, after opening or verification.
 #[derive(Clone)]
-enum Evidence {
-    /// A session's token.
+enum CallerEvidence {
+    /// A session token.
     Session(Rc<Session>),
-    /// A JWT: what it says, and itself, since its issuer's keys may change.
-    Jwt(Rc<Verified>, Rc<Secret<Vec<u8>>>),
-    /// Nothing beside the connection itself: its certificate, or its listener.
+    /// A JWT: the claims, and the token itself for verification with the issuer's later keys.
+    Jwt(Rc<VerifiedJwt>, Rc<Secret<Vec<u8>>>),
+    /// The connection alone: a client certificate, or the listener.
     Connection,
-    /// The same beside a token that etcd would not look at, since auth is off.
+    /// The connection, beside a token ignored because auth is off.
     Ignored,
 }
 
 impl Caller {
-    fn new(whom: As, until: Option<Instant>, grounds: Grounds) -> Self {
+    fn new(whom: UpstreamUser, until: Option<Instant>, grounds: CallerGrounds) -> Self {
         let user = match &whom {
-            As::Nobody => None,
-            As::User(identity) => Some(identity.user().clone()),
+            UpstreamUser::Nobody => None,
+            UpstreamUser::User(identity) => Some(identity.user().clone()),
         };
-        Self { whom, user, until, again: false, grounds }
+        Self { upstream_user: whom, user, expires_at: until, needs_recheck: false, grounds }
     }
 
-    /// The session that says so, if one does.
+    /// The caller's session, if identified by a session token.
     #[must_use]
     pub fn session(&self) -> Option<&Rc<Session>> {
-        match &self.grounds.shown {
-            Evidence::Session(session) => Some(session),
-            Evidence::Jwt(..) | Evidence::Connection | Evidence::Ignored => None,
+        match &self.grounds.evidence {
+            CallerEvidence::Session(session) => Some(session),
+            CallerEvidence::Jwt(..) | CallerEvidence::Connection | CallerEvidence::Ignored => None,
         }
     }
 
-    /// Keeps the credential fresh for as long as it is held: for streams and calls that block.
+    /// Keeps the credential fresh until dropped: for streams and blocking calls.
     #[must_use]
-    pub fn in_use(&self) -> Option<InUse> {
-        match &self.whom {
-            As::Nobody => None,
-            As::User(identity) => identity.hold(),
+    pub fn in_use(&self) -> Option<TokenUseGuard> {
+        match &self.upstream_user {
+            UpstreamUser::Nobody => None,
+            UpstreamUser::User(identity) => identity.keep_alive(),
         }
     }
 }
 
-/// The peers whose tokens were opened on this shard lately, and who they are upstream.
-pub struct Callers {
+/// Identification on a shard, with caches of opened sessions and verified JWTs.
+pub struct CallerIdentification {
     opened: OpenedSessions,
     verified: VerifiedJwts,
     identities: Arc<Published<Identities>>,
 }
 
-impl Callers {
-    /// Nobody yet.
+impl CallerIdentification {
+    /// Starts with empty caches.
     #[must_use]
     pub fn new(sealer: Arc<Sealer>, identities: Arc<Published<Identities>>) -> Self {
         let opened = OpenedSessions::new(sealer, OPENED);
         Self { opened, verified: VerifiedJwts::new(VERIFIED), identities }
     }
 
-    /// Who is calling, which is noted in the record. `method` is none for one that we do not know.
+    /// Identifies the caller and notes the peer in the record. `method` is `None` for an unknown method.
     ///
     /// # Errors
-    /// What it shows is bad, all ways of which look the same; or it is no etcd user, or one that is blocked.
+    /// The credential is bad, with the same answer for every kind of fault; or the peer is no etcd user, or a
+    /// blocked user.
     pub async fn identify(
         &self,
         gateway: &Gateway,
-        client: &Client,
+        client: &ClientConnection,
         method: Option<&Method>,
         headers: &HeaderMap,
-        record: &mut Record,
+        record: &mut AccessRecord,
     ) -> Result<Rc<Caller>, Refusal> {
-        let presented = Presented::in_headers(headers);
+        let presented = PresentedToken::in_headers(headers);
         client.remembered.borrow_mut().follow(&self.identities.load());
         let standing = if self.ignores(gateway, client, presented) {
-            // A call is looked at again once its request has come whole; it is counted once.
+            // A call is identified again once its request is complete, but counted once.
             if record.peer.is_none() {
                 gateway.metrics.tokens_ignored.inc();
             }
@@ -148,14 +152,14 @@ impl Callers {
         } else {
             self.by_presented(gateway, client, method, presented)?
         };
-        let standing = match &standing.grounds.shown {
-            Evidence::Session(session) if standing.again() => {
+        let standing = match &standing.grounds.evidence {
+            CallerEvidence::Session(session) if standing.needs_recheck() => {
                 let session = Rc::clone(session);
-                // Apart: few calls are of this kind.
+                // Boxed, since few calls take this path.
                 let proved =
                     Box::pin(self.prove_again(gateway, client, Rc::clone(&session), standing)).await?;
-                // That took a while: what was revoked meanwhile is revoked.
-                if !gateway.sealer.stands(&session) {
+                // A revocation may have arrived during the proof.
+                if !gateway.sealer.is_valid(&session) {
                     gateway.metrics.sessions_refused.inc();
                     return Err(Refusal::INVALID_AUTH_TOKEN);
                 }
@@ -170,7 +174,7 @@ impl Callers {
             return Err(refusal);
         }
         record.peer = Some(Rc::clone(&standing.peer));
-        let decided = again::decided(gateway, standing).and_then(|caller| {
+        let decided = recheck::upstream_caller(gateway, standing).and_then(|caller| {
             record.user = caller.user.clone();
             record.is_proved = caller.user.is_some();
             self.generation(gateway, &caller).map(|_| caller)
@@ -182,25 +186,25 @@ impl Callers {
         })
     }
 
-    /// Who calls by what is shown first of what counts.
+    /// Identifies the caller by the deciding way.
     fn by_presented(
         &self,
         gateway: &Gateway,
-        client: &Client,
+        client: &ClientConnection,
         method: Option<&Method>,
-        presented: Presented<'_>,
-    ) -> Result<Standing, Refusal> {
+        presented: PresentedToken<'_>,
+    ) -> Result<PeerStanding, Refusal> {
         let (way, takes_default) = {
             let remembered = client.remembered.borrow();
             let ways = remembered.identities.ways(client);
-            (way(ways, client, kind_of(presented))?, ways.contains(&Identify::Default))
+            (deciding_way(ways, client, token_kind(presented))?, ways.contains(&Identify::Default))
         };
         match (way, presented) {
-            (Identify::Token, Presented::Token(token)) => self.by_token(gateway, client, token),
-            (Identify::Jwt, Presented::Token(token)) => self.by_jwt(gateway, client, token),
+            (Identify::Token, PresentedToken::Token(token)) => self.by_token(gateway, client, token),
+            (Identify::Jwt, PresentedToken::Token(token)) => self.by_jwt(gateway, client, token),
             (Identify::Certificate, _) => Ok(self.by_certificate(client)),
             (Identify::Token | Identify::Jwt | Identify::Default, _) => {
-                let lent = method.and_then(|method| client.remembered.borrow().lent(method));
+                let lent = method.and_then(|method| client.remembered.borrow().lent_token(method));
                 match lent {
                     Some(token) => self.by_token(gateway, client, token.expose()),
                     None if takes_default => Ok(self.by_default(client)),
@@ -210,46 +214,52 @@ impl Callers {
         }
     }
 
-    /// Whether what a session's password proved still holds, where nobody upstream looks at it.
+    /// Checks that the session's password still proves the user, where etcd does not see the password.
     async fn prove_again(
         &self,
         gateway: &Gateway,
-        client: &Client,
+        client: &ClientConnection,
         session: Rc<Session>,
-        standing: Standing,
-    ) -> Result<Standing, Refusal> {
+        standing: PeerStanding,
+    ) -> Result<PeerStanding, Refusal> {
         let until = Instant::now() + PATIENCE;
         loop {
             let proved = timeout_at(until, gateway.logins.prove_again(&session)).await;
-            match proved.unwrap_or(Err(Denied::Untold)) {
-                Ok(Proved::Etcd | Proved::Nothing) => return Ok(standing),
-                // The user has moved into the users file since.
-                Ok(Proved::File(line)) => {
+            match proved.unwrap_or(Err(LoginDenial::Untold)) {
+                Ok(LoginProof::Etcd | LoginProof::Nothing) => return Ok(standing),
+                // The user has moved into the users file since the login.
+                Ok(LoginProof::File(line)) => {
                     let identities = self.identities.load();
-                    if identities.know(session.peer.user(), line) {
-                        let grounds = again::by_file(session);
-                        let standing = identities.standing(client, grounds, None, Brought::Nothing);
-                        return Ok(standing.proved_elsewhere());
+                    if identities.contains_line(session.peer.user(), line) {
+                        let grounds = recheck::by_file(session);
+                        let standing = identities.standing(client, grounds, None, OwnCredential::Nothing);
+                        return Ok(standing.with_recheck());
                     }
                 }
-                Err(Denied::WrongPassword | Denied::NoPassword) => {
+                Err(LoginDenial::WrongPassword | LoginDenial::NoPassword) => {
                     gateway.metrics.sessions_refused.inc();
                     return Err(Refusal::INVALID_AUTH_TOKEN);
                 }
-                Err(Denied::Untold | Denied::Limited) => return Err(Refusal::NOTHING_SENT),
+                Err(LoginDenial::Untold | LoginDenial::Limited) => return Err(Refusal::NOTHING_SENT),
             }
-            // The line is of another users file than the rules: one of them is about to come.
+            // The line and the rules are of different versions of the users file; the second replacement
+            // follows shortly.
             sleep(BETWEEN).await;
         }
     }
 
-    fn by_token(&self, gateway: &Gateway, client: &Client, token: &[u8]) -> Result<Standing, Refusal> {
+    fn by_token(
+        &self,
+        gateway: &Gateway,
+        client: &ClientConnection,
+        token: &[u8],
+    ) -> Result<PeerStanding, Refusal> {
         let session = self.opened.open(token).map_err(|failure| {
             gateway.metrics.sessions_refused.inc();
             tracing::debug!(%failure, "a session token was refused");
             if failure.is_ours() { Refusal::NOTHING_SENT } else { Refusal::INVALID_AUTH_TOKEN }
         })?;
-        if !again::line_is_same(gateway, &session) {
+        if !recheck::is_line_unchanged(gateway, &session) {
             gateway.metrics.sessions_refused.inc();
             return Err(Refusal::INVALID_AUTH_TOKEN);
         }
@@ -258,15 +268,22 @@ impl Callers {
             return Ok(standing);
         }
         if client.listener.lend_login_identity {
-            remembered.appeared(&session.peer, token);
+            remembered.note_peer(&session.peer, token);
         }
         let identities = Arc::clone(&remembered.identities);
-        let grounds =
-            Grounds { peer: again::peer_of(&session), shown: Evidence::Session(Rc::clone(&session)) };
-        Ok(remembered.keep(again::of_session(gateway, &identities, client, grounds, &session)))
+        let grounds = CallerGrounds {
+            peer: recheck::peer_of(&session),
+            evidence: CallerEvidence::Session(Rc::clone(&session)),
+        };
+        Ok(remembered.keep(recheck::of_session(gateway, &identities, client, grounds, &session)))
     }
 
-    fn by_jwt(&self, gateway: &Gateway, client: &Client, token: &[u8]) -> Result<Standing, Refusal> {
+    fn by_jwt(
+        &self,
+        gateway: &Gateway,
+        client: &ClientConnection,
+        token: &[u8],
+    ) -> Result<PeerStanding, Refusal> {
         let mut remembered = client.remembered.borrow_mut();
         let now = SystemTime::now();
         let verified = self.verified.verify(&remembered.identities.issuers, token, now).map_err(|bad| {
@@ -277,68 +294,76 @@ impl Callers {
         if let Some(standing) = remembered.of_jwt(&verified) {
             return Ok(standing);
         }
-        let until = verified.ends().and_then(|end| cut_at(&client.listener, end, now));
+        let until = verified.expiry().and_then(|end| expiry_deadline(&client.listener, end, now));
         let peer = verified.peer.clone();
-        let grounds = Grounds { peer, shown: Evidence::Jwt(verified, Rc::new(Secret::new(token.to_vec()))) };
-        let standing = remembered.identities.standing(client, grounds, until, Brought::Nothing);
-        remembered.nobody_lends();
+        let grounds = CallerGrounds {
+            peer,
+            evidence: CallerEvidence::Jwt(verified, Rc::new(Secret::new(token.to_vec()))),
+        };
+        let standing = remembered.identities.standing(client, grounds, until, OwnCredential::Nothing);
+        remembered.stop_lending();
         Ok(remembered.keep(standing))
     }
 
-    fn by_certificate(&self, client: &Client) -> Standing {
+    fn by_certificate(&self, client: &ClientConnection) -> PeerStanding {
         let Some(peer) = &client.certificate else { return self.by_default(client) };
         let mut remembered = client.remembered.borrow_mut();
         if let Some(standing) = &remembered.by_certificate {
             return standing.clone();
         }
-        let grounds = Grounds { peer: peer.clone(), shown: Evidence::Connection };
-        let standing = remembered.identities.standing(client, grounds, None, Brought::Nothing);
+        let grounds = CallerGrounds { peer: peer.clone(), evidence: CallerEvidence::Connection };
+        let standing = remembered.identities.standing(client, grounds, None, OwnCredential::Nothing);
         remembered.by_certificate.insert(standing).clone()
     }
 
-    fn by_default(&self, client: &Client) -> Standing {
+    fn by_default(&self, client: &ClientConnection) -> PeerStanding {
         let mut remembered = client.remembered.borrow_mut();
         if let Some(standing) = &remembered.by_default {
             return standing.clone();
         }
         let peer = Peer::Listener(Arc::clone(&client.listener.name));
-        let grounds = Grounds { peer, shown: Evidence::Connection };
-        let standing = remembered.identities.standing(client, grounds, None, Brought::Nothing);
+        let grounds = CallerGrounds { peer, evidence: CallerEvidence::Connection };
+        let standing = remembered.identities.standing(client, grounds, None, OwnCredential::Nothing);
         remembered.by_default.insert(standing).clone()
     }
 
-    /// What a new connection remembers.
+    /// An empty memory for a new connection.
     #[must_use]
-    pub fn remembered(&self) -> Remembered {
-        Remembered::nothing(self.identities.load_full())
+    pub fn remembered(&self) -> ConnectionCallers {
+        ConnectionCallers::nothing(self.identities.load_full())
     }
 
-    /// Whether this client may show that now.
+    /// True if the client may identify itself in this way now.
     #[must_use]
-    pub fn takes(&self, client: &Client, way: Identify) -> bool {
+    pub fn may_identify_by(&self, client: &ClientConnection, way: Identify) -> bool {
         self.identities.load().ways(client).contains(&way)
     }
 
-    /// Moves whenever there are other rules.
+    /// Notifies when the rules are replaced.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.identities.changes()
     }
 }
 
-/// What kind of token a request shows.
-fn kind_of(presented: Presented<'_>) -> Option<Identify> {
+/// The kind of the request's token.
+fn token_kind(presented: PresentedToken<'_>) -> Option<Identify> {
     match presented {
-        Presented::Token(_) if presented.is_jwt() => Some(Identify::Jwt),
-        Presented::Token(_) => Some(Identify::Token),
-        Presented::None => None,
+        PresentedToken::Token(_) if presented.is_jwt() => Some(Identify::Jwt),
+        PresentedToken::Token(_) => Some(Identify::Token),
+        PresentedToken::None => None,
     }
 }
 
-/// The way that decides: the first of the listener's that the request shows; `shown` is its token's kind. A token is shown,
-/// whatever its kind: one of a kind that does not count here is a bad token, and bad ones never fall back. The default is
-/// also who shows nothing where that is not allowed: a login of its connection may still stand for it.
-fn way(ways: &[Identify], client: &Client, shown: Option<Identify>) -> Result<Identify, Refusal> {
+/// The deciding way: the first of the listener's ways shown by the request. `shown` is the kind of the token.
+/// A token of a kind not accepted here is a bad token, and bad tokens never fall back. A request without
+/// token and certificate gets `Default` even on a listener without default access, since the connection's
+/// login may be lent to the call.
+fn deciding_way(
+    ways: &[Identify],
+    client: &ClientConnection,
+    shown: Option<Identify>,
+) -> Result<Identify, Refusal> {
     let first = ways.iter().copied().find(|way| match way {
         Identify::Token | Identify::Jwt => shown.is_some(),
         Identify::Certificate => client.certificate.is_some(),

@@ -1,13 +1,15 @@
-//! Defragmentation, which stalls a member for seconds: one member at a time, and never under anybody's calls (story 11).
+//! Defragmentation, which stalls a member for seconds: only a single member at a time, and only after the
+//! member's calls were moved away.
 //!
-//! Owns: what is done around a Defragment. Below, `lock` has what replicas know of each other, `rest` frees one member of its
-//! calls. Must not know: how a member is chosen for calls. Invariants (rules 24): whoever names no member has all voters
-//! defragmented, one after the other, the leader last, only while all others are ready; after the client's deadline, or
-//! once it has left, none is begun; one that was begun is seen to its end, whoever waits for it; one that was done less than
-//! ten minutes ago is passed over; nobody has a member freed who could not have it defragmented.
+//! Owns: the steps around a Defragment call. Below, `lock` coordinates the replicas, and `rest` moves calls
+//! off a member. Must not know: how a member is chosen for calls. Invariants (docs/decisions.md#d24): a
+//! Defragment without a named member defragments all voters, each in turn, the leader last, only while all
+//! other voters are ready; no member is begun after the client's deadline or after the client has left; a
+//! begun defragmentation runs to its end, even without a client; a member defragmented less than ten minutes
+//! ago is skipped; a member is taken out of service only for callers permitted to defragment.
 
 mod lock;
-mod rest;
+mod out_of_service;
 
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -20,53 +22,53 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::gateway::caller::Caller;
-use crate::gateway::{Client, Gateway};
+use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::MemberId;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame;
 use crate::rpc::method::Method;
-use crate::upstream::choose::Wanted;
+use crate::upstream::choose::MemberTarget;
 use crate::upstream::membership::{Member, Membership, Role};
-use crate::upstream::read::{self, ReadError};
-use crate::upstream::send::{As, Door};
+use crate::upstream::own_requests::{self, ReadError};
+use crate::upstream::send::{UpstreamClient, UpstreamUser};
 
-use lock::{Lock, Taken};
+use lock::{DefragmentLock, DefragmentLockAttempt};
 
-pub use rest::{Freed, idle};
+pub use out_of_service::{DrainedMember, idle};
 
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Maintenance/Defragment";
-/// Whoever may make this call may defragment, in every version; it changes nothing.
+/// The permission test: a caller permitted to make this read-only call may defragment, in every etcd version.
 const USERS: &str = "/etcdserverpb.Auth/UserList";
-/// A member is passed over that was done so lately.
+/// A member defragmented within this time is skipped.
 const LATELY: Duration = Duration::from_secs(600);
-/// How long it is waited for that members are ready, where the client waits for longer.
+/// How long to wait until all voters are ready, unless the client's deadline is earlier.
 const READY: Duration = Duration::from_secs(30);
-/// How often a question of our own is asked elsewhere.
+/// How many members are tried for a request of our own.
 const TRIES: usize = 3;
 
-/// What shards know of each other's defragmentations. Shared by them.
+/// The defragmentations of this process, shared by all shards.
 #[derive(Debug, Default)]
-pub struct Register {
+pub struct DefragmentationRegister {
     running: AtomicBool,
-    /// When members were done last.
+    /// When each member was last defragmented.
     done: Mutex<HashMap<MemberId, Instant>>,
 }
 
-/// The one that runs in this process.
-pub struct Running(Arc<Register>);
+/// Guard of the only running defragmentation of the process.
+pub struct DefragmentationGuard(Arc<DefragmentationRegister>);
 
-impl Drop for Running {
+impl Drop for DefragmentationGuard {
     fn drop(&mut self) {
         self.0.running.store(false, Ordering::SeqCst);
     }
 }
 
-impl Register {
-    /// None while another runs.
-    fn begin(self: &Arc<Self>) -> Option<Running> {
+impl DefragmentationRegister {
+    /// Takes the process's only slot; `None` while a defragmentation is running.
+    fn begin(self: &Arc<Self>) -> Option<DefragmentationGuard> {
         let free = self.running.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        free.then(|| Running(Arc::clone(self)))
+        free.then(|| DefragmentationGuard(Arc::clone(self)))
     }
 
     fn is_running(&self) -> bool {
@@ -84,16 +86,17 @@ impl Register {
     }
 }
 
-/// Whether a Defragment that wants this is more than a call: there are others to take over what its member serves.
+/// True if Keyward runs a Defragment for this target itself, because other voters can take over the member's
+/// calls. False if the call is passed on.
 #[must_use]
-pub fn is_ours(gateway: &Gateway, wanted: Wanted) -> bool {
+pub fn is_ours(gateway: &Gateway, wanted: MemberTarget) -> bool {
     let members = gateway.door.members.snapshot.load();
     match wanted {
-        // One that is not ready, or without which the others are no quorum, is asked as by anybody else; not while another rests,
-        // or is about to.
-        Wanted::This(id) => {
+        // With an unready voter, the call is passed on unchanged, unless a member is being defragmented or
+        // about to be: then the call is refused here.
+        MemberTarget::This(id) => {
             let voter = members.get(id).is_some_and(|member| member.role == Role::Voter);
-            let rests = voters(&members).any(|member| member.rest.is_taken());
+            let rests = voters(&members).any(|member| member.rest.is_open());
             let taken = rests || gateway.defragmentations.is_running();
             voter && voters(&members).count() > 1 && (taken || unready(&members).is_none())
         }
@@ -101,29 +104,30 @@ pub fn is_ours(gateway: &Gateway, wanted: Wanted) -> bool {
     }
 }
 
-/// Defragments the member that is wanted, or all of them; the answer is framed.
+/// Defragments the wanted member, or all voters. Returns the framed answer.
 ///
 /// # Errors
-/// It was not done, or not all of it.
+/// No member, or not every member, was defragmented.
 pub async fn serve(
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     caller: &Rc<Caller>,
-    wanted: Wanted,
+    wanted: MemberTarget,
     deadline: Option<Instant>,
 ) -> Result<Bytes, Refusal> {
     let mut stay = gateway.enter(client, caller)?;
     let (tell, told) = oneshot::channel();
     let in_use = caller.in_use();
-    let work = Work { gateway: Rc::clone(gateway), whom: caller.whom.clone(), deadline };
-    // In a task of its own: what was begun goes on in the member, whether or not its client waits.
+    let work = DefragmentJob { gateway: Rc::clone(gateway), whom: caller.upstream_user.clone(), deadline };
+    // A separate task, because a begun defragmentation continues in the member even after its client has
+    // left.
     let (_waits, left) = oneshot::channel::<()>();
     let mut drain = gateway.drain.clone();
     let run = async move {
         let (tell, _in_use) = (tell, in_use);
         let work = async {
             match wanted {
-                Wanted::This(id) => work.one(id, &tell).await,
+                MemberTarget::This(id) => work.one(id, &tell).await,
                 _ => work.all(&tell).await,
             }
         };
@@ -132,19 +136,19 @@ pub async fn serve(
             drain.wait_for(Option::is_some).await.is_ok()
         };
         tokio::select! {
-            biased; // what is done first
+            biased; // a finished defragmentation first
             ended = work => {
                 if tell.send(ended).is_err() {
                     tracing::info!("a defragmentation ended after its client had left");
                 }
             }
-            // The process ends, and nobody is there to be told.
+            // The client has left and the process is draining.
             true = deserted => tracing::info!("a defragmentation is left to its member"),
         }
     };
     gateway.tasks.spawn("defragmentation", run).detach();
     let late = deadline.map(|deadline| (deadline, Refusal::DEADLINE_EXCEEDED));
-    let ends = client.ends(caller).into_iter().chain(late).min_by_key(|(at, _)| *at);
+    let ends = client.authorization_end(caller).into_iter().chain(late).min_by_key(|(at, _)| *at);
     let over = async {
         match ends {
             Some((at, refusal)) => {
@@ -155,29 +159,29 @@ pub async fn serve(
         }
     };
     let answer = tokio::select! {
-        biased; // what is known first, then what let it in
+        biased; // the result first, then a revoked authorization
         told = told => told.unwrap_or(Err(Refusal::SHUTTING_DOWN)),
-        refusal = stay.cut() => Err(refusal),
+        refusal = stay.cancelled() => Err(refusal),
         refusal = over => Err(refusal),
     };
     answer.map(|message| frame::encode(&message))
 }
 
 /// Why a member was not defragmented.
-enum Trouble {
-    /// A member said so to a request of ours.
+enum DefragmentFailure {
+    /// A member refused a request of ours with this status.
     Refused(Status),
-    /// It is not known what became of it.
+    /// The outcome is unknown.
     Lost,
-    /// One of the voters is not ready.
+    /// The named voter is not ready.
     NotReady(String),
     /// The client has left, or its deadline has passed.
     NoTime,
-    /// Another is under way.
+    /// Another defragmentation is running.
     Another,
 }
 
-impl From<ReadError> for Trouble {
+impl From<ReadError> for DefragmentFailure {
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Refused(status) => Self::Refused(status),
@@ -186,23 +190,25 @@ impl From<ReadError> for Trouble {
     }
 }
 
-/// What the client is told: the member's answer, not framed.
-type Told = Result<Bytes, Refusal>;
+/// The result for the client: the member's unframed answer, or a refusal.
+type DefragmentResult = Result<Bytes, Refusal>;
 
-struct Work {
+struct DefragmentJob {
     gateway: Rc<Gateway>,
-    whom: As,
+    whom: UpstreamUser,
     deadline: Option<Instant>,
 }
 
-impl Work {
-    /// The one that the client named.
-    async fn one(&self, id: MemberId, client: &oneshot::Sender<Told>) -> Told {
-        let (_running, mut lock) = self.alone().await?;
+impl DefragmentJob {
+    /// Defragments the member named by the client.
+    async fn one(&self, id: MemberId, client: &oneshot::Sender<DefragmentResult>) -> DefragmentResult {
+        let (_running, mut lock) = self.acquire_exclusive().await?;
         let members = self.gateway.door.members.snapshot.load_full();
         let done = match (members.get(id), unready(&members)) {
             (None, _) => Err(Refusal::NOTHING_SENT),
-            (Some(member), Some(unready)) => Err(refusal(&Trouble::NotReady(unready), Some(member), &[])),
+            (Some(member), Some(unready)) => {
+                Err(refusal(&DefragmentFailure::NotReady(unready), Some(member), &[]))
+            }
             (Some(member), None) => {
                 let done = self.done(member, lock.as_mut(), client).await;
                 done.map_err(|trouble| refusal(&trouble, Some(member), &[]))
@@ -214,9 +220,9 @@ impl Work {
         done
     }
 
-    /// All voters.
-    async fn all(&self, client: &oneshot::Sender<Told>) -> Told {
-        let (_running, mut lock) = self.alone().await?;
+    /// Defragments all voters.
+    async fn all(&self, client: &oneshot::Sender<DefragmentResult>) -> DefragmentResult {
+        let (_running, mut lock) = self.acquire_exclusive().await?;
         let walked = self.walk(lock.as_mut(), client).await;
         if let Some(lock) = lock {
             lock.release().await;
@@ -224,40 +230,41 @@ impl Work {
         walked
     }
 
-    /// Nobody else's until both are dropped, as far as there is a lock; whether the caller may is asked first.
-    async fn alone(&self) -> Result<(Running, Option<Lock>), Refusal> {
+    /// Checks the caller's permission, then takes the process's slot and, if a prefix is configured, the lock
+    /// in etcd. No other defragmentation begins until both guards are dropped.
+    async fn acquire_exclusive(&self) -> Result<(DefragmentationGuard, Option<DefragmentLock>), Refusal> {
         let told = |error: ReadError| refusal(&error.into(), None, &[]);
         permitted(&self.gateway.door, &self.whom).await.map_err(told)?;
         let running = self.gateway.defragmentations.begin().ok_or(Refusal::DEFRAGMENTING)?;
         let prefix = self.gateway.config.load().maintenance.etcd_prefix.clone();
         let Some(prefix) = prefix else { return Ok((running, None)) };
         match lock::take(&self.gateway.door, &self.whom, prefix).await.map_err(told)? {
-            Taken::Ours(lock) => Ok((running, Some(lock))),
-            // A full store takes no lock, and defragmentation is what helps it.
-            Taken::NoSpace => {
+            DefragmentLockAttempt::Ours(lock) => Ok((running, Some(lock))),
+            // A full store accepts no lock key, and defragmentation may free the space.
+            DefragmentLockAttempt::NoSpace => {
                 tracing::warn!(
                     "etcd has no space for the lock of a defragmentation: other replicas do not know of it"
                 );
                 Ok((running, None))
             }
-            Taken::Anothers => Err(Refusal::DEFRAGMENTING),
+            DefragmentLockAttempt::HeldElsewhere => Err(Refusal::DEFRAGMENTING),
         }
     }
 
-    /// Whether there is somebody to do it for.
-    fn may_begin(&self, client: &oneshot::Sender<Told>) -> bool {
+    /// True if the client is still waiting and its deadline has not passed.
+    fn may_begin(&self, client: &oneshot::Sender<DefragmentResult>) -> bool {
         !client.is_closed() && self.deadline.is_none_or(|deadline| Instant::now() < deadline)
     }
 
-    /// One member, under the lock where there is one.
+    /// Defragments a single member, under the lock if held.
     async fn done(
         &self,
         member: &Arc<Member>,
-        lock: Option<&mut Lock>,
-        client: &oneshot::Sender<Told>,
-    ) -> Result<Bytes, Trouble> {
+        lock: Option<&mut DefragmentLock>,
+        client: &oneshot::Sender<DefragmentResult>,
+    ) -> Result<Bytes, DefragmentFailure> {
         let may_begin = || self.may_begin(client);
-        let defragment = rest::defragment(&self.gateway.door, &self.whom, member, may_begin);
+        let defragment = out_of_service::defragment(&self.gateway.door, &self.whom, member, may_begin);
         let answer = match lock {
             None => defragment.await?,
             Some(lock) => {
@@ -271,7 +278,11 @@ impl Work {
         Ok(answer)
     }
 
-    async fn walk(&self, mut lock: Option<&mut Lock>, client: &oneshot::Sender<Told>) -> Told {
+    async fn walk(
+        &self,
+        mut lock: Option<&mut DefragmentLock>,
+        client: &oneshot::Sender<DefragmentResult>,
+    ) -> DefragmentResult {
         let mut over = self.gateway.defragmentations.lately();
         if let Some(lock) = &lock {
             over.extend(lock.lately().await.map_err(|error| refusal(&error.into(), None, &[]))?);
@@ -280,7 +291,8 @@ impl Work {
         loop {
             let next = next(&self.gateway.door.members.snapshot.load(), &over);
             let Some(member) = next else { return Ok(answer) };
-            let begin = if self.may_begin(client) { self.all_ready().await } else { Err(Trouble::NoTime) };
+            let begin =
+                if self.may_begin(client) { self.all_ready().await } else { Err(DefragmentFailure::NoTime) };
             let done = match begin {
                 Ok(()) => self.done(&member, lock.as_deref_mut(), client).await,
                 Err(trouble) => Err(trouble),
@@ -292,7 +304,7 @@ impl Work {
     }
 
     /// Waits until every voter is ready.
-    async fn all_ready(&self) -> Result<(), Trouble> {
+    async fn all_ready(&self) -> Result<(), DefragmentFailure> {
         let members = &self.gateway.door.members;
         let until = Instant::now() + READY;
         let until = self.deadline.map_or(until, |deadline| deadline.min(until));
@@ -302,7 +314,7 @@ impl Work {
             let Some(unready) = unready(&members.snapshot.load()) else { return Ok(()) };
             match timeout_at(until, changes.changed()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(_)) | Err(_) => return Err(Trouble::NotReady(unready)),
+                Ok(Err(_)) | Err(_) => return Err(DefragmentFailure::NotReady(unready)),
             }
         }
     }
@@ -312,40 +324,50 @@ fn voters(members: &Membership) -> impl Iterator<Item = &Arc<Member>> {
     members.members.iter().filter(|member| member.role == Role::Voter)
 }
 
-/// One that may be a voter and takes no calls: without it, one more that is slow may be one too many.
+/// Names a voter that is not ready, or a listed member without a usable address (possibly a voter). While
+/// such a member is missing, slowing down a second voter could cost the quorum.
 fn unready(members: &Membership) -> Option<String> {
-    let known = voters(members).find(|member| !member.is_ready()).map(|member| told(&member.name, member.id));
-    known.or_else(|| members.absent.first().map(|member| told(&member.name, member.id)))
+    let known =
+        voters(members).find(|member| !member.is_ready()).map(|member| member_label(&member.name, member.id));
+    known.or_else(|| members.absent.first().map(|member| member_label(&member.name, member.id)))
 }
 
-/// The next voter that is not `over`: followers by their ids, then the leader.
+/// The next voter outside `over`: followers by ID, then the leader.
 fn next(members: &Membership, over: &BTreeSet<MemberId>) -> Option<Arc<Member>> {
     let left = voters(members).filter(|member| !over.contains(&member.id));
     left.min_by_key(|member| (members.leader == Some(member.id), member.id)).cloned()
 }
 
-fn told(name: &str, id: MemberId) -> String {
+fn member_label(name: &str, id: MemberId) -> String {
     if name.is_empty() { id.to_string() } else { format!("{name} ({id})") }
 }
 
-/// What the client is told. `done`: the names of those that were done before.
-fn refusal(trouble: &Trouble, member: Option<&Member>, done: &[Arc<str>]) -> Refusal {
+/// The refusal for the client. `done` has the names of the members already defragmented.
+fn refusal(trouble: &DefragmentFailure, member: Option<&Member>, done: &[Arc<str>]) -> Refusal {
     let (code, why) = match trouble {
-        // Nothing was begun: the member's own words.
-        Trouble::Refused(status) if done.is_empty() => return Refusal::told(status),
-        Trouble::Refused(status) => (status.code, status.message.to_string()),
-        Trouble::Lost => (Code::Unavailable, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.message().to_owned()),
-        Trouble::NotReady(unready) => (Code::FailedPrecondition, format!("member {unready} is not ready")),
-        Trouble::NoTime => return Refusal::DEADLINE_EXCEEDED,
-        Trouble::Another => return Refusal::DEFRAGMENTING,
+        // No member was defragmented yet: pass on the member's own status.
+        DefragmentFailure::Refused(status) if done.is_empty() => return Refusal::told(status),
+        DefragmentFailure::Refused(status) => (status.code, status.message.to_string()),
+        DefragmentFailure::Lost => {
+            (Code::Unavailable, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.message().to_owned())
+        }
+        DefragmentFailure::NotReady(unready) => {
+            (Code::FailedPrecondition, format!("member {unready} is not ready"))
+        }
+        DefragmentFailure::NoTime => return Refusal::DEADLINE_EXCEEDED,
+        DefragmentFailure::Another => return Refusal::DEFRAGMENTING,
     };
-    let member = member.map(|member| told(&member.name, member.id));
+    let member = member.map(|member| member_label(&member.name, member.id));
     Refusal::not_defragmented(code, member.as_deref().unwrap_or("any"), &why, &done.join(", "))
 }
 
-/// A Defragment that is passed on as any call is under way as well: none of ours begins beside it. Nobody has others kept from theirs
-/// who could not have a member defragmented.
-pub async fn passed_on(gateway: &Gateway, method: &Method, whom: &As) -> Option<Running> {
+/// Takes the process's slot for a Defragment passed on unchanged, so that no other defragmentation begins
+/// meanwhile. Only callers permitted to defragment take the slot.
+pub async fn guard_passed_on_call(
+    gateway: &Gateway,
+    method: &Method,
+    whom: &UpstreamUser,
+) -> Option<DefragmentationGuard> {
     if method.path != PATH {
         return None;
     }
@@ -353,25 +375,25 @@ pub async fn passed_on(gateway: &Gateway, method: &Method, whom: &As) -> Option<
     gateway.defragmentations.begin()
 }
 
-/// Whether the caller may work on members at all: nobody else has them freed of their calls.
+/// Checks that the caller may defragment, before any member is taken out of service.
 ///
 /// # Errors
-/// It may not, or no member can say.
-pub async fn permitted(door: &Rc<Door>, whom: &As) -> Result<(), ReadError> {
+/// The caller may not, or no member answered.
+pub async fn permitted(door: &Rc<UpstreamClient>, whom: &UpstreamUser) -> Result<(), ReadError> {
     ask_anywhere(door, whom, USERS, &[]).await.map(drop)
 }
 
-/// Asks members that take calls, one after the other, until one answers.
+/// Asks ready members in turn until a member answers.
 async fn ask_anywhere(
-    door: &Rc<Door>,
-    whom: &As,
+    door: &Rc<UpstreamClient>,
+    whom: &UpstreamUser,
     path: &'static str,
     message: &[u8],
 ) -> Result<Bytes, ReadError> {
     let mut tried = Vec::new();
     loop {
-        let member = door.choose(Wanted::Any, &tried).ok_or(ReadError::Lost)?;
-        match read::ask(door, whom, &member, path, message).await {
+        let member = door.choose(MemberTarget::Any, &tried).ok_or(ReadError::Lost)?;
+        match own_requests::ask(door, whom, &member, path, message).await {
             Err(ReadError::Lost | ReadError::Login(_)) if tried.len() + 1 < TRIES => tried.push(member.id),
             answered => return answered,
         }

@@ -1,13 +1,17 @@
-//! One call whose request is one message: sent, healed, retried and delivered.
+//! A call with a single request message: sending, credential renewal, retries, and the answer for the client.
 //!
-//! Owns: how often and where a call is tried. Must not know: who the peer is, how a member is reached, TLS.
-//! Invariants: a call that may have changed something is sent again only where what came back, or did not go out,
-//! proves that it was not applied; one fresh credential per member and call, a second refusal is the truth; nothing
-//! is retried once a byte of the reply went downstream; all of it within the client's deadline or [`PATIENCE`].
+//! Owns: how often and where a call is tried. Must not know: the peer's identity, how a member is reached,
+//! TLS.
+//! Invariants: a call with a possible effect on the store is sent again only if the answer, or the failure to
+//! send, proves the call was not applied; each call renews its credential once per member, and a second
+//! refusal goes to the client, except that an outdated auth revision is retried several times; no retry
+//! happens after a byte of the reply went downstream; every attempt ends by the client's deadline or after
+//! [`PATIENCE`].
 
+mod attempts;
 mod hedge;
-mod kept_place;
-mod turn;
+mod member_slot;
+mod tracked_slot;
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,147 +24,89 @@ use http::{HeaderMap, HeaderValue};
 use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
-use crate::gateway::access_log::Record;
-use crate::gateway::exchange::kept_place::KeptPlace;
-use crate::gateway::exchange::turn::{Pass, Placed};
-use crate::gateway::retries::Trouble;
-use crate::identity::{ClusterId, MemberId, Revision};
-use crate::lease::claim::Claim;
+use crate::gateway::access_log::AccessRecord;
+use crate::gateway::exchange::attempts::{Attempt, CallProgress};
+use crate::gateway::exchange::member_slot::{SendPermit, SlotOutcome};
+use crate::gateway::exchange::tracked_slot::TrackedSlot;
+use crate::gateway::retries::RetryCause;
+use crate::identity::{MemberId, Revision};
+use crate::lease::lock_wait::LockWait;
 use crate::refusal::{Refusal, Status};
+use crate::rpc::body_shape;
 use crate::rpc::frame::PREFIX;
-use crate::rpc::method::{Class, Effect, Lane, Method, Stream};
+use crate::rpc::method::{Class, Effect, Lane, Method, StreamingSides};
 use crate::rpc::outcome::{
-    Asked, AuthState, Verdict, auth_state, is_of_shared_watch, is_outdated, is_timeout, is_trouble,
-    translate, verdict,
+    JudgedCall, RevealedAuth, StatusVerdict, auth_state, is_of_shared_watch, is_outdated, is_timeout,
+    is_trouble, translate, verdict,
 };
 use crate::rpc::quorum::QuorumNeed;
-use crate::rpc::shape;
-use crate::upstream::answer::{Answer, HELD};
-use crate::upstream::balance::{Time, Waiting, is_still_served};
-use crate::upstream::choose::{Chooser, Wanted};
-use crate::upstream::connection::Outgoing;
-use crate::upstream::credential::{LoginFailure, Shown};
+use crate::upstream::answer::{HELD, MemberReply};
+use crate::upstream::choose::{MemberChooser, MemberTarget};
+use crate::upstream::credential::{CallCredential, LoginFailure};
+use crate::upstream::ejection::{InFlightCall, LatencySampling};
 use crate::upstream::leaderless::{choose_leaderless, is_another_leaderless, is_still_asked};
-use crate::upstream::membership::{Auth, Hint, Member, Membership};
-use crate::upstream::read::ReadError;
-use crate::upstream::send::{As, Head, NoAnswer, is_another, upstream_headers};
+use crate::upstream::member_connection::UpstreamRequestBody;
+use crate::upstream::membership::{AuthSetting, Member, Membership, MembershipHint};
+use crate::upstream::own_requests::ReadError;
+use crate::upstream::send::{NoReply, UpstreamHead, UpstreamUser, is_different_cluster, upstream_headers};
+use crate::upstream::waiting_calls::is_still_served;
 
-/// How long a call without an earlier deadline is tried: etcd's own limit for a request (5 s and two elections of
-/// 1 s), after which its clients are used to `etcdserver: request timed out`.
+/// How long a call without an earlier deadline is tried: etcd's own request limit (5 s and two elections of a
+/// second each). etcd clients expect `etcdserver: request timed out` after this time.
 pub const PATIENCE: Duration = Duration::from_secs(7);
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// How often a member may say that users or roles changed meanwhile, before that is told: while an operator's script grants
-/// one role after another, each change refuses what is under way.
+/// How many times per call a member may answer "users or roles changed meanwhile" before the client gets the
+/// error. While a script grants one role after another, each change refuses the calls in flight.
 const OUTDATED: usize = 5;
-/// A member sees a deadline a little earlier than we do.
+/// Tolerance when deciding if a time-out was caused by the client's deadline: the member sees the deadline a
+/// little earlier.
 const MOMENT: Duration = Duration::from_millis(100);
-/// How often a call is sent that no member can keep waiting: its turn may have come.
+/// Pause between attempts of a Lock or Campaign refused by the member's shared watch stream, where the call
+/// cannot wait (etcd-io/etcd#14850). Each attempt may find the lock free.
 const TURN: Duration = Duration::from_secs(1);
 
-/// A call ready to go upstream.
+/// A call ready to be sent upstream.
 #[derive(Clone)]
 pub struct Exchange<'a> {
-    /// Everything that is shared on this shard.
+    /// The shared state of this shard.
     pub gateway: &'a Gateway,
-    /// The method's row.
+    /// The method's row in the method table.
     pub method: &'static Method,
-    /// Its path, as it goes upstream.
+    /// The upstream path.
     pub path: PathAndQuery,
-    /// What kind of member it wants.
-    pub wanted: Wanted,
-    /// Which connection carries it.
+    /// The kind of member for this call.
+    pub wanted: MemberTarget,
+    /// The connection class carrying the call.
     pub lane: Lane,
-    /// Whether it may be sent again whatever happened to it.
+    /// The call's effect on the store: a read may be sent again after any failure.
     pub effect: Effect,
-    /// Whether a member that has no leader answers it, where no member has one.
+    /// Says if the answer needs a quorum. Without any ready voter, a member without a leader answers calls
+    /// needing no quorum.
     pub quorum: QuorumNeed,
-    /// Whether it may be sent again after a member answered it (a Lock without a lease may not).
+    /// True if the call may be sent again after a refusal by a member (false for a Lock without a lease).
     pub may_reissue: bool,
-    /// As whom.
-    pub whom: As,
-    /// The client's header.
+    /// The etcd user of the call, or no user.
+    pub user: UpstreamUser,
+    /// The client's request header.
     pub headers: &'a HeaderMap,
-    /// The request, framed.
+    /// The framed request message.
     pub body: Bytes,
     /// The client's deadline.
     pub deadline: Option<Instant>,
 }
 
-/// What became of one attempt.
-enum Attempt {
-    /// An answer for the client.
-    Answered(Answer),
-    /// Nothing was applied: try again, elsewhere or after a pause. The answer is what the client is told if no
-    /// later attempt goes better.
-    Again(Option<Answer>, Refusal),
-    /// The same, since the caller could not be proved to this member: nobody else's trouble.
-    Unproved(Refusal),
-    /// Try the same member again at once: its credential was renewed.
-    Healed,
-    /// This member refused the call in another's name: elsewhere, or here later.
-    Mistaken(Answer),
-    /// No further attempt.
-    Refused(Refusal),
-    /// None was made: this member serves no more, and another does.
-    Left,
-}
-
-/// How far the attempts of one call have come.
-struct Course {
-    /// The cluster that was served when it began.
-    served: Option<Option<ClusterId>>,
-    /// Until when it is tried.
-    patience: Instant,
-    /// Members that had their turn since the last pause.
-    tried: Vec<MemberId>,
-    /// Members at which a credential was renewed, once for each time.
-    healed: Vec<MemberId>,
-    pause: Duration,
-    /// Whether a second member was asked beside the first.
-    hedged: bool,
-    /// What the client is told if nothing goes better.
-    last: (Option<Answer>, Refusal),
-}
-
-impl Course {
-    fn new() -> Self {
-        Self {
-            served: None,
-            patience: Instant::now() + PATIENCE,
-            tried: Vec::new(),
-            healed: Vec::new(),
-            pause: FIRST_PAUSE,
-            hedged: false,
-            last: (None, Refusal::NO_LEADER),
-        }
-    }
-
-    /// Its troubles are counted anew.
-    fn begin_anew(&mut self) {
-        let last = std::mem::replace(&mut self.last, (None, Refusal::NO_LEADER));
-        *self = Self { last, ..Self::new() };
-    }
-
-    /// How long to wait once a credential was renewed: the first fresh one is tried at once.
-    fn after_healing(&self, member: &Member) -> Duration {
-        let before = self.healed.iter().filter(|id| **id == member.id).skip(1);
-        before.fold(Duration::ZERO, |pause, _| (2 * pause).max(FIRST_PAUSE))
-    }
-
-    fn end(self) -> Result<Answer, Refusal> {
-        let (answer, refusal) = self.last;
-        answer.ok_or(refusal)
-    }
-}
-
 impl Exchange<'_> {
-    /// Tries until there is an answer for the client. A call with a claim is the same twice as once: it is also sent
-    /// again where it may have been applied, and each time that it was seen in line its troubles are counted anew.
+    /// Tries the call until an answer for the client exists. A call with a claim (a lock wait) is idempotent:
+    /// a claim permits sending again although the call may have been applied, and each sighting of the call
+    /// in the lock queue resets the counters and limits.
     ///
     /// # Errors
-    /// Our own refusal, where no member's answer can be passed on.
-    pub async fn run(&self, claim: Option<&Claim>, record: &mut Record) -> Result<Answer, Refusal> {
+    /// A refusal of ours, if no member's answer can be passed on.
+    pub async fn run(
+        &self,
+        claim: Option<&LockWait>,
+        record: &mut AccessRecord,
+    ) -> Result<MemberReply, Refusal> {
         self.gateway.retries.called();
         let Some(deadline) = self.deadline else { return self.attempts(claim, record).await };
         match timeout_at(deadline, self.attempts(claim, record)).await {
@@ -169,28 +115,33 @@ impl Exchange<'_> {
         }
     }
 
-    async fn attempts(&self, claim: Option<&Claim>, record: &mut Record) -> Result<Answer, Refusal> {
-        let mut course = Course::new();
+    async fn attempts(
+        &self,
+        claim: Option<&LockWait>,
+        record: &mut AccessRecord,
+    ) -> Result<MemberReply, Refusal> {
+        let mut course = CallProgress::new();
         loop {
-            // Both of one snapshot.
+            // The member and the cluster must come from the same snapshot.
             let (chosen, cluster) = {
                 let members = self.gateway.door.members.snapshot.load();
                 (self.choose_among(&members, &course.tried), members.cluster)
             };
-            // Who calls was decided of another cluster, perhaps revoked in this one. What waits in line was decided upon again.
-            if claim.is_none() && is_another(*course.served.get_or_insert(cluster), cluster) {
+            // The caller was authenticated against the previous cluster and may be revoked in the current
+            // cluster, so the call is refused. A lock wait is authorized again elsewhere.
+            if claim.is_none() && is_different_cluster(*course.served.get_or_insert(cluster), cluster) {
                 return Err(Refusal::NOTHING_SENT);
             }
-            let came = match chosen {
-                Some(member) => self.at(member, claim, &mut course, record).await,
+            let result = match chosen {
+                Some(member) => self.attempt_at(member, claim, &mut course, record).await,
                 None => None,
             };
-            if let Some((member, attempt)) = came {
-                let mut trouble = Trouble::Members;
+            if let Some((member, attempt)) = result {
+                let mut trouble = RetryCause::Members;
                 match attempt {
                     Attempt::Answered(answer) => return Ok(answer),
                     Attempt::Refused(refusal) => return Err(refusal),
-                    Attempt::Left => {
+                    Attempt::MemberLeft => {
                         course.tried.push(member.id);
                         continue;
                     }
@@ -200,17 +151,17 @@ impl Exchange<'_> {
                         continue;
                     }
                     Attempt::Again(answer, refusal) => course.last = (answer, refusal),
-                    Attempt::Unproved(refusal) => {
+                    Attempt::NotAuthenticated(refusal) => {
                         course.last = (None, refusal);
-                        trouble = self.own_trouble();
+                        trouble = self.retry_cause();
                     }
-                    Attempt::Mistaken(answer) => {
+                    Attempt::SharedWatchRefusal(answer) => {
                         course.last = (Some(answer), Refusal::NO_LEADER);
                         course.patience = Instant::now() + PATIENCE;
                         course.pause = TURN;
                     }
                 }
-                // A call that waits in line for long has its own limits.
+                // A lock wait is limited separately, not by the retry budget.
                 if claim.is_none() && !self.gateway.retries.take(trouble, Instant::now()) {
                     self.gateway.metrics.tries.refused.inc();
                     return course.end();
@@ -218,7 +169,7 @@ impl Exchange<'_> {
                 if !course.tried.contains(&member.id) {
                     course.tried.push(member.id);
                 }
-                // Another member may do at once; when all had their turn, etcd needs time.
+                // Try an untried member at once. After all members were tried, pause to give etcd time.
                 if self.has_another(&self.gateway.door.members.snapshot.load(), &course.tried) {
                     self.gateway.metrics.retried.inc();
                     continue;
@@ -234,37 +185,38 @@ impl Exchange<'_> {
         }
     }
 
-    /// One attempt, at `member` or at another that has room. None where the member that was waited for serves no more, nor does another.
-    async fn at(
+    /// A single attempt, at `member` or at another member with a free in-flight slot. `None` if the member
+    /// stopped serving while the call waited and no other member is available.
+    async fn attempt_at(
         &self,
         member: Arc<Member>,
-        claim: Option<&Claim>,
-        course: &mut Course,
-        record: &mut Record,
+        claim: Option<&LockWait>,
+        course: &mut CallProgress,
+        record: &mut AccessRecord,
     ) -> Option<(Arc<Member>, Attempt)> {
-        let placed = self.place(member, course).await;
-        if let Placed::With(Pass { member, .. }) | Placed::Unproved(member, _) = &placed {
+        let placed = self.take_slot(member, course).await;
+        if let SlotOutcome::With(SendPermit { member, .. }) | SlotOutcome::Unproved(member, _) = &placed {
             record.member = Some(member.id);
             record.attempts += 1;
         }
         let (member, attempt) = match &placed {
-            Placed::With(pass) => match self.hedge_after(claim, course) {
+            SlotOutcome::With(pass) => match self.hedge_after(claim, course) {
                 None => {
-                    let Course { tried, healed, .. } = &mut *course;
+                    let CallProgress { tried, healed, .. } = &mut *course;
                     let attempt = self.attempt(claim, pass, tried, healed, record.attempts).await;
                     (Arc::clone(&pass.member), attempt)
                 }
                 Some(after) => Box::pin(self.hedged(after, pass, course, record)).await,
             },
-            Placed::Unproved(member, failure) => (Arc::clone(member), login_failed(failure)),
-            Placed::Elsewhere(left) => return Some((Arc::clone(left), Attempt::Left)),
-            Placed::Nowhere => return None,
-            Placed::Refused(member, refusal) => {
+            SlotOutcome::Unproved(member, failure) => (Arc::clone(member), login_failed(failure)),
+            SlotOutcome::Elsewhere(left) => return Some((Arc::clone(left), Attempt::MemberLeft)),
+            SlotOutcome::Nowhere => return None,
+            SlotOutcome::Refused(member, refusal) => {
                 return Some((Arc::clone(member), Attempt::Refused(refusal.clone())));
             }
         };
         record.member = Some(member.id);
-        if claim.is_some_and(Claim::take_in_line) {
+        if claim.is_some_and(LockWait::take_in_line) {
             course.begin_anew();
         }
         Some((member, attempt))
@@ -284,37 +236,39 @@ impl Exchange<'_> {
         }
     }
 
-    /// Whether a call that waits at `member` waits where that still is, and answers.
+    /// True while a call waiting at `member` would still be served: the member is ready at the same address,
+    /// or is a member without a leader still able to answer the call.
     fn is_still_at(&self, members: &Membership, member: &Member) -> bool {
         is_still_served(members, member) || is_still_asked(members, member, self.quorum)
     }
 
-    /// Whether a member is left that may do better than those in `tried`.
+    /// True if a member outside `tried` may serve the call.
     fn has_another(&self, members: &Membership, tried: &[MemberId]) -> bool {
-        Chooser::another(members, self.wanted, tried)
+        MemberChooser::has_another_member(members, self.wanted, tried)
             || is_another_leaderless(members, self.wanted, self.quorum, tried)
     }
 
     async fn attempt(
         &self,
-        claim: Option<&Claim>,
-        pass: &Pass,
+        claim: Option<&LockWait>,
+        pass: &SendPermit,
         tried: &[MemberId],
         healed: &mut Vec<MemberId>,
         attempts: u32,
     ) -> Attempt {
         let door = &self.gateway.door;
-        let Pass { member, shown, place } = pass;
+        let SendPermit { member, credential: shown, place } = pass;
         let mut head = upstream_headers(self.headers, shown);
         if attempts > 1
             && let Some(deadline) = self.deadline
         {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
-        let waiting = (self.lane == Lane::Unary).then(|| Waiting::begin(door, member, self.time()));
+        let waiting =
+            (self.lane == Lane::Unary).then(|| InFlightCall::begin(door, member, self.latency_use()));
         let reading = self.read(member, head, place.as_ref());
         let read = match claim {
-            // It may take as long as it likes: pings tell when its member is gone.
+            // No time limit: HTTP/2 pings detect a lost member.
             None if self.takes_long() => reading.await,
             None => match self.unless_hung(member, tried, reading).await {
                 Some(read) => read,
@@ -323,32 +277,36 @@ impl Exchange<'_> {
                 }
                 None => return Attempt::Refused(Refusal::REQUEST_TIMED_OUT),
             },
-            Some(claim) => match claim.beside(reading).await {
+            Some(claim) => match claim.await_answer(reading).await {
                 Some(read) => read,
                 None => return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT),
             },
         };
         match read {
             Ok(answer) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => match claim {
-                Some(claim) => mistaken(answer, claim).await,
+                Some(claim) => judge_shared_watch_refusal(answer, claim).await,
                 None => Attempt::Answered(answer),
             },
             Ok(answer) => self.judge(answer, claim, member, shown, healed, waiting),
-            Err(NoAnswer::NeverSent(reason)) => {
+            Err(NoReply::NeverSent(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)
             }
-            Err(NoAnswer::NotShown(reason)) => {
-                tracing::debug!(member = %member.id, %reason, "not sent: no connection with the user's certificate");
-                Attempt::Unproved(Refusal::NOTHING_SENT)
+            Err(NoReply::NotShown(reason)) => {
+                tracing::debug!(
+                    member = %member.id,
+                    %reason,
+                    "not sent: no connection with the user's certificate"
+                );
+                Attempt::NotAuthenticated(Refusal::NOTHING_SENT)
             }
-            Err(NoAnswer::NoRoom) => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
-            Err(NoAnswer::Lost(reason)) => {
+            Err(NoReply::NoRoom) => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
+            Err(NoReply::Lost(reason)) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
                 if let Some(waiting) = waiting {
                     waiting.failed();
                 }
-                self.lost(member);
+                self.report_lost_reply(member);
                 if let Some(claim) = claim {
                     claim.lost();
                 }
@@ -360,25 +318,26 @@ impl Exchange<'_> {
         }
     }
 
-    /// Of whoever cannot be proved.
-    fn own_trouble(&self) -> Trouble {
-        match &self.whom {
-            As::User(identity) => Trouble::Own(identity.key()),
-            As::Nobody => Trouble::Members,
+    /// The retry budget charged when the caller could not be authenticated: the identity's own, so that
+    /// callers with a failing credential do not use up the shared budget.
+    fn retry_cause(&self) -> RetryCause {
+        match &self.user {
+            UpstreamUser::User(identity) => RetryCause::Own(identity.key()),
+            UpstreamUser::Nobody => RetryCause::Members,
         }
     }
 
-    fn lost(&self, member: &Member) {
+    fn report_lost_reply(&self, member: &Member) {
         member.suspect();
         let members = &self.gateway.door.members;
-        members.hints.send(Hint::Unreachable(member.id));
+        members.hints.send(MembershipHint::Unreachable(member.id));
         if members.snapshot.load().leader == Some(member.id) {
-            members.hints.send(Hint::NotLeader(member.id));
+            members.hints.send(MembershipHint::NotLeader(member.id));
         }
     }
 
-    /// What `reading` comes to, unless the member hangs: then a read leaves as soon as another member may do, and whatever it
-    /// is after etcd's own time. None for that.
+    /// Awaits `reading`. `None` if the member hangs: a read gives up as soon as another member is available,
+    /// every other call after [`PATIENCE`].
     async fn unless_hung<T>(
         &self,
         member: &Member,
@@ -390,7 +349,7 @@ impl Exchange<'_> {
         let mut reading = pin!(reading);
         loop {
             tokio::select! {
-                biased; // what was answered counts
+                biased; // prefer a result that is already available
                 read = &mut reading => return Some(read),
                 () = told.notified() => {}
             }
@@ -399,7 +358,7 @@ impl Exchange<'_> {
                 continue;
             }
             let tried: Vec<MemberId> = tried.iter().copied().chain([member.id]).collect();
-            // One that is ready where this call does not wait has moved there.
+            // If the member is ready but not at this call's address, the member has moved to another address.
             let moved = members.get(member.id).is_some_and(|now| now.is_ready());
             let another = moved || self.has_another(&members, &tried);
             let may_leave = self.effect == Effect::ReadOnly && another;
@@ -410,35 +369,39 @@ impl Exchange<'_> {
         }
     }
 
-    /// Whether how long an answer takes tells how fast the member is: that of what asks the leader, not of what is local, nor of
-    /// what a client can make as slow as it likes.
-    fn time(&self) -> Time {
-        let balanced =
-            matches!(self.wanted, Wanted::Any | Wanted::Near | Wanted::Home(_) | Wanted::LeaderFirst);
-        let small = || shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default());
-        if balanced && small() { Time::Tells } else { Time::TellsNothing }
+    /// Says if this call's latency may be used as a sample of the member's speed. Reads from the member's own
+    /// store are excluded because they do not ask the leader; calls spanning more than a single key are
+    /// excluded because the client decides how slow they are.
+    fn latency_use(&self) -> LatencySampling {
+        let balanced = matches!(
+            self.wanted,
+            MemberTarget::Any | MemberTarget::Near | MemberTarget::Home(_) | MemberTarget::LeaderFirst
+        );
+        let small = || body_shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default());
+        if balanced && small() { LatencySampling::Tells } else { LatencySampling::TellsNothing }
     }
 
-    /// Whether it is no sign of a member that hangs that it is not answered.
+    /// True if a missing answer is not a sign of a hanging member, as for streams, large answers and
+    /// maintenance.
     fn takes_long(&self) -> bool {
         self.lane != Lane::Unary || self.method.class == Class::Maintenance
     }
 
-    /// Whether the client's own deadline, and not the member, ended it.
+    /// True if the client's own deadline, not the member, ended the call.
     fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() + MOMENT >= deadline)
     }
 
-    /// What an answer that is passed on tells of its member.
-    fn note(&self, answer: &mut Answer, member: &Member) {
-        if self.method.stream != Stream::Unary {
+    /// Learns the member's revision and raft term from an answer.
+    fn note(&self, answer: &mut MemberReply, member: &Member) {
+        if self.method.stream != StreamingSides::Unary {
             return;
         }
-        answer.read_seen();
-        if let Some(seen) = answer.seen {
-            member.conduct.saw(Revision(seen.revision));
+        answer.read_progress();
+        if let Some(seen) = answer.progress {
+            member.conduct.record_revision(Revision(seen.revision));
             if seen.term > member.term {
-                self.gateway.door.term_moved(seen.term);
+                self.gateway.door.report_term(seen.term);
             }
         }
     }
@@ -446,28 +409,28 @@ impl Exchange<'_> {
     async fn read(
         &self,
         member: &Arc<Member>,
-        head: Head,
-        place: Option<&KeptPlace>,
-    ) -> Result<Answer, NoAnswer> {
+        head: UpstreamHead,
+        place: Option<&TrackedSlot>,
+    ) -> Result<MemberReply, NoReply> {
         let message = Some(self.body.clone());
         let body = match place {
-            Some(place) => Outgoing::Tracked(message, place.track()),
-            None => Outgoing::Once(message),
+            Some(place) => UpstreamRequestBody::Tracked(message, place.track()),
+            None => UpstreamRequestBody::Once(message),
         };
         let sent = self.gateway.door.send(member, self.lane, self.path.clone(), head, body).await;
-        let hold = if self.method.stream == Stream::Unary { HELD } else { 0 };
+        let hold = if self.method.stream == StreamingSides::Unary { HELD } else { 0 };
         let (response, in_flight) = sent?;
-        Answer::read(response, in_flight, hold).await.map_err(NoAnswer::Lost)
+        MemberReply::read(response, in_flight, hold).await.map_err(NoReply::Lost)
     }
 
     fn judge(
         &self,
-        mut answer: Answer,
-        claim: Option<&Claim>,
+        mut answer: MemberReply,
+        claim: Option<&LockWait>,
         member: &Member,
-        shown: &Shown,
+        shown: &CallCredential,
         healed: &mut Vec<MemberId>,
-        waiting: Option<Waiting<'_>>,
+        waiting: Option<InFlightCall<'_>>,
     ) -> Attempt {
         let status = answer.status();
         let refused = status.as_ref().is_some_and(|status| !status.is_ok());
@@ -485,44 +448,45 @@ impl Exchange<'_> {
             None => {}
         }
         if is_trouble(&status) {
-            // A leader may be gone, or new.
-            self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
+            // The leader may be lost or replaced: request a probe.
+            self.gateway.door.members.hints.send(MembershipHint::NotLeader(member.id));
         }
         let asked = self.asked(shown);
-        if auth_state(&asked, &status) == Some(AuthState::On) {
-            self.gateway.door.auth_is(Auth::On);
-            // We sent no token since auth was off; it is on now.
-            let unproved = matches!((&self.whom, shown), (As::User(_), Shown::Nothing));
+        if auth_state(&asked, &status) == Some(RevealedAuth::On) {
+            self.gateway.door.report_auth(AuthSetting::On);
+            // No token was sent because auth was believed to be off; auth is on now.
+            let unproved = matches!((&self.user, shown), (UpstreamUser::User(_), CallCredential::Nothing));
             if unproved && self.may_reissue && !healed.contains(&member.id) {
                 healed.push(member.id);
                 return Attempt::Healed;
             }
         }
         match verdict(&asked, &status) {
-            Verdict::Heal if self.may_reissue => self.heal(answer, &status, member, shown, healed),
-            // Whoever named a member hears what that one says.
-            Verdict::Elsewhere if self.may_reissue && !matches!(self.wanted, Wanted::This(_)) => {
-                self.gateway.door.members.hints.send(Hint::NotLeader(member.id));
+            StatusVerdict::Heal if self.may_reissue => self.heal(answer, &status, member, shown, healed),
+            // A client addressing a member gets the answer of exactly this member.
+            StatusVerdict::Elsewhere if self.may_reissue && !matches!(self.wanted, MemberTarget::This(_)) => {
+                self.gateway.door.members.hints.send(MembershipHint::NotLeader(member.id));
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
-            Verdict::Unclear if claim.is_some() && is_trouble(&status) => {
+            StatusVerdict::Unclear if claim.is_some() && is_trouble(&status) => {
                 claim.inspect(|claim| claim.lost());
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
-            Verdict::Final => {
+            StatusVerdict::Final => {
                 self.extended(shown);
                 Attempt::Answered(translated(answer, &asked, &status))
             }
-            // A Lock without a lease made one: what refused it came after that.
-            Verdict::Heal | Verdict::Elsewhere | Verdict::Unclear => {
+            // A Lock without a lease made etcd grant a lease before the refusal, so the call is not sent
+            // again.
+            StatusVerdict::Heal | StatusVerdict::Elsewhere | StatusVerdict::Unclear => {
                 Attempt::Answered(translated(answer, &asked, &status))
             }
         }
     }
 
-    /// A call that the member looked at the token for has extended the token's life there. Reads and writes of keys
-    /// are looked at in every version; others are not in some.
-    fn extended(&self, shown: &Shown) {
+    /// Records that the call extended the token's TTL at the member. Only reads and writes of keys are
+    /// counted: every etcd version checks the token for these, and some versions skip the check for the rest.
+    fn extended(&self, shown: &CallCredential) {
         if let Some(token) = shown.token()
             && matches!(self.method.class, Class::Read | Class::Write)
         {
@@ -532,21 +496,22 @@ impl Exchange<'_> {
 
     fn heal(
         &self,
-        answer: Answer,
+        answer: MemberReply,
         status: &Status,
         member: &Member,
-        shown: &Shown,
+        shown: &CallCredential,
         healed: &mut Vec<MemberId>,
     ) -> Attempt {
         let asked = self.asked(shown);
         let times = healed.iter().filter(|id| **id == member.id).count();
-        let prover = self.gateway.door.prover(member);
+        let prover = self.gateway.door.login_member(member);
         let outdated = is_outdated(&asked, status) && times < OUTDATED;
-        match &self.whom {
-            As::User(identity) if times == 0 && identity.renew(prover, shown) => {}
-            // The next one may pass with the same token or certificate, unless that says of which revision it is.
-            As::User(identity) if outdated => {
-                if identity.follows_revisions() {
+        match &self.user {
+            UpstreamUser::User(identity) if times == 0 && identity.renew(prover, shown) => {}
+            // The next attempt may pass with the same token or certificate. Only a credential containing the
+            // auth revision must be renewed.
+            UpstreamUser::User(identity) if outdated => {
+                if identity.is_bound_to_revision() {
                     identity.renew(prover, shown);
                 }
             }
@@ -556,39 +521,40 @@ impl Exchange<'_> {
         Attempt::Healed
     }
 
-    fn asked(&self, shown: &Shown) -> Asked {
-        Asked { method: self.method, effect: self.effect, proof: shown.proof() }
+    fn asked(&self, shown: &CallCredential) -> JudgedCall {
+        JudgedCall { method: self.method, effect: self.effect, proof: shown.proof() }
     }
 }
 
-/// The answer with its status as clients know it (rules 7).
-fn translated(mut answer: Answer, asked: &Asked, status: &Status) -> Answer {
+/// The answer, with etcd's raw status replaced by the form known to clients (docs/decisions.md#d07).
+fn translated(mut answer: MemberReply, asked: &JudgedCall, status: &Status) -> MemberReply {
     if let Some(better) = translate(asked, status, false) {
         answer.replace_status(&better);
     }
     answer
 }
 
-/// A Lock or Campaign of whoever may read the line may wait in it.
-async fn mistaken(answer: Answer, claim: &Claim) -> Attempt {
+/// Decides about a Lock or Campaign refused by the member's shared watch stream: the call may wait if the
+/// user may read the lock queue.
+async fn judge_shared_watch_refusal(answer: MemberReply, claim: &LockWait) -> Attempt {
     claim.lost();
     match claim.is_permitted().await {
-        Ok(()) => Attempt::Mistaken(answer),
+        Ok(()) => Attempt::SharedWatchRefusal(answer),
         Err(ReadError::Refused(status)) if !is_trouble(&status) => Attempt::Answered(answer),
         Err(_) => Attempt::Again(Some(answer), Refusal::NO_LEADER),
     }
 }
 
 fn login_failed(failure: &LoginFailure) -> Attempt {
-    // The session's password is not the user's any more: the client must log in again.
+    // The session's password is no longer the user's password at etcd: the client must log in again.
     if failure.is_refusal() {
         Attempt::Refused(Refusal::INVALID_AUTH_TOKEN)
     } else {
-        Attempt::Unproved(Refusal::NOTHING_SENT)
+        Attempt::NotAuthenticated(Refusal::NOTHING_SENT)
     }
 }
 
-/// What is left until `deadline`, as `grpc-timeout` says it: at most 8 digits.
+/// The time left until `deadline` as a `grpc-timeout` value of at most 8 digits.
 fn timeout_value(deadline: Instant) -> HeaderValue {
     let left = deadline.saturating_duration_since(Instant::now());
     let text = match (left.as_millis(), left.as_secs()) {

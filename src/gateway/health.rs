@@ -1,7 +1,7 @@
-//! gRPC's health service, answered by Keyward: whether calls can be served here.
+//! gRPC's health service, answered by Keyward from its own readiness.
 //!
-//! Owns: Check and Watch of the whole server. Must not know how readiness is found. Invariants: no member is asked, so
-//! that a health check never costs etcd anything; the answer is that of `/readyz`.
+//! Owns: Check and Watch of the whole server. Must not know: how readiness is determined. Invariants: health
+//! checks send no request to etcd; the status equals the result of `/readyz`.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,12 +9,12 @@ use std::rc::Rc;
 use bytes::Bytes;
 use prost::Message as _;
 
-use crate::downstream::request_memory::{Held, REQUEST};
-use crate::downstream::requests::RequestBody;
-use crate::downstream::said::Speaker;
-use crate::gateway::gathering::collect_of_anybody;
-use crate::gateway::pipeline::Served;
-use crate::gateway::{Client, Gateway};
+use crate::downstream::client_replies::ReplySender;
+use crate::downstream::request_memory::{REQUEST, RequestMemoryCharge};
+use crate::downstream::request_messages::RequestBody;
+use crate::gateway::pipeline_result::PipelineResult;
+use crate::gateway::request_body::collect_of_anybody;
+use crate::gateway::{ClientConnection, Gateway};
 use crate::pb::health::health_check_response::ServingStatus;
 use crate::pb::health::{HealthCheckRequest, HealthCheckResponse};
 use crate::refusal::Refusal;
@@ -24,17 +24,17 @@ use crate::rpc::frame;
 pub const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// The path of Watch.
 pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// Health watches that one connection may have open: a client needs one.
+/// The most open health watches of a connection; a client needs a single health watch.
 const WATCHES: usize = 16;
-/// What an open one holds beside its request: its task and what waits to be read.
+/// Memory charged for an open health watch beyond its request: its task and its queued messages.
 const OPEN: usize = 8 * 1024;
 
 /// An open health watch of a connection, until dropped.
-struct Open(Rc<Cell<usize>>);
+struct OpenHealthWatch(Rc<Cell<usize>>);
 
-impl Open {
-    /// None where the connection has as many as it may.
-    fn on(client: &Client) -> Option<Self> {
+impl OpenHealthWatch {
+    /// `None` if the connection already has `WATCHES` open health watches.
+    fn on(client: &ClientConnection) -> Option<Self> {
         let open = Rc::clone(&client.health_watches);
         (open.get() < WATCHES).then(|| {
             open.set(open.get() + 1);
@@ -43,32 +43,36 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenHealthWatch {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
 }
 
-/// Check: once.
+/// Answers Check with the current status.
 ///
 /// # Errors
-/// Another service than the whole server was asked for, or the request cannot be read.
-pub async fn check(gateway: &Gateway, body: RequestBody) -> Result<Served, Refusal> {
+/// The request names a service, or cannot be read.
+pub async fn check(gateway: &Gateway, body: RequestBody) -> Result<PipelineResult, Refusal> {
     asked(body).await?;
-    Ok(Served::Ours(answer(now(gateway))))
+    Ok(PipelineResult::Ours(answer(now(gateway))))
 }
 
-/// Watch: at once, and whenever it changes.
+/// Answers Watch with the current status and every change.
 ///
 /// # Errors
-/// As [`check`], or there is no room for one more.
-pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: RequestBody) -> Result<Served, Refusal> {
+/// As [`check`], or a limit on open health watches or memory is reached.
+pub async fn watch(
+    gateway: &Rc<Gateway>,
+    client: &ClientConnection,
+    body: RequestBody,
+) -> Result<PipelineResult, Refusal> {
     let mut held = asked(body).await?;
-    let open = Open::on(client).ok_or(Refusal::TOO_MANY_REQUESTS)?;
-    if !held.more(REQUEST + OPEN) {
+    let open = OpenHealthWatch::on(client).ok_or(Refusal::TOO_MANY_REQUESTS)?;
+    if !held.charge(REQUEST + OPEN) {
         return Err(Refusal::TOO_MANY_REQUESTS);
     }
-    let (speaker, said) = Speaker::channel();
+    let (speaker, said) = ReplySender::channel();
     let watched = Rc::clone(gateway);
     let mut drain = client.drain.clone();
     let run = async move {
@@ -85,21 +89,23 @@ pub async fn watch(gateway: &Rc<Gateway>, client: &Client, body: RequestBody) ->
             }
             tokio::select! {
                 () = speaker.gone() => return,
-                _ = drain.wait_for(Option::is_some) => return speaker.end(Refusal::SHUTTING_DOWN.status()).await,
+                _ = drain.wait_for(Option::is_some) =>
+                    return speaker.end(Refusal::SHUTTING_DOWN.status()).await,
                 changed = ready.changed() => if changed.is_err() { return },
             }
         }
     };
     gateway.tasks.spawn("health watch", run).detach();
-    Ok(Served::Stream(said))
+    Ok(PipelineResult::Stream(said))
 }
 
-/// Reads the request. Returns the account of who asked, of which nothing is held.
-async fn asked(body: RequestBody) -> Result<Held, Refusal> {
+/// Reads the request, which must ask about the whole server. Returns an empty guard of the request's memory
+/// account.
+async fn asked(body: RequestBody) -> Result<RequestMemoryCharge, Refusal> {
     let (framed, held) = collect_of_anybody(body).await?;
     let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
     let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
-    if asked.service.is_empty() { Ok(held.beside()) } else { Err(Refusal::UNKNOWN_HEALTH_SERVICE) }
+    if asked.service.is_empty() { Ok(held.sibling()) } else { Err(Refusal::UNKNOWN_HEALTH_SERVICE) }
 }
 
 fn now(gateway: &Gateway) -> ServingStatus {

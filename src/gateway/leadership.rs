@@ -1,7 +1,8 @@
-//! Leadership that a client has moved: what it asks next is answered by who leads now.
+//! Waiting, after a successful MoveLeader, until the new leader is known here, so that the client's next call
+//! is answered by the new leader.
 //!
-//! Owns: how long the answer of a MoveLeader waits until that is known here. Must not know: how it is found out. Invariant: it
-//! waits a moment at most, and only for what the client itself has brought about.
+//! Owns: how long the answer of a MoveLeader is delayed. Must not know: how the leader is found. Invariant:
+//! the delay is at most a second, and only a MoveLeader causes a delay.
 
 use std::time::Duration;
 
@@ -11,15 +12,15 @@ use tokio::time::timeout;
 use crate::gateway::Gateway;
 use crate::identity::MemberId;
 use crate::pb::etcdserverpb::MoveLeaderRequest;
-use crate::upstream::membership::Hint;
+use crate::upstream::membership::MembershipHint;
 
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Maintenance/MoveLeader";
-/// Two probes of a member that is well.
+/// The longest delay: the time of two probes of a healthy member.
 const SEEN: Duration = Duration::from_secs(1);
 
-/// Waits until the member that a MoveLeader named is known to lead. `message` is the request.
-pub async fn seen(gateway: &Gateway, message: &[u8]) {
+/// Waits until the target of a MoveLeader is known as the leader. `message` is the request.
+pub async fn wait_for_leader(gateway: &Gateway, message: &[u8]) {
     let Ok(MoveLeaderRequest { target_id }) = MoveLeaderRequest::decode(message) else { return };
     let (members, target) = (&gateway.door.members, MemberId(target_id));
     if members.snapshot.load().get(target).is_none() {
@@ -27,7 +28,7 @@ pub async fn seen(gateway: &Gateway, message: &[u8]) {
     }
     let leads = async {
         while members.snapshot.load().leader != Some(target) {
-            members.hints.send(Hint::NotLeader(target));
+            members.hints.send(MembershipHint::NotLeader(target));
             members.pause_or_change(SEEN / 10).await;
         }
     };

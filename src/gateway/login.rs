@@ -1,18 +1,21 @@
-//! Authenticate, which we answer ourselves. Below: `desk` deals with logins, `flights` has those under way, `sources` knows
-//! who is asked in which order, `file` is one of them, `limits` counts wrong passwords, `refused` remembers them,
-//! `refusal_schedule` says when one is answered.
+//! The Authenticate RPC, answered by Keyward itself. Submodules: `desk` runs logins, `flights` shares running
+//! checks, `sources` orders the password sources, `file` is the source reading the users file, `limits`
+//! counts wrong passwords, `refused` remembers refused passwords, `refusal_schedule` sets the times of
+//! refusals.
 //!
-//! Owns: turning a proved password into a sealed session. Must not know how a password is proved. Invariants: an Authenticate is never forwarded as it is; a login always gets a token, also with auth
-//! off upstream (a Go client that is told "not enabled" never authenticates again), but such a session proves
-//! nothing (rules 11); neither name, password nor token reaches a log, but the session's id.
+//! Owns: turning a proved password into a sealed session. Must not know: how a password is proved.
+//! Invariants: an Authenticate never goes upstream unchanged; a login gets a token even with auth off
+//! upstream, since a Go client told "not enabled" never authenticates again, but the session then proves
+//! nothing (docs/decisions.md#d11); neither a password nor a token reaches a log; the session's id does.
 
-pub mod desk;
-mod file;
-mod flights;
 pub mod limits;
+pub mod password_check;
+pub mod password_sources;
 mod refusal_schedule;
-mod refused;
-pub mod sources;
+mod refused_passwords;
+pub mod service;
+mod single_flight;
+mod users_file;
 
 use std::rc::Rc;
 use std::time::SystemTime;
@@ -22,14 +25,15 @@ use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::downstream::requests::RequestBody;
-use crate::downstream::session::{Inadmissible, Namespace, Proof, SealFailure, Session, SessionPeer};
-use crate::gateway::access_log::Record;
+use crate::downstream::request_messages::RequestBody;
+use crate::downstream::session::{
+    LoginInadmissible, PeerNamespace, SealFailure, Session, SessionPeer, SessionProof,
+};
+use crate::gateway::access_log::AccessRecord;
 use crate::gateway::exchange::PATIENCE;
-use crate::gateway::gathering::collect_of_anybody;
-use crate::gateway::login::sources::{Denied, Proved};
-use crate::gateway::pipeline::Served;
-use crate::gateway::{Client, Gateway};
+use crate::gateway::login::password_check::{LoginDenial, LoginProof};
+use crate::gateway::request_body::collect_of_anybody;
+use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::UserName;
 use crate::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, ResponseHeader};
 use crate::refusal::Refusal;
@@ -39,34 +43,35 @@ use crate::secret::Secret;
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Auth/Authenticate";
 
-/// Proves a password and seals a session for it.
+/// Checks the password and seals a session.
 pub async fn authenticate(
     gateway: &Rc<Gateway>,
-    client: &Client,
+    client: &ClientConnection,
     method: &'static Method,
     body: RequestBody,
     deadline: Option<Instant>,
-    record: &mut Record,
-) -> Result<Served, Refusal> {
+    record: &mut AccessRecord,
+) -> Result<Bytes, Refusal> {
     let (framed, _held) = collect_of_anybody(body).await?;
     let (user, password) = login_of(method, framed)?;
     let peer = SessionPeer::Password { user, password: password.clone() };
-    // Neither the log nor the identities in memory take what could not become a session.
+    // A peer too long for a session stays out of the log and of the identities in memory.
     if !peer.fits() {
         return Err(Refusal::AUTH_FAILED);
     }
     record.peer = Some(peer.to_string().into());
     record.user = Some(peer.user().clone());
-    let moves = gateway.logins.moves();
-    // Before the check begins: what changes meanwhile has it proved once more (rules 12).
+    let moves = gateway.logins.auth_revision();
+    // Read before the check: if users or roles change during the check, the session is proved again
+    // (docs/decisions.md#d12).
     let auth_revision = moves.settled();
-    if gateway.door.credentials.acting(peer.user()).is_some() {
+    if gateway.door.credentials.act_as(peer.user()).is_some() {
         moves.want();
     }
-    // As of now: what is revoked while the password is looked at ends this login too.
-    let generation = match gateway.sealer.admit(peer.user()) {
-        Err(Inadmissible::NotKnown) => return Err(Refusal::NOTHING_SENT),
-        Err(Inadmissible::Blocked) => None,
+    // Read before the check: a revocation during the check ends this login too.
+    let generation = match gateway.sealer.admit_login(peer.user()) {
+        Err(LoginInadmissible::NotKnown) => return Err(Refusal::NOTHING_SENT),
+        Err(LoginInadmissible::Blocked) => None,
         Ok(generation) => Some(generation),
     };
     let until = Instant::now() + PATIENCE;
@@ -77,7 +82,7 @@ pub async fn authenticate(
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };
-    if gateway.sealer.admit(peer.user()).is_err() {
+    if gateway.sealer.admit_login(peer.user()).is_err() {
         return Err(Refusal::NOTHING_SENT);
     }
     let (peer, proof) = evidence(peer, proved, auth_revision);
@@ -92,19 +97,23 @@ pub async fn authenticate(
     })?;
     gateway.metrics.sessions_issued.inc();
     if client.listener.lend_login_identity {
-        client.remembered.borrow_mut().appeared(&session.peer, token.expose().as_bytes());
+        client.remembered.borrow_mut().note_peer(&session.peer, token.expose().as_bytes());
     }
-    tracing::info!(session = %session.id, user = record.user.as_ref().map(UserName::as_str), "session issued");
+    tracing::info!(
+        session = %session.id,
+        user = record.user.as_ref().map(UserName::as_str),
+        "session issued"
+    );
     let mut answer =
         AuthenticateResponse { header: Some(header(gateway, client)), token: token.expose().clone() };
     let message = Zeroizing::new(answer.encode_to_vec());
     answer.token.zeroize();
-    Ok(Served::Ours(frame::encode(&message)))
+    Ok(frame::encode(&message))
 }
 
-/// What a body says, which is wiped as far as it is ours.
+/// Decodes the login and wipes the request body, if no other handle shares the buffer.
 fn login_of(method: &Method, framed: Bytes) -> Result<(UserName, Secret<String>), Refusal> {
-    let framed = Wiped(framed);
+    let framed = WipedBytes(framed);
     let message = frame::unary(&framed.0).map_err(|fault| fault.refusal(None))?;
     canonical::check(method.body, &message)?;
     let login = AuthenticateRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"));
@@ -112,18 +121,19 @@ fn login_of(method: &Method, framed: Bytes) -> Result<(UserName, Secret<String>)
     Ok((UserName::from(login.name.as_str()), Secret::new(std::mem::take(&mut login.password))))
 }
 
-/// What the password proves, and the generation of which that is true. None begins with one who is blocked.
+/// Checks the password. Returns the proof and the user's generation as of the proof. `generation` is `None`
+/// for a blocked user.
 async fn prove(
     gateway: &Gateway,
-    client: &Client,
+    client: &ClientConnection,
     user: &UserName,
     password: &Secret<String>,
     generation: Option<u64>,
-) -> Result<(Proved, u64), Denied> {
+) -> Result<(LoginProof, u64), LoginDenial> {
     let from = client.origin.remote.map(|remote| remote.ip());
     if let Some(generation) = generation {
         let proved = gateway.logins.check(user, password, from).await?;
-        if gateway.sealer.admit(user) != Err(Inadmissible::Blocked) {
+        if gateway.sealer.admit_login(user) != Err(LoginInadmissible::Blocked) {
             return Ok((proved, generation));
         }
     }
@@ -133,12 +143,12 @@ async fn prove(
     Err(gateway.logins.refuse(user, password, from).await)
 }
 
-/// Bytes that are wiped when they go, where nobody else holds them: what came in one piece is part of the buffer of its
-/// connection, which is written over as it goes on.
-struct Wiped(Bytes);
+/// Bytes to be wiped on drop, if no other handle shares the buffer. A body received in a single piece is part
+/// of the connection's read buffer; later reads overwrite that part.
+struct WipedBytes(Bytes);
 
-impl Wiped {
-    /// What is left.
+impl WipedBytes {
+    /// Wipes the bytes and returns the wiped buffer; `None` if the buffer is shared.
     fn wipe(&mut self) -> Option<BytesMut> {
         let mut ours = std::mem::take(&mut self.0).try_into_mut().ok()?;
         ours.as_mut().zeroize();
@@ -146,36 +156,38 @@ impl Wiped {
     }
 }
 
-impl Drop for Wiped {
+impl Drop for WipedBytes {
     fn drop(&mut self) {
         drop(self.wipe());
     }
 }
 
-/// Who a session speaks for, and by what right. The password is carried only where etcd is to be shown it.
-fn evidence(peer: SessionPeer, proved: Proved, auth_revision: u64) -> (SessionPeer, Proof) {
+/// The peer and the proof of a session. The session carries the password only if etcd must see the password
+/// later.
+fn evidence(peer: SessionPeer, proved: LoginProof, auth_revision: u64) -> (SessionPeer, SessionProof) {
     match proved {
-        Proved::Etcd => (peer, Proof::Etcd { auth_revision }),
-        Proved::Nothing => (peer, Proof::None),
-        Proved::File(line) => {
+        LoginProof::Etcd => (peer, SessionProof::Etcd { auth_revision }),
+        LoginProof::Nothing => (peer, SessionProof::None),
+        LoginProof::File(line) => {
             let user = peer.user().clone();
-            (SessionPeer::Known { namespace: Namespace::File, user }, Proof::File { line: line.0 })
+            (SessionPeer::Known { namespace: PeerNamespace::File, user }, SessionProof::File { line: line.0 })
         }
     }
 }
 
-/// What a client is told: etcd's words.
-fn refusal(denied: Denied) -> Refusal {
+/// The client's status, in etcd's words.
+fn refusal(denied: LoginDenial) -> Refusal {
     match denied {
-        Denied::WrongPassword => Refusal::AUTH_FAILED,
-        Denied::NoPassword => Refusal::NO_PASSWORD_USER,
-        Denied::Limited => Refusal::TOO_MANY_REQUESTS,
-        Denied::Untold => Refusal::REQUEST_TIMED_OUT,
+        LoginDenial::WrongPassword => Refusal::AUTH_FAILED,
+        LoginDenial::NoPassword => Refusal::NO_PASSWORD_USER,
+        LoginDenial::Limited => Refusal::TOO_MANY_REQUESTS,
+        LoginDenial::Untold => Refusal::REQUEST_TIMED_OUT,
     }
 }
 
-/// A header as a member would send it: real ids and term, and a revision that this client may have seen.
-fn header(gateway: &Gateway, client: &Client) -> ResponseHeader {
+/// A response header like a member's: real ids and term, and the highest revision already shown on this
+/// connection.
+fn header(gateway: &Gateway, client: &ClientConnection) -> ResponseHeader {
     let members = gateway.door.members.snapshot.load();
     ResponseHeader {
         cluster_id: members.cluster.map_or(0, |id| id.0),
@@ -195,10 +207,10 @@ mod tests {
 
     #[test]
     fn what_nobody_else_holds_is_wiped() {
-        let mut ours = Wiped(Bytes::from(b"hunter2".to_vec()));
+        let mut ours = WipedBytes(Bytes::from(b"hunter2".to_vec()));
         assert_eq!(ours.wipe().as_deref(), Some(&[0; 7][..]));
         let theirs = Bytes::from(b"hunter2".to_vec());
-        let mut shared = Wiped(theirs.clone());
+        let mut shared = WipedBytes(theirs.clone());
         assert_eq!(shared.wipe(), None);
         assert_eq!(theirs, "hunter2");
     }

@@ -1,23 +1,24 @@
-//! Answers that name members' addresses: they name ours instead, or clients would go past us.
+//! Rewriting member addresses in answers: clients get Keyward's addresses, because the members' own addresses
+//! would let clients bypass Keyward.
 //!
-//! Owns: which methods those are, and the splice of `Member.clientURLs`. Must not know who asked. Invariants: ids,
-//! names, peer URLs, the learner flag and every unknown field cross as the bytes they came in; a member that has no
-//! client URL yet (not started) gets none; a member's own URL leads to us, too, and all that is not about that member
-//! alone is served there as everywhere.
+//! Owns: the list of affected methods, and the splice of `Member.clientURLs`. Must not know: the caller.
+//! Invariants: IDs, names, peer URLs, the learner flag and every unknown field keep their original bytes; a
+//! member without client URLs (not started) gets no URL; a per-member URL leads to Keyward as well, where
+//! only calls about the member itself are pinned to the member.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::identity::MemberId;
-use crate::identity::named::NamedMember;
+use crate::identity::named_member::NamedMember;
 use crate::rpc::frame;
-use crate::rpc::scan::{Field, Fields, ScanFault, Value, append_bytes_field};
+use crate::rpc::scan::{ScanFault, WireField, WireFields, WireValue, append_bytes_field};
 
 /// `Member.ID`, `Member.name` and `Member.clientURLs`.
 const ID: u32 = 1;
 const NAME: u32 = 2;
 const CLIENT_URLS: u32 = 4;
 
-/// Where an answer's `Member` messages stand: their field numbers.
+/// The field numbers of the `Member` messages in the answer of the method `path`.
 #[must_use]
 pub fn member_fields(path: &str) -> Option<&'static [u32]> {
     match path {
@@ -31,10 +32,11 @@ pub fn member_fields(path: &str) -> Option<&'static [u32]> {
     }
 }
 
-/// The framed answer with the members' client URLs replaced: by their own of `urls`, or by the `shared` ones.
+/// Replaces the members' client URLs by each member's entry in `urls`, or by the `shared` URLs. Returns the
+/// framed answer.
 ///
 /// # Errors
-/// The member's answer is not protobuf as we know it.
+/// The member's answer is not valid protobuf.
 pub fn rewrite(
     message: &[u8],
     members: &[u32],
@@ -42,10 +44,10 @@ pub fn rewrite(
     shared: &[String],
 ) -> Result<Bytes, ScanFault> {
     let mut out = BytesMut::with_capacity(message.len() + 64);
-    for field in Fields::new(message) {
+    for field in WireFields::new(message) {
         let field = field?;
         match field.value {
-            Value::Bytes(member) if members.contains(&field.number) => {
+            WireValue::Bytes(member) if members.contains(&field.number) => {
                 append_bytes_field(&mut out, field.number, &rewrite_member(member, urls, shared)?);
             }
             _ => out.put_slice(&message[field.range]),
@@ -60,10 +62,10 @@ fn rewrite_member(
     shared: &[String],
 ) -> Result<BytesMut, ScanFault> {
     let (id, name) = who(member)?;
-    let urls = NamedMember::row(urls, id, &name).map_or(shared, Vec::as_slice);
+    let urls = NamedMember::find_row(urls, id, &name).map_or(shared, Vec::as_slice);
     let mut out = BytesMut::with_capacity(member.len());
     let mut written = false;
-    for field in Fields::new(member) {
+    for field in WireFields::new(member) {
         let field = field?;
         if field.number != CLIENT_URLS {
             out.put_slice(&member[field.range]);
@@ -79,10 +81,10 @@ fn rewrite_member(
 
 fn who(member: &[u8]) -> Result<(MemberId, String), ScanFault> {
     let (mut id, mut name) = (MemberId(0), String::new());
-    for field in Fields::new(member) {
+    for field in WireFields::new(member) {
         match field? {
-            Field { number: ID, value: Value::Varint(told), .. } => id = MemberId(told),
-            Field { number: NAME, value: Value::Bytes(told), .. } => {
+            WireField { number: ID, value: WireValue::Varint(told), .. } => id = MemberId(told),
+            WireField { number: NAME, value: WireValue::Bytes(told), .. } => {
                 name = String::from_utf8_lossy(told).into_owned();
             }
             _ => {}

@@ -1,8 +1,9 @@
-//! Peer, call, target, member, reply: the steps of every call, in this order, on this screen.
+//! The steps of every call in order: peer, call, target, member, reply.
 //!
-//! Owns: the order. Must not know: how a step is done. Invariants: a step takes what the one before it made, so none
-//! can be skipped; a path that is not canonical, a body that a decision was made on and that is not canonical, or a
-//! credential that is bad, sends nothing upstream; a panic answers Unavailable, never a reset.
+//! Owns: the order of the steps. Must not know: how a step is done. Invariants: each step takes the previous
+//! step's result, so no step can be skipped; a non-canonical path, a non-canonical body needed for a
+//! decision, or a bad credential sends no request upstream; a panic answers Unavailable, never a stream
+//! reset.
 
 use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
@@ -17,49 +18,53 @@ use http::{HeaderMap, Request, StatusCode};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::config::{Identify, Serves};
-use crate::downstream::request_memory::{Held, Requester};
-use crate::downstream::requests::RequestBody;
-use crate::downstream::said::Said;
-use crate::gateway::access_log::Record;
+use crate::config::{Identify, MemberPreference};
+use crate::downstream::request_memory::{RequestMemoryCharge, Requester};
+use crate::downstream::request_messages::RequestBody;
+use crate::gateway::access_log::AccessRecord;
+use crate::gateway::active_streams::Registration;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::{Exchange, PATIENCE};
-use crate::gateway::gathering::collect;
-use crate::gateway::live::Stay;
-use crate::gateway::reply::{self, Downstream};
-use crate::gateway::unread::{Need, Room};
+use crate::gateway::pipeline_result::PipelineResult;
+use crate::gateway::reply::{self, DownstreamResponse};
+use crate::gateway::request_body::collect;
+use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
 use crate::gateway::{
-    Client, Gateway, addressed, blocked, current, defragment, health, leadership, login, member_answers,
-    removal, streams, write_order,
+    ClientConnection, Gateway, addressed_member, blocking_calls, defragment, health, leadership, login,
+    member_answers, read_floor, removal, streams, write_order,
 };
 use crate::identity::UserName;
 use crate::lease::observe;
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
-use crate::rpc::method::{Class, Effect, Lane, METHODS, Method, PathKind, Stream, path_kind};
+use crate::rpc::method::{Class, Effect, Lane, METHODS, Method, RpcPathKind, StreamingSides, path_kind};
 use crate::rpc::schema::MessageId;
-use crate::rpc::{canonical, frame, quorum, shape};
+use crate::rpc::{body_shape, canonical, frame, quorum};
 use crate::telemetry::metrics::Metrics;
-use crate::upstream::answer::Answer;
-use crate::upstream::choose::Wanted;
-use crate::upstream::connection::Outgoing;
-use crate::upstream::membership::{Auth, Hint};
-use crate::upstream::send::{NoAnswer, upstream_headers};
-use crate::watch::source;
+use crate::upstream::answer::MemberReply;
+use crate::upstream::choose::MemberTarget;
+use crate::upstream::member_connection::UpstreamRequestBody;
+use crate::upstream::membership::{AuthSetting, MembershipHint};
+use crate::upstream::send::{NoReply, upstream_headers};
+use crate::watch::upstream_stream;
 
-/// The row of the metrics that unknown methods share.
+/// The metrics row shared by all unknown methods.
 const UNKNOWN: (usize, &str) = (METHODS.len(), "unknown");
 
-/// Serves one request, whatever it is.
-pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<Incoming>) -> Downstream {
+/// Serves a request of any kind.
+pub async fn serve(
+    gateway: Rc<Gateway>,
+    client: Rc<ClientConnection>,
+    request: Request<Incoming>,
+) -> DownstreamResponse {
     let (head, body) = request.into_parts();
     let named_path = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
     let kind = path_kind(named_path);
     let named = match &kind {
-        PathKind::Known(method) => (usize::from(method.index), method.path),
+        RpcPathKind::Known(method) => (usize::from(method.index), method.path),
         _ => UNKNOWN,
     };
-    let unary = !matches!(&kind, PathKind::Known(method) if method.stream != Stream::Unary);
+    let unary = !matches!(&kind, RpcPathKind::Known(method) if method.stream != StreamingSides::Unary);
     let mut record = record(&gateway, &client, named, unary);
     if !call::is_grpc(&head.method, &head.headers) {
         return reply::not_grpc(StatusCode::UNSUPPORTED_MEDIA_TYPE, record);
@@ -75,13 +80,15 @@ pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<In
     let outcome = {
         let steps = async {
             match kind {
-                PathKind::Malformed => {
+                RpcPathKind::Malformed => {
                     gateway.metrics.not_canonical.inc();
                     Err(kind.refusal(named_path).unwrap_or(Refusal::PANICKED))
                 }
-                PathKind::WellFormed { .. } => unknown(&gateway, &client, &head, body, &mut record).await,
-                PathKind::Known(method) => {
-                    known(&gateway, &client, method, &head.headers, body, &mut held, &mut record).await
+                RpcPathKind::WellFormed { .. } => {
+                    serve_unknown(&gateway, &client, &head, body, &mut record).await
+                }
+                RpcPathKind::Known(method) => {
+                    serve_known(&gateway, &client, method, &head.headers, body, &mut held, &mut record).await
                 }
             }
         };
@@ -93,22 +100,24 @@ pub async fn serve(gateway: Rc<Gateway>, client: Rc<Client>, request: Request<In
     }
 }
 
-/// On whose account a request is whose client has not been identified yet. That is done at once, but for few, and those have shown something
-/// genuine.
-fn requester(kind: &PathKind) -> Requester {
+/// The memory account charged before the caller is identified. Most methods charge the account of identified
+/// callers: identification is immediate for nearly all calls, and the slower calls carry a genuine
+/// credential.
+fn requester(kind: &RpcPathKind) -> Requester {
     match kind {
-        PathKind::Known(method) if is_anybodys(method) => Requester::Anybody,
+        RpcPathKind::Known(method) if is_anybodys(method) => Requester::Anybody,
         _ => Requester::Known,
     }
 }
 
-/// Whether calls of `method` are answered whoever makes them.
+/// True if calls of `method` are answered without identifying the caller.
 fn is_anybodys(method: &Method) -> bool {
     matches!(method.path, login::PATH | health::CHECK | health::WATCH)
 }
 
-/// What `steps` end with. A panic of theirs is a refusal: a client would take a reset for Canceled, and send a write
-/// again (rules 38). `steps` is pinned by the caller: passed by value, the future of every request would hold it twice.
+/// Runs `steps` and turns a panic into a refusal. A client would read a stream reset as Canceled and send a
+/// write again (docs/decisions.md#d38). `steps` is pinned by the caller: passed by value, the future would be
+/// stored twice in every request's future.
 async fn guarded<T>(
     metrics: &Metrics,
     steps: Pin<&mut impl Future<Output = Result<T, Refusal>>>,
@@ -119,83 +128,69 @@ async fn guarded<T>(
     })
 }
 
-fn record(gateway: &Gateway, client: &Client, row: (usize, &'static str), unary: bool) -> Record {
+fn record(
+    gateway: &Gateway,
+    client: &ClientConnection,
+    row: (usize, &'static str),
+    unary: bool,
+) -> AccessRecord {
     let metrics = Arc::clone(&gateway.metrics);
-    Record::begin(metrics, gateway.access_log.clone(), row, unary, Rc::clone(&client.origin))
+    AccessRecord::begin(metrics, gateway.access_log.clone(), row, unary, Rc::clone(&client.origin))
 }
 
-/// What a step of the pipeline ended with.
-pub enum Served {
-    /// A member's answer.
-    Member(Box<Answer>, Option<crate::upstream::credential::InUse>, Stay, Option<Room>),
-    /// A message of our own, framed.
-    Ours(Bytes),
-    /// A stream of our own.
-    Stream(tokio::sync::mpsc::Receiver<Said>),
-}
-
-impl Served {
-    fn reply(self, record: Record) -> Downstream {
-        match self {
-            Self::Member(answer, in_use, stay, room) => {
-                let broken = Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST;
-                reply::deliver(*answer, broken, in_use, stay, room, record)
-            }
-            Self::Ours(message) => reply::message(message, record),
-            Self::Stream(said) => reply::stream(said, Refusal::SHUTTING_DOWN, record),
-        }
-    }
-}
-
-async fn known(
+async fn serve_known(
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     method: &'static Method,
     headers: &HeaderMap,
     body: Incoming,
-    held: &mut Held,
-    record: &mut Record,
-) -> Result<Served, Refusal> {
-    let mut body = RequestBody::of(headers, body, held.beside())?;
+    held: &mut RequestMemoryCharge,
+    record: &mut AccessRecord,
+) -> Result<PipelineResult, Refusal> {
+    let mut body = RequestBody::of(headers, body, held.sibling())?;
     let deadline = Deadline::of(headers)?.map(|left| Instant::now() + left);
     match method.path {
         health::CHECK => return health::check(gateway, body).await,
         health::WATCH => return health::watch(gateway, client, body).await,
         login::PATH => {
-            // What it would give counts for nothing here: nobody's password is looked at.
-            if !gateway.callers.takes(client, Identify::Token) {
+            // This listener does not accept session tokens, so a login would be useless: no password is
+            // checked.
+            if !gateway.callers.may_identify_by(client, Identify::Token) {
                 return Err(Refusal::AUTH_NOT_ENABLED);
             }
-            return login::authenticate(gateway, client, method, body, deadline, record).await;
+            let answer = login::authenticate(gateway, client, method, body, deadline, record).await?;
+            return Ok(PipelineResult::Ours(answer));
         }
         _ => {}
     }
-    // Before anything is waited for: a write that arrives next must find it.
-    let start = (method.path == source::PATH).then(|| client.watch_starts.begin());
+    // Register the watch before any await: a write arriving next must find the registration.
+    let start = (method.path == upstream_stream::PATH).then(|| client.watch_starts.begin());
     let caller = identified(gateway, client, method, headers, deadline, record).await?;
     if gateway.requester(&caller) == Requester::Anybody {
         *held = gateway.hold_request(client, Requester::Anybody, headers)?;
-        body.held = held.beside();
+        body.held = held.sibling();
     }
     if let Some(start) = start {
-        return Ok(Served::Stream(streams::watch(gateway, client, &caller, headers, deadline, body, start)?));
+        return Ok(PipelineResult::Stream(streams::watch(
+            gateway, client, &caller, headers, deadline, body, start,
+        )?));
     }
     match method.path {
-        "/etcdserverpb.Lease/LeaseKeepAlive" => {
-            Ok(Served::Stream(streams::keep_alive(gateway, client, &caller, headers, deadline, body)?))
-        }
-        _ => through(gateway, client, method, &caller, headers, body, deadline, record).await,
+        "/etcdserverpb.Lease/LeaseKeepAlive" => Ok(PipelineResult::Stream(streams::keep_alive(
+            gateway, client, &caller, headers, deadline, body,
+        )?)),
+        _ => serve_unary(gateway, client, method, &caller, headers, body, deadline, record).await,
     }
 }
 
-/// Who is calling, as of now.
+/// Authenticates the caller under the current configuration.
 async fn identified(
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     method: &'static Method,
     headers: &HeaderMap,
     deadline: Option<Instant>,
-    record: &mut Record,
+    record: &mut AccessRecord,
 ) -> Result<Rc<Caller>, Refusal> {
     let served = gateway.door.members.snapshot.load().cluster;
     let caller = gateway.callers.identify(gateway, client, Some(method), headers, record);
@@ -204,12 +199,12 @@ async fn identified(
         None => caller.await?,
     };
     client.follow(served);
-    // What was proved to one cluster is not proved to another.
+    // The caller was authenticated against the previous cluster.
     if gateway.door.has_followed(served) {
         return Err(Refusal::NOTHING_SENT);
     }
-    // A connection whose welcome is over has calls under way, and lets none begin.
-    match client.ends(&caller) {
+    // After its end, a connection finishes calls in flight and starts no new call.
+    match client.authorization_end(&caller) {
         _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
         Some((at, refusal)) if at <= Instant::now() => Err(refusal),
         _ => {
@@ -219,47 +214,47 @@ async fn identified(
     }
 }
 
-/// A call whose request is one message.
+/// Serves a call with a single request message.
 #[expect(clippy::too_many_arguments, reason = "the steps before it, each of them")]
-async fn through(
+async fn serve_unary(
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     method: &'static Method,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     body: RequestBody,
     deadline: Option<Instant>,
-    record: &mut Record,
-) -> Result<Served, Refusal> {
+    record: &mut AccessRecord,
+) -> Result<PipelineResult, Refusal> {
     let (framed, message, _held, came) = request_message(gateway, client, method, body, deadline).await?;
-    let again;
+    let after_body;
     let caller = match came {
-        Came::AtOnce => caller,
-        Came::Later => {
-            again = Box::pin(identified(gateway, client, method, headers, deadline, record)).await?;
-            &again
+        BodyArrival::WithHeaders => caller,
+        BodyArrival::AfterHeaders => {
+            after_body = Box::pin(identified(gateway, client, method, headers, deadline, record)).await?;
+            &after_body
         }
     };
     if method.path == observe::PATH {
-        return Ok(Served::Stream(streams::observe(gateway, client, caller, headers, deadline, &message)?));
+        let observed = streams::observe(gateway, client, caller, headers, deadline, &message)?;
+        return Ok(PipelineResult::Stream(observed));
     }
-    let effect = shape::effect(method, &message);
-    let behind;
+    let effect = body_shape::effect(method, &message);
+    let caller_after_wait;
     let caller = if write_order::wait(gateway, client, method, effect, deadline).await {
-        behind = Box::pin(identified(gateway, client, method, headers, deadline, record)).await?;
-        &behind
+        caller_after_wait = Box::pin(identified(gateway, client, method, headers, deadline, record)).await?;
+        &caller_after_wait
     } else {
         caller
     };
-    let local = shape::is_local(method, &message);
-    let wanted =
-        if local { current(gateway, client) } else { wanted(gateway, client, method, headers, effect)? };
+    let local = body_shape::is_local(method, &message);
+    let wanted = member_target(gateway, client, method, headers, effect, local)?;
     if method.path == defragment::PATH && defragment::is_ours(gateway, wanted) {
         let work = defragment::serve(gateway, client, caller, wanted, deadline);
-        return Box::pin(work).await.map(Served::Ours);
+        return Box::pin(work).await.map(PipelineResult::Ours);
     }
-    let _passed_on = defragment::passed_on(gateway, method, &caller.whom).await;
-    let lane = shape::lane(method, &message);
+    let _passed_on = defragment::guard_passed_on_call(gateway, method, &caller.upstream_user).await;
+    let lane = body_shape::lane(method, &message);
     let exchange = Exchange {
         gateway,
         method,
@@ -268,22 +263,22 @@ async fn through(
         lane,
         effect,
         quorum: quorum::need(method, &message),
-        may_reissue: shape::may_reissue(method, &message),
-        whom: caller.whom.clone(),
+        may_reissue: body_shape::may_reissue(method, &message),
+        user: caller.upstream_user.clone(),
         headers,
         body: framed,
         deadline,
     };
     let (in_use, mut stay) = match lane {
-        Lane::Unary => (None, Stay::UNBOUND),
+        Lane::Unary => (None, Registration::UNBOUND),
         _ => (caller.in_use(), gateway.enter(client, caller)?),
     };
     let mut room = None;
-    let mut answer = if blocked::blocks(method) {
-        let claim = blocked::claim(gateway, method, &message, &caller.whom).await;
-        // Apart: no other call is to be as large as one that waits.
-        let waiting = Box::pin(blocked::run(exchange, claim, client.drain.clone(), &mut stay, record));
-        match client.ends(caller) {
+    let mut answer = if blocking_calls::blocks(method) {
+        let claim = blocking_calls::claim(gateway, method, &message, &caller.upstream_user).await;
+        // Boxed, so that other calls do not pay for the larger future of a waiting call.
+        let waiting = Box::pin(blocking_calls::run(exchange, claim, client.drain.clone(), &mut stay, record));
+        match client.authorization_end(caller) {
             None => waiting.await?,
             Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
         }
@@ -292,7 +287,7 @@ async fn through(
         room = taken;
         answer
     };
-    // Without a status it is larger than what is held back, and begins like a success.
+    // An answer without a status is larger than the held-back part, and begins like a success.
     if answer.status().is_none_or(|status| status.is_ok()) {
         finish(gateway, client, method, &mut answer)?;
         note(gateway, client, method, &message, record).await;
@@ -300,74 +295,76 @@ async fn through(
     if room.is_none() {
         room = room_beyond_limit(client, method, lane, &answer, deadline).await?;
     }
-    Ok(Served::Member(Box::new(answer), in_use, stay, room))
+    Ok(PipelineResult::Member(Box::new(answer), in_use, stay, room))
 }
 
-/// A request's message, framed and bare, after the checks that every decision on a message needs; what holds its place in the byte budget; and
-/// when the message was whole.
+/// Collects and checks a request's message: the framed bytes, the bare message, the memory guard for both,
+/// and when the message was complete.
 async fn request_message(
     gateway: &Gateway,
-    client: &Client,
+    client: &ClientConnection,
     method: &Method,
     body: RequestBody,
     deadline: Option<Instant>,
-) -> Result<(Bytes, Bytes, Held, Came), Refusal> {
-    let (mut framed, mut held, came) = arrived(gateway, body, deadline).await?;
-    if blocked::blocks(method) {
-        (framed, held) = blocked::kept(gateway, client, &framed)?;
+) -> Result<(Bytes, Bytes, RequestMemoryCharge, BodyArrival), Refusal> {
+    let (mut framed, mut held, came) = collect_body(gateway, body, deadline).await?;
+    if blocking_calls::blocks(method) {
+        (framed, held) = blocking_calls::hold_request(gateway, client, &framed)?;
     }
     let message = frame::unary(&framed).map_err(|fault| refused(gateway, fault.refusal(None)))?;
     canonical::check(method.body, &message).map_err(|fault| refused(gateway, fault.into()))?;
     Ok((framed, message, held, came))
 }
 
-/// Room for an answer to a call that may not be made again: in the shard's buffer of unread answers, beyond the share of the client's own
-/// connection.
+/// Waits for buffer room for the answer to a call not safe to repeat, in the shard's buffer and beyond the
+/// connection's own limit.
 async fn room_beyond_limit(
-    client: &Client,
+    client: &ClientConnection,
     method: &Method,
     lane: Lane,
-    answer: &Answer,
+    answer: &MemberReply,
     deadline: Option<Instant>,
-) -> Result<Option<Room>, Refusal> {
-    let Some(need) = Need::of(answer, method, lane) else { return Ok(None) };
+) -> Result<Option<UnreadRoom>, Refusal> {
+    let Some(need) = UnreadRoomNeed::of(answer, method, lane) else { return Ok(None) };
     let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
     let waited = timeout_at(until, client.unread.wait_beyond(need)).await;
     waited.unwrap_or(Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)).map(Some)
 }
 
-/// A member's answer, and room for what its client does not take at once. Without room where it is small, or where there is none and the
-/// call may not be made again.
+/// Makes the call and takes buffer room for a large answer; a read finding no room is repeated. `None`
+/// instead of room if the answer is small, or if the buffer is full and the call is not safe to repeat.
 async fn with_room(
     exchange: Exchange<'_>,
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     local: bool,
     message: &Bytes,
-    record: &mut Record,
-) -> Result<(Answer, Option<Room>), Refusal> {
+    record: &mut AccessRecord,
+) -> Result<(MemberReply, Option<UnreadRoom>), Refusal> {
     let answer = answered(exchange.clone(), client, local, message, record).await?;
-    let Some(need) = Need::of(&answer, exchange.method, exchange.lane) else { return Ok((answer, None)) };
+    let Some(need) = UnreadRoomNeed::of(&answer, exchange.method, exchange.lane) else {
+        return Ok((answer, None));
+    };
     let room = client.unread.take(need);
     if room.is_some() || exchange.effect != Effect::ReadOnly {
         return Ok((answer, room));
     }
     drop(answer);
-    // Apart: no other call is to be as large as one that waits.
+    // Boxed, so that other calls do not pay for the larger future of a waiting call.
     Box::pin(asked_again(exchange, gateway, client, local, message, need, record)).await
 }
 
-/// The answer to a read that is made again: there was no room for its answer, since its client has not read others. Its caller is identified
-/// again, since the wait may be long.
+/// Repeats a read whose answer was dropped because the buffer of unread answers was full. The wait for room
+/// may be long, so the caller is identified again.
 async fn asked_again(
     exchange: Exchange<'_>,
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     local: bool,
     message: &Bytes,
-    mut need: Need,
-    record: &mut Record,
-) -> Result<(Answer, Option<Room>), Refusal> {
+    mut need: UnreadRoomNeed,
+    record: &mut AccessRecord,
+) -> Result<(MemberReply, Option<UnreadRoom>), Refusal> {
     let Exchange { method, headers, deadline, lane, .. } = exchange;
     loop {
         gateway.metrics.unread.asked_again.inc();
@@ -379,9 +376,9 @@ async fn asked_again(
             None => waiting.await?,
         };
         let caller = Box::pin(identified(gateway, client, method, headers, deadline, record)).await?;
-        let exchange = Exchange { whom: caller.whom.clone(), ..exchange.clone() };
+        let exchange = Exchange { user: caller.upstream_user.clone(), ..exchange.clone() };
         let answer = answered(exchange, client, local, message, record).await?;
-        let Some(now) = Need::of(&answer, method, lane) else { return Ok((answer, None)) };
+        let Some(now) = UnreadRoomNeed::of(&answer, method, lane) else { return Ok((answer, None)) };
         if let Some(room) = room.fit(now) {
             return Ok((answer, Some(room)));
         }
@@ -389,51 +386,57 @@ async fn asked_again(
     }
 }
 
-/// A member's answer, which tells nothing from before what the client was shown.
+/// Makes the call; the answer is never older than an answer already shown to the client.
 async fn answered(
     exchange: Exchange<'_>,
-    client: &Client,
+    client: &ClientConnection,
     local: bool,
     message: &Bytes,
-    record: &mut Record,
-) -> Result<Answer, Refusal> {
+    record: &mut AccessRecord,
+) -> Result<MemberReply, Refusal> {
     match exchange.method.body {
-        MessageId::LeaseLeasesRequest => current::caught_up(exchange, record).await,
-        MessageId::LeaseTimeToLiveRequest => current::run(exchange, client, message, record).await,
-        _ if local => current::run(exchange, client, message, record).await,
+        MessageId::LeaseLeasesRequest => read_floor::run_after_catch_up(exchange, record).await,
+        MessageId::LeaseTimeToLiveRequest => read_floor::run(exchange, client, message, record).await,
+        _ if local => read_floor::run(exchange, client, message, record).await,
         _ => removal::or_run(exchange, message, record).await,
     }
 }
 
-/// What follows for later calls from one that succeeded.
-async fn note(gateway: &Gateway, client: &Client, method: &Method, message: &Bytes, record: &Record) {
+/// Notes the consequences of a successful call for later calls.
+async fn note(
+    gateway: &Gateway,
+    client: &ClientConnection,
+    method: &Method,
+    message: &Bytes,
+    record: &AccessRecord,
+) {
     if let (Class::Auth, Some(member)) = (method.class, record.member)
-        && shape::effect(method, message) != Effect::ReadOnly
+        && body_shape::effect(method, message) != Effect::ReadOnly
     {
-        client.stay_at(member);
+        client.pin_home(member);
     }
     note_auth_change(gateway, method, message);
     if method.path == leadership::PATH {
-        leadership::seen(gateway, message).await;
+        leadership::wait_for_leader(gateway, message).await;
     }
 }
 
-/// When a request's message was whole.
+/// When a request's message was complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Came {
-    /// When its header was read: what was decided by that one holds.
-    AtOnce,
-    /// Later, up to half a minute: whoever was let in may have been revoked since, and is looked at again.
-    Later,
+enum BodyArrival {
+    /// Together with the header: the caller's identification still holds.
+    WithHeaders,
+    /// After a wait of up to 30 seconds: the caller may have been revoked meanwhile and is identified again.
+    AfterHeaders,
 }
 
-/// A request's body, and when it was whole.
-async fn arrived(
+/// Collects a request's body, noting if the body had to be awaited.
+async fn collect_body(
     gateway: &Gateway,
     body: RequestBody,
     deadline: Option<Instant>,
-) -> Result<(Bytes, Held, Came), Refusal> {
-    let mut came = Came::AtOnce;
+) -> Result<(Bytes, RequestMemoryCharge, BodyArrival), Refusal> {
+    let mut came = BodyArrival::WithHeaders;
     let collecting = waited_for(collect(gateway, body), &mut came);
     let collected = match deadline {
         Some(deadline) => timeout_at(deadline, collecting).await,
@@ -443,79 +446,87 @@ async fn arrived(
     Ok((framed, held, came))
 }
 
-/// The same future, which notes whether it was waited for.
-async fn waited_for<T>(future: impl Future<Output = T>, came: &mut Came) -> T {
+/// Awaits `future` and notes if the future was ever pending.
+async fn waited_for<T>(future: impl Future<Output = T>, came: &mut BodyArrival) -> T {
     let mut future = pin!(future);
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
-            *came = Came::Later;
+            *came = BodyArrival::AfterHeaders;
         }
         polled
     })
     .await
 }
 
-/// Which member a call wants: what the client says of it, its row, what it does, and what the configuration prefers.
-fn wanted(
+/// The kind of member for a call: chosen by the member named by the client, the method's row, the call's
+/// effect, and the configured preferences.
+fn member_target(
     gateway: &Gateway,
-    client: &Client,
+    client: &ClientConnection,
     method: &'static Method,
     headers: &HeaderMap,
     effect: Effect,
-) -> Result<Wanted, Refusal> {
+    is_local: bool,
+) -> Result<MemberTarget, Refusal> {
+    if is_local {
+        // A member answers from its own store: any at or above the client's revision floor.
+        return Ok(MemberTarget::Current { home: gateway.home(client), floor: client.floor.revision() });
+    }
     let config = gateway.config.load();
     let settings = &config.cluster;
-    let addressed = addressed::addressed(client, method, headers, &gateway.door.members.snapshot.load())?;
-    Ok(match (addressed.map_or_else(|| Wanted::by(method), Wanted::This), effect) {
-        (Wanted::Any, _) if client.is_at_home() => Wanted::Home(gateway.home(client)),
-        (Wanted::Any, Effect::ReadOnly) if settings.reads == Serves::Leader => Wanted::LeaderFirst,
-        (Wanted::Any, Effect::ReadOnly) if !settings.near.is_empty() => Wanted::Near,
-        (Wanted::Any, Effect::Mutates | Effect::Idempotent) if settings.writes == Serves::Leader => {
-            Wanted::LeaderFirst
+    let addressed =
+        addressed_member::addressed(client, method, headers, &gateway.door.members.snapshot.load())?;
+    Ok(match (addressed.map_or_else(|| MemberTarget::by(method), MemberTarget::This), effect) {
+        (MemberTarget::Any, _) if client.is_pinned_home() => MemberTarget::Home(gateway.home(client)),
+        (MemberTarget::Any, Effect::ReadOnly) if settings.reads == MemberPreference::Leader => {
+            MemberTarget::LeaderFirst
+        }
+        (MemberTarget::Any, Effect::ReadOnly) if !settings.near.is_empty() => MemberTarget::Near,
+        (MemberTarget::Any, Effect::Mutates | Effect::Idempotent)
+            if settings.writes == MemberPreference::Leader =>
+        {
+            MemberTarget::LeaderFirst
         }
         (wanted, _) => wanted,
     })
 }
 
-/// A member that is no further back than what the client was shown.
-fn current(gateway: &Gateway, client: &Client) -> Wanted {
-    Wanted::Current { home: gateway.home(client), floor: client.floor.revision() }
-}
-
-/// What is read from, or changed in, a successful answer on its way down.
+/// Rewrites member addresses in a successful answer, or raises the client's revision floor.
 fn finish(
     gateway: &Gateway,
-    client: &Client,
+    client: &ClientConnection,
     method: &'static Method,
-    answer: &mut Answer,
+    answer: &mut MemberReply,
 ) -> Result<(), Refusal> {
     if let Some(fields) = member_answers::member_fields(method.path) {
         if method.body != MessageId::MemberListRequest {
-            gateway.door.members.hints.send(Hint::ListChanged);
+            gateway.door.members.hints.send(MembershipHint::ListChanged);
         }
         let whole = answer.message();
-        // One that is too large to be read whole would name the members' own addresses.
+        // An answer too large to be read whole cannot be rewritten and would reveal the members' own
+        // addresses.
         let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
         let config = gateway.config.load();
         let told = config.advertise.to_clients_of(&client.listener.name);
         let (message, told) = message.zip(told).ok_or(Refusal::UNREADABLE_ANSWER)?;
         let rewritten = member_answers::rewrite(message, fields, &told.members, &told.client_urls);
         answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
-    } else if let Some(seen) = answer.seen {
+    } else if let Some(seen) = answer.progress {
         client.floor.raise(seen);
     }
     Ok(())
 }
 
-/// What a change of users or of auth itself means here: what was proved before is proved no more (rules 12, 48).
+/// Notes a successful change of users or of auth: verified passwords of a changed user are forgotten
+/// (docs/decisions.md#d12), and the auth state follows AuthEnable and AuthDisable (docs/decisions.md#d48).
 fn note_auth_change(gateway: &Gateway, method: &Method, message: &Bytes) {
     let named = match method.body {
-        MessageId::AuthEnableRequest => return gateway.door.auth_is(Auth::On),
-        MessageId::AuthDisableRequest => return gateway.door.auth_is(Auth::Off),
+        MessageId::AuthEnableRequest => return gateway.door.report_auth(AuthSetting::On),
+        MessageId::AuthDisableRequest => return gateway.door.report_auth(AuthSetting::Off),
         MessageId::AuthUserChangePasswordRequest
         | MessageId::AuthUserDeleteRequest
-        | MessageId::AuthUserAddRequest => shape::user_name(message),
+        | MessageId::AuthUserAddRequest => body_shape::user_name(message),
         _ => None,
     };
     if let Some(name) = named {
@@ -523,44 +534,45 @@ fn note_auth_change(gateway: &Gateway, method: &Method, message: &Bytes) {
     }
 }
 
-/// A method that we do not know: its bytes cross as they are, once.
-async fn unknown(
+/// Passes a call of an unknown method through unchanged, without retries.
+async fn serve_unknown(
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     head: &http::request::Parts,
     body: Incoming,
-    record: &mut Record,
-) -> Result<Served, Refusal> {
+    record: &mut AccessRecord,
+) -> Result<PipelineResult, Refusal> {
     let caller = gateway.callers.identify(gateway, client, None, &head.headers, record).await?;
     let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;
-    let member = gateway.door.choose(Wanted::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
+    let member = gateway.door.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let stay = gateway.enter(client, &caller)?;
     record.member = Some(member.id);
     record.attempts = 1;
-    let shown = gateway.door.shown(&caller.whom, &member).await.map_err(|failure| {
+    let shown = gateway.door.credential_for(&caller.upstream_user, &member).await.map_err(|failure| {
         if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }
     })?;
     let mut head_upstream = upstream_headers(&head.headers, &shown);
-    // The frames cross as they are, so the member must know how they are compressed.
+    // The frames are passed through unchanged, so the member must know their compression.
     for name in ["grpc-encoding", "grpc-accept-encoding"] {
         if let Some(value) = head.headers.get(name) {
             head_upstream.fields.insert(name, value.clone());
         }
     }
-    let sent = gateway.door.send(&member, Lane::Stream, path, head_upstream, Outgoing::Piped(body)).await;
+    let sent =
+        gateway.door.send(&member, Lane::Stream, path, head_upstream, UpstreamRequestBody::Piped(body)).await;
     match sent {
         Ok((response, _)) if !response.status().is_success() => {
             Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
         }
         Ok((response, in_flight)) => {
-            let answer = Box::new(Answer::opened(response, in_flight));
-            let room = client.unread.wait_beyond(Need::of_stream(Lane::Stream));
+            let answer = Box::new(MemberReply::opened(response, in_flight));
+            let room = client.unread.wait_beyond(UnreadRoomNeed::of_stream(Lane::Stream));
             let room = timeout(PATIENCE, room).await.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?;
-            Ok(Served::Member(answer, caller.in_use(), stay, Some(room)))
+            Ok(PipelineResult::Member(answer, caller.in_use(), stay, Some(room)))
         }
-        Err(NoAnswer::NeverSent(_) | NoAnswer::NotShown(_)) => Err(Refusal::NOTHING_SENT),
-        Err(NoAnswer::NoRoom) => Err(Refusal::TOO_MANY_REQUESTS),
-        Err(NoAnswer::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
+        Err(NoReply::NeverSent(_) | NoReply::NotShown(_)) => Err(Refusal::NOTHING_SENT),
+        Err(NoReply::NoRoom) => Err(Refusal::TOO_MANY_REQUESTS),
+        Err(NoReply::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
     }
 }
 

@@ -1,48 +1,60 @@
-//! MemberRemove: the member is freed of its calls before it goes, since it ends the moment that it hears of it.
+//! MemberRemove: calls are moved off the member before the removal, because etcd stops a member on hearing of
+//! its removal.
 //!
-//! Owns: that order. Must not know: how a member is freed, how a call is tried. Invariants: nobody has a member freed, or its probes
-//! stopped, who could not have it removed; the member stays free of calls and probes until the list says that it is gone; a removal
-//! waits a second for calls and probes that go on, no longer, and is made whether or not they have ended.
+//! Owns: the order of the steps. Must not know: how calls are moved off a member, how a call is tried.
+//! Invariants: a member is taken out of service, and its probes are stopped, only for callers permitted to
+//! remove a member; the member stays without calls and probes until the member list confirms the removal; the
+//! removal waits at most a second for calls and probes in flight, and is then made in any case.
 
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::gateway::access_log::Record;
-use crate::gateway::defragment::{self, Freed};
+use crate::gateway::access_log::AccessRecord;
+use crate::gateway::defragment::{self, DrainedMember};
 use crate::gateway::exchange::Exchange;
 use crate::identity::MemberId;
 use crate::refusal::Refusal;
-use crate::rpc::shape;
-use crate::upstream::answer::Answer;
+use crate::rpc::body_shape;
+use crate::upstream::answer::MemberReply;
 use crate::upstream::membership::MembersHandle;
-use crate::upstream::standing::Removal;
+use crate::upstream::quarantine::MemberRemovalGuard;
 
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Cluster/MemberRemove";
-/// For calls under way at the member: etcd answers nearly all within it, and operators' tools wait for five seconds in all.
+/// How long to wait for calls in flight at the member: etcd answers nearly all calls faster, and operators'
+/// tools give up after five seconds.
 const CALLS: Duration = Duration::from_secs(1);
-/// How long the list may take to say that the member is gone. Past it, whether it answers decides, as for any other.
+/// How long the member list may take to confirm the removal. Afterwards the member is probed again like any
+/// listed member.
 const GONE: Duration = Duration::from_secs(15);
 
-/// How often it is looked, beside every change.
+/// The interval between looks at the member list, besides every change.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Makes the call whose request this is; where it removes a member, has that freed before.
+/// Makes the call. For a MemberRemove, takes the member out of service first.
 ///
 /// # Errors
 /// As [`Exchange::run`].
-pub async fn or_run(exchange: Exchange<'_>, message: &[u8], record: &mut Record) -> Result<Answer, Refusal> {
+pub async fn or_run(
+    exchange: Exchange<'_>,
+    message: &[u8],
+    record: &mut AccessRecord,
+) -> Result<MemberReply, Refusal> {
     if exchange.method.path == PATH {
-        // Apart: no other call is to be as large.
+        // Boxed, so that other calls do not pay for the larger future.
         return Box::pin(removed(exchange, message, record)).await;
     }
     exchange.run(None, record).await
 }
 
-async fn removed(exchange: Exchange<'_>, message: &[u8], record: &mut Record) -> Result<Answer, Refusal> {
+async fn removed(
+    exchange: Exchange<'_>,
+    message: &[u8],
+    record: &mut AccessRecord,
+) -> Result<MemberReply, Refusal> {
     let gateway = exchange.gateway;
-    let id = shape::member_id(message);
+    let id = body_shape::member_id(message);
     let leaving = prepare(&exchange, id).await;
     let answer = exchange.run(None, record).await?;
     if let Some(leaving) = leaving
@@ -58,25 +70,26 @@ async fn removed(exchange: Exchange<'_>, message: &[u8], record: &mut Record) ->
     Ok(answer)
 }
 
-/// What keeps calls and probes from a member that is about to be removed, until this is dropped.
-struct Leaving {
-    _probes: Removal,
-    /// None where the member takes no calls anyway.
-    _calls: Option<Freed>,
+/// Guard keeping calls and probes off a member about to be removed.
+struct RemovalGuard {
+    _probes: MemberRemovalGuard,
+    /// `None` if the member takes no calls anyway.
+    _calls: Option<DrainedMember>,
 }
 
-async fn prepare(exchange: &Exchange<'_>, id: MemberId) -> Option<Leaving> {
+async fn prepare(exchange: &Exchange<'_>, id: MemberId) -> Option<RemovalGuard> {
     let door = &exchange.gateway.door;
     let member = door.members.snapshot.load().get(id).cloned()?;
-    // Whether it may be removed, and what is told if not, etcd says.
-    defragment::permitted(door, &exchange.whom).await.ok()?;
+    // Only permitted callers may take the member out of service. Otherwise the call goes to etcd unprepared,
+    // and etcd decides.
+    defragment::permitted(door, &exchange.user).await.ok()?;
     let probes = member.rest.begin_removal();
-    let calls = member.is_ready().then(|| Freed::new(door, &member));
-    let waits = calls.as_ref().is_none_or(Freed::is_free);
+    let calls = member.is_ready().then(|| DrainedMember::new(door, &member));
+    let waits = calls.as_ref().is_none_or(DrainedMember::is_free);
     if waits && timeout(CALLS, defragment::idle(&member)).await.is_err() {
         tracing::info!(member = %id, "calls go on at a member that is about to be removed");
     }
-    Some(Leaving { _probes: probes, _calls: calls })
+    Some(RemovalGuard { _probes: probes, _calls: calls })
 }
 
 async fn gone(members: &MembersHandle, id: MemberId) {

@@ -1,8 +1,9 @@
-//! The body that goes downstream: thin, and honest about its end.
+//! The response body sent downstream.
 //!
-//! Owns: turning whatever happens upstream into frames that a gRPC client understands. Must not know which call it
-//! answers. Invariants (rules 38): a client never sees a reset that it did not cause: an error or an early end becomes
-//! trailers with Unavailable; exactly one set of trailers, last; the call's [`Record`] ends with the body.
+//! Owns: turning a member's answer, our own messages and upstream failures into frames for a gRPC client.
+//! Must not know: the call being answered. Invariants (docs/decisions.md#d38): a client never sees a stream
+//! reset caused upstream or by Keyward: an error or an early end becomes trailers with Unavailable; a body
+//! ends with exactly one set of trailers; the call's [`AccessRecord`] ends with the body.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -14,93 +15,103 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
 
-use crate::downstream::said::Said;
-use crate::gateway::access_log::Record;
-use crate::gateway::contents::{Contents, Piece, Rest};
-use crate::gateway::live::Stay;
-use crate::gateway::unread::{Room, Standing};
+use crate::downstream::client_replies::ClientReply;
+use crate::gateway::access_log::AccessRecord;
+use crate::gateway::active_streams::Registration;
+use crate::gateway::reply_contents::{ReplyContents, ReplyPiece, ReplyRest};
+use crate::gateway::unread_answers::{RegisteredAnswer, UnreadRoom};
 use crate::refusal::{Code, Refusal, Status};
-use crate::upstream::answer::{self, Answer};
-use crate::upstream::credential::InUse;
+use crate::upstream::answer::{self, MemberReply};
+use crate::upstream::credential::TokenUseGuard;
 
 /// The body of every response.
 pub struct Reply {
-    holding: Holding,
-    record: Option<Record>,
+    holding: ReplySource,
+    record: Option<AccessRecord>,
 }
 
-/// Who may take what a reply still has to give.
-enum Holding {
+/// The owner of the rest of a reply.
+enum ReplySource {
     /// The reply alone.
-    Own(Contents),
-    /// Also the register of unread answers, which gives up those that nobody reads.
-    Counted(Standing),
+    Own(ReplyContents),
+    /// The reply and the register of unread answers, which may drop an unread answer.
+    Counted(RegisteredAnswer),
 }
 
 /// A response to a client.
-pub type Downstream = Response<Reply>;
+pub type DownstreamResponse = Response<Reply>;
 
-/// Our own "no", as Trailers-Only.
+/// A refusal of ours, as Trailers-Only.
 #[must_use]
-pub fn refuse(refusal: &Refusal, mut record: Record) -> Downstream {
+pub fn refuse(refusal: &Refusal, mut record: AccessRecord) -> DownstreamResponse {
     record.ended(refusal.code());
-    respond(refusal.trailers_only(), Reply::own(Contents::none(), record))
+    respond(refusal.trailers_only(), Reply::own(ReplyContents::none(), record))
 }
 
-/// What is not gRPC at all, as grpc-go answers it.
+/// The answer to a request not speaking gRPC, as in grpc-go.
 #[must_use]
-pub fn not_grpc(status: StatusCode, mut record: Record) -> Downstream {
+pub fn not_grpc(status: StatusCode, mut record: AccessRecord) -> DownstreamResponse {
     record.ended(Code::Unknown);
-    let mut response = Response::new(Reply::own(Contents::none(), record));
+    let mut response = Response::new(Reply::own(ReplyContents::none(), record));
     *response.status_mut() = status;
     response
 }
 
-/// One message of our own, with status OK.
+/// A single message produced by Keyward, with status OK.
 #[must_use]
-pub fn message(framed: Bytes, mut record: Record) -> Downstream {
+pub fn message(framed: Bytes, mut record: AccessRecord) -> DownstreamResponse {
     record.ended(Code::Ok);
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
-    respond(ours(), Reply::own(Contents::new([framed].into(), Rest::Trailers(trailers), None), record))
+    respond(
+        ours(),
+        Reply::own(ReplyContents::new([framed].into(), ReplyRest::Trailers(trailers), None), record),
+    )
 }
 
-/// A member's answer. `broken` is what the client is told if the rest of it does not come; `in_use` is held until
-/// the reply has ended, `stay` for as long as more of it comes, `room` while bytes of it are unread.
+/// A member's answer. The client is told `broken` if the rest of the answer does not arrive. `in_use` is held
+/// until the reply has ended, `stay` while more of the answer arrives, `room` while bytes are unread.
 #[must_use]
 pub fn deliver(
-    answer: Answer,
+    answer: MemberReply,
     broken: Refusal,
-    in_use: Option<InUse>,
-    stay: Stay,
-    room: Option<Room>,
-    mut record: Record,
-) -> Downstream {
+    in_use: Option<TokenUseGuard>,
+    stay: Registration,
+    room: Option<UnreadRoom>,
+    mut record: AccessRecord,
+) -> DownstreamResponse {
     let in_header = Status::from_headers(&answer.headers);
     let only_headers = in_header.is_some();
     if let Some(status) = answer.status().or(in_header) {
         record.ended(status.code);
     }
     let rest = match answer.rest {
-        _ if only_headers => Rest::Nothing,
-        answer::Rest::Whole(trailers) => Rest::Trailers(trailers),
-        answer::Rest::More(body) => Rest::Piped(body, broken, stay),
+        _ if only_headers => ReplyRest::Nothing,
+        answer::ReplyRemainder::Whole(trailers) => ReplyRest::Trailers(trailers),
+        answer::ReplyRemainder::More(body) => ReplyRest::Piped(body, broken, stay),
     };
-    let contents = Contents::new(answer.data, rest, Some((answer.in_flight, in_use)));
+    let contents = ReplyContents::new(answer.data, rest, Some((answer.in_flight, in_use)));
     let holding = match room {
-        None => Holding::Own(contents),
-        Some(room) => Holding::Counted(room.hold(contents)),
+        None => ReplySource::Own(contents),
+        Some(room) => ReplySource::Counted(room.hold(contents)),
     };
     respond(from_member(answer.headers), Reply { holding, record: Some(record) })
 }
 
-/// A stream that we answer ourselves. `broken` is told if its maker goes away without a word.
+/// A stream produced by Keyward. The client is told `broken` if the stream's task ends without a status.
 #[must_use]
-pub fn stream(said: mpsc::Receiver<Said>, broken: Refusal, record: Record) -> Downstream {
-    respond(ours(), Reply::own(Contents::new([].into(), Rest::Ours(said, broken, None), None), record))
+pub fn stream(
+    said: mpsc::Receiver<ClientReply>,
+    broken: Refusal,
+    record: AccessRecord,
+) -> DownstreamResponse {
+    respond(
+        ours(),
+        Reply::own(ReplyContents::new([].into(), ReplyRest::Ours(said, broken, None), None), record),
+    )
 }
 
-fn respond(headers: HeaderMap, reply: Reply) -> Downstream {
+fn respond(headers: HeaderMap, reply: Reply) -> DownstreamResponse {
     let mut response = Response::new(reply);
     *response.headers_mut() = headers;
     response
@@ -112,7 +123,7 @@ fn ours() -> HeaderMap {
     headers
 }
 
-/// A member's header fields without those that speak of its own connection.
+/// A member's header fields, without the fields describing the member's own connection.
 fn from_member(mut headers: HeaderMap) -> HeaderMap {
     headers.remove(http::header::TRAILER);
     headers.remove(http::header::DATE);
@@ -121,8 +132,8 @@ fn from_member(mut headers: HeaderMap) -> HeaderMap {
 }
 
 impl Reply {
-    fn own(contents: Contents, record: Record) -> Self {
-        Self { holding: Holding::Own(contents), record: Some(record) }
+    fn own(contents: ReplyContents, record: AccessRecord) -> Self {
+        Self { holding: ReplySource::Own(contents), record: Some(record) }
     }
 }
 
@@ -135,30 +146,30 @@ impl Body for Reply {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let piece = match &mut self.holding {
-            Holding::Own(contents) => contents.poll_piece(cx),
-            Holding::Counted(standing) => standing.poll_piece(cx),
+            ReplySource::Own(contents) => contents.poll_piece(cx),
+            ReplySource::Counted(standing) => standing.poll_piece(cx),
         };
         Poll::Ready(match ready!(piece) {
-            Piece::Data(bytes) => {
+            ReplyPiece::Data(bytes) => {
                 if let Some(record) = &mut self.record {
                     record.sent += bytes.len() as u64;
                 }
                 Some(Ok(Frame::data(bytes)))
             }
-            Piece::End(trailers) => {
+            ReplyPiece::End(trailers) => {
                 if let Some(mut record) = self.record.take() {
                     record.ended(Status::from_headers(&trailers).map_or(Code::Unknown, |status| status.code));
                 }
                 Some(Ok(Frame::trailers(trailers)))
             }
-            Piece::Nothing => None,
+            ReplyPiece::Nothing => None,
         })
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.holding {
-            Holding::Own(contents) => contents.is_over(),
-            Holding::Counted(standing) => standing.is_over(),
+            ReplySource::Own(contents) => contents.is_over(),
+            ReplySource::Counted(standing) => standing.is_over(),
         }
     }
 

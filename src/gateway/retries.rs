@@ -1,8 +1,9 @@
-//! How many calls a shard may send again: a share of its traffic, so that trouble upstream never multiplies it.
+//! The retry budget of a shard: retries are a share of the traffic, so that upstream failures never multiply
+//! the load.
 //!
-//! Owns: the accounts. Must not know: which calls are worth a second try. Invariants: of N calls at most a fifth, what a
-//! quiet shard saves up, and some a second are sent again; what only its own credential kept from being sent draws on an
-//! account of that identity alone.
+//! Owns: the accounts. Must not know: if a call deserves a retry. Invariants: retries are at most a fifth of
+//! all calls, plus the savings of a quiet shard, plus a fixed rate per second; retries caused by a failing
+//! credential draw on an account of the identity alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -11,52 +12,54 @@ use tokio::time::Instant;
 
 use crate::upstream::credential::IdentityKey;
 
-/// What one further try costs. Each call pays one in: so a fifth of the traffic.
+/// The price of a retry. Each call earns 1, so retries are a fifth of the traffic.
 const TRY: u64 = 5;
-/// Tries a second beside those, for a shard with little traffic.
+/// Additional retries per second, for a shard with little traffic.
 const STEADY: u64 = 20;
-/// Tries that may be saved up: what a lost member had in flight goes elsewhere at once.
+/// The most retries saved up, so that all calls in flight at a lost member may move to another member at
+/// once.
 const SAVED: u64 = 1000;
-/// Tries a second of one identity whose credential fails. Nothing of them is sent, and attempts to prove it are bounded
-/// where they are made, so that this only bounds our own work.
+/// Retries per second of an identity with a failing credential. These tries send no call, and logins are
+/// limited elsewhere, so the rate only bounds the work of the shard.
 const OWN_STEADY: u64 = 200;
-/// Identities in trouble at once. Those past it share one account: so many have a cause in common.
+/// The most identities with an own account. Further identities share an account: so many failures have a
+/// common cause.
 const IDENTITIES: usize = 1024;
 
-/// Whose trouble a call met.
+/// The cause of a failed try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// The member's: it refused, lost or did not take the call.
+pub enum RetryCause {
+    /// The member refused, lost or did not accept the call.
     Members,
-    /// Its caller's: nothing was sent since this identity could not be proved.
+    /// The call was not sent, because the identity could not be authenticated.
     Own(IdentityKey),
 }
 
-/// The accounts of one shard.
+/// The accounts of a shard.
 #[derive(Debug)]
-pub struct Retries {
-    shared: Cell<Account>,
-    own: RefCell<HashMap<Option<IdentityKey>, Account>>,
+pub struct RetryBudget {
+    shared: Cell<RetryAccount>,
+    own: RefCell<HashMap<Option<IdentityKey>, RetryAccount>>,
 }
 
-impl Default for Retries {
+impl Default for RetryBudget {
     fn default() -> Self {
-        Self { shared: Cell::new(Account::half(Instant::now())), own: RefCell::default() }
+        Self { shared: Cell::new(RetryAccount::half(Instant::now())), own: RefCell::default() }
     }
 }
 
-impl Retries {
-    /// A call is made for the first time.
+impl RetryBudget {
+    /// Credits the account for a call's first try.
     pub fn called(&self) {
         let mut account = self.shared.get();
         account.balance = (account.balance + 1).min(SAVED * TRY);
         self.shared.set(account);
     }
 
-    /// Takes the price of one further try; false where there is not so much left.
+    /// Takes the price of a retry; false if the account has not enough.
     #[must_use]
-    pub fn take(&self, trouble: Trouble, now: Instant) -> bool {
-        let Trouble::Own(identity) = trouble else {
+    pub fn take(&self, trouble: RetryCause, now: Instant) -> bool {
+        let RetryCause::Own(identity) = trouble else {
             let mut account = self.shared.get();
             let taken = account.take(STEADY, now);
             self.shared.set(account);
@@ -67,17 +70,17 @@ impl Retries {
             own.retain(|_, account| !account.is_at_rest(now));
         }
         let key = (own.len() < IDENTITIES || own.contains_key(&Some(identity))).then_some(identity);
-        own.entry(key).or_insert_with(|| Account::half(now)).take(OWN_STEADY, now)
+        own.entry(key).or_insert_with(|| RetryAccount::half(now)).take(OWN_STEADY, now)
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Account {
+struct RetryAccount {
     balance: u64,
     counted: Instant,
 }
 
-impl Account {
+impl RetryAccount {
     fn half(now: Instant) -> Self {
         Self { balance: SAVED * TRY / 2, counted: now }
     }
@@ -98,7 +101,7 @@ impl Account {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX).saturating_mul(steady * TRY) / 1000
     }
 
-    /// Whether an identity's account is as good as a new one.
+    /// True if an identity's account is as full as a new account.
     fn is_at_rest(&self, now: Instant) -> bool {
         self.balance.saturating_add(self.earned(OWN_STEADY, now)) >= SAVED * TRY / 2
     }
@@ -110,13 +113,13 @@ mod tests {
 
     use super::*;
 
-    fn taken(retries: &Retries, now: Instant, tries: usize) -> usize {
-        (0..tries).filter(|_| retries.take(Trouble::Members, now)).count()
+    fn taken(retries: &RetryBudget, now: Instant, tries: usize) -> usize {
+        (0..tries).filter(|_| retries.take(RetryCause::Members, now)).count()
     }
 
     #[test]
     fn a_fifth_of_the_traffic_and_what_was_saved_is_sent_again() {
-        let retries = Retries::default();
+        let retries = RetryBudget::default();
         let now = Instant::now();
         let saved = taken(&retries, now, 100_000);
         assert_eq!(saved as u64, SAVED / 2);
@@ -127,25 +130,25 @@ mod tests {
 
     #[test]
     fn who_cannot_be_proved_draws_on_an_account_of_its_own() {
-        let retries = Retries::default();
+        let retries = RetryBudget::default();
         let now = Instant::now();
         let own = |identity, tries| {
-            let take = |_: &u64| retries.take(Trouble::Own(IdentityKey::numbered(identity)), now);
+            let take = |_: &u64| retries.take(RetryCause::Own(IdentityKey::numbered(identity)), now);
             (0..tries).filter(take).count() as u64
         };
         assert_eq!(own(1, 100_000), SAVED / 2);
         assert_eq!(own(2, 100_000), SAVED / 2, "another's is untouched");
         assert_eq!(taken(&retries, now, 100_000) as u64, SAVED / 2, "and everybody's");
         let later = now + Duration::from_secs(1);
-        let again = |_: &u64| retries.take(Trouble::Own(IdentityKey::numbered(1)), later);
+        let again = |_: &u64| retries.take(RetryCause::Own(IdentityKey::numbered(1)), later);
         assert_eq!((0..100_000).filter(again).count() as u64, OWN_STEADY);
     }
 
     #[test]
     fn accounts_of_identities_are_bounded_and_those_at_rest_are_forgotten() {
-        let retries = Retries::default();
+        let retries = RetryBudget::default();
         let now = Instant::now();
-        let take = |identity, now| retries.take(Trouble::Own(IdentityKey::numbered(identity)), now);
+        let take = |identity, now| retries.take(RetryCause::Own(IdentityKey::numbered(identity)), now);
         let shared = usize::try_from(SAVED / 2).unwrap();
         for identity in 0..5000 {
             assert_eq!(take(identity, now), identity < IDENTITIES + shared, "{identity}");
@@ -158,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_quiet_shard_may_try_some_a_second_and_saves_up_to_its_bound() {
-        let retries = Retries::default();
+        let retries = RetryBudget::default();
         let mut now = Instant::now();
         taken(&retries, now, 100_000);
         now += Duration::from_secs(1);

@@ -1,7 +1,9 @@
-//! Watch, LeaseKeepAlive and Observe: streams that we end on both sides, each in a task of its own on its shard.
+//! Watch, LeaseKeepAlive and Observe: streams terminated on both sides, each in a task of its own on its
+//! shard.
 //!
-//! Owns: joining a client's stream to the machinery that keeps it alive. Must not know how that works. Invariants: the
-//! credential is in use for exactly as long as the stream lives; no stream outlives what let its client in.
+//! Owns: connecting a client's stream with the resuming upstream stream. Must not know: how streams are
+//! resumed. Invariants: the credential is kept alive exactly as long as the stream; no stream outlives its
+//! client's proof.
 
 use std::future::{Future, pending};
 use std::rc::Rc;
@@ -14,55 +16,56 @@ use http::HeaderMap;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::downstream::request_memory::Held;
-use crate::downstream::requests::RequestBody;
-use crate::downstream::said::{Said, Speaker};
+use crate::downstream::client_replies::{ClientReply, ReplySender};
+use crate::downstream::request_memory::RequestMemoryCharge;
+use crate::downstream::request_messages::RequestBody;
 use crate::downstream::watch_starts::WatchStart;
+use crate::gateway::active_streams::Registration;
 use crate::gateway::caller::Caller;
-use crate::gateway::live::Stay;
-use crate::gateway::{Client, Gateway, blocked};
-use crate::lease::keepalive::KeepAlive;
-use crate::lease::observe::Observe;
+use crate::gateway::{ClientConnection, Gateway, blocking_calls};
+use crate::lease::keepalive::KeepAliveStream;
+use crate::lease::observe::ObserveStream;
 use crate::refusal::Refusal;
-use crate::upstream::choose::Chooser;
-use crate::upstream::outage::{self, StreamPatience, UpstreamLink};
-use crate::upstream::send::forwarded;
-use crate::watch::budget::Share;
-use crate::watch::hub::Timing;
-use crate::watch::session::Session;
-use crate::watch::source::Route;
+use crate::upstream::choose::MemberChooser;
+use crate::upstream::cluster_outage::{self, StreamPatience, UpstreamLink};
+use crate::upstream::send::copy_forwarded_fields;
+use crate::watch::budget::WatchByteShare;
+use crate::watch::hub::HubTiming;
+use crate::watch::session_driver::WatchSession;
+use crate::watch::upstream_stream::WatchRoute;
 
-/// How long a client's progress request waits for upstream before what is known already may answer it.
+/// How long a client's progress request waits for the member before already known progress may answer the
+/// request.
 const PROGRESS_GRACE: Duration = Duration::from_millis(500);
 
-/// A client's Watch stream. `start` stands for the creates that may have arrived with its header.
+/// Starts a client's Watch stream. `start` represents the creates possibly received with the header.
 ///
 /// # Errors
-/// Its caller may not begin it: see [`Gateway::enter`].
+/// The caller is not authorized: see [`Gateway::enter`].
 pub fn watch(
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: RequestBody,
     start: WatchStart,
-) -> Result<mpsc::Receiver<Said>, Refusal> {
+) -> Result<mpsc::Receiver<ClientReply>, Refusal> {
     let stay = gateway.enter(client, caller)?;
     let (kept_headers, held) = kept(gateway, client, caller, headers)?;
     let config = gateway.config.load_full();
-    let (speaker, said) = Speaker::channel();
+    let (speaker, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
-    let session = Session {
-        route: Route {
+    let session = WatchSession {
+        route: WatchRoute {
             door: Rc::clone(&gateway.door),
-            whom: caller.whom.clone(),
+            user: caller.upstream_user.clone(),
             headers: kept_headers,
             home: gateway.home(client),
             floor: Rc::clone(&client.floor),
-            share: Share::new(&gateway.watch_budget),
+            share: WatchByteShare::new(&gateway.watch_budget),
         },
-        timing: Timing {
+        timing: HubTiming {
             idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.door.chooser)),
             progress_grace: PROGRESS_GRACE,
         },
@@ -79,31 +82,31 @@ pub fn watch(
     Ok(said)
 }
 
-/// A time between this and twice this.
-fn between(least: Duration, chooser: &Chooser) -> Duration {
+/// A random duration between `least` and twice `least`.
+fn between(least: Duration, chooser: &MemberChooser) -> Duration {
     let more = chooser.draw(u64::try_from(least.as_millis()).unwrap_or(u64::MAX));
     least.saturating_add(Duration::from_millis(more))
 }
 
-/// A client's LeaseKeepAlive stream.
+/// Starts a client's LeaseKeepAlive stream.
 ///
 /// # Errors
-/// Its caller may not begin it: see [`Gateway::enter`].
+/// The caller is not authorized: see [`Gateway::enter`].
 pub fn keep_alive(
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
     body: RequestBody,
-) -> Result<mpsc::Receiver<Said>, Refusal> {
+) -> Result<mpsc::Receiver<ClientReply>, Refusal> {
     let stay = gateway.enter(client, caller)?;
     let (kept_headers, held) = kept(gateway, client, caller, headers)?;
-    let (speaker, said) = Speaker::channel();
+    let (speaker, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
-    let keep_alive = KeepAlive {
+    let keep_alive = KeepAliveStream {
         door: Rc::clone(&gateway.door),
-        whom: caller.whom.clone(),
+        whom: caller.upstream_user.clone(),
         headers: kept_headers,
         drain: client.drain.clone(),
         resumed: gateway.metrics.keepalive_resumes.clone(),
@@ -116,26 +119,26 @@ pub fn keep_alive(
     Ok(said)
 }
 
-/// A client's Observe stream. `message` is its one request.
+/// Starts a client's Observe stream. `message` is the request.
 ///
 /// # Errors
-/// The budget for requests that wait is used up, or its caller may not begin it.
+/// The budget for waiting requests is used up, or the caller is not authorized.
 pub fn observe(
     gateway: &Rc<Gateway>,
-    client: &Rc<Client>,
+    client: &Rc<ClientConnection>,
     caller: &Rc<Caller>,
     headers: &HeaderMap,
     deadline: Option<Instant>,
     message: &Bytes,
-) -> Result<mpsc::Receiver<Said>, Refusal> {
+) -> Result<mpsc::Receiver<ClientReply>, Refusal> {
     let stay = gateway.enter(client, caller)?;
-    let (request, waiting) = blocked::kept(gateway, client, message)?;
+    let (request, waiting) = blocking_calls::hold_request(gateway, client, message)?;
     let (kept_headers, held) = kept(gateway, client, caller, headers)?;
-    let (speaker, said) = Speaker::channel();
+    let (speaker, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
-    let observe = Observe {
+    let observe = ObserveStream {
         door: Rc::clone(&gateway.door),
-        whom: caller.whom.clone(),
+        whom: caller.upstream_user.clone(),
         headers: kept_headers,
         request,
         drain: client.drain.clone(),
@@ -152,26 +155,26 @@ pub fn observe(
     Ok(said)
 }
 
-/// What a stream keeps of its client's header for as long as it lives, which is held.
+/// Copies the forwarded header fields for the stream's lifetime and charges the memory budget for the copy.
 fn kept(
     gateway: &Gateway,
-    client: &Client,
+    client: &ClientConnection,
     caller: &Caller,
     headers: &HeaderMap,
-) -> Result<(HeaderMap, Held), Refusal> {
-    let headers = forwarded(headers);
+) -> Result<(HeaderMap, RequestMemoryCharge), Refusal> {
+    let headers = copy_forwarded_fields(headers);
     let held = gateway.hold_request(client, gateway.requester(caller), &headers)?;
     Ok((headers, held))
 }
 
-/// When a stream ends that nobody ends, and what its client is told: the client's own deadline, or the end of what let it
-/// in.
-fn ends(client: &Client, caller: &Caller, deadline: Option<Instant>) -> Option<(Instant, Refusal)> {
+/// When the stream must end, and the refusal for the client: at the client's deadline or the end of the
+/// caller's proof, whichever is earlier.
+fn ends(client: &ClientConnection, caller: &Caller, deadline: Option<Instant>) -> Option<(Instant, Refusal)> {
     let deadline = deadline.map(|at| (at, Refusal::DEADLINE_EXCEEDED));
-    deadline.into_iter().chain(client.ends(caller)).min_by_key(|(at, _)| *at)
+    deadline.into_iter().chain(client.authorization_end(caller)).min_by_key(|(at, _)| *at)
 }
 
-/// Waits until an outage of the cluster ends the stream that has this link, and whose client sent `headers`.
+/// Waits until an outage of the cluster ends the stream using `link`, whose client sent `headers`.
 fn outage(
     gateway: &Gateway,
     headers: &HeaderMap,
@@ -180,16 +183,16 @@ fn outage(
     let wants_leader = headers.get("hasleader").is_some_and(|value| value == "true");
     let patience = StreamPatience::new(gateway.config.load().cluster.outage, wants_leader);
     let members = gateway.door.members.clone();
-    async move { outage::ended(&members, &link, patience).await }
+    async move { cluster_outage::wait_for_stream_end(&members, &link, patience).await }
 }
 
-/// Runs a stream to its end, or to the instant at which it ends by itself, or until it may not go on; the client is told.
-/// `keep` is held until then. The stream is boxed: nothing here keeps room for it twice.
+/// Runs a stream until its end, its time limit, an outage or a revocation, and tells the client the reason.
+/// `keep` is held until then. The stream is boxed, so that this future does not store the stream twice.
 async fn within(
     ends: Option<(Instant, Refusal)>,
     outage: impl Future<Output = Refusal>,
-    mut stay: Stay,
-    speaker: Speaker,
+    mut stay: Registration,
+    speaker: ReplySender,
     mut run: LocalBoxFuture<'static, ()>,
     keep: impl Sized,
 ) {
@@ -203,8 +206,8 @@ async fn within(
         }
     };
     let ended = tokio::select! {
-        biased; // what let it in first: nothing more is said to a peer that was revoked
-        refusal = stay.cut() => Some(refusal),
+        biased; // revocation first: a revoked client gets no further message
+        refusal = stay.cancelled() => Some(refusal),
         () = &mut run => None,
         refusal = late => Some(refusal),
         refusal = outage => Some(refusal),

@@ -1,20 +1,21 @@
-//! A write goes upstream behind the watches "from now" that its client asked for before it on the same connection.
+//! Ordering writes behind the watches "from now" created earlier on the same connection.
 //!
-//! Owns: which calls are such writes, and how far the cluster is known to be when one goes ahead all the same. Must not know: how a
-//! watch is registered, or how a call is sent. Invariants: reads, keepalives and grants never wait; a write waits no longer than
-//! [`LONGEST`](crate::downstream::watch_starts::LONGEST), nor past its own deadline.
+//! Owns: the selection of waiting calls, and the revision reported to a watch overtaken by a write. Must not
+//! know: how a watch is registered, or how a call is sent. Invariants: reads, keepalives and grants never
+//! wait; a write waits no longer than [`LONGEST`](crate::downstream::watch_starts::LONGEST) and never past
+//! its own deadline.
 
 use tokio::time::{Instant, timeout_at};
 
-use crate::gateway::{Client, Gateway};
+use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::Revision;
 use crate::rpc::method::{Class, Effect, Method};
 use crate::rpc::schema::MessageId;
 
-/// Waits until the call may go upstream. Whether there was anything to wait for.
+/// Waits until the call may go upstream. Returns true if the call had to wait.
 pub async fn wait(
     gateway: &Gateway,
-    client: &Client,
+    client: &ClientConnection,
     method: &Method,
     effect: Effect,
     deadline: Option<Instant>,
@@ -25,20 +26,20 @@ pub async fn wait(
     let waiting = client.watch_starts.wait(|| known_revision(gateway, client));
     match deadline {
         None => waiting.await,
-        // A call that is too late is refused in its own place.
+        // A later step refuses the late call.
         Some(deadline) => timeout_at(deadline, waiting).await.unwrap_or(true),
     }
 }
 
-/// Whether a watch may see what the call does. A revoked lease deletes its keys; a granted one has none.
+/// True if the call may cause watch events. LeaseRevoke deletes keys; LeaseGrant has no keys yet.
 fn makes_events(method: &Method, effect: Effect) -> bool {
     effect != Effect::ReadOnly
         && matches!(method.class, Class::Write | Class::Lock | Class::Lease)
         && method.body != MessageId::LeaseGrantRequest
 }
 
-/// The highest revision that the cluster is known to have reached; 0 where no member has told.
-fn known_revision(gateway: &Gateway, client: &Client) -> Revision {
+/// The highest revision known to be reached by the cluster; 0 if no member has reported a revision.
+fn known_revision(gateway: &Gateway, client: &ClientConnection) -> Revision {
     let members = gateway.door.members.snapshot.load();
     let told = members.members.iter().map(|member| member.known_revision());
     told.chain([client.floor.revision()]).max().unwrap_or_default()

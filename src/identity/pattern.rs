@@ -1,8 +1,8 @@
-//! How a rule names peers: patterns of text, of peers, of source addresses.
+//! Patterns in rules: patterns of text, of peers, and of source addresses.
 //!
-//! Owns: their grammar and what they match. Must not know: what follows from a match.
-//! Invariants: a `*` never reaches over the border of a kind, an authority or an issuer; without a `*` a pattern
-//! matches one text, byte for byte; a pattern that does not parse is a fault, never one that matches nothing.
+//! Owns: the grammar of patterns, and matching. Must not know: the consequences of a match.
+//! Invariants: a `*` never matches across a peer's kind, authority or issuer; a pattern without a `*` matches
+//! exactly one text, byte for byte; a malformed pattern is a fault, never a pattern without matches.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use super::peer::Peer;
 
-/// Text in which `*` stands for any run of characters, also none. Nothing else is special.
+/// A text pattern. `*` stands for any run of characters, including an empty run. No further character is
+/// special.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glob(Arc<str>);
 
@@ -22,13 +23,13 @@ impl Glob {
         Self(text.into())
     }
 
-    /// Whether it matches one text only.
+    /// True if the pattern matches exactly one text.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         !self.0.contains('*')
     }
 
-    /// Whether `text` is of this form. Linear in its length for a given pattern.
+    /// True if `text` matches. Takes time linear in the length of `text` for a given pattern.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         let mut parts = self.0.split('*');
@@ -42,18 +43,18 @@ impl Glob {
     }
 }
 
-/// What of a certificate is looked at.
+/// The certificate field matched by a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attribute {
-    /// Its subject's common name.
+    /// The common name of the subject.
     CommonName,
-    /// One of its DNS names.
+    /// Any DNS name of the certificate.
     Dns,
-    /// One of its URIs.
+    /// Any URI of the certificate.
     Uri,
 }
 
-/// A pattern of peers, as it stands in `peer = "…"`.
+/// A pattern of peers, as written in `peer = "…"`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerPattern {
     /// `password:NAME`.
@@ -62,18 +63,18 @@ pub enum PeerPattern {
     File(Glob),
     /// `cert:CA:CN=NAME`, `cert:CA:DNS=NAME` or `cert:CA:URI=NAME`. The authority is never a pattern.
     Certificate {
-        /// What a listener calls it.
+        /// The listener's label for the client CA.
         ca: Arc<str>,
-        /// Which name.
+        /// The certificate field to match.
         attribute: Attribute,
-        /// The name.
+        /// The pattern for the field's value.
         name: Glob,
     },
     /// `jwt:ISSUER:SUBJECT`. The issuer is never a pattern.
     Jwt {
-        /// One of those that are configured.
+        /// A configured issuer.
         issuer: Arc<str>,
-        /// Whom it is about.
+        /// The pattern for the token's subject.
         subject: Glob,
     },
     /// `etcd_jwt:NAME`.
@@ -82,49 +83,51 @@ pub enum PeerPattern {
     Listener(Glob),
 }
 
-/// The text is no pattern of peers.
+/// Reasons for rejecting the text of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
-    /// None of the kinds that there are.
+pub enum MalformedPattern {
+    /// Not of any known kind of peer.
     #[error(
-        "a peer is \"password:NAME\", \"file:NAME\", \"cert:CA:CN=NAME\", \"cert:CA:DNS=NAME\", \"cert:CA:URI=NAME\", \
-         \"jwt:ISSUER:SUBJECT\", \"etcd_jwt:NAME\" or \"listener:NAME\", where NAME and SUBJECT may hold *"
+        "a peer is \"password:NAME\", \"file:NAME\", \"cert:CA:CN=NAME\", \"cert:CA:DNS=NAME\", \
+         \"cert:CA:URI=NAME\", \"jwt:ISSUER:SUBJECT\", \"etcd_jwt:NAME\" or \"listener:NAME\", \
+         where NAME and SUBJECT may hold *"
     )]
     Peer,
-    /// `jwt:` of somebody whom we do not know.
+    /// `jwt:` with an unknown issuer.
     #[error("names the issuer of no [[jwt]]")]
     Issuer,
-    /// No address range.
+    /// Not an address range.
     #[error(
-        "a network is an address and a prefix length, as in \"10.0.0.0/8\" or \"fd00::/8\", with no bits set beyond it"
+        "a network is an address and a prefix length, as in \"10.0.0.0/8\" or \"fd00::/8\", \
+         with no bits set beyond it"
     )]
     Network,
 }
 
 impl PeerPattern {
-    /// Reads a pattern. An issuer may hold colons, and so may a subject; `issuers` says where one ends.
+    /// Parses a pattern. Issuers and subjects may contain colons; `issuers` decides where the issuer ends.
     ///
     /// # Errors
-    /// [`Malformed`].
-    pub fn parse(text: &str, issuers: &[Arc<str>]) -> Result<Self, Malformed> {
+    /// [`MalformedPattern`].
+    pub fn parse(text: &str, issuers: &[Arc<str>]) -> Result<Self, MalformedPattern> {
         let (kind, name) =
-            text.split_once(':').filter(|(_, name)| !name.is_empty()).ok_or(Malformed::Peer)?;
+            text.split_once(':').filter(|(_, name)| !name.is_empty()).ok_or(MalformedPattern::Peer)?;
         match kind {
             "password" => Ok(Self::Password(Glob::new(name))),
             "file" => Ok(Self::File(Glob::new(name))),
             "etcd_jwt" => Ok(Self::EtcdToken(Glob::new(name))),
             "listener" => Ok(Self::Listener(Glob::new(name))),
             "cert" => {
-                let (ca, name) = name.split_once(':').ok_or(Malformed::Peer)?;
-                let (attribute, name) = name.split_once('=').ok_or(Malformed::Peer)?;
+                let (ca, name) = name.split_once(':').ok_or(MalformedPattern::Peer)?;
+                let (attribute, name) = name.split_once('=').ok_or(MalformedPattern::Peer)?;
                 let attribute = match attribute {
                     "CN" => Attribute::CommonName,
                     "DNS" => Attribute::Dns,
                     "URI" => Attribute::Uri,
-                    _ => return Err(Malformed::Peer),
+                    _ => return Err(MalformedPattern::Peer),
                 };
                 if ca.is_empty() || ca.contains('*') || name.is_empty() {
-                    return Err(Malformed::Peer);
+                    return Err(MalformedPattern::Peer);
                 }
                 Ok(Self::Certificate { ca: ca.into(), attribute, name: Glob::new(name) })
             }
@@ -133,16 +136,16 @@ impl PeerPattern {
                     let subject = name.strip_prefix(&**issuer)?.strip_prefix(':')?;
                     (!subject.is_empty()).then_some((issuer, subject))
                 });
-                // The longest, where one issuer's name begins another's.
+                // Prefer the longest issuer, in case one issuer is a prefix of another.
                 let (issuer, subject) =
-                    known.max_by_key(|(issuer, _)| issuer.len()).ok_or(Malformed::Issuer)?;
+                    known.max_by_key(|(issuer, _)| issuer.len()).ok_or(MalformedPattern::Issuer)?;
                 Ok(Self::Jwt { issuer: Arc::clone(issuer), subject: Glob::new(subject) })
             }
-            _ => Err(Malformed::Peer),
+            _ => Err(MalformedPattern::Peer),
         }
     }
 
-    /// Whether it names one peer.
+    /// True if the pattern matches exactly one name.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         match self {
@@ -154,7 +157,7 @@ impl PeerPattern {
         }
     }
 
-    /// Whether `peer` is one of those.
+    /// True if the pattern matches `peer`.
     #[must_use]
     pub fn matches(&self, peer: &Peer) -> bool {
         match (self, peer) {
@@ -182,21 +185,21 @@ impl PeerPattern {
     }
 }
 
-/// A range of addresses: `10.0.0.0/8`.
+/// A range of addresses, such as `10.0.0.0/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network {
+pub struct AddressRange {
     address: IpAddr,
     length: u8,
 }
 
-impl Network {
-    /// Whether every address of its kind is in it.
+impl AddressRange {
+    /// True if the range contains every address of the range's family (IPv4 or IPv6).
     #[must_use]
     pub fn is_everybody(&self) -> bool {
         self.length == 0
     }
 
-    /// Whether the address is in it. An IPv4 address that a socket shows as an IPv6 one is the IPv4 address.
+    /// True if the range contains the address. An IPv4-mapped IPv6 address counts as an IPv4 address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         match (bits(self.address), bits(address.to_canonical())) {
@@ -209,7 +212,7 @@ impl Network {
     }
 }
 
-/// An address as a number, and how many bits such a number has.
+/// The address as a number, and the number of bits in addresses of the family.
 fn bits(address: IpAddr) -> (u128, u8) {
     match address {
         IpAddr::V4(address) => (u128::from(address.to_bits()), 32),
@@ -217,26 +220,26 @@ fn bits(address: IpAddr) -> (u128, u8) {
     }
 }
 
-impl FromStr for Network {
-    type Err = Malformed;
+impl FromStr for AddressRange {
+    type Err = MalformedPattern;
 
-    fn from_str(text: &str) -> Result<Self, Malformed> {
-        let (address, length) = text.split_once('/').ok_or(Malformed::Network)?;
-        let address = address.parse::<IpAddr>().map_err(|_| Malformed::Network)?;
+    fn from_str(text: &str) -> Result<Self, MalformedPattern> {
+        let (address, length) = text.split_once('/').ok_or(MalformedPattern::Network)?;
+        let address = address.parse::<IpAddr>().map_err(|_| MalformedPattern::Network)?;
         if !length.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(Malformed::Network);
+            return Err(MalformedPattern::Network);
         }
-        let length = length.parse::<u8>().map_err(|_| Malformed::Network)?;
+        let length = length.parse::<u8>().map_err(|_| MalformedPattern::Network)?;
         let (number, width) = bits(address);
-        let beyond = width.checked_sub(length).ok_or(Malformed::Network)?;
+        let beyond = width.checked_sub(length).ok_or(MalformedPattern::Network)?;
         if number.trailing_zeros() < u32::from(beyond) {
-            return Err(Malformed::Network);
+            return Err(MalformedPattern::Network);
         }
         Ok(Self { address, length })
     }
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.length)
     }
@@ -284,8 +287,8 @@ mod tests {
         let parse = |text| PeerPattern::parse(text, &issuers);
         assert_eq!(parse("jwt:https://a:8443:system:x"), jwt("https://a:8443", "system:x"));
         assert_eq!(parse("jwt:https://a:8443:b:x"), jwt("https://a:8443:b", "x"));
-        assert_eq!(parse("jwt:https://b:x"), Err(Malformed::Issuer));
-        assert_eq!(parse("jwt:https://a:8443:"), Err(Malformed::Issuer));
+        assert_eq!(parse("jwt:https://b:x"), Err(MalformedPattern::Issuer));
+        assert_eq!(parse("jwt:https://a:8443:"), Err(MalformedPattern::Issuer));
         assert_eq!(
             parse("cert:clients:CN=a=b:c*"),
             Ok(PeerPattern::Certificate {
@@ -308,7 +311,7 @@ mod tests {
             "cert:clients:cn=alice",
             "cert:clients:O=alice",
         ] {
-            assert_eq!(parse(bad), Err(Malformed::Peer), "{bad}");
+            assert_eq!(parse(bad), Err(MalformedPattern::Peer), "{bad}");
         }
     }
 
@@ -323,20 +326,23 @@ mod tests {
             ("::1/128", "::1", "::2"),
             ("127.0.0.0/8", "::ffff:127.0.0.1", "::127.0.0.1"),
         ] {
-            let parsed = network.parse::<Network>().unwrap();
+            let parsed = network.parse::<AddressRange>().unwrap();
             assert!(parsed.contains(inside.parse().unwrap()), "{inside} in {network}");
             assert!(!parsed.contains(outside.parse().unwrap()), "{outside} not in {network}");
             assert_eq!(parsed.to_string(), network);
         }
         for bad in ["", "10.0.0.0", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/+8", "10.0.0.0/", "::/129", "a/8"]
         {
-            assert!(bad.parse::<Network>().is_err(), "{bad}");
+            assert!(bad.parse::<AddressRange>().is_err(), "{bad}");
         }
     }
 
     proptest! {
         #[test]
-        fn what_a_glob_matches_is_made_of_its_parts(parts in prop::collection::vec("[ab]{0,3}", 1..5), fill in prop::collection::vec("[ab]{0,3}", 4)) {
+        fn what_a_glob_matches_is_made_of_its_parts(
+            parts in prop::collection::vec("[ab]{0,3}", 1..5),
+            fill in prop::collection::vec("[ab]{0,3}", 4),
+        ) {
             let mut text = String::new();
             for (index, part) in parts.iter().enumerate() {
                 if index > 0 {
@@ -356,8 +362,8 @@ mod tests {
         fn no_text_panics(text in ".{0,40}", other in ".{0,20}") {
             let glob = Glob::new(&text);
             prop_assert!(glob.is_exact() || glob.matches(&text.replace('*', &other)));
-            if let Ok(network) = text.parse::<Network>() {
-                prop_assert_eq!(network.to_string().parse::<Network>(), Ok(network));
+            if let Ok(network) = text.parse::<AddressRange>() {
+                prop_assert_eq!(network.to_string().parse::<AddressRange>(), Ok(network));
             }
             if let Ok(pattern) = PeerPattern::parse(&text, &[]) {
                 prop_assert_eq!(pattern.is_exact(), !text.contains('*'));

@@ -1,8 +1,9 @@
-//! Who is calling, before anybody says which etcd user that is.
+//! The authenticated caller, before a rule maps the caller to an etcd user.
 //!
-//! Owns: the kinds of peers and how they are written. Must not know: how a peer proved itself, what it may do.
-//! Invariants (rules 9): peers of two kinds, of two authorities or of two issuers are never the same peer, whatever
-//! their names; names are compared byte for byte.
+//! Owns: the kinds of peers and their text form. Must not know: how a peer authenticated, the permissions of
+//! a peer.
+//! Invariants (docs/decisions.md#d09): peers of two kinds, two authorities or two issuers are never the same
+//! peer, even if the names are equal; names are compared byte for byte.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,52 +11,54 @@ use std::sync::Arc;
 
 use super::UserName;
 
-/// Who is calling. Cloning shares.
+/// The authenticated caller. Clones share their data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// Logged in by a password that etcd accepted: `password:alice`.
+    /// Logged in with a password accepted by etcd: `password:alice`.
     Password(UserName),
-    /// Logged in by a password that the users file accepted: `file:alice`.
+    /// Logged in with a password accepted by the users file: `file:alice`.
     File(UserName),
-    /// Showed a client certificate: `cert:<ca>:CN=alice`.
+    /// Presented a client certificate: `cert:<ca>:CN=alice`.
     Certificate {
-        /// What the listener calls the authority that vouched for it.
+        /// The listener's label for the client CA that issued the certificate.
         ca: Arc<str>,
-        /// The subject's common name. None where there is none, or more than one.
+        /// The common name of the subject. None if the subject has no common name, or more than one.
         common_name: Option<Arc<str>>,
-        /// DNS names.
+        /// DNS names of the certificate.
         dns: Arc<[Arc<str>]>,
-        /// URIs, such as a SPIFFE id.
+        /// URIs of the certificate, such as a SPIFFE id.
         uris: Arc<[Arc<str>]>,
     },
-    /// Showed a signed JWT: `jwt:<issuer>:alice`.
+    /// Presented a signed JWT: `jwt:<issuer>:alice`.
     Jwt {
-        /// Its `iss`.
+        /// The token's `iss` claim.
         issuer: Arc<str>,
-        /// Whom it is about.
+        /// The subject of the token.
         subject: Arc<str>,
-        /// What else the issuer says.
-        claims: Arc<Claims>,
+        /// All claims of the token.
+        claims: Arc<JwtClaims>,
     },
-    /// Showed a token signed with etcd's own key, which etcd would take for this user: `etcd_jwt:alice`.
+    /// Presented a token signed with etcd's own key, as etcd itself would accept for the user:
+    /// `etcd_jwt:alice`.
     EtcdToken(UserName),
-    /// Showed nothing, on the listener of this name: `listener:local`.
+    /// Presented no credential, on the listener of the given name: `listener:local`.
     Listener(Arc<str>),
 }
 
-/// The claims of a JWT that are text, a number, a truth value, or a list of such; each as text.
+/// The claims of a JWT as text. Contains claims that are text, a number, a boolean, or a list of text,
+/// numbers and booleans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claims(BTreeMap<String, Vec<String>>);
+pub struct JwtClaims(BTreeMap<String, Vec<String>>);
 
-impl Claims {
-    /// The values of a claim: several for a list, none for a claim that is not there.
+impl JwtClaims {
+    /// The values of a claim: several for a list, none for a missing claim.
     #[must_use]
     pub fn values(&self, name: &str) -> &[String] {
         self.0.get(name).map_or(&[], Vec::as_slice)
     }
 }
 
-impl FromIterator<(String, Vec<String>)> for Claims {
+impl FromIterator<(String, Vec<String>)> for JwtClaims {
     fn from_iter<T: IntoIterator<Item = (String, Vec<String>)>>(claims: T) -> Self {
         Self(claims.into_iter().collect())
     }

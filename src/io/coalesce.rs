@@ -1,13 +1,14 @@
-//! Write coalescing between TLS and HTTP/2: one system call for what many tasks wrote in one turn of the loop.
+//! Write coalescing between TLS and HTTP/2: a single system call for all bytes written by many tasks in a
+//! turn of the event loop.
 //!
-//! Owns: the buffer of one connection and the flusher task that empties it. HTTP/2 libraries write and flush per
-//! frame, and from several tasks (hyper's client drives h2 in a task of its own), so flushing is nobody's business up
-//! there: `poll_write` appends, `poll_flush` is always ready, and the flusher sends once the tasks that are runnable
-//! now have had their turn. Must not know: HTTP/2, TLS, who is at the other end.
+//! Owns: a connection's write buffer, and the flusher task emptying the buffer. HTTP/2 libraries write and
+//! flush per frame, and from several tasks (hyper's client drives h2 in a separate task), so flushing is not
+//! left to the library: `poll_write` appends, `poll_flush` is always ready, and the flusher sends after all
+//! currently runnable tasks have run. Must not know: HTTP/2, TLS, the peer.
 //!
-//! Invariants: a byte that was accepted is sent or the next write fails, also when it is the only frame for hours;
-//! no more than [`HIGH_WATER`] bytes plus one write wait; shutdown sends everything first; after a drop of the
-//! connection the flusher still sends what was accepted, then ends.
+//! Invariants: an accepted byte is sent or the next write fails, even if the byte's frame stays alone for
+//! hours; at most [`HIGH_WATER`] bytes plus a single write are buffered; shutdown sends the whole buffer
+//! first; after the connection is dropped, the flusher still sends the accepted bytes, then ends.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -20,43 +21,44 @@ use bytes::{Buf, BytesMut};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How many bytes may wait before writers are held back: enough for 8 frames of the default size, small beside the
-/// socket's own buffer.
+/// Buffered bytes at which writers must wait: enough for 8 frames of the default size, small compared with
+/// the socket's own buffer.
 pub const HIGH_WATER: usize = 128 * 1024;
 
-/// Buffers that grew past this are given back once empty, so that idle connections stay small.
+/// Buffers grown beyond this size are freed when empty, so that idle connections stay small.
 const KEEP: usize = 16 * 1024;
 
-struct Shared<T> {
+struct CoalesceState<T> {
     io: T,
     pending: BytesMut,
-    /// The flusher, while there is nothing to send.
+    /// The flusher's waker, while the buffer is empty.
     flusher: Option<Waker>,
-    /// The flusher, while the socket takes nothing. A socket knows one waker for writing, and a shutdown writes too:
-    /// whoever of the two gets on wakes the other.
+    /// The flusher's waker, while the socket accepts no bytes. A socket stores a single waker for writing,
+    /// and a shutdown also writes: of flusher and shutdown, the first to proceed wakes the other.
     blocked: Option<Waker>,
     writer: Option<Waker>,
     failed: Option<io::ErrorKind>,
-    /// The connection was dropped: the flusher sends what is left and ends.
+    /// The connection was dropped: the flusher sends the remaining bytes and ends.
     dropped: bool,
 }
 
-/// The connection's side: reads pass through, writes are gathered.
+/// The connection's side: reads pass through, writes are buffered.
 pub struct Coalesce<T> {
-    shared: Rc<RefCell<Shared<T>>>,
+    shared: Rc<RefCell<CoalesceState<T>>>,
 }
 
-/// A way to the bytes of a connection beside the connection itself, for its end.
-pub struct LastWords<T> {
-    shared: Rc<RefCell<Shared<T>>>,
+/// Access to a connection's bytes besides the connection itself, for a final message.
+pub struct FinalMessage<T> {
+    shared: Rc<RefCell<CoalesceState<T>>>,
 }
 
-/// Wraps `io`. The returned future is the flusher: it must be spawned on the same thread, and joined before the
-/// runtime ends, or the last bytes (a GOAWAY) are lost. It ends after the [`Coalesce`] was dropped or the socket failed.
+/// Wraps `io`. The returned future is the flusher: spawn the flusher on the same thread, and join the flusher
+/// before the runtime ends, or the last bytes (a GOAWAY) are lost. The flusher ends after the [`Coalesce`]
+/// was dropped or the socket failed.
 pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
     io: T,
 ) -> (TokioIo<Coalesce<T>>, impl Future<Output = ()>) {
-    let shared = Rc::new(RefCell::new(Shared {
+    let shared = Rc::new(RefCell::new(CoalesceState {
         io,
         pending: BytesMut::new(),
         flusher: None,
@@ -70,17 +72,17 @@ pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
 }
 
 impl<T> Coalesce<T> {
-    /// For what is to be said when the connection is used no more.
+    /// A handle for sending a final message when the connection is no longer used.
     #[must_use]
-    pub fn last_words(&self) -> LastWords<T> {
-        LastWords { shared: Rc::clone(&self.shared) }
+    pub fn last_words(&self) -> FinalMessage<T> {
+        FinalMessage { shared: Rc::clone(&self.shared) }
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> LastWords<T> {
-    /// Sends `bytes` after all that was accepted, then drops what the peer still sends until it closes: a socket that is closed with
-    /// unread bytes is reset, and the peer would not see the last ones. The caller limits the time. Nobody else may use the connection any
-    /// more. Cancel-safe.
+impl<T: AsyncRead + AsyncWrite + Unpin> FinalMessage<T> {
+    /// Sends `bytes` after all accepted bytes, then discards the peer's bytes until the peer closes: closing
+    /// a socket with unread bytes resets the connection, and the peer would miss the last bytes. The caller
+    /// limits the time and must not use the connection any more. Cancel-safe.
     pub async fn say(&self, bytes: &[u8]) {
         {
             let mut shared = self.shared.borrow_mut();
@@ -98,7 +100,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LastWords<T> {
                 Poll::Ready(io::Result::Ok(read.filled().len()))
             });
             if read.await.is_ok_and(|read| read > 0) {
-                // A peer that never stops sending is not to keep everybody else waiting.
+                // Yield, because a peer sending without end must not block other tasks.
                 tokio::task::yield_now().await;
                 continue;
             }
@@ -107,19 +109,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LastWords<T> {
     }
 }
 
-async fn flush_loop<T: AsyncRead + AsyncWrite + Unpin>(shared: Rc<RefCell<Shared<T>>>) {
+async fn flush_loop<T: AsyncRead + AsyncWrite + Unpin>(shared: Rc<RefCell<CoalesceState<T>>>) {
     loop {
         let more = poll_fn(|cx| shared.borrow_mut().poll_wanted(cx)).await;
         if !more {
             return;
         }
-        // What other tasks write before they next wait shares our system call.
+        // Bytes written by other runnable tasks share this system call.
         tokio::task::yield_now().await;
         poll_fn(|cx| shared.borrow_mut().poll_drain(cx)).await;
     }
 }
 
-impl<T> Shared<T> {
+impl<T> CoalesceState<T> {
     fn wake_writer(&mut self) {
         if let Some(writer) = self.writer.take() {
             writer.wake();
@@ -139,8 +141,8 @@ impl<T> Shared<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Shared<T> {
-    /// Ready(true): there are bytes to send. Ready(false): nothing more will come.
+impl<T: AsyncRead + AsyncWrite + Unpin> CoalesceState<T> {
+    /// Ready(true): the buffer has bytes to send. Ready(false): no more bytes will come.
     fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         if self.failed.is_some() {
             return Poll::Ready(false);
@@ -155,7 +157,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Shared<T> {
         Poll::Pending
     }
 
-    /// Sends until nothing is pending. An error is kept for the next writer.
+    /// Sends until the buffer is empty. An error is kept for the next writer.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let done = match self.poll_send(cx) {
             Poll::Ready(Ok(())) => None,
@@ -187,7 +189,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Shared<T> {
         if self.pending.capacity() > KEEP {
             self.pending = BytesMut::new();
         }
-        // TLS keeps records of its own: they must reach the socket too.
+        // TLS buffers records internally: flush the records to the socket too.
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
@@ -316,7 +318,7 @@ mod tests {
         .await;
     }
 
-    /// Each with a waker of its own, as tasks have: the socket has room for one only.
+    /// Flusher and shutdown have separate wakers, as separate tasks have; the socket stores a single waker.
     #[tokio::test(start_paused = true)]
     async fn a_shutdown_under_back_pressure_leaves_no_flusher_behind() {
         use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tokens made for tests, and every way in which one is bad.
+//! Tokens made for tests, and all kinds of bad tokens.
 
 use base64::engine::general_purpose::STANDARD;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A key that signs nothing but the tokens of tests: RSA keys take long to make. PKCS #8.
+/// A key for signing test tokens only, because generating RSA keys is slow. PKCS #8.
 const RSA: &str = include_str!("../../tests/rsa-key.base64");
 
 fn rsa() -> Vec<u8> {
@@ -58,7 +58,7 @@ impl Signer {
         Self { algorithm, key: SigningKey::Rsa(key, by) }
     }
 
-    /// One for each algorithm.
+    /// A signer per algorithm.
     fn all() -> Vec<Self> {
         vec![
             Self::rsa("RS256", &made_by::RSA_PKCS1_SHA256),
@@ -97,7 +97,7 @@ impl Signer {
     }
 
     /// The public key.
-    pub(crate) fn keys(&self) -> Keys {
+    pub(crate) fn keys(&self) -> IssuerKeys {
         set(&[self.jwk()])
     }
 
@@ -122,14 +122,14 @@ impl Signer {
     }
 }
 
-fn read(content: &str) -> Result<Keys, KeysError> {
+fn read(content: &str) -> Result<IssuerKeys, KeysError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
     std::fs::write(&path, content).unwrap();
-    Keys::read(&path)
+    IssuerKeys::read(&path)
 }
 
-fn set(keys: &[Value]) -> Keys {
+fn set(keys: &[Value]) -> IssuerKeys {
     read(&json!({ "keys": keys }).to_string()).unwrap()
 }
 
@@ -144,9 +144,12 @@ pub(crate) fn verifier(signer: &Signer) -> Verifier {
     }
 }
 
-/// What a good token says of `subject`, an hour before its end.
+/// The claims of a good token for `subject`, one hour before expiry.
 pub(crate) fn claims(subject: &str) -> Value {
-    json!({ "iss": ISSUER, "aud": "etcd", "sub": subject, "exp": 1_800_003_600, "groups": ["a", "b"], "n": 7, "yes": true, "o": {} })
+    json!({
+        "iss": ISSUER, "aud": "etcd", "sub": subject, "exp": 1_800_003_600,
+        "groups": ["a", "b"], "n": 7, "yes": true, "o": {}
+    })
 }
 
 fn with(name: &str, value: Value) -> Value {
@@ -174,10 +177,10 @@ fn every_algorithm_is_taken_with_its_own_key_and_no_other() {
                     assert_eq!(verified.to_string(), format!("jwt:{ISSUER}:alice"));
                     taken.push(index);
                 }
-                Err(bad) => assert_eq!(bad, Bad::Signature, "{} by key {index}", signer.algorithm),
+                Err(bad) => assert_eq!(bad, JwtRejection::Signature, "{} by key {index}", signer.algorithm),
             }
         }
-        // The six of RSA have one key.
+        // The six RSA algorithms share a key.
         let expected = if own < 6 { (0..6).collect() } else { vec![own] };
         assert_eq!(taken, expected, "{}", signer.algorithm);
     }
@@ -212,28 +215,28 @@ fn claims_that_are_missing_wrong_or_out_of_time_are_refused() {
         (with("aud", json!(["x", "etcd"])), None),
         (with("exp", json!(1_800_000_000.5)), None),
         (with("exp", json!(1_799_999_971)), None),
-        (with("exp", json!(1_799_999_970)), Some(Bad::Expired)),
-        (with("exp", json!(0)), Some(Bad::Expired)),
+        (with("exp", json!(1_799_999_970)), Some(JwtRejection::Expired)),
+        (with("exp", json!(0)), Some(JwtRejection::Expired)),
         (with("nbf", json!(1_800_000_030)), None),
-        (with("nbf", json!(1_800_000_031)), Some(Bad::NotYet)),
-        (without("exp"), Some(Bad::Claim)),
-        (without("sub"), Some(Bad::Claim)),
-        (without("aud"), Some(Bad::Claim)),
-        (without("iss"), Some(Bad::Claim)),
-        (with("exp", json!("1900000000")), Some(Bad::Claim)),
-        (with("exp", json!(-1)), Some(Bad::Claim)),
-        (with("exp", json!(1e300)), Some(Bad::Claim)),
-        (with("exp", Value::Null), Some(Bad::Claim)),
-        (with("nbf", json!("soon")), Some(Bad::Claim)),
-        (with("sub", json!("")), Some(Bad::Claim)),
-        (with("sub", json!(7)), Some(Bad::Claim)),
-        (with("sub", json!("al\nice")), Some(Bad::Claim)),
-        (with("aud", json!("etcd2")), Some(Bad::Audience)),
-        (with("aud", json!([])), Some(Bad::Audience)),
-        (with("aud", json!({})), Some(Bad::Claim)),
-        (with("iss", json!("https://ci.test")), Some(Bad::Issuer)),
-        (with("iss", json!(["https://ci.test:8443"])), Some(Bad::Claim)),
-        (json!([]), Some(Bad::NotJwt)),
+        (with("nbf", json!(1_800_000_031)), Some(JwtRejection::NotYet)),
+        (without("exp"), Some(JwtRejection::Claim)),
+        (without("sub"), Some(JwtRejection::Claim)),
+        (without("aud"), Some(JwtRejection::Claim)),
+        (without("iss"), Some(JwtRejection::Claim)),
+        (with("exp", json!("1900000000")), Some(JwtRejection::Claim)),
+        (with("exp", json!(-1)), Some(JwtRejection::Claim)),
+        (with("exp", json!(1e300)), Some(JwtRejection::Claim)),
+        (with("exp", Value::Null), Some(JwtRejection::Claim)),
+        (with("nbf", json!("soon")), Some(JwtRejection::Claim)),
+        (with("sub", json!("")), Some(JwtRejection::Claim)),
+        (with("sub", json!(7)), Some(JwtRejection::Claim)),
+        (with("sub", json!("al\nice")), Some(JwtRejection::Claim)),
+        (with("aud", json!("etcd2")), Some(JwtRejection::Audience)),
+        (with("aud", json!([])), Some(JwtRejection::Audience)),
+        (with("aud", json!({})), Some(JwtRejection::Claim)),
+        (with("iss", json!("https://ci.test")), Some(JwtRejection::Issuer)),
+        (with("iss", json!(["https://ci.test:8443"])), Some(JwtRejection::Claim)),
+        (json!([]), Some(JwtRejection::NotJwt)),
     ] {
         assert_eq!(verify(&claims, now()), expected, "{claims}");
     }
@@ -246,32 +249,41 @@ fn only_a_signature_of_the_issuers_key_counts() {
     let verify = |token: &str| Verifier::verify_one_of(&verifiers, token.as_bytes(), now()).err();
     let good = signer.sign(&claims("alice"));
     assert_eq!(verify(&good), None);
-    assert_eq!(verify(&foreign.sign(&claims("alice"))), Some(Bad::Signature));
+    assert_eq!(verify(&foreign.sign(&claims("alice"))), Some(JwtRejection::Signature));
     let (signed, _) = good.rsplit_once('.').unwrap();
     let (header, payload) = signed.split_once('.').unwrap();
     for (token, expected) in [
-        (format!("{signed}."), Bad::Signature),
-        (signed.to_owned(), Bad::NotJwt),
-        (format!("{good}.x"), Bad::NotJwt),
-        (format!("{good}="), Bad::NotJwt),
-        (format!(" {good}"), Bad::NotJwt),
-        (String::new(), Bad::NotJwt),
-        ("..".to_owned(), Bad::NotJwt),
-        (format!("{header}.{payload}.{}", "A".repeat(LONGEST)), Bad::NotJwt),
+        (format!("{signed}."), JwtRejection::Signature),
+        (signed.to_owned(), JwtRejection::NotJwt),
+        (format!("{good}.x"), JwtRejection::NotJwt),
+        (format!("{good}="), JwtRejection::NotJwt),
+        (format!(" {good}"), JwtRejection::NotJwt),
+        (String::new(), JwtRejection::NotJwt),
+        ("..".to_owned(), JwtRejection::NotJwt),
+        (format!("{header}.{payload}.{}", "A".repeat(LONGEST)), JwtRejection::NotJwt),
     ] {
         assert_eq!(verify(&token), Some(expected), "{token:.80}");
     }
     for alg in ["none", "None", "HS256", "HS384", "HS512", "ES256K", "es256", "RS1", ""] {
         let token = signer.sign_with(&json!({ "alg": alg }), &claims("alice"));
-        assert_eq!(verify(&token), Some(Bad::Algorithm), "{alg}");
+        assert_eq!(verify(&token), Some(JwtRejection::Algorithm), "{alg}");
     }
-    assert_eq!(verify(&signer.sign_with(&json!({ "alg": "ES384" }), &claims("alice"))), Some(Bad::Signature));
-    assert_eq!(verify(&signer.sign_with(&json!({ "typ": "JWT" }), &claims("alice"))), Some(Bad::NotJwt));
+    assert_eq!(
+        verify(&signer.sign_with(&json!({ "alg": "ES384" }), &claims("alice"))),
+        Some(JwtRejection::Signature)
+    );
+    assert_eq!(
+        verify(&signer.sign_with(&json!({ "typ": "JWT" }), &claims("alice"))),
+        Some(JwtRejection::NotJwt)
+    );
     let critical = json!({ "alg": "ES256", "crit": ["b64"], "b64": false });
-    assert_eq!(verify(&signer.sign_with(&critical, &claims("alice"))), Some(Bad::Critical));
+    assert_eq!(verify(&signer.sign_with(&critical, &claims("alice"))), Some(JwtRejection::Critical));
     let mut pinned = verifier(&signer);
     pinned.algorithms = vec![Algorithm::Rs256];
-    assert_eq!(Verifier::verify_one_of(&[pinned], good.as_bytes(), now()).err(), Some(Bad::Algorithm));
+    assert_eq!(
+        Verifier::verify_one_of(&[pinned], good.as_bytes(), now()).err(),
+        Some(JwtRejection::Algorithm)
+    );
 }
 
 #[test]
@@ -282,7 +294,7 @@ fn a_secret_is_never_made_of_a_public_key() {
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, signer.jwk()["n"].as_str().unwrap().as_bytes());
     let tag = URL_SAFE_NO_PAD.encode(ring::hmac::sign(&key, signed.as_bytes()));
     let verify = Verifier::verify_one_of(&[verifier(&signer)], format!("{signed}.{tag}").as_bytes(), now());
-    assert_eq!(verify.err(), Some(Bad::Algorithm));
+    assert_eq!(verify.err(), Some(JwtRejection::Algorithm));
 }
 
 #[test]
@@ -293,8 +305,8 @@ fn an_issuer_speaks_for_itself_alone() {
     let verify = |token: String| Verifier::verify_one_of(&verifiers, token.as_bytes(), now());
     let of_other = with("iss", json!("https://other.test"));
     assert_eq!(verify(other.sign(&of_other)).unwrap().to_string(), "jwt:https://other.test:alice");
-    assert_eq!(verify(one.sign(&of_other)).err(), Some(Bad::Signature));
-    assert_eq!(verify(other.sign(&claims("alice"))).err(), Some(Bad::Signature));
+    assert_eq!(verify(one.sign(&of_other)).err(), Some(JwtRejection::Signature));
+    assert_eq!(verify(other.sign(&claims("alice"))).err(), Some(JwtRejection::Signature));
 }
 
 #[test]
@@ -318,11 +330,11 @@ fn a_header_brings_no_key_and_no_extension() {
         ("zip", json!("DEF")),
         ("b64", json!(false)),
     ] {
-        assert_eq!(verify(&thief, name, &value), Some(Bad::Signature), "{name}");
+        assert_eq!(verify(&thief, name, &value), Some(JwtRejection::Signature), "{name}");
         assert_eq!(verify(&signer, name, &value), None, "{name}: the issuer may say what it likes");
     }
     for value in [Value::Null, json!([]), json!(["exp"]), json!("exp"), json!({}), json!(false)] {
-        assert_eq!(verify(&signer, "crit", &value), Some(Bad::Critical), "{value}");
+        assert_eq!(verify(&signer, "crit", &value), Some(JwtRejection::Critical), "{value}");
     }
 }
 
@@ -336,7 +348,8 @@ fn a_name_that_is_given_twice_is_read_by_nobody() {
     let (header, good) = (r#"{"alg":"ES256"}"#, claims("alice").to_string());
     assert_eq!(verify(header, &good), None);
     let more = |more: &str| format!("{},{more}}}", good.trim_end_matches('}'));
-    // The last member of `good` is an object, which this takes for a part of itself: so it is closed first.
+    // The last member of `good` is an empty object, and trimming also removed the object's brace; put the
+    // brace back.
     let more = |text: &str| more(text).replace(r#""o":{,"#, r#""o":{},"#);
     assert_eq!(verify(header, &more(r#""x":1"#)), None);
     for twice in [
@@ -348,14 +361,14 @@ fn a_name_that_is_given_twice_is_read_by_nobody() {
         r#""aud":"etcd""#,
         r#""groups":["admins"]"#,
     ] {
-        assert_eq!(verify(header, &more(twice)), Some(Bad::NotJwt), "{twice}");
+        assert_eq!(verify(header, &more(twice)), Some(JwtRejection::NotJwt), "{twice}");
     }
     for twice in [r#"{"alg":"none","alg":"ES256"}"#, r#"{"alg":"ES256","kid":"1","kid":"2"}"#] {
-        assert_eq!(verify(twice, &good), Some(Bad::NotJwt), "{twice}");
+        assert_eq!(verify(twice, &good), Some(JwtRejection::NotJwt), "{twice}");
     }
-    // Names are not folded either.
-    assert_eq!(verify(r#"{"ALG":"ES256"}"#, &good), Some(Bad::NotJwt));
-    assert_eq!(verify(header, &good.replace("\"sub\"", "\"Sub\"")), Some(Bad::Claim));
+    // Names are not case-folded either.
+    assert_eq!(verify(r#"{"ALG":"ES256"}"#, &good), Some(JwtRejection::NotJwt));
+    assert_eq!(verify(header, &good.replace("\"sub\"", "\"Sub\"")), Some(JwtRejection::Claim));
 }
 
 #[test]
@@ -375,9 +388,9 @@ fn a_token_that_names_its_key_is_checked_with_that_key() {
     };
     assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": "2" })), None);
     assert_eq!(verify(&two, json!({ "alg": "ES256" })), None);
-    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": "1" })), Some(Bad::Signature));
-    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": "3" })), Some(Bad::Signature));
-    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": 2 })), Some(Bad::NotJwt));
+    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": "1" })), Some(JwtRejection::Signature));
+    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": "3" })), Some(JwtRejection::Signature));
+    assert_eq!(verify(&two, json!({ "alg": "ES256", "kid": 2 })), Some(JwtRejection::NotJwt));
 }
 
 #[test]
@@ -393,7 +406,7 @@ fn a_key_is_used_for_what_its_file_says() {
     for (jwk, expected) in [
         (changed("alg", json!("PS256")), None),
         (changed("use", json!("sig")), None),
-        (changed("alg", json!("RS256")), Some(Bad::Signature)),
+        (changed("alg", json!("RS256")), Some(JwtRejection::Signature)),
     ] {
         verifier.keys = set(std::slice::from_ref(&jwk));
         let verified = Verifier::verify_one_of(std::slice::from_ref(&verifier), token.as_bytes(), now());
@@ -413,7 +426,10 @@ fn a_key_is_used_for_what_its_file_says() {
     }
     assert!(fault(&json!({ "keys": vec![signer.jwk(); 65] }).to_string()).contains("more than"));
     assert!(
-        Keys::read(std::path::Path::new("/nowhere/at/all")).unwrap_err().to_string().contains("/nowhere")
+        IssuerKeys::read(std::path::Path::new("/nowhere/at/all"))
+            .unwrap_err()
+            .to_string()
+            .contains("/nowhere")
     );
 }
 

@@ -1,13 +1,14 @@
-//! One client's Observe stream, over as many upstream streams as it takes.
+//! A client's Observe stream, carried by as many upstream streams in turn as needed.
 //!
-//! Owns: opening the next stream, finding out what the end of one means. Which leaders are news is [`Leaders`]' to say.
-//! Must not know: TLS, sessions, how a member is connected.
-//! Invariants: a silent end is believed only of whom etcd also refuses to read the election, or the second time in a row
-//! after a good read; `hasleader` always goes upstream, so that a member without a leader ends the stream instead of
-//! going silent; while the client does not take what is said, nothing more is read.
+//! Owns: opening the next stream, finding the reason of a stream's end. [`ObservedLeaders`] decides which
+//! leaders are news. Must not know: TLS, sessions, how a member is connected.
+//! Invariants: a silent end is believed only if etcd also refuses the user to read the election, or for the
+//! second time in a row after a successful read; `hasleader` always goes upstream, so a member without a
+//! leader ends the stream instead of going silent; while the client does not read, no upstream message is
+//! read.
 //!
-//! etcd ends an Observe with OK and without a word when its token is not known, when the right is missing, and when its
-//! own watch breaks (server/etcdserver/api/v3election/election.go).
+//! etcd ends an Observe with OK and without a message if the token is unknown, if the permission is missing,
+//! and if etcd's own watch breaks (server/etcdserver/api/v3election/election.go).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,23 +22,23 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message as _;
 use tokio::time::Instant;
 
-use crate::downstream::said::Speaker;
+use crate::downstream::client_replies::ReplySender;
 use crate::identity::MemberId;
-use crate::lease::leaders::{Leaders, Told};
-use crate::lease::ticket::Line;
+use crate::lease::lock_queue::LockQueue;
+use crate::lease::observed_leaders::{LeaderNews, ObservedLeaders};
 use crate::pb::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::pb::v3electionpb::LeaderRequest;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::{Method, lookup};
-use crate::rpc::outcome::{self, Verdict, is_trouble};
-use crate::upstream::bidi::{Bidi, Next};
-use crate::upstream::choose::Wanted;
-use crate::upstream::credential::Shown;
-use crate::upstream::membership::{Auth, Hint, Member};
-use crate::upstream::outage::UpstreamLink;
-use crate::upstream::read::{ReadError, ask};
-use crate::upstream::send::{As, Door, upstream_headers};
+use crate::rpc::outcome::{self, StatusVerdict, is_trouble};
+use crate::upstream::bidi::{Bidi, BidiEvent};
+use crate::upstream::choose::MemberTarget;
+use crate::upstream::cluster_outage::UpstreamLink;
+use crate::upstream::credential::CallCredential;
+use crate::upstream::membership::{AuthSetting, Member, MembershipHint};
+use crate::upstream::own_requests::{ReadError, ask};
+use crate::upstream::send::{UpstreamClient, UpstreamUser, upstream_headers};
 
 /// The method's path.
 pub const PATH: &str = "/v3electionpb.Election/Observe";
@@ -45,124 +46,125 @@ const RANGE: &str = "/etcdserverpb.KV/Range";
 const HAS_LEADER: HeaderName = HeaderName::from_static("hasleader");
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A stream that a member has left open for longer was not refused: a refusal comes at once.
+/// A stream open for longer at a member was not refused: a refusal comes at once.
 const NOT_REFUSED: Duration = Duration::from_secs(3);
-/// How often, and a little less, it is looked whether a stream kept something back.
+/// Interval, before jitter, between two checks that a stream has held no leader back.
 const WATCH: Duration = Duration::from_secs(15);
-/// What was proclaimed is told within this time; etcd takes milliseconds.
+/// Time for etcd to report a proclamation; etcd takes milliseconds.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Silent ends in a row, each after a good read, that are believed.
+/// Silent ends in a row, each after a successful read, needed to end the client's stream.
 const SILENT: u32 = 2;
 
-/// What an Observe stream needs of its surroundings.
-pub struct Observe {
-    /// The way upstream.
-    pub door: Rc<Door>,
-    /// As whom.
-    pub whom: As,
-    /// The client's header.
+/// The environment of an Observe stream.
+pub struct ObserveStream {
+    /// The sender of upstream requests.
+    pub door: Rc<UpstreamClient>,
+    /// The upstream user.
+    pub whom: UpstreamUser,
+    /// The client's request headers.
     pub headers: HeaderMap,
     /// The LeaderRequest, without its frame.
     pub request: Bytes,
-    /// Tells when the process drains.
+    /// Set when the process drains.
     pub drain: tokio::sync::watch::Receiver<Option<Instant>>,
-    /// Counts streams that were opened to go on.
+    /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
-    /// Told whether an upstream stream serves this one.
+    /// Notes if an upstream stream serves the client's stream.
     pub link: Rc<UpstreamLink>,
 }
 
 /// An open upstream stream.
-struct Upstream {
+struct ObserveUpstream {
     stream: Bidi,
     member: Arc<Member>,
-    shown: Shown,
+    shown: CallCredential,
     opened_at: Instant,
-    /// Who leads, looked at some time from now.
-    looking: LocalBoxFuture<'static, Option<Proclaimed>>,
-    /// Somebody led at the last look of whom it had not told.
+    /// A delayed read of the present leader.
+    looking: LocalBoxFuture<'static, Option<ProclamationOrder>>,
+    /// The last read found a leader not reported by the stream.
     behind: bool,
 }
 
 /// A proclamation by create and mod revision.
-type Proclaimed = (i64, i64);
+type ProclamationOrder = (i64, i64);
 
-/// The way upstream now.
-enum Link {
-    /// None until its time has come.
+/// State of the upstream stream.
+enum ObserveLink {
+    /// No stream until the backoff has ended.
     Closed,
-    /// A member and a token are being found.
-    Opening(LocalBoxFuture<'static, Result<Box<Upstream>, NotOpened>>),
-    Open(Box<Upstream>),
-    /// The stream ended; the election is being read, which proves the token and the right.
-    Proving(LocalBoxFuture<'static, After>),
+    /// Choosing a member and getting a credential.
+    Opening(LocalBoxFuture<'static, Result<Box<ObserveUpstream>, ObserveNotOpened>>),
+    Open(Box<ObserveUpstream>),
+    /// The stream has ended; reading the election proves token and permission.
+    Proving(LocalBoxFuture<'static, ObserveNextStep>),
 }
 
-/// What the way upstream did.
-enum Event {
-    /// Its time has come.
+/// An event of the upstream stream.
+enum ObserveEvent {
+    /// The backoff has ended.
     Due,
-    Opened(Result<Box<Upstream>, NotOpened>),
-    Came(Next),
-    Looked(Option<Proclaimed>),
-    Proved(After),
+    Opened(Result<Box<ObserveUpstream>, ObserveNotOpened>),
+    Came(BidiEvent),
+    Looked(Option<ProclamationOrder>),
+    Proved(ObserveNextStep),
 }
 
-/// What is to be done after an upstream stream ended.
-enum After {
-    /// Token and right are good on this member. The status is what is told if that goes on.
+/// The next step after the end of an upstream stream.
+enum ObserveNextStep {
+    /// Token and permission are valid at the member. The status is the client's if silent ends continue.
     Again(Status, MemberId),
-    /// Open another, elsewhere if there is a choice, and slower each time.
+    /// Open the next stream, at another member if possible, with growing backoff.
     Elsewhere(Option<MemberId>),
-    /// Tell the client.
+    /// End the client's stream with this status.
     Tell(Status),
 }
 
-/// No stream, and which member that speaks against.
-struct NotOpened(After);
+/// A failed attempt to open a stream, and the member at fault.
+struct ObserveNotOpened(ObserveNextStep);
 
-/// Everything that moves while a stream is served.
-struct Running {
-    parts: Rc<Observe>,
+/// The state of a served stream.
+struct ObserveDriver {
+    parts: Rc<ObserveStream>,
     method: &'static Method,
-    leaders: Leaders,
-    link: Link,
+    leaders: ObservedLeaders,
+    link: ObserveLink,
     /// Members that failed since the last news.
     tried: Vec<MemberId>,
-    /// Streams that ended since.
+    /// Streams ended since the last news.
     losses: u32,
     /// Silent ends in a row.
     silent: u32,
     not_before: Instant,
     opened: u64,
-    /// A member has told who leads.
-    stood: bool,
+    /// A member has reported a leader.
+    has_delivered: bool,
 }
 
-impl Observe {
-    /// Serves the client's stream to its end.
-    pub async fn run(self, client: Speaker) {
+impl ObserveStream {
+    /// Serves the client's stream to the end.
+    pub async fn run(self, client: ReplySender) {
         let Some(method) = lookup(PATH) else { return };
         let mut drain = self.drain.clone();
-        let mut running = Running {
+        let mut running = ObserveDriver {
             parts: Rc::new(self),
             method,
-            leaders: Leaders::default(),
-            link: Link::Closed,
+            leaders: ObservedLeaders::default(),
+            link: ObserveLink::Closed,
             tried: Vec::new(),
             losses: 0,
             silent: 0,
             not_before: Instant::now(),
             opened: 0,
-            stood: false,
+            has_delivered: false,
         };
         let mut said: Option<Bytes> = None;
         loop {
             running.advance();
             tokio::select! {
-                biased; // the client's end first, then what it is owed, then what comes
+                biased; // the client's end first, then the message owed, then upstream events
                 () = client.gone() => return,
-                _ = drain.wait_for(Option::is_some) => return client.end(Refusal::SHUTTING_DOWN.status()).await,
+                _ = drain.wait_for(Option::is_some) =>
+                    return client.end(Refusal::SHUTTING_DOWN.status()).await,
                 told = client.say(said.clone().unwrap_or_default()), if said.is_some() => {
                     if told.is_err() {
                         return;
@@ -178,160 +180,169 @@ impl Observe {
     }
 }
 
-impl Running {
-    /// closed → opening, when its time has come.
+impl ObserveDriver {
+    /// closed → opening, once the backoff has ended.
     fn advance(&mut self) {
-        if matches!(self.link, Link::Closed) && Instant::now() >= self.not_before {
+        if matches!(self.link, ObserveLink::Closed) && Instant::now() >= self.not_before {
             if self.opened > 0 {
                 self.parts.resumed.inc();
             }
             self.opened += 1;
             let (parts, tried) = (Rc::clone(&self.parts), self.tried.clone());
-            self.link = Link::Opening(async move { parts.open(&tried).await }.boxed_local());
+            self.link = ObserveLink::Opening(async move { parts.open(&tried).await }.boxed_local());
         }
     }
 
-    /// What happens next upstream. Cancel-safe.
-    async fn event(&mut self) -> Event {
+    /// The next event upstream. Cancel-safe.
+    async fn event(&mut self) -> ObserveEvent {
         match &mut self.link {
-            Link::Closed => {
+            ObserveLink::Closed => {
                 let wait = self.not_before.saturating_duration_since(Instant::now());
                 self.parts.door.pause_or_change(wait).await;
-                Event::Due
+                ObserveEvent::Due
             }
-            Link::Opening(opening) => Event::Opened(opening.await),
-            Link::Open(upstream) => tokio::select! {
-                biased; // what it tells makes a look needless
-                came = upstream.stream.next() => Event::Came(came),
-                seen = &mut upstream.looking => Event::Looked(seen),
+            ObserveLink::Opening(opening) => ObserveEvent::Opened(opening.await),
+            ObserveLink::Open(upstream) => tokio::select! {
+                biased; // a message makes the read needless
+                came = upstream.stream.next() => ObserveEvent::Came(came),
+                seen = &mut upstream.looking => ObserveEvent::Looked(seen),
             },
-            Link::Proving(proving) => Event::Proved(proving.await),
+            ObserveLink::Proving(proving) => ObserveEvent::Proved(proving.await),
         }
     }
 
-    /// A message for the client, or none yet. An error is the end of the client's stream.
-    fn handle(&mut self, event: Event) -> Result<Option<Bytes>, Status> {
+    /// Returns a message for the client, if any. An error ends the client's stream.
+    fn handle(&mut self, event: ObserveEvent) -> Result<Option<Bytes>, Status> {
         let after = match event {
-            Event::Due => {
+            ObserveEvent::Due => {
                 self.not_before = Instant::now();
                 return Ok(None);
             }
-            Event::Opened(Ok(upstream)) => {
-                self.link = Link::Open(upstream);
+            ObserveEvent::Opened(Ok(upstream)) => {
+                self.link = ObserveLink::Open(upstream);
                 return Ok(None);
             }
-            Event::Opened(Err(NotOpened(after))) | Event::Proved(after) => after,
-            Event::Looked(seen) => match self.looked(seen) {
-                Some(member) => After::Elsewhere(Some(member)),
+            ObserveEvent::Opened(Err(ObserveNotOpened(after))) | ObserveEvent::Proved(after) => after,
+            ObserveEvent::Looked(seen) => match self.looked(seen) {
+                Some(member) => ObserveNextStep::Elsewhere(Some(member)),
                 None => return Ok(None),
             },
-            Event::Came(Next::Message(message)) => return self.came(message),
-            Event::Came(Next::Ended(status)) => match std::mem::replace(&mut self.link, Link::Closed) {
-                Link::Open(at) => return self.ended(*at, status),
-                _ => After::Elsewhere(None),
-            },
-            Event::Came(Next::Unopened(reason)) => {
-                tracing::debug!(%reason, "an observe stream was not opened");
-                match &self.link {
-                    Link::Open(at) => After::Elsewhere(Some(at.member.id)),
-                    _ => After::Elsewhere(None),
+            ObserveEvent::Came(BidiEvent::Message(message)) => return self.came(message),
+            ObserveEvent::Came(BidiEvent::Ended(status)) => {
+                match std::mem::replace(&mut self.link, ObserveLink::Closed) {
+                    ObserveLink::Open(at) => return self.ended(*at, status),
+                    _ => ObserveNextStep::Elsewhere(None),
                 }
             }
-            Event::Came(Next::Left) => After::Elsewhere(None),
-            Event::Came(Next::NoRoom) if self.stood => After::Elsewhere(None),
-            Event::Came(Next::NoRoom) => After::Tell(Refusal::TOO_MANY_REQUESTS.status()),
-            Event::Came(Next::Broken(reason)) => match &self.link {
-                Link::Open(at) => {
+            ObserveEvent::Came(BidiEvent::Unopened(reason)) => {
+                tracing::debug!(%reason, "an observe stream was not opened");
+                match &self.link {
+                    ObserveLink::Open(at) => ObserveNextStep::Elsewhere(Some(at.member.id)),
+                    _ => ObserveNextStep::Elsewhere(None),
+                }
+            }
+            ObserveEvent::Came(BidiEvent::Left) => ObserveNextStep::Elsewhere(None),
+            ObserveEvent::Came(BidiEvent::NoRoom) if self.has_delivered => ObserveNextStep::Elsewhere(None),
+            ObserveEvent::Came(BidiEvent::NoRoom) => {
+                ObserveNextStep::Tell(Refusal::TOO_MANY_REQUESTS.status())
+            }
+            ObserveEvent::Came(BidiEvent::Broken(reason)) => match &self.link {
+                ObserveLink::Open(at) => {
                     tracing::debug!(member = %at.member.id, %reason, "an observe stream broke");
                     at.member.suspect();
-                    self.parts.door.members.hints.send(Hint::Unreachable(at.member.id));
-                    After::Elsewhere(Some(at.member.id))
+                    self.parts.door.members.hints.send(MembershipHint::Unreachable(at.member.id));
+                    ObserveNextStep::Elsewhere(Some(at.member.id))
                 }
-                _ => After::Elsewhere(None),
+                _ => ObserveNextStep::Elsewhere(None),
             },
         };
         self.again(after).map(|()| None)
     }
 
-    /// The member to be left, if it keeps something back: with auth on, one watch of its own serves all who wait there, and in
-    /// 3.4 that goes silent when the token of whoever was first has expired (etcd-io/etcd#14850).
-    fn looked(&mut self, seen: Option<Proclaimed>) -> Option<MemberId> {
-        let Link::Open(at) = &mut self.link else { return None };
+    /// The member to be left, if the member holds a leader back: with auth on, a member serves all its
+    /// observers by a single watch, and on 3.4 the watch goes silent when the token of the first user expires
+    /// (etcd-io/etcd#14850).
+    fn looked(&mut self, seen: Option<ProclamationOrder>) -> Option<MemberId> {
+        let ObserveLink::Open(at) = &mut self.link else { return None };
         let behind = seen.is_some_and(|seen| !self.leaders.knows(seen));
-        if behind && at.behind && self.parts.door.members.auth.now() == Auth::On {
+        if behind && at.behind && self.parts.door.members.auth.now() == AuthSetting::On {
             return Some(at.member.id);
         }
         at.behind = behind;
-        at.looking = Observe::look(&self.parts, if behind { ANSWER } else { WATCH });
+        at.looking = ObserveStream::look(&self.parts, if behind { ANSWER } else { WATCH });
         None
     }
 
     fn came(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
         self.silent = 0;
-        self.stood = true;
+        self.has_delivered = true;
         self.parts.link.set_up();
         match self.leaders.told(&message) {
-            Told::News => {
-                if let Link::Open(at) = &mut self.link {
+            LeaderNews::News => {
+                if let ObserveLink::Open(at) = &mut self.link {
                     at.behind = false;
                 }
                 self.tried.clear();
                 self.losses = 0;
                 Ok(Some(message))
             }
-            // Each stream begins with what is known: that does not make it a good one.
-            Told::Known => Ok(None),
-            // A restored cluster, perhaps: the client begins anew.
-            Told::Older | Told::Unreadable => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.status()),
+            // Each stream begins with the present leader, so a known leader does not prove a stream good.
+            LeaderNews::Known => Ok(None),
+            // Perhaps a restored cluster: the client must begin anew.
+            LeaderNews::Older | LeaderNews::Unreadable => {
+                Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.status())
+            }
         }
     }
 
-    /// open → proving: a read tells what the end does not. A refusal in words goes the same way, since the read renews
-    /// what was refused.
-    fn ended(&mut self, at: Upstream, status: Status) -> Result<Option<Bytes>, Status> {
+    /// open → proving: a read tells the reason of the end. An explicit refusal takes the same path, since the
+    /// read renews the refused credential.
+    fn ended(&mut self, at: ObserveUpstream, status: Status) -> Result<Option<Bytes>, Status> {
         tracing::debug!(member = %at.member.id, ?status, "a member ended an observe stream");
         let proof = at.shown.proof();
-        let asked = outcome::Asked { method: self.method, effect: self.method.effect, proof };
-        if outcome::auth_state(&asked, &status) == Some(outcome::AuthState::On) {
-            self.parts.door.auth_is(Auth::On);
+        let asked = outcome::JudgedCall { method: self.method, effect: self.method.effect, proof };
+        if outcome::auth_state(&asked, &status) == Some(outcome::RevealedAuth::On) {
+            self.parts.door.report_auth(AuthSetting::On);
         }
-        if outcome::verdict(&asked, &status) == Verdict::Elsewhere || (!status.is_ok() && is_trouble(&status))
+        if outcome::verdict(&asked, &status) == StatusVerdict::Elsewhere
+            || (!status.is_ok() && is_trouble(&status))
         {
-            return self.again(After::Elsewhere(Some(at.member.id))).map(|()| None);
+            return self.again(ObserveNextStep::Elsewhere(Some(at.member.id))).map(|()| None);
         }
         if at.opened_at.elapsed() > NOT_REFUSED {
             (self.silent, self.losses) = (0, 0);
         }
         let (parts, told) = (Rc::clone(&self.parts), outcome::translate(&asked, &status, false));
         let told = told.unwrap_or(status);
-        self.link = Link::Proving(async move { parts.prove(&at.member, told).await }.boxed_local());
+        self.link = ObserveLink::Proving(async move { parts.prove(&at.member, told).await }.boxed_local());
         Ok(None)
     }
 
-    /// any → closed, or the client's end.
-    fn again(&mut self, after: After) -> Result<(), Status> {
-        self.link = Link::Closed;
+    /// any → closed, or the end of the client's stream.
+    fn again(&mut self, after: ObserveNextStep) -> Result<(), Status> {
+        self.link = ObserveLink::Closed;
         self.parts.link.set_down();
         match after {
-            After::Tell(status) => return Err(status),
-            After::Again(told, member) => {
+            ObserveNextStep::Tell(status) => return Err(status),
+            ObserveNextStep::Again(told, member) => {
                 self.silent += 1;
                 if self.silent >= SILENT {
                     return Err(told);
                 }
-                // The first time here, with what the read renewed. A member may refuse it in another's name: its own
-                // watch goes by the token of whoever made it first (etcd-io/etcd#14850).
+                // The first silent end is retried at the same member, with the credential renewed by the
+                // read. A member may refuse a user for another user's token: the member's own watch keeps the
+                // token of the first user (etcd-io/etcd#14850).
                 self.tried.extend((self.losses > 0).then_some(member));
             }
-            After::Elsewhere(member) => self.tried.extend(member),
+            ObserveNextStep::Elsewhere(member) => self.tried.extend(member),
         }
-        if !self.parts.door.another(Wanted::Any, &self.tried) {
+        if !self.parts.door.has_another_ready_member(MemberTarget::Any, &self.tried) {
             self.tried.clear();
         }
         if self.losses > 0 {
             let pause = FIRST_PAUSE * 2_u32.saturating_pow(self.losses - 1);
             let half = u64::try_from(pause.min(LONGEST_PAUSE).as_millis() / 2).unwrap_or_default();
-            // Half of it to one and a half: the observers of a lost member do not come back all at once.
+            // Half of the pause to one and a half: the observers of a lost member do not all return at once.
             let drawn = Duration::from_millis(half + self.parts.door.chooser.draw(2 * half));
             self.not_before = Instant::now() + drawn;
         }
@@ -340,14 +351,14 @@ impl Running {
     }
 }
 
-impl Observe {
-    /// Who leads, after `pause` and a little more: from what any member has at hand.
-    fn look(parts: &Rc<Self>, pause: Duration) -> LocalBoxFuture<'static, Option<Proclaimed>> {
+impl ObserveStream {
+    /// Reads the present leader after `pause` and jitter, serializable at any member.
+    fn look(parts: &Rc<Self>, pause: Duration) -> LocalBoxFuture<'static, Option<ProclamationOrder>> {
         let parts = Rc::clone(parts);
         async move {
             let spread = Duration::from_millis(parts.door.chooser.draw(1000));
             tokio::time::sleep(pause + spread).await;
-            let member = parts.door.choose(Wanted::Any, &[])?;
+            let member = parts.door.choose(MemberTarget::Any, &[])?;
             let first = RangeRequest { serializable: true, ..parts.first() };
             let answer = ask(&parts.door, &parts.whom, &member, RANGE, &first.encode_to_vec()).await.ok()?;
             let leader = RangeResponse::decode(answer).ok()?.kvs.into_iter().next()?;
@@ -356,42 +367,49 @@ impl Observe {
         .boxed_local()
     }
 
-    /// A Range of who leads.
+    /// A Range of the present leader.
     fn first(&self) -> RangeRequest {
         let name = LeaderRequest::decode(self.request.clone()).unwrap_or_default().name;
-        Line::of(&name).first()
+        LockQueue::of(&name).first()
     }
 
-    async fn open(self: &Rc<Self>, tried: &[MemberId]) -> Result<Box<Upstream>, NotOpened> {
-        let nobody = NotOpened(After::Elsewhere(None));
-        let member = self.door.choose(Wanted::Any, tried).ok_or(nobody)?;
-        let shown = self.door.shown(&self.whom, &member).await.map_err(|failure| {
-            NotOpened(if failure.is_refusal() {
-                After::Tell(Refusal::INVALID_AUTH_TOKEN.status())
+    async fn open(self: &Rc<Self>, tried: &[MemberId]) -> Result<Box<ObserveUpstream>, ObserveNotOpened> {
+        let nobody = ObserveNotOpened(ObserveNextStep::Elsewhere(None));
+        let member = self.door.choose(MemberTarget::Any, tried).ok_or(nobody)?;
+        let shown = self.door.credential_for(&self.whom, &member).await.map_err(|failure| {
+            ObserveNotOpened(if failure.is_refusal() {
+                ObserveNextStep::Tell(Refusal::INVALID_AUTH_TOKEN.status())
             } else {
-                After::Elsewhere(Some(member.id))
+                ObserveNextStep::Elsewhere(Some(member.id))
             })
         })?;
         let mut head = upstream_headers(&self.headers, &shown);
         head.fields.insert(HAS_LEADER, HeaderValue::from_static("true"));
-        // The client's time is kept downstream; upstream it would begin anew with each stream.
+        // The client's deadline is kept downstream; upstream the timeout would restart with each stream.
         head.fields.remove("grpc-timeout");
         let path = PathAndQuery::from_static(PATH);
         let stream = Bidi::ask(&self.door, &member, path, head, encode(&self.request));
         let looking = Self::look(self, WATCH);
-        Ok(Box::new(Upstream { stream, member, shown, opened_at: Instant::now(), looking, behind: false }))
+        Ok(Box::new(ObserveUpstream {
+            stream,
+            member,
+            shown,
+            opened_at: Instant::now(),
+            looking,
+            behind: false,
+        }))
     }
 
-    /// Reads the election as the client, which takes the same right and the same token.
-    async fn prove(&self, member: &Arc<Member>, told: Status) -> After {
+    /// Reads the election as the client: the read needs the same permission and the same token.
+    async fn prove(&self, member: &Arc<Member>, told: Status) -> ObserveNextStep {
         let first = self.first().encode_to_vec();
         match ask(&self.door, &self.whom, member, RANGE, &first).await {
-            Ok(_) => After::Again(told, member.id),
-            Err(ReadError::Refused(status)) if !is_trouble(&status) => After::Tell(told),
+            Ok(_) => ObserveNextStep::Again(told, member.id),
+            Err(ReadError::Refused(status)) if !is_trouble(&status) => ObserveNextStep::Tell(told),
             Err(ReadError::Login(failure)) if failure.is_refusal() => {
-                After::Tell(Refusal::INVALID_AUTH_TOKEN.status())
+                ObserveNextStep::Tell(Refusal::INVALID_AUTH_TOKEN.status())
             }
-            Err(_) => After::Elsewhere(Some(member.id)),
+            Err(_) => ObserveNextStep::Elsewhere(Some(member.id)),
         }
     }
 }

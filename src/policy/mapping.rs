@@ -1,77 +1,78 @@
-//! Which etcd user a peer is.
+//! Maps a peer to an etcd user.
 //!
-//! Owns: the order of the rules and what holds where there is none. Must not know: how a peer proved itself, whether
-//! Keyward has a credential for the user. Invariants (rules 9): the first rule that applies decides; a password that
-//! etcd accepted, or a token signed with its key, is that etcd user without any rule, everybody else is nobody without one; `root` is reached by its own
-//! password at etcd and by a rule that spells the peer out, and in no other way.
+//! Owns: the order of the rules, and the result without an applicable rule. Must not know: the peer's proof,
+//! or Keyward's credential for the user. Invariants (docs/decisions.md#d09): the first applicable rule
+//! decides; without a rule, a password accepted by etcd or a token signed with etcd's key maps to its own
+//! etcd user, and any further peer to no user; `root` is reached only by its own password at etcd, or by a
+//! rule with an exact peer.
 
 use std::net::IpAddr;
 
-use crate::config::{self, Outcome, ROOT};
+use crate::config::{self, MappingOutcome, ROOT};
 use crate::identity::{Peer, UserName};
 
-/// Who is which etcd user: the rules of one configuration.
+/// The mapping of peers to etcd users, by the rules of a configuration.
 #[derive(Clone, Debug, Default)]
-pub struct Mapping(config::Mapping);
+pub struct Mapping(config::MappingRules);
 
-/// Which etcd user a peer is.
+/// Result of the mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mapped {
-    /// The one whose password etcd itself accepted, or whom a token signed with etcd's own key names.
+pub enum MappingResult {
+    /// The user whose password etcd accepted, or the user of a token signed with etcd's own key.
     Itself,
-    /// That one.
+    /// The given etcd user.
     User(UserName),
-    /// Nobody in particular: it showed nothing, and the listener says nothing about such clients.
+    /// An anonymous caller: a client without a credential, on a listener without a default user.
     Anonymous,
-    /// None: a rule says no.
+    /// Refused by a rule.
     Denied,
-    /// None: no rule says who.
+    /// Refused for lack of a rule.
     Unknown,
 }
 
 impl Mapping {
-    /// The rules of a configuration.
+    /// Builds the mapping from the rules of a configuration.
     #[must_use]
-    pub fn new(rules: config::Mapping) -> Self {
+    pub fn new(rules: config::MappingRules) -> Self {
         Self(rules)
     }
 
-    /// Which etcd user `peer` is, calling from `address`.
+    /// Maps `peer`, calling from `address`, to an etcd user.
     #[must_use]
-    pub fn user_of(&self, peer: &Peer, address: Option<IpAddr>) -> Mapped {
+    pub fn user_of(&self, peer: &Peer, address: Option<IpAddr>) -> MappingResult {
         let rule = self.0.rules.iter().find(|rule| rule.applies(peer, address));
         match rule.map(config::MapRule::outcome) {
-            Some(Outcome::User(user)) => Mapped::User(user.clone()),
-            Some(Outcome::Same) => same(peer),
-            Some(Outcome::Deny) => Mapped::Denied,
+            Some(MappingOutcome::User(user)) => MappingResult::User(user.clone()),
+            Some(MappingOutcome::Same) => same(peer),
+            Some(MappingOutcome::Deny) => MappingResult::Denied,
             None => self.without_rule(peer),
         }
     }
 
-    fn without_rule(&self, peer: &Peer) -> Mapped {
+    fn without_rule(&self, peer: &Peer) -> MappingResult {
         match peer {
-            Peer::Password(_) | Peer::EtcdToken(_) => Mapped::Itself,
-            Peer::Listener(_) => Mapped::Anonymous,
+            Peer::Password(_) | Peer::EtcdToken(_) => MappingResult::Itself,
+            Peer::Listener(_) => MappingResult::Anonymous,
             Peer::File(_) | Peer::Certificate { .. } | Peer::Jwt { .. } => {
                 let default = self.0.default.as_ref().filter(|user| user.as_str() != ROOT);
-                default.map_or(Mapped::Unknown, |user| Mapped::User(user.clone()))
+                default.map_or(MappingResult::Unknown, |user| MappingResult::User(user.clone()))
             }
         }
     }
 }
 
-/// The etcd user of the peer's own name.
-fn same(peer: &Peer) -> Mapped {
+/// The etcd user with the peer's own name.
+fn same(peer: &Peer) -> MappingResult {
     let name = match peer {
-        Peer::Password(_) | Peer::EtcdToken(_) => return Mapped::Itself,
+        Peer::Password(_) | Peer::EtcdToken(_) => return MappingResult::Itself,
         Peer::File(user) => Some(user.as_str()),
         Peer::Certificate { common_name, .. } => common_name.as_deref(),
         Peer::Jwt { subject, .. } => Some(&**subject),
         Peer::Listener(_) => None,
     };
     match name.filter(|name| !name.is_empty() && *name != ROOT) {
-        Some(name) => Mapped::User(UserName::from(name)),
-        None => Mapped::Denied,
+        Some(name) => MappingResult::User(UserName::from(name)),
+        None => MappingResult::Denied,
     }
 }
 
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
     use crate::config::{Conditions, MapRule};
     use crate::identity::pattern::{Glob, PeerPattern};
-    use crate::identity::peer::Claims;
+    use crate::identity::peer::JwtClaims;
 
     const ISSUER: &str = "https://ci";
     const KINDS: [&str; 6] =
@@ -94,20 +95,20 @@ mod tests {
         PeerPattern::parse(text, &[ISSUER.into()]).unwrap()
     }
 
-    fn rule(peer: &str, outcome: Outcome) -> MapRule {
+    fn rule(peer: &str, outcome: MappingOutcome) -> MapRule {
         MapRule::new(Conditions { peer: Some(pattern(peer)), ..Conditions::default() }, outcome).unwrap()
     }
 
-    fn to(user: &str) -> Outcome {
-        Outcome::User(user.into())
+    fn to(user: &str) -> MappingOutcome {
+        MappingOutcome::User(user.into())
     }
 
     fn mapping(rules: Vec<MapRule>) -> Mapping {
-        Mapping::new(config::Mapping { rules, default: None })
+        Mapping::new(config::MappingRules { rules, default: None })
     }
 
-    fn user(name: &str) -> Mapped {
-        Mapped::User(name.into())
+    fn user(name: &str) -> MappingResult {
+        MappingResult::User(name.into())
     }
 
     fn certificate(ca: &str, name: Option<&str>, dns: &[&str], uris: &[&str]) -> Peer {
@@ -117,7 +118,7 @@ mod tests {
 
     fn jwt(issuer: &str, subject: &str, claims: &[(&str, &[&str])]) -> Peer {
         let owned = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
-        let claims: Claims =
+        let claims: JwtClaims =
             claims.iter().map(|(name, values)| ((*name).to_owned(), owned(values))).collect();
         Peer::Jwt { issuer: issuer.into(), subject: subject.into(), claims: claims.into() }
     }
@@ -125,15 +126,15 @@ mod tests {
     #[test]
     fn the_first_rule_that_applies_decides() {
         let mapping = mapping(vec![
-            rule("cert:clients:CN=web-9", Outcome::Deny),
+            rule("cert:clients:CN=web-9", MappingOutcome::Deny),
             rule("cert:clients:CN=web-*", to("web")),
-            rule("cert:clients:CN=*", Outcome::Same),
+            rule("cert:clients:CN=*", MappingOutcome::Same),
         ]);
         let of = |name| mapping.user_of(&certificate("clients", Some(name), &[], &[]), None);
-        assert_eq!(of("web-9"), Mapped::Denied);
+        assert_eq!(of("web-9"), MappingResult::Denied);
         assert_eq!(of("web-1"), user("web"));
         assert_eq!(of("alice"), user("alice"));
-        assert_eq!(of("root"), Mapped::Denied);
+        assert_eq!(of("root"), MappingResult::Denied);
     }
 
     #[test]
@@ -147,10 +148,10 @@ mod tests {
             jwt(ISSUER, "alice", &[]),
             Peer::File("alice".into()),
         ] {
-            assert_eq!(mapping.user_of(&other, None), Mapped::Unknown, "{other}");
+            assert_eq!(mapping.user_of(&other, None), MappingResult::Unknown, "{other}");
         }
-        assert_eq!(mapping.user_of(&Peer::Password("alice".into()), None), Mapped::Itself);
-        assert_eq!(mapping.user_of(&Peer::Listener("alice".into()), None), Mapped::Anonymous);
+        assert_eq!(mapping.user_of(&Peer::Password("alice".into()), None), MappingResult::Itself);
+        assert_eq!(mapping.user_of(&Peer::Listener("alice".into()), None), MappingResult::Anonymous);
     }
 
     #[test]
@@ -160,7 +161,7 @@ mod tests {
             KINDS
                 .into_iter()
                 .filter(|kind| !kind.ends_with("URI="))
-                .map(|kind| rule(&format!("{kind}*"), Outcome::Same))
+                .map(|kind| rule(&format!("{kind}*"), MappingOutcome::Same))
                 .collect(),
         );
         for name in [
@@ -197,8 +198,8 @@ mod tests {
                 assert_eq!(by_kind.user_of(&peer, None), user(kind), "{peer:.80}");
                 let mapped = same.user_of(&peer, None);
                 let itself = match kind {
-                    "password:" => Mapped::Itself,
-                    "listener:" => Mapped::Denied,
+                    "password:" => MappingResult::Itself,
+                    "listener:" => MappingResult::Denied,
                     _ => user(name),
                 };
                 assert_eq!(mapped, itself, "{peer:.80}");
@@ -234,31 +235,35 @@ mod tests {
         assert!(!near.applies(&spiffe, None));
         assert!(near.applies(&Peer::Listener("l".into()), inside));
         assert!(!near.applies(&Peer::Password("alice".into()), inside), "etcd has said who that is");
-        let closed = MapRule::new(Conditions { network, ..Conditions::default() }, Outcome::Deny).unwrap();
+        let closed =
+            MapRule::new(Conditions { network, ..Conditions::default() }, MappingOutcome::Deny).unwrap();
         assert!(closed.applies(&Peer::Password("alice".into()), inside));
     }
 
     #[test]
     fn a_default_is_for_whoever_proved_something() {
-        let mapping = Mapping::new(config::Mapping { rules: Vec::new(), default: Some("guest".into()) });
+        let mapping = Mapping::new(config::MappingRules { rules: Vec::new(), default: Some("guest".into()) });
         assert_eq!(mapping.user_of(&certificate("c", None, &[], &[]), None), user("guest"));
         assert_eq!(mapping.user_of(&jwt(ISSUER, "x", &[]), None), user("guest"));
         assert_eq!(mapping.user_of(&Peer::File("x".into()), None), user("guest"));
-        assert_eq!(mapping.user_of(&Peer::Listener("l".into()), None), Mapped::Anonymous);
-        assert_eq!(mapping.user_of(&Peer::Password("x".into()), None), Mapped::Itself);
+        assert_eq!(mapping.user_of(&Peer::Listener("l".into()), None), MappingResult::Anonymous);
+        assert_eq!(mapping.user_of(&Peer::Password("x".into()), None), MappingResult::Itself);
     }
 
     #[test]
     fn same_without_a_name_is_nobody() {
         let mapping = mapping(vec![
-            rule("cert:c:DNS=*", Outcome::Same),
-            rule("listener:*", Outcome::Same),
-            rule("password:*", Outcome::Same),
+            rule("cert:c:DNS=*", MappingOutcome::Same),
+            rule("listener:*", MappingOutcome::Same),
+            rule("password:*", MappingOutcome::Same),
         ]);
-        assert_eq!(mapping.user_of(&certificate("c", None, &["alice"], &[]), None), Mapped::Denied);
-        assert_eq!(mapping.user_of(&certificate("c", Some(""), &["alice"], &[]), None), Mapped::Denied);
-        assert_eq!(mapping.user_of(&Peer::Listener("l".into()), None), Mapped::Denied);
-        assert_eq!(mapping.user_of(&Peer::Password("root".into()), None), Mapped::Itself);
+        assert_eq!(mapping.user_of(&certificate("c", None, &["alice"], &[]), None), MappingResult::Denied);
+        assert_eq!(
+            mapping.user_of(&certificate("c", Some(""), &["alice"], &[]), None),
+            MappingResult::Denied
+        );
+        assert_eq!(mapping.user_of(&Peer::Listener("l".into()), None), MappingResult::Denied);
+        assert_eq!(mapping.user_of(&Peer::Password("root".into()), None), MappingResult::Itself);
     }
 
     fn name() -> impl Strategy<Value = String> {
@@ -276,8 +281,11 @@ mod tests {
     }
 
     fn any_rule() -> impl Strategy<Value = Option<MapRule>> {
-        let outcome =
-            prop_oneof![name().prop_map(|name| to(&name)), Just(Outcome::Same), Just(Outcome::Deny)];
+        let outcome = prop_oneof![
+            name().prop_map(|name| to(&name)),
+            Just(MappingOutcome::Same),
+            Just(MappingOutcome::Deny)
+        ];
         (prop::option::of((prop::sample::select(&KINDS[..]), name())), prop::option::of(name()), outcome)
             .prop_map(|(peer, uri, outcome)| {
                 let parsed =
@@ -301,14 +309,23 @@ mod tests {
             let rules: Vec<_> = rules.into_iter().flatten().collect();
             let first = rules.iter().find(|rule| rule.applies(&peer, None)).cloned();
             let default = default.map(|name| UserName::from(name.as_str()));
-            let mapped = Mapping::new(config::Mapping { rules, default }).user_of(&peer, None);
+            let mapped = Mapping::new(config::MappingRules { rules, default }).user_of(&peer, None);
             if mapped == user(ROOT) {
                 let first = first.expect("a rule");
                 prop_assert_eq!(first.outcome(), &to(ROOT));
-                let (shown, name) = (peer.to_string(), peer.to_string().rsplit([':', '=']).next().unwrap().to_owned());
+                let (shown, name) = (
+                    peer.to_string(),
+                    peer.to_string().rsplit([':', '=']).next().unwrap().to_owned()
+                );
                 let spelled = KINDS.iter().any(|kind| {
-                    MapRule::new(Conditions { peer: PeerPattern::parse(&format!("{kind}{name}"), &[ISSUER.into()]).ok(), ..Conditions::default() }, to(ROOT))
-                        .is_ok_and(|rule| rule.applies(&peer, None))
+                    MapRule::new(
+                        Conditions {
+                            peer: PeerPattern::parse(&format!("{kind}{name}"), &[ISSUER.into()]).ok(),
+                            ..Conditions::default()
+                        },
+                        to(ROOT)
+                    )
+                    .is_ok_and(|rule| rule.applies(&peer, None))
                 });
                 prop_assert!(spelled, "{} is spelled out", shown);
             }
@@ -317,8 +334,8 @@ mod tests {
         #[test]
         fn without_a_rule_only_etcds_own_users_are_somebody(peer in peer()) {
             let mapped = mapping(Vec::new()).user_of(&peer, None);
-            prop_assert_eq!(mapped == Mapped::Itself, matches!(peer, Peer::Password(_)));
-            prop_assert!(!matches!(mapped, Mapped::User(_)));
+            prop_assert_eq!(mapped == MappingResult::Itself, matches!(peer, Peer::Password(_)));
+            prop_assert!(!matches!(mapped, MappingResult::User(_)));
         }
     }
 }

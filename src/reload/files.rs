@@ -1,20 +1,20 @@
-//! Whether files have changed.
+//! Detection of changed files.
 //!
-//! Owns: by what a change is seen, and when it counts. Must not know: what is in the files. Invariants: a link is
-//! followed, so that another folder behind it is a change (as Kubernetes swaps secrets); a change counts once it looked
-//! the same twice, and once only.
+//! Owns: the attributes compared, and the moment a change counts. Must not know: the content of the files.
+//! Invariants: symbolic links are followed, so that a swapped target folder is a change (Kubernetes swaps
+//! secrets in the same way); a change counts after two equal checks, and only once.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
-/// How some files look at one moment.
+/// The attributes of a set of files at a moment; `None` for an absent file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Print(BTreeMap<PathBuf, Option<Look>>);
+pub(super) struct FileSetFingerprint(BTreeMap<PathBuf, Option<FileAttributes>>);
 
-/// One file: which it is, how long, and when it was last written or changed otherwise.
+/// The attributes of a file: identity, size, and the times of the last write and of the last status change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
+struct FileAttributes {
     device: u64,
     inode: u64,
     size: u64,
@@ -22,17 +22,17 @@ struct Look {
     changed: (i64, i64),
 }
 
-/// What was loaded, and how the files looked since.
-pub(super) struct Watched {
-    loaded: Print,
-    last: Print,
+/// The attributes of the loaded files, and of the last check.
+pub(super) struct WatchedFiles {
+    loaded: FileSetFingerprint,
+    last: FileSetFingerprint,
 }
 
-impl Print {
-    /// Looks at the files. Blocks.
+impl FileSetFingerprint {
+    /// Reads the attributes. Blocks.
     pub(super) fn of(names: Vec<PathBuf>) -> Self {
         let look = |name: PathBuf| {
-            let seen = std::fs::metadata(&name).ok().map(|found| Look {
+            let seen = std::fs::metadata(&name).ok().map(|found| FileAttributes {
                 device: found.dev(),
                 inode: found.ino(),
                 size: found.size(),
@@ -45,26 +45,26 @@ impl Print {
     }
 }
 
-impl Watched {
-    pub(super) fn new(loaded: Print) -> Self {
+impl WatchedFiles {
+    pub(super) fn new(loaded: FileSetFingerprint) -> Self {
         Self { last: loaded.clone(), loaded }
     }
 
-    /// Whether the files differ from what was loaded, and have come to rest.
-    pub(super) fn is_due(&mut self, now: &Print) -> bool {
+    /// True if the files differ from the loaded files and are the same as at the last check.
+    pub(super) fn is_due(&mut self, now: &FileSetFingerprint) -> bool {
         let due = *now != self.loaded && *now == self.last;
         self.last = now.clone();
         due
     }
 
-    /// What looked like this is being loaded, whatever comes of it.
-    pub(super) fn loaded(&mut self, print: Print) {
+    /// Records the attributes of the files about to be loaded, whatever the outcome.
+    pub(super) fn loaded(&mut self, print: FileSetFingerprint) {
         self.last = print.clone();
         self.loaded = print;
     }
 
-    /// These are the files now: those that were not looked at before count as they are.
-    pub(super) fn also(&mut self, mut now: Print) {
+    /// Takes a new set of files. Files already known keep their loaded attributes; new files count as loaded.
+    pub(super) fn take_new_files(&mut self, mut now: FileSetFingerprint) {
         for (name, look) in &mut now.0 {
             if let Some(before) = self.loaded.0.get(name) {
                 *look = *before;
@@ -81,12 +81,12 @@ mod tests {
 
     use super::*;
 
-    fn print(folder: &tempfile::TempDir) -> Print {
-        Print::of(vec![folder.path().join("cert"), folder.path().join("key")])
+    fn print(folder: &tempfile::TempDir) -> FileSetFingerprint {
+        FileSetFingerprint::of(vec![folder.path().join("cert"), folder.path().join("key")])
     }
 
-    /// Looks until nothing is due any more; whether something was.
-    fn settles(watched: &mut Watched, folder: &tempfile::TempDir) -> bool {
+    /// Checks three times; returns true if a change was due, and records the change as loaded.
+    fn settles(watched: &mut WatchedFiles, folder: &tempfile::TempDir) -> bool {
         let due: Vec<bool> = (0..3).map(|_| watched.is_due(&print(folder))).collect();
         if due.contains(&true) {
             watched.loaded(print(folder));
@@ -100,7 +100,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::write(at("cert"), "one").unwrap();
-        let mut watched = Watched::new(print(&folder));
+        let mut watched = WatchedFiles::new(print(&folder));
         assert!(!settles(&mut watched, &folder), "nothing has happened");
         let changes: [&dyn Fn(); 5] = [
             &|| fs::write(at("cert"), "longer").unwrap(),
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn files_that_are_still_being_written_wait() {
         let folder = tempfile::tempdir().unwrap();
-        let mut watched = Watched::new(print(&folder));
+        let mut watched = WatchedFiles::new(print(&folder));
         for part in ["a", "ab", "abc"] {
             fs::write(folder.path().join("cert"), part).unwrap();
             assert!(!watched.is_due(&print(&folder)), "{part}");
@@ -144,11 +144,11 @@ mod tests {
     #[test]
     fn a_file_that_changed_while_it_was_read_is_read_again() {
         let folder = tempfile::tempdir().unwrap();
-        let mut watched = Watched::new(print(&folder));
+        let mut watched = WatchedFiles::new(print(&folder));
         let before = print(&folder);
         fs::write(folder.path().join("cert"), "meanwhile").unwrap();
         watched.loaded(before);
-        watched.also(print(&folder));
+        watched.take_new_files(print(&folder));
         assert!(!watched.is_due(&print(&folder)));
         assert!(watched.is_due(&print(&folder)));
     }

@@ -1,7 +1,7 @@
-//! What can change while we run.
+//! Parts of the configuration with a change at run time.
 //!
-//! Owns: for each part, what is new and what it becomes. Must not know: when it is read. Invariant: keys are told by
-//! their ids, certificates by their fingerprints.
+//! Owns: for each part, the comparison of old and new, and the replacement. Must not know: the triggers of a
+//! reload. Invariant: the log names session keys by id, certificates by fingerprint.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -12,33 +12,34 @@ use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
 use super::restart::same;
-use super::{Part, Ready, Trial};
+use super::{PreparedPart, ReloadCheck, ReloadPart};
 use crate::config::{
-    ClientAuth, ClientCa, ClientTls, Cluster, Config, KeySource, Listener, Login, MemberTrust, ServerTls,
+    ClientAuth, ClientCa, ClientTls, Cluster, Config, EtcdLogin, KeySource, Listener, MemberTrust, ServerTls,
 };
+use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
-use crate::downstream::tls::{Current, ListenerTls};
 use crate::gateway::caller::Identities;
-use crate::gateway::login::desk::Logins;
+use crate::gateway::login::service::LoginService;
 use crate::published::Published;
-use crate::revocation::Register;
+use crate::revocation::RevocationRegister;
 use crate::upstream::connect::Connector;
-use crate::upstream::credential::{Credentials, Pages};
+use crate::upstream::credential::{Credentials, MetricsPages};
+use crate::upstream::member_tls::client_config;
 use crate::upstream::members::{ProbeLogin, SeedList};
-use crate::upstream::peer_urls::{PeerTrust, roots_of};
-use crate::upstream::tls::client_config;
+use crate::upstream::peer_urls::{PeerTrustCheck, roots_of};
 
-impl Trial {
-    /// No member may trust, between members, what certificates are minted from.
+impl ReloadCheck {
+    /// Checks that no member trusts the minting authority for peer connections: a holder of its key could
+    /// join the cluster. See `docs/decisions.md#d19`.
     #[must_use]
-    pub fn mint(trust: Arc<PeerTrust>) -> Self {
+    pub fn mint(trust: Arc<PeerTrustCheck>) -> Self {
         Self::new(move |now| {
             let (trust, mint) = (Arc::clone(&trust), now.users.mint.clone());
             let roots = roots_of(&now.cluster);
             let held = async move {
                 let Some(mint) = mint else { return Ok(()) };
                 trust
-                    .hold(mint.authority.chain(), &roots)
+                    .check_before_minting(mint.authority.chain(), &roots)
                     .await
                     .map_err(|trusted| format!("mint.ca: {trusted}"))
             };
@@ -47,12 +48,12 @@ impl Trial {
     }
 }
 
-impl Part {
-    /// The session keys: which seals, which open.
+impl ReloadPart {
+    /// The session keys: the sealing key and the opening keys.
     #[must_use]
     pub fn session_keys(sealer: Arc<Sealer>) -> Self {
         Self::new(move |_, now| {
-            // A random key is drawn at every reading: taking it would log everybody out.
+            // A random key is drawn at every reading: taking the new key would log out every client.
             if now.session.key_source == KeySource::Random {
                 return Ok(None);
             }
@@ -70,37 +71,39 @@ impl Part {
                 changes.push(format!("session key {seals} seals"));
             }
             let sealer = Arc::clone(&sealer);
-            Ok((was != is).then(|| Ready::new(changes, move || sealer.replace_keys(&keys))))
+            Ok((was != is).then(|| PreparedPart::new(changes, move || sealer.replace_keys(&keys))))
         })
     }
 
-    /// The moment before which sessions are refused.
+    /// The time before which issued sessions are refused.
     #[must_use]
     pub fn break_glass(sealer: Arc<Sealer>) -> Self {
         Self::new(move |before, now| {
             let (was, is) = (before.session.not_before, now.session.not_before);
             let sealer = Arc::clone(&sealer);
             let change = "session.not_before: what was issued earlier is refused".to_owned();
-            Ok((was != is).then(|| Ready::new(vec![change], move || sealer.refuse_before(is))))
+            Ok((was != is).then(|| PreparedPart::new(vec![change], move || sealer.refuse_before(is))))
         })
     }
 
-    /// What listeners show, and under what client certificates must verify: those of new handshakes, and those that were
-    /// shown before. Each listener as it was opened: what its connections call a peer by comes of that, so that no other
-    /// authority may vouch for it.
+    /// Server certificates of listeners, and trusted client authorities, for new handshakes and for client
+    /// certificates of open connections. Each listener keeps the TLS mode and the authority name of its
+    /// opening: the authority name is part of the peer name on open connections, so no other authority may
+    /// vouch for these peers.
     #[must_use]
-    pub fn tls(running: Rc<RefCell<Vec<Running>>>) -> Self {
+    pub fn tls(running: Rc<RefCell<Vec<RunningListenerTls>>>) -> Self {
         Self::new(move |_, now| {
             let mut changes = Vec::new();
             let mut swaps = Vec::new();
-            for Running { name, ca, current, published } in running.borrow().iter() {
+            for RunningListenerTls { name, ca, current, published } in running.borrow().iter() {
                 let listener = now.listeners.iter().find(|listener| listener.name == *name);
-                // Where TLS goes, or what certificates are called by is another, so are its clients.
+                // A listener whose TLS is removed, or whose authority name changes, waits for a restart.
                 let Some(is) = listener.and_then(|listener| listener.tls.as_ref()) else { continue };
                 if ca_name(is) != ca.as_deref() {
                     continue;
                 }
-                // Not with what was read before: that may be waiting for the restart.
+                // Compared with the published TLS, not with the last read configuration: the latter may be
+                // waiting for a restart.
                 let seen = fingerprint(is);
                 if *published.borrow() == seen {
                     continue;
@@ -115,70 +118,77 @@ impl Part {
                     published.replace(seen);
                 }
             };
-            Ok((!changes.is_empty()).then(|| Ready::new(changes, publish)))
+            Ok((!changes.is_empty()).then(|| PreparedPart::new(changes, publish)))
         })
     }
 
-    /// The sources of passwords, and the users file: one without the other would leave everybody out.
+    /// The password sources together with the users file: replacing one without the other could lock out
+    /// every user.
     #[must_use]
-    pub fn passwords(logins: Arc<Logins>) -> Self {
+    pub fn passwords(logins: Arc<LoginService>) -> Self {
         Self::new(move |before, now| {
             let (was, is) = (&before.passwords, Arc::clone(&now.passwords));
             let mut changes = Vec::new();
             if was.sources != is.sources {
                 changes.push(format!("login.sources: {}", is.sources));
             }
-            if !was.users.says_the_same(&is.users) {
+            if !was.users.has_same_lines(&is.users) {
                 changes.push(format!("users file: {} users", is.users.len()));
             }
             let logins = Arc::clone(&logins);
-            Ok((!changes.is_empty()).then(|| Ready::new(changes, move || logins.replace(is))))
+            Ok((!changes.is_empty()).then(|| PreparedPart::new(changes, move || logins.replace(is))))
         })
     }
 
-    /// As whom Keyward itself logs in: to probe members, and to read and write who was revoked.
+    /// The etcd users of Keyward itself: for probes of members, and for reading and writing revocations.
     #[must_use]
-    pub fn own_logins(probe: ProbeLogin, register: Register, credentials: Arc<Credentials>) -> Self {
+    pub fn own_logins(
+        probe: ProbeLogin,
+        register: RevocationRegister,
+        credentials: Arc<Credentials>,
+    ) -> Self {
         Self::new(move |_, now| {
-            let print = |login: &Login| credentials.fingerprint(&login.user, &login.password);
+            let print = |login: &EtcdLogin| credentials.fingerprint(&login.user, &login.password);
             let prober = now.cluster.probe.clone().map(Arc::new);
             let probes_so = probe.load().as_deref().map(print) == prober.as_deref().map(print);
             let mut changes = Vec::new();
             if !probes_so {
                 changes.push("cluster.probe: another user or password".to_owned());
             }
-            if !register.logs_in_as(&now.revocation) {
+            if !register.has_login(&now.revocation) {
                 changes.push("revocation.user: another user or password".to_owned());
             }
             let (probe, register, revocation) =
                 (Arc::clone(&probe), register.clone(), Arc::clone(&now.revocation));
             let publish = move || {
-                // A login that is the same keeps its tokens.
+                // An unchanged login keeps its tokens.
                 if !probes_so {
                     probe.store(prober);
                 }
-                register.log_in_as(&revocation);
+                register.set_login(&revocation);
             };
-            Ok((!changes.is_empty()).then(|| Ready::new(changes, publish)))
+            Ok((!changes.is_empty()).then(|| PreparedPart::new(changes, publish)))
         })
     }
 
-    /// TLS towards members: whom we believe, and what we show them. New connections see it.
+    /// TLS towards members: the trusted authorities and Keyward's certificate. Used by new connections.
     #[must_use]
     pub fn cluster_tls(connector: Connector) -> Self {
         Self::new(move |before, now| {
             let (Some(was), Some(is)) = (&before.cluster.tls, &now.cluster.tls) else { return Ok(None) };
-            let (was, seen) = (towards_members(was), towards_members(is));
+            let (was, seen) = (cluster_tls_fingerprint(was), cluster_tls_fingerprint(is));
             if was == seen {
                 return Ok(None);
             }
             let made = client_config(is).map_err(|error| format!("cluster.tls: {error}"))?;
             let connector = connector.clone();
-            Ok(Some(Ready::new(vec![format!("cluster.tls: {seen}")], move || connector.replace_tls(made))))
+            Ok(Some(PreparedPart::new(vec![format!("cluster.tls: {seen}")], move || {
+                connector.replace_tls(made)
+            })))
         })
     }
 
-    /// Where members are found first, where they are spoken to as before.
+    /// The endpoints or SRV name for finding members, as long as scheme and DNS servers stay the same.
     #[must_use]
     pub fn seeds(seeds: SeedList) -> Self {
         Self::new(move |before, now| {
@@ -191,12 +201,12 @@ impl Part {
             }
             let (seeds, cluster) = (seeds.clone(), Arc::clone(&now.cluster));
             let change = "cluster: members are found first elsewhere".to_owned();
-            Ok(Some(Ready::new(vec![change], move || _ = seeds.replace(&cluster))))
+            Ok(Some(PreparedPart::new(vec![change], move || _ = seeds.replace(&cluster))))
         })
     }
 
-    /// What was read last, as far as it could be taken: for who looks at it at every connection or call, such as for the limits, and for
-    /// who wants to know all of it.
+    /// The configuration in force: for lookups of limits and settings at every connection or call, and for
+    /// display of the whole configuration.
     #[must_use]
     pub fn in_force(current: Arc<Published<Config>>) -> Self {
         Self::new(move |before, now| {
@@ -216,17 +226,18 @@ impl Part {
             let outage = |config: &Config| config.cluster.outage;
             told("cluster.election_timeout, cluster.unreachable_timeout", outage(before) == outage(now));
             let (current, now) = (Arc::clone(&current), now.clone());
-            Ok(Some(Ready::new(changes, move || current.publish(now))))
+            Ok(Some(PreparedPart::new(changes, move || current.publish(now))))
         })
     }
 
-    /// Who is which etcd user: rules, issuers and their keys, and as whom Keyward can act. Where no credential is another,
-    /// those that there are go on: of certificates, their connections too.
+    /// The mapping of peers to etcd users: rules, issuers and their keys, and the credentials of users proved
+    /// without a client's password. If no credential changed, the existing credentials stay in use,
+    /// certificate connections included.
     #[must_use]
     pub fn identities(
         current: Arc<Published<Identities>>,
         credentials: Arc<Credentials>,
-        pages: Pages,
+        pages: MetricsPages,
     ) -> Self {
         Self::new(move |before, now| {
             let mut changes = Vec::new();
@@ -243,61 +254,62 @@ impl Part {
             };
             told("what listeners identify by", ways(before) == ways(now));
             let users = now.users.changes_since(&before.users);
-            let believed = |config: &Config| config.cluster.tls.as_ref().map(believed);
+            let believed = |config: &Config| config.cluster.tls.as_ref().map(member_trust);
             let acting = (!users.is_empty() || believed(before) != believed(now))
-                .then(|| credentials.acting_for(&now.users, &now.cluster, pages.clone()));
+                .then(|| credentials.build_acting(&now.users, &now.cluster, pages.clone()));
             let acting = acting.transpose().map_err(|error| format!("user: {error}"))?;
             changes.extend(users);
             let made = Arc::new(Identities::of(now, &credentials));
             let (current, credentials) = (Arc::clone(&current), Arc::clone(&credentials));
-            // The rules last: what was decided by others is forgotten then.
+            // The rules are published last, and decisions by the old rules are discarded then.
             let publish = move || {
                 if let Some(acting) = acting {
-                    credentials.act(acting);
+                    credentials.publish_acting(acting);
                 }
                 current.publish(made);
             };
-            Ok(Some(Ready::new(changes, publish)))
+            Ok(Some(PreparedPart::new(changes, publish)))
         })
     }
 }
 
-/// A listener's TLS while it runs. Clones are of the same.
+/// The TLS state of a running listener. Clones share the state.
 #[derive(Clone)]
-pub struct Running {
+pub struct RunningListenerTls {
     name: Arc<str>,
-    /// What its connections call those by who show a certificate.
+    /// Label of the client CA in the peer names of the listener's connections.
     ca: Option<Arc<str>>,
-    current: Current,
-    /// What `current` can be seen to be.
+    current: CurrentListenerTls,
+    /// Fingerprint of the TLS configuration published in `current`.
     published: Rc<RefCell<String>>,
 }
 
-impl Running {
-    /// Of a listener with TLS, which is what `current` is made by now.
+impl RunningListenerTls {
+    /// Returns the TLS state of a listener, `None` for a listener without TLS; `current` was built from the
+    /// listener's configuration.
     #[must_use]
-    pub fn new(listener: &Listener, current: Current) -> Option<Self> {
+    pub fn new(listener: &Listener, current: CurrentListenerTls) -> Option<Self> {
         let tls = listener.tls.as_ref()?;
         let published = Rc::new(RefCell::new(fingerprint(tls)));
         Some(Self { ca: ca_name(tls).map(Arc::from), name: listener.name.clone(), current, published })
     }
 
-    /// Whether it is of this TLS.
+    /// True if `current` belongs to the listener.
     #[must_use]
-    pub fn is_of(&self, current: &Current) -> bool {
+    pub fn is_of(&self, current: &CurrentListenerTls) -> bool {
         Arc::ptr_eq(&self.current, current)
     }
 }
 
-/// The keys of the configuration, sealing key first.
+/// The session keys of the configuration, sealing key first.
 ///
 /// # Errors
-/// There is none.
+/// The configuration has no key.
 pub fn session_keys(config: &Config) -> Result<SessionKeys, NoSessionKey> {
     SessionKeys::new(config.session.keys.iter().map(|key| &**key))
 }
 
-/// What of a listener's TLS can be seen from outside.
+/// The part of a listener's TLS visible to clients.
 fn fingerprint(tls: &ServerTls) -> String {
     let shown = digest(tls.identity.chain());
     let of = |ca: &ClientCa| {
@@ -320,8 +332,8 @@ fn digest<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>) -> String {
     })
 }
 
-/// Who is believed to be a member.
-fn believed(tls: &ClientTls) -> String {
+/// The trust in members' certificates, as text.
+fn member_trust(tls: &ClientTls) -> String {
     match &tls.trust {
         MemberTrust::Authorities(roots) => format!("members under {}", digest(roots.certificates())),
         MemberTrust::Pinned(pins) => {
@@ -332,16 +344,16 @@ fn believed(tls: &ClientTls) -> String {
     }
 }
 
-/// What members can see of our TLS, and whom of them we believe.
-fn towards_members(tls: &ClientTls) -> String {
-    let believed = believed(tls);
+/// The part of Keyward's TLS visible to members, and the trust in members' certificates.
+fn cluster_tls_fingerprint(tls: &ClientTls) -> String {
+    let believed = member_trust(tls);
     match &tls.identity {
         None => format!("{believed}, no certificate"),
         Some(identity) => format!("{believed}, certificate {}", digest(identity.chain())),
     }
 }
 
-/// What peers are called by that show a certificate.
+/// Label of the client CA in peer names.
 fn ca_name(tls: &ServerTls) -> Option<&str> {
     tls.clients.ca().map(|ca| &*ca.name)
 }
@@ -356,7 +368,7 @@ mod tests {
     use crate::reload::Reload;
     use crate::telemetry::metrics::Metrics;
 
-    /// A certificate and its key, anew.
+    /// Writes a new certificate and key.
     fn write(folder: &Path, name: &str) {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -367,15 +379,15 @@ mod tests {
         write("key", key.serialize_pem());
     }
 
-    /// A listener under reload, and what it shows.
+    /// A listener under reload, and its published TLS.
     struct House {
         folder: tempfile::TempDir,
         reload: Reload,
-        current: Current,
+        current: CurrentListenerTls,
     }
 
     impl House {
-        /// `clients` is what its TLS says of them.
+        /// `clients` is the client part of the listener's TLS table.
         fn new(clients: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
             for name in ["server", "staff", "partners"] {
@@ -386,16 +398,16 @@ mod tests {
             let config = Arc::new(crate::config::load(&path).unwrap().0);
             let listener = Arc::clone(&config.listeners[0]);
             let made = ListenerTls::new(listener.tls.as_ref().unwrap()).unwrap();
-            let current: Current = Arc::new(Published::new(made));
-            let running = Running::new(&listener, Arc::clone(&current)).into_iter().collect();
-            let parts = vec![Part::tls(Rc::new(RefCell::new(running)))];
+            let current: CurrentListenerTls = Arc::new(Published::new(made));
+            let running = RunningListenerTls::new(&listener, Arc::clone(&current)).into_iter().collect();
+            let parts = vec![ReloadPart::tls(Rc::new(RefCell::new(running)))];
             let (waiting, metrics) =
                 (Arc::new(Published::new(Vec::new())), Arc::new(Metrics::new(Vec::new())));
             let reload = Reload::new(path, &config, Vec::new(), parts, waiting, metrics);
             Self { folder, reload, current }
         }
 
-        /// Reads it again; whether new handshakes see something else then.
+        /// Reloads; returns true if new handshakes use a different TLS configuration.
         async fn changes(&mut self, clients: &str) -> bool {
             configure(&self.folder.path().join("keyward.toml"), clients);
             let before = self.current.load_full();
@@ -421,8 +433,8 @@ mod tests {
     const STAFF: &str = ", client_ca = 'staff.crt', client_ca_name = 'staff'";
     const PARTNERS: &str = ", client_ca = 'partners.crt', client_ca_name = 'partners'";
 
-    /// Connections call their peers by the authority's name of the start: no other may ever vouch for them, however often
-    /// the files are read.
+    /// The peer names of connections contain the authority name from the start: no other authority may ever
+    /// vouch for these peers, however often the files are read.
     #[tokio::test]
     async fn another_authority_comes_with_a_restart_however_often_it_is_read() {
         for (start, then) in [(STAFF, PARTNERS), (NONE, STAFF), (STAFF, NONE)] {

@@ -1,21 +1,23 @@
-//! What of a configuration waits for the next start.
+//! Configuration keys that wait for the next start.
 //!
-//! Owns: which keys those are, and what is in force in their place. Must not know: parts. Invariants: what is in force is never half of
-//! the old and half of the new where the two belong together; no secret is looked at.
+//! Owns: the list of keys, and the values in force in their place. Must not know: parts. Invariants: values
+//! that belong together are in force all old or all new, never mixed; no secret is compared or logged.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::config::{
-    Cluster, Config, Keep, KeySource, Limits, Passwords, Revocation, Session, Unread, Watch,
+    Cluster, Config, KeySource, Limits, Passwords, Revocation, RevocationPersistence, SessionSettings,
+    UnreadLimits, WatchSettings,
 };
 
-/// What is in force once `read` was taken where `current` was: keys that wait for a restart are as they were.
+/// The configuration in force after `read` replaced `current`: keys that need a restart keep their current
+/// values.
 pub(super) fn in_force(current: &Config, read: Config) -> Config {
     let Config { cluster, session, passwords, revocation, watch, limits, .. } = &read;
     Config {
         cluster: Arc::new(in_force_of_cluster(&current.cluster, cluster)),
-        session: Arc::new(Session {
+        session: Arc::new(SessionSettings {
             realm: current.session.realm.clone(),
             ..keys(&current.session, session)
         }),
@@ -24,12 +26,12 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
             keep: keep(&current.revocation.keep, &revocation.keep),
             max_age: current.revocation.max_age,
         }),
-        watch: Watch { buffer: current.watch.buffer, ..*watch },
+        watch: WatchSettings { buffer: current.watch.buffer, ..*watch },
         limits: Limits {
             certificate_connections: current.limits.certificate_connections,
             member_in_flight: current.limits.member_in_flight,
             logins_in_flight_per_member: current.limits.logins_in_flight_per_member,
-            unread: Unread { buffer: current.limits.unread.buffer, ..limits.unread },
+            unread: UnreadLimits { buffer: current.limits.unread.buffer, ..limits.unread },
             ..*limits
         },
         admin: current.admin.clone(),
@@ -39,7 +41,8 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
     }
 }
 
-/// The keys in which `read` says otherwise than what is in force. A name stands for all keys that begin with it.
+/// The keys whose value in `read` differs from the value in force. A name stands for all keys beginning with
+/// the name.
 pub(super) fn waiting(in_force: &Config, read: &Config) -> Vec<&'static str> {
     let mut waiting = Vec::new();
     let mut told = |key: &'static str, same: bool| {
@@ -71,12 +74,13 @@ pub(super) fn waiting(in_force: &Config, read: &Config) -> Vec<&'static str> {
     waiting
 }
 
-/// Whether we show members a certificate, and whether theirs is verified; none where there is no TLS.
+/// True if Keyward presents a certificate to members, and true if the members' certificates are verified;
+/// `None` without TLS.
 pub(super) fn kind_of_tls(cluster: &Cluster) -> Option<(bool, bool)> {
     cluster.tls.as_ref().map(|tls| (tls.identity.is_some(), tls.verifies_members()))
 }
 
-/// Whether two look the same. No secret is looked at.
+/// True if the Debug output of both is equal. Debug output contains no secrets.
 pub(super) fn same<T: Debug>(one: &T, other: &T) -> bool {
     format!("{one:?}") == format!("{other:?}")
 }
@@ -87,26 +91,27 @@ fn in_force_of_cluster(current: &Cluster, read: &Cluster) -> Cluster {
     if current.scheme() == read.scheme() && current.discovery.dns == read.discovery.dns {
         (cluster.endpoints, cluster.discovery) = (read.endpoints.clone(), read.discovery.clone());
     }
-    // A certificate that comes or goes, and whether theirs are verified, changes how members are asked.
+    // Adding or removing Keyward's certificate, or the verification of members, changes how members are
+    // contacted.
     if kind_of_tls(current) == kind_of_tls(read) {
         cluster.tls.clone_from(&read.tls);
     }
     cluster
 }
 
-/// A random key is drawn at every reading: it takes the place of none.
-fn keys(current: &Session, read: &Session) -> Session {
-    let Session { keys, key_source, .. } = match read.key_source {
+/// A random key is drawn at every reading, and never replaces the current keys.
+fn keys(current: &SessionSettings, read: &SessionSettings) -> SessionSettings {
+    let SessionSettings { keys, key_source, .. } = match read.key_source {
         KeySource::Files => read.clone(),
         KeySource::Random => current.clone(),
     };
-    Session { keys, key_source, ..read.clone() }
+    SessionSettings { keys, key_source, ..read.clone() }
 }
 
-fn keep(current: &Keep, read: &Keep) -> Keep {
+fn keep(current: &RevocationPersistence, read: &RevocationPersistence) -> RevocationPersistence {
     match (current, read) {
-        (Keep::Etcd { prefix, .. }, Keep::Etcd { login, .. }) => {
-            Keep::Etcd { prefix: Arc::clone(prefix), login: login.clone() }
+        (RevocationPersistence::Etcd { prefix, .. }, RevocationPersistence::Etcd { login, .. }) => {
+            RevocationPersistence::Etcd { prefix: Arc::clone(prefix), login: login.clone() }
         }
         _ => current.clone(),
     }
@@ -122,7 +127,7 @@ mod tests {
     use super::*;
     use crate::config::load;
 
-    /// Reads this after the listener and what the rest needs.
+    /// Reads a configuration of `lines` after the listener and the required keys.
     fn read(folder: &Path, lines: &str) -> Config {
         let path = folder.join("keyward.toml");
         let endpoints =
@@ -185,7 +190,7 @@ mod tests {
                 same(&now.revocation, &started.revocation) && same(&now.limits, &started.limits),
                 "{lines}"
             );
-            // However often it is read.
+            // The same after a repeated reading.
             assert_eq!(waiting(&in_force(&now, read.clone()), &read), keys, "{lines}");
         }
     }
@@ -195,23 +200,29 @@ mod tests {
         let folder = folder();
         let started =
             read(folder.path(), "session.key_files = ['session.key']\nrevocation.etcd_prefix = '/r/'\n");
-        let lines = "cluster.endpoints = ['https://n:1']\ncluster.probe = { user = 'k', password_file = 'password' }\n\
-                     cluster.reads = 'leader'\ncluster.unreachable_timeout = '7s'\ncluster.near = ['n']\nrevocation.etcd_prefix = '/s/'\n\
-                     limits.connections = 7\nlimits.certificate_connections = 1\nsession.not_before = \"2026-01-31T12:00:00Z\"\n";
+        let lines = "cluster.endpoints = ['https://n:1']\n\
+                     cluster.probe = { user = 'k', password_file = 'password' }\n\
+                     cluster.reads = 'leader'\ncluster.unreachable_timeout = '7s'\n\
+                     cluster.near = ['n']\nrevocation.etcd_prefix = '/s/'\n\
+                     limits.connections = 7\nlimits.certificate_connections = 1\n\
+                     session.not_before = \"2026-01-31T12:00:00Z\"\n";
         let read = read(folder.path(), lines);
         let now = in_force(&started, read.clone());
-        // The key files are gone: the keys of the start go on.
+        // The key files are gone from the configuration: the keys of the start stay in force.
         assert_eq!(waiting(&now, &read), ["cluster.near", "session.key_files", "revocation", "limits"]);
         assert_eq!(now.cluster.endpoints, read.cluster.endpoints);
         assert_eq!(now.cluster.reads, read.cluster.reads);
         assert_eq!(now.cluster.outage.unreachable_timeout, Duration::from_secs(7));
         assert!(now.cluster.probe.is_some() && now.cluster.near.is_empty());
         assert_eq!((now.limits.connections, now.session.not_before), (7, read.session.not_before));
-        let Keep::Etcd { prefix, login: Some(login) } = &now.revocation.keep else { panic!("{now:?}") };
+        let RevocationPersistence::Etcd { prefix, login: Some(login) } = &now.revocation.keep else {
+            panic!("{now:?}")
+        };
         assert_eq!((&**prefix, login.user.as_str()), ("/r/", "k"), "as who asks for members");
     }
 
-    /// A certificate for members that came with an earlier reading waits, too, when its authority changes with a later one.
+    /// A certificate for members, added by an earlier reading, keeps waiting when a later reading changes
+    /// only the trusted authority.
     #[test]
     fn a_certificate_that_waits_comes_with_no_later_change() {
         let folder = folder();

@@ -1,37 +1,39 @@
-//! One revocation as text: a line of the state file, a value in etcd.
+//! The text form of one revocation: a line of the state file, or a value in etcd.
 //!
-//! Owns: that form. Must not know: files, keys. Invariant: what is not understood is told, never skipped in silence.
+//! Owns: the text form. Must not know: files, keys. Invariant: an unreadable row is reported, never skipped
+//! silently.
 
 use serde::{Deserialize, Serialize};
 
-use crate::downstream::session::{Entry, Standing};
+use crate::downstream::session::{RevocationEntry, UserRevocation};
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Row {
+enum RevocationRow {
     User { name: String, generation: u64, blocked: bool },
     Session { id: String },
 }
 
-/// One line, without its end.
-pub(super) fn write(entry: &Entry) -> String {
+/// Returns the row as a line, without a line break.
+pub(super) fn write(entry: &RevocationEntry) -> String {
     let row = match entry {
-        Entry::User(name, Standing { generation, blocked }) => {
-            Row::User { name: name.as_str().to_owned(), generation: *generation, blocked: *blocked }
+        RevocationEntry::User(name, UserRevocation { generation, blocked }) => {
+            RevocationRow::User { name: name.as_str().to_owned(), generation: *generation, blocked: *blocked }
         }
-        Entry::Session(id) => Row::Session { id: id.to_string() },
+        RevocationEntry::Session(id) => RevocationRow::Session { id: id.to_string() },
     };
     serde_json::to_string(&row).expect("strings, numbers and booleans are always JSON")
 }
 
-/// `None` for what is no row. The highest generation is none: no other could follow it.
-pub(super) fn read(text: &[u8]) -> Option<Entry> {
+/// Returns `None` for an unreadable row. The highest generation is rejected, because no higher generation
+/// could follow.
+pub(super) fn read(text: &[u8]) -> Option<RevocationEntry> {
     match serde_json::from_slice(text).ok()? {
-        Row::User { generation: u64::MAX, .. } => None,
-        Row::User { name, generation, blocked } => {
-            Some(Entry::User(name.as_str().into(), Standing { generation, blocked }))
+        RevocationRow::User { generation: u64::MAX, .. } => None,
+        RevocationRow::User { name, generation, blocked } => {
+            Some(RevocationEntry::User(name.as_str().into(), UserRevocation { generation, blocked }))
         }
-        Row::Session { id } => id.parse().ok().map(Entry::Session),
+        RevocationRow::Session { id } => id.parse().ok().map(RevocationEntry::Session),
     }
 }
 
@@ -42,8 +44,11 @@ mod tests {
     #[test]
     fn what_was_written_is_read_and_nothing_else() {
         let id = "2188fb71f3e76d20bc325cea09efdc7c";
-        let standing = Standing { generation: u64::MAX - 1, blocked: true };
-        let entries = [Entry::User("ål\"i\nce".into(), standing), Entry::Session(id.parse().unwrap())];
+        let standing = UserRevocation { generation: u64::MAX - 1, blocked: true };
+        let entries = [
+            RevocationEntry::User("ål\"i\nce".into(), standing),
+            RevocationEntry::Session(id.parse().unwrap()),
+        ];
         for entry in entries {
             let line = write(&entry);
             assert!(!line.contains('\n'), "{line}");

@@ -1,7 +1,7 @@
-//! What a request's header says about its call.
+//! Header fields of a gRPC request.
 //!
-//! Owns: reading `content-type` and `grpc-timeout`. Must not know who is calling. Invariant: what we
-//! cannot read is refused as grpc-go refuses it, never guessed.
+//! Owns: reading `content-type` and `grpc-timeout`. Must not know: the caller. Invariant: an unreadable field
+//! is refused as in grpc-go, never guessed.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use http::{HeaderMap, Method};
 
 use crate::refusal::Refusal;
 
-/// Whether this is a gRPC request at all: POST, and `application/grpc` with or without a suffix.
+/// True for a gRPC request: POST, and `application/grpc` with or without a suffix.
 #[must_use]
 pub fn is_grpc(verb: &Method, headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -19,15 +19,15 @@ pub fn is_grpc(verb: &Method, headers: &HeaderMap) -> bool {
         && rest.is_some_and(|rest| matches!(rest.as_bytes().first(), None | Some(b'+' | b';')))
 }
 
-/// How much time a client gives its call.
+/// The time limit set by a client on its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline;
 
 impl Deadline {
-    /// The time of `grpc-timeout`: at most eight digits and a unit. None where the client gives no limit.
+    /// Reads `grpc-timeout`: at most eight digits and a unit. `None` if the client sets no limit.
     ///
     /// # Errors
-    /// The header is there but is not what gRPC allows.
+    /// The header is present but not in gRPC's form.
     pub fn of(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
         let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
         let parsed = value.to_str().ok().and_then(parse_timeout);

@@ -1,32 +1,33 @@
-//! The check that a request body reads the same for everyone: for us, for gogo/protobuf (etcd 3.4-3.6) and for
-//! Go's own protobuf (3.7).
+//! The check that a request body reads the same for Keyward, for gogo/protobuf (etcd 3.4-3.6) and for Go's
+//! own protobuf (3.7).
 //!
-//! Owns: the rules of a canonical body. Must not know: what a decision does with it.
-//! Invariant: in a body that passes, every field that we know comes at most once where it is singular, with its
-//! own wire type and a value that no decoder truncates; of a oneof there is at most one member. (A oneof member
-//! given twice is *replaced* by gogo and *merged* by others, so that what was allowed is not what is done.)
-//! Unknown fields pass: etcd grows.
+//! Owns: the rules of a canonical body (`docs/decisions.md#d02`). Must not know: the decisions made on a
+//! body.
+//! Invariant: in an accepted body, every known singular field occurs at most once, with its own wire type and
+//! a value no decoder truncates; of a oneof at most one member occurs. (A repeated oneof member is *replaced*
+//! by gogo and *merged* by the rest, so the executed call would differ from the allowed call.) Unknown fields
+//! pass: etcd grows.
 
-use super::scan::{self, Fields, ScanFault, Value};
-use super::schema::{Kind, MessageId};
+use super::scan::{self, ScanFault, WireFields, WireValue};
+use super::schema::{FieldKind, MessageId};
 use crate::refusal::Refusal;
 
-/// How deep Txns may lie in one another, the outermost counted. etcd counts the operations of all levels together against
-/// `--max-txn-ops`, by default 128, so it takes as many levels as that says.
+/// Limit on the depth of nested Txns, the outermost included. etcd counts the operations of all levels
+/// together against `--max-txn-ops`, by default 128, and accepts as many levels.
 pub const MAX_TXN_DEPTH: usize = 1024;
 
-/// A body that different readers could read differently.
+/// A body with different readings by different decoders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason} in {message}")]
 pub struct NotCanonical {
-    /// The message that it was found in.
+    /// The name of the faulty message.
     pub message: &'static str,
-    /// What was found.
+    /// The fault.
     pub reason: &'static str,
 }
 
 impl NotCanonical {
-    /// What the client is told.
+    /// Returns the refusal for the client.
     #[must_use]
     pub fn refusal(self) -> Refusal {
         Refusal::not_canonical(&self.to_string())
@@ -42,11 +43,11 @@ impl From<NotCanonical> for Refusal {
 /// Checks `body`, a message without its frame.
 ///
 /// # Errors
-/// The first thing found that is not canonical.
+/// The first fault found.
 pub fn check(schema: MessageId, body: &[u8]) -> Result<(), NotCanonical> {
-    let mut level = Level::new(schema, body);
-    // Levels lie on the heap: a client decides how many there are.
-    let mut outer: Vec<Level<'_>> = Vec::new();
+    let mut level = MessageLevel::new(schema, body);
+    // Levels lie on the heap: a client determines their number.
+    let mut outer: Vec<MessageLevel<'_>> = Vec::new();
     let mut txns = usize::from(schema == MessageId::TxnRequest);
     loop {
         if let Some((nested, body)) = level.next_nested()? {
@@ -57,7 +58,7 @@ pub fn check(schema: MessageId, body: &[u8]) -> Result<(), NotCanonical> {
                     return Err(NotCanonical { message, reason: "too deep a Txn" });
                 }
             }
-            outer.push(std::mem::replace(&mut level, Level::new(nested, body)));
+            outer.push(std::mem::replace(&mut level, MessageLevel::new(nested, body)));
         } else {
             txns -= usize::from(level.id == MessageId::TxnRequest);
             match outer.pop() {
@@ -68,21 +69,22 @@ pub fn check(schema: MessageId, body: &[u8]) -> Result<(), NotCanonical> {
     }
 }
 
-/// A message whose fields are being checked.
-struct Level<'a> {
+/// A message being checked.
+struct MessageLevel<'a> {
     id: MessageId,
-    rest: Fields<'a>,
-    /// Singular fields and oneofs that were met, as bits.
+    rest: WireFields<'a>,
+    /// Singular fields and oneofs met so far, as bits.
     seen: u64,
     oneofs: u64,
 }
 
-impl<'a> Level<'a> {
+impl<'a> MessageLevel<'a> {
     fn new(id: MessageId, body: &'a [u8]) -> Self {
-        Self { id, rest: Fields::new(body), seen: 0, oneofs: 0 }
+        Self { id, rest: WireFields::new(body), seen: 0, oneofs: 0 }
     }
 
-    /// Checks fields up to the next one that holds a message, which is to be checked then. `None` at the end.
+    /// Checks fields up to the next nested message, and returns the nested message for its own check. `None`
+    /// at the end.
     fn next_nested(&mut self) -> Result<Option<(MessageId, &'a [u8])>, NotCanonical> {
         let message = self.id.message();
         let fault = |reason| NotCanonical { message: message.name, reason };
@@ -92,20 +94,20 @@ impl<'a> Level<'a> {
                 continue;
             };
             let known = &message.fields[place];
-            if !known.repeated && !first(&mut self.seen, place) {
+            if !known.repeated && !set_bit_once(&mut self.seen, place) {
                 return Err(fault("a field given twice"));
             }
-            if known.oneof.is_some_and(|oneof| !first(&mut self.oneofs, usize::from(oneof))) {
+            if known.oneof.is_some_and(|oneof| !set_bit_once(&mut self.oneofs, usize::from(oneof))) {
                 return Err(fault("a oneof given twice"));
             }
             match (known.kind, field.value) {
-                (Kind::Bytes, Value::Bytes(_)) => {}
-                (Kind::Text, Value::Bytes(text)) => {
+                (FieldKind::Bytes, WireValue::Bytes(_)) => {}
+                (FieldKind::Text, WireValue::Bytes(text)) => {
                     std::str::from_utf8(text).map_err(|_| fault("text that is not UTF-8"))?;
                 }
-                (Kind::Message(nested), Value::Bytes(body)) => return Ok(Some((nested, body))),
-                (kind, Value::Varint(value)) => check_number(kind, value).map_err(fault)?,
-                (kind, Value::Bytes(packed)) if known.repeated => {
+                (FieldKind::Message(nested), WireValue::Bytes(body)) => return Ok(Some((nested, body))),
+                (kind, WireValue::Varint(value)) => check_number(kind, value).map_err(fault)?,
+                (kind, WireValue::Bytes(packed)) if known.repeated => {
                     check_packed(kind, packed).map_err(fault)?;
                 }
                 _ => return Err(fault(WRONG_TYPE)),
@@ -115,8 +117,8 @@ impl<'a> Level<'a> {
     }
 }
 
-/// Whether bit `place` was not set yet; sets it.
-fn first(seen: &mut u64, place: usize) -> bool {
+/// Sets bit `place`. Returns true if the bit was not set before.
+fn set_bit_once(seen: &mut u64, place: usize) -> bool {
     let bit = 1u64 << place;
     let first = *seen & bit == 0;
     *seen |= bit;
@@ -125,17 +127,17 @@ fn first(seen: &mut u64, place: usize) -> bool {
 
 const WRONG_TYPE: &str = "a field of the wrong wire type";
 
-fn check_number(kind: Kind, value: u64) -> Result<(), &'static str> {
+fn check_number(kind: FieldKind, value: u64) -> Result<(), &'static str> {
     let whole = match kind {
-        Kind::Bool => value <= 1,
-        Kind::Enum => i32::try_from(value.cast_signed()).is_ok(),
-        Kind::Integer => true,
-        Kind::Bytes | Kind::Text | Kind::Message(_) => return Err(WRONG_TYPE),
+        FieldKind::Bool => value <= 1,
+        FieldKind::Enum => i32::try_from(value.cast_signed()).is_ok(),
+        FieldKind::Integer => true,
+        FieldKind::Bytes | FieldKind::Text | FieldKind::Message(_) => return Err(WRONG_TYPE),
     };
     if whole { Ok(()) } else { Err("a number too large for its field") }
 }
 
-fn check_packed(kind: Kind, mut packed: &[u8]) -> Result<(), &'static str> {
+fn check_packed(kind: FieldKind, mut packed: &[u8]) -> Result<(), &'static str> {
     while !packed.is_empty() {
         let (value, length) = scan::varint(packed).map_err(|ScanFault(reason)| reason)?;
         check_number(kind, value)?;
@@ -168,7 +170,7 @@ mod tests {
         out
     }
 
-    /// A Txn with `depth` Txns in it, itself counted.
+    /// Returns `depth` nested Txns, the outermost included.
     fn nested_txn(depth: usize) -> TxnRequest {
         let mut txn = TxnRequest::default();
         for _ in 1..depth {
@@ -188,7 +190,8 @@ mod tests {
         assert_eq!(check(MessageId::TxnRequest, b"\x12\x00\x12\x00\x1a\x00\x1a\x00"), Ok(()));
     }
 
-    /// Rules 2: an op that names request_range twice is one range for gogo and another for prost.
+    /// An op naming request_range twice has different ranges for gogo and for prost
+    /// (`docs/decisions.md#d02`).
     #[test]
     fn a_oneof_comes_once() {
         let range = wrapped(1, b"\x0a\x01a");
@@ -250,7 +253,7 @@ mod tests {
         assert_eq!(check(MessageId::TxnRequest, &body), Ok(()));
         let deeper = wrapped(2, &wrapped(4, &body));
         assert_eq!(reason(MessageId::TxnRequest, &deeper), "too deep a Txn");
-        // Only levels are counted: the same depth twice, one beside the other, is no deeper.
+        // Only levels are counted: the same depth twice, side by side, is no deeper.
         let twice = [&body[..], &body[..]].concat();
         assert_eq!(check(MessageId::TxnRequest, &twice), Ok(()));
     }
@@ -260,11 +263,12 @@ mod tests {
         let fault = check(MessageId::TxnRequest, &wrapped(2, b"\x0f")).unwrap_err();
         assert_eq!(
             Refusal::from(fault).message(),
-            "keyward: request body is not canonical: a group or an unknown wire type in etcdserverpb.RequestOp"
+            "keyward: request body is not canonical: \
+             a group or an unknown wire type in etcdserverpb.RequestOp"
         );
     }
 
-    /// `first` counts fields and oneofs in 64 bits.
+    /// `first` tracks fields and oneofs in 64 bits.
     #[test]
     fn no_message_has_more_fields_than_are_counted() {
         for method in METHODS {
@@ -320,8 +324,7 @@ mod tests {
             prop_assert_eq!(check(MessageId::WatchRequest, &watch.encode_to_vec()), Ok(()));
         }
 
-        /// What passes decodes, and is decoded to the very bytes but for the order of fields, defaults that are
-        /// spelled out, packing, and unknown fields.
+        /// An accepted body decodes.
         #[test]
         fn what_is_canonical_decodes(txn in txn(2), at: prop::sample::Index, byte: u8) {
             let mut body = txn.encode_to_vec();

@@ -1,47 +1,48 @@
 //! gRPC's five-byte frames: one in a unary body, many in a stream.
 //!
-//! Owns: the framing. Must not know: what a message holds.
-//! Invariants: a compressed frame is told apart and never inflated here (see `inflate`); a reader holds at most one
-//! unfinished message of `max` bytes and what came with it in the same chunk; a message that lies within one chunk is
-//! not copied.
+//! Owns: the framing. Must not know: a message's content.
+//! Invariants: a compressed frame is recognised, and never inflated here (see `inflate`). A reader holds at
+//! most one unfinished message of `max` bytes and the rest of the same chunk. A message within a single chunk
+//! is not copied.
 //!
 //! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::inflate::Encoding;
+use super::encoding::Encoding;
 use crate::refusal::Refusal;
 
 /// Bytes before each message: a flag and the length, big-endian.
 pub const PREFIX: usize = 5;
 
-/// What is wrong with a body's frames.
+/// A fault in a body's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
-    /// The message is compressed, and the call's encoding does not allow that.
+    /// The message is compressed, against the call's encoding.
     #[error("compressed frame")]
     Compressed,
     /// The flag is neither 0 nor 1.
     #[error("unknown frame flag {0}")]
     UnknownFlag(u8),
-    /// The prefix announces more than is taken.
+    /// The prefix announces more than the limit.
     #[error("frame of {got} bytes, at most {max} are taken")]
     TooLarge {
-        /// What the prefix announces.
+        /// The announced length.
         got: usize,
-        /// What is taken.
+        /// The limit.
         max: usize,
     },
-    /// The body ends within a frame, or before the one that must be there.
+    /// The body ends within a frame, or before a required frame.
     #[error("body ends within a frame")]
     Incomplete,
-    /// Bytes after the one frame of a unary body. etcd would answer the first and ignore the rest.
+    /// Bytes after the single frame of a unary body. etcd would answer the first frame and ignore the rest.
     #[error("bytes after the only frame")]
     Trailing,
 }
 
 impl FrameFault {
-    /// What the client is told. `encoding` is its `grpc-encoding`: grpc-go answers a compressed frame by it.
+    /// Returns the refusal for the client. `encoding` is the client's `grpc-encoding`: grpc-go's answer to a
+    /// compressed frame depends on the encoding.
     #[must_use]
     pub fn refusal(self, encoding: Option<&str>) -> Refusal {
         match self {
@@ -57,7 +58,7 @@ impl FrameFault {
     }
 }
 
-/// The content of one frame.
+/// The content of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// The message.
@@ -66,10 +67,10 @@ pub enum Payload {
     Gzip(Bytes),
 }
 
-/// The message of a unary body: exactly one uncompressed frame and nothing after it. Not copied.
+/// Returns the message of a unary body: exactly one uncompressed frame and no further byte. Not copied.
 ///
 /// # Errors
-/// Everything but `TooLarge`: whoever gathers the body has looked at [`announced`] by then.
+/// Every fault but `TooLarge`: a caller gathering the body checks [`announced`] before.
 pub fn unary(body: &Bytes) -> Result<Bytes, FrameFault> {
     match unary_payload(body, Encoding::Identity)? {
         Payload::Plain(message) => Ok(message),
@@ -77,10 +78,10 @@ pub fn unary(body: &Bytes) -> Result<Bytes, FrameFault> {
     }
 }
 
-/// The payload of a unary body, which is exactly one frame. Not copied.
+/// Returns the payload of a unary body of exactly one frame. Not copied.
 ///
 /// # Errors
-/// As [`unary`], but a compressed frame is a fault only where `encoding` does not allow it.
+/// As [`unary`], but a compressed frame is a fault only if `encoding` forbids compression.
 pub fn unary_payload(body: &Bytes, encoding: Encoding) -> Result<Payload, FrameFault> {
     let (flag, length) = prefix(body, encoding)?.ok_or(FrameFault::Incomplete)?;
     match (body.len() - PREFIX).cmp(&length) {
@@ -90,18 +91,18 @@ pub fn unary_payload(body: &Bytes, encoding: Encoding) -> Result<Payload, FrameF
     }
 }
 
-/// The length that the first frame of `body` announces, once its prefix is there. A gatherer refuses by it before
-/// it holds the bytes.
+/// Returns the length announced by the first frame of `body`, once its prefix is complete. A caller gathering
+/// the body can refuse by the length before holding the bytes.
 #[must_use]
 pub fn announced(body: &[u8]) -> Option<usize> {
     let length = body.get(1..PREFIX)?.try_into().ok().map(u32::from_be_bytes)?;
     usize::try_from(length).ok()
 }
 
-/// The message in a frame.
+/// Returns the message in a frame.
 ///
 /// # Panics
-/// Where `message` is 4 GiB or more, which no gRPC message can be.
+/// If `message` has 4 GiB or more, impossible for a gRPC message.
 #[must_use]
 pub fn encode(message: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(PREFIX + message.len());
@@ -112,17 +113,18 @@ pub fn encode(message: &[u8]) -> Bytes {
 /// Appends the message in a frame.
 ///
 /// # Panics
-/// Where `message` is 4 GiB or more, which no gRPC message can be.
+/// If `message` has 4 GiB or more, impossible for a gRPC message.
 pub fn encode_into(buffer: &mut BytesMut, message: &[u8]) {
     buffer.reserve(PREFIX + message.len());
     buffer.put_slice(&prefix_of(message.len()));
     buffer.put_slice(message);
 }
 
-/// Writes the prefix of an uncompressed frame over the first [`PREFIX`] bytes of `frame`; the message follows them.
+/// Writes the prefix of an uncompressed frame over the first [`PREFIX`] bytes of `frame`; the message
+/// follows.
 ///
 /// # Panics
-/// Where the message is 4 GiB or more, or `frame` is shorter than a prefix.
+/// If the message has 4 GiB or more, or `frame` is shorter than a prefix.
 pub fn write_prefix(frame: &mut BytesMut) {
     let prefix = prefix_of(frame.len() - PREFIX);
     frame[..PREFIX].copy_from_slice(&prefix);
@@ -134,36 +136,36 @@ fn prefix_of(length: usize) -> [u8; PREFIX] {
     [0, a, b, c, d]
 }
 
-/// Takes the chunks of a streaming body and gives the messages in them.
+/// Splits the chunks of a streaming body into messages.
 ///
-/// As an iterator it gives what is complete so far: `None` is "not yet", and after the next [`push`](Self::push)
-/// there may be more. After a fault it gives that fault for ever.
+/// As an iterator, the reader yields complete messages: `None` means "not yet", and messages may follow after
+/// the next [`push`](Self::push). After a fault the reader yields the same fault for ever.
 #[derive(Debug)]
 pub struct FrameReader {
     max: usize,
     encoding: Encoding,
-    /// The unread rest of the newest chunk, while nothing is pending.
+    /// The unread rest of the newest chunk, while `pending` is empty.
     chunk: Bytes,
-    /// The beginning of a frame that spans chunks, and what came after it. Not empty: `chunk` is.
+    /// The beginning of a frame spanning chunks, and later bytes. While not empty, `chunk` is empty.
     pending: BytesMut,
     fault: Option<FrameFault>,
 }
 
 impl FrameReader {
-    /// A reader that takes uncompressed messages of up to `max` bytes.
+    /// Creates a reader of uncompressed messages of up to `max` bytes.
     #[must_use]
     pub fn new(max: usize) -> Self {
         Self::with_encoding(max, Encoding::Identity)
     }
 
-    /// A reader that takes payloads of up to `max` bytes, compressed or not as `encoding` allows:
-    /// see [`next_payload`](Self::next_payload).
+    /// Creates a reader of payloads of up to `max` bytes, compressed or not as `encoding` allows: see
+    /// [`next_payload`](Self::next_payload).
     #[must_use]
     pub fn with_encoding(max: usize, encoding: Encoding) -> Self {
         Self { max, encoding, chunk: Bytes::new(), pending: BytesMut::new(), fault: None }
     }
 
-    /// Takes the next chunk. Read all messages before pushing again, or they pile up.
+    /// Takes the next chunk. Read all messages before the next push, or messages pile up.
     pub fn push(&mut self, chunk: Bytes) {
         if self.fault.is_some() {
             return;
@@ -174,7 +176,7 @@ impl FrameReader {
         }
         let rest = std::mem::take(&mut self.chunk);
         if !rest.is_empty() {
-            // The rest is the beginning of a frame whose length may be known already.
+            // The rest begins a frame, perhaps with its length known already.
             let frame = announced(&rest).map_or(0, |length| length.min(self.max));
             self.pending.reserve((PREFIX + frame).max(rest.len() + chunk.len()));
             self.pending.extend_from_slice(&rest);
@@ -182,16 +184,16 @@ impl FrameReader {
         self.pending.extend_from_slice(&chunk);
     }
 
-    /// How many bytes wait for the rest of their frame, or to be read.
+    /// Returns the number of bytes held in unfinished or unread frames.
     #[must_use]
     pub fn held(&self) -> usize {
         self.chunk.len() + self.pending.len()
     }
 
-    /// Whether the body may end here: no frame has begun that is not complete.
+    /// Checks for an end between frames, with no unfinished frame held.
     ///
     /// # Errors
-    /// The fault met before, or `Incomplete`.
+    /// The earlier fault, or `Incomplete`.
     pub fn finish(&self) -> Result<(), FrameFault> {
         match self.fault {
             Some(fault) => Err(fault),
@@ -200,7 +202,7 @@ impl FrameReader {
         }
     }
 
-    /// The payload of the next frame that is complete; the same as the iterator, for calls with an encoding.
+    /// Returns the payload of the next complete frame: the iterator's counterpart for calls with an encoding.
     pub fn next_payload(&mut self) -> Option<Result<Payload, FrameFault>> {
         if let Some(fault) = self.fault {
             return Some(Err(fault));
@@ -233,7 +235,7 @@ impl FrameReader {
         }
         self.pending.advance(PREFIX);
         if self.pending.len() == length {
-            // Given away whole: nothing of a large message stays with a stream that is idle after it.
+            // Given away whole: an idle stream keeps no memory of a large message.
             return Ok(Some(flag.payload(std::mem::take(&mut self.pending).freeze())));
         }
         Ok(Some(flag.payload(self.pending.split_to(length).freeze())))
@@ -270,7 +272,8 @@ impl Flag {
     }
 }
 
-/// The flag and the announced length, `None` while the prefix is not complete. A wrong flag is told from its byte alone.
+/// Returns the flag and the announced length, `None` while the prefix is incomplete. A wrong flag is a fault
+/// as soon as the flag is read.
 fn prefix(body: &[u8], encoding: Encoding) -> Result<Option<(Flag, usize)>, FrameFault> {
     let flag = match body.first() {
         None | Some(0) => Flag::Plain,
@@ -347,7 +350,7 @@ mod tests {
         assert_eq!(reader.next_payload(), Some(Ok(Payload::Gzip("hi".into()))));
         assert_eq!(reader.next_payload(), Some(Ok(Payload::Plain("!".into()))));
         assert_eq!((reader.next_payload(), reader.finish()), (None, Ok(())));
-        // Whoever asks for plain messages only is told so, for ever.
+        // A reader asked for plain messages only keeps reporting the fault.
         let mut reader = FrameReader::with_encoding(10, Encoding::Gzip);
         reader.push(body.clone());
         assert_eq!(reader.next(), Some(Err(FrameFault::Compressed)));
@@ -381,14 +384,19 @@ mod tests {
                 for message in reader.by_ref() {
                     seen.push(message.unwrap().to_vec());
                 }
-                prop_assert_eq!(reader.finish().is_ok(), reader.chunk.is_empty() && reader.pending.is_empty());
+                prop_assert_eq!(
+                    reader.finish().is_ok(),
+                    reader.chunk.is_empty() && reader.pending.is_empty()
+                );
             }
             prop_assert_eq!(seen, messages);
             prop_assert_eq!(reader.finish(), Ok(()));
         }
 
         #[test]
-        fn any_bytes_are_read(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..20)) {
+        fn any_bytes_are_read(
+            chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..20),
+        ) {
             let mut reader = FrameReader::new(64);
             for chunk in chunks {
                 let chunk = Bytes::from(chunk);

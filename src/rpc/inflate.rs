@@ -1,8 +1,8 @@
-//! Decompression of gRPC messages that a client compressed with gzip.
+//! Decompression of gRPC messages compressed by clients with gzip.
 //!
-//! Owns: the limit on the inflated size, and the pace. Must not know: what a message holds, who sent it.
-//! Invariants: at most one step past the limit is ever inflated, whatever the gzip trailer claims as the size; a caller
-//! gets control back after each step, so that one message cannot occupy its thread.
+//! Owns: the limit on the inflated size, and the pace. Must not know: a message's content or sender.
+//! Invariants: at most one byte past the limit is ever inflated, whatever size the gzip trailer claims. The
+//! caller regains control after each step, so a single message cannot occupy its thread.
 //!
 //! <https://github.com/grpc/grpc/blob/master/doc/compression.md>
 
@@ -11,40 +11,15 @@ use std::io::{self, Read as _};
 use bytes::buf::Reader;
 use bytes::{Buf as _, Bytes, BytesMut};
 use flate2::bufread::{GzDecoder, MultiGzDecoder};
-use http::HeaderMap;
 
 use super::frame::{PREFIX, write_prefix};
 use crate::refusal::Refusal;
 
-/// Bytes inflated per step. A smaller message is inflated in one step, so that its decoder (some 45 KiB of state) never
-/// waits for other tasks.
+/// Bytes inflated per step. A smaller message is inflated in a single step, so its decoder (some 45 KiB of
+/// state) never waits for further tasks.
 const STEP: usize = 64 * 1024;
 
-/// How a client compresses the messages of a call (`grpc-encoding`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Encoding {
-    /// Messages are not compressed.
-    #[default]
-    Identity,
-    /// A message may be compressed with gzip; the flag of its frame says whether it is.
-    Gzip,
-}
-
-impl Encoding {
-    /// Reads `grpc-encoding`.
-    ///
-    /// # Errors
-    /// An encoding other than gzip, refused in grpc-go's words: gzip is all that etcd has registered since 3.5.
-    pub fn of(headers: &HeaderMap) -> Result<Self, Refusal> {
-        match headers.get("grpc-encoding").map(|value| value.as_bytes()) {
-            None | Some(b"" | b"identity") => Ok(Self::Identity),
-            Some(b"gzip") => Ok(Self::Gzip),
-            Some(other) => Err(Refusal::compressed(&String::from_utf8_lossy(other))),
-        }
-    }
-}
-
-/// Why a compressed message cannot be taken.
+/// Why a compressed message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InflateFault {
     /// The inflated message is larger than allowed.
@@ -53,17 +28,17 @@ pub enum InflateFault {
         /// The largest size allowed.
         max: usize,
     },
-    /// The gzip header that the message begins with is cut off or is none.
+    /// The message's gzip header is cut off or missing.
     #[error("no gzip header: {0}")]
     Header(&'static str),
-    /// The compressed data or its trailer is cut off, is corrupt, or its checksum is wrong; or what follows the first gzip
-    /// member is no other one.
+    /// The compressed data or its trailer is cut off or corrupt, the checksum is wrong, or the bytes after
+    /// the first gzip member are no further member.
     #[error("no gzip data: {0}")]
     Data(&'static str),
 }
 
 impl InflateFault {
-    /// The refusal for the client, in the words of grpc-go as etcd 3.5.35 and newer have them.
+    /// Returns the refusal for the client, in grpc-go's words as of etcd 3.5.35 and newer.
     #[must_use]
     pub fn refusal(self) -> Refusal {
         match self {
@@ -74,27 +49,28 @@ impl InflateFault {
     }
 }
 
-/// The outcome of one step.
+/// The outcome of a step.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
-    /// More may follow; so many bytes were added.
+pub enum InflateStep {
+    /// More may follow; the number of bytes added.
     Added(usize),
     /// The message is complete: an uncompressed frame, prefix and message.
     Complete(Bytes),
 }
 
-/// One compressed message on its way to an uncompressed frame.
+/// A compressed message being turned into an uncompressed frame.
 pub struct Inflater {
     decoder: MultiGzDecoder<Reader<Bytes>>,
-    /// What the decoder was given, from its beginning.
+    /// The whole compressed payload, also given to the decoder.
     compressed: Bytes,
-    /// Room for the prefix, then the part of the message that is inflated so far.
+    /// Room for the prefix, then the part inflated so far.
     frame: BytesMut,
     max: usize,
 }
 
 impl Inflater {
-    /// Begins with `compressed`, the payload of a frame whose flag is set. The inflated message may have `max` bytes.
+    /// Begins with `compressed`, the payload of a frame with the compressed flag. The inflated message may
+    /// have up to `max` bytes.
     #[must_use]
     pub fn new(compressed: Bytes, max: usize) -> Self {
         let frame = BytesMut::zeroed(PREFIX);
@@ -105,12 +81,12 @@ impl Inflater {
     ///
     /// # Errors
     /// The message is too large, or is not gzip. The inflater is of no use afterwards.
-    pub fn step(&mut self) -> Result<Step, InflateFault> {
+    pub fn step(&mut self) -> Result<InflateStep, InflateFault> {
         if self.compressed.is_empty() {
             return Err(InflateFault::Header("EOF"));
         }
         let before = self.frame.len();
-        // One byte past the limit tells a message that fits from one that does not.
+        // One byte past the limit proves the message too large.
         let limit = PREFIX.saturating_add(self.max).saturating_add(1);
         let mut room = STEP.min(limit - before);
         while room > 0 {
@@ -120,7 +96,7 @@ impl Inflater {
             let count = *read.as_ref().unwrap_or(&0);
             self.frame.truncate(filled + count);
             match read {
-                Ok(0) => return Ok(Step::Complete(self.complete())),
+                Ok(0) => return Ok(InflateStep::Complete(self.complete())),
                 Ok(count) => room -= count,
                 Err(error) => return Err(self.fault(&error)),
             }
@@ -128,10 +104,10 @@ impl Inflater {
         if self.frame.len() == limit {
             return Err(InflateFault::TooLarge { max: self.max });
         }
-        Ok(Step::Added(self.frame.len() - before))
+        Ok(InflateStep::Added(self.frame.len() - before))
     }
 
-    /// How many inflated bytes are held.
+    /// Returns the number of inflated bytes held, prefix included.
     #[must_use]
     pub fn held(&self) -> usize {
         self.frame.len()
@@ -140,12 +116,13 @@ impl Inflater {
     fn complete(&mut self) -> Bytes {
         let mut frame = std::mem::take(&mut self.frame);
         write_prefix(&mut frame);
-        // A small message does not keep the room that one step reserves.
+        // A small message does not keep the capacity reserved by a step.
         if frame.capacity() > 2 * frame.len() { Bytes::copy_from_slice(&frame) } else { frame.freeze() }
     }
 
-    /// grpc-go has two texts: one where the first header cannot be read, one for all that comes after it. The decoder knows no header
-    /// while it reads one, whichever member's, so the first one is read once more.
+    /// Maps a decoder error to grpc-go's two texts: for an unreadable first header, and for every later
+    /// fault. The decoder exposes no header while reading the header of any gzip member, so the first header
+    /// is parsed again.
     fn fault(&self, error: &io::Error) -> InflateFault {
         let ended = error.kind() == io::ErrorKind::UnexpectedEof;
         let has_first_header = || GzDecoder::new(&*self.compressed).header().is_some();
@@ -180,7 +157,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// The frame, or the fault; and the most bytes that were held on the way.
+    /// Returns the frame or the fault, and the peak of bytes held.
     fn inflated(compressed: &[u8], max: usize) -> (Result<Bytes, InflateFault>, usize) {
         let mut inflater = Inflater::new(Bytes::copy_from_slice(compressed), max);
         let mut most = 0;
@@ -188,8 +165,8 @@ mod tests {
             let step = inflater.step();
             most = most.max(inflater.held());
             match step {
-                Ok(Step::Added(count)) => assert!((1..=STEP).contains(&count)),
-                Ok(Step::Complete(frame)) => return (Ok(frame), most),
+                Ok(InflateStep::Added(count)) => assert!((1..=STEP).contains(&count)),
+                Ok(InflateStep::Complete(frame)) => return (Ok(frame), most),
                 Err(fault) => return (Err(fault), most),
             }
         }
@@ -202,7 +179,7 @@ mod tests {
         }
     }
 
-    /// A gzip file may consist of several members; Go's reader joins them.
+    /// A gzip file may consist of several members, joined by Go's reader.
     #[test]
     fn members_are_joined() {
         let two = [gzip(b"one"), gzip(b"two")].concat();
@@ -218,7 +195,7 @@ mod tests {
             assert_eq!(fault, Err(InflateFault::TooLarge { max }));
             assert!(most <= PREFIX + max + 1, "{most} bytes were held for a limit of {max}");
         }
-        // The size that the trailer claims is not believed.
+        // The size claimed by the trailer is not believed.
         let end = bomb.len() - 4;
         bomb[end..].copy_from_slice(&4_u32.to_le_bytes());
         assert_eq!(inflated(&bomb, 100).0, Err(InflateFault::TooLarge { max: 100 }));
@@ -248,7 +225,7 @@ mod tests {
             (cut(9), "grpc: failed to read decompressed data: unexpected EOF"),
             (cut(3), "grpc: failed to read decompressed data: unexpected EOF"),
             (wrong_sum, "grpc: failed to read decompressed data: gzip: corrupt data"),
-            // What follows the first member is data, whatever it is.
+            // Any bytes after the first member count as data.
             (behind(b"hello", &[0; 20]), "grpc: failed to read decompressed data: gzip: invalid header"),
             (behind(b"", &[0; 20]), "grpc: failed to read decompressed data: gzip: invalid header"),
             (behind(b"hello", &whole[..5]), "grpc: failed to read decompressed data: unexpected EOF"),
@@ -260,22 +237,6 @@ mod tests {
         let large = InflateFault::TooLarge { max: 4 }.refusal();
         let told = "grpc: received message after decompression larger than max 4";
         assert_eq!((large.code(), large.message()), (Code::ResourceExhausted, told));
-    }
-
-    #[test]
-    fn gzip_alone_is_known() {
-        let of = |value: &'static str| {
-            Encoding::of(&HeaderMap::from_iter([(
-                http::HeaderName::from_static("grpc-encoding"),
-                http::HeaderValue::from_static(value),
-            )]))
-        };
-        assert_eq!(Encoding::of(&HeaderMap::new()).ok(), Some(Encoding::Identity));
-        assert_eq!(of("identity").ok(), Some(Encoding::Identity));
-        assert_eq!(of("gzip").ok(), Some(Encoding::Gzip));
-        for unknown in ["deflate", "GZIP", "snappy", "gzip,identity"] {
-            assert_eq!(of(unknown).expect_err("unknown").code(), Code::Unimplemented, "{unknown}");
-        }
     }
 
     proptest! {

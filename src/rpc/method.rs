@@ -1,8 +1,8 @@
-//! The method table: one row per RPC of etcd, and what every part of Keyward decides by it.
+//! The method table: a row per RPC of etcd, with every property used for decisions in Keyward.
 //!
-//! Owns: the rows and the reading of a path. Must not know: bodies (`shape` refines what a row says).
-//! Invariants: a path is matched byte for byte; a row that says [`Effect::ReadOnly`] may be sent again to another
-//! member before the first byte of an answer went out. A test holds the rows against the service descriptors.
+//! Owns: the rows, and the parsing of a path. Must not know: bodies (`shape` refines a row by the body).
+//! Invariants: a path is matched byte for byte. A call with [`Effect::ReadOnly`] may be sent again to another
+//! member before the first byte of an answer went out. A test compares the rows with the service descriptors.
 
 use std::sync::LazyLock;
 
@@ -11,45 +11,45 @@ use http::uri::PathAndQuery;
 use super::schema::MessageId as M;
 use crate::refusal::Refusal;
 
-/// One RPC.
+/// An RPC.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Method {
-    /// `/service/name`, as it goes upstream.
+    /// `/service/name`, as sent upstream.
     pub path: &'static str,
     /// The service with its package.
     pub service: &'static str,
     /// The method's own name.
     pub name: &'static str,
-    /// Which sides stream.
-    pub stream: Stream,
-    /// The class that policy names.
+    /// The streaming sides.
+    pub stream: StreamingSides,
+    /// The class named in policies.
     pub class: Class,
-    /// What it does to the cluster, whatever its body.
+    /// The effect on the cluster, whatever the body.
     pub effect: Effect,
-    /// Which member it wants.
-    pub target: Target,
-    /// Which of a member's connections it rides.
+    /// The member wanted.
+    pub target: CallTarget,
+    /// The lane of the connection to use.
     pub lane: Lane,
-    /// The schema of its request, or of each message of a request stream.
+    /// The schema of the request, or of each message of a request stream.
     pub body: M,
-    /// Its place in [`METHODS`].
+    /// The row's index in [`METHODS`].
     pub index: u16,
 }
 
-/// Which sides send more than one message.
+/// The sides sending more than a single message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stream {
-    /// One message each way.
+pub enum StreamingSides {
+    /// A single message each way.
     Unary,
     /// The client streams.
     Client,
     /// The server streams.
     Server,
-    /// Both stream.
+    /// Both sides stream.
     Bidi,
 }
 
-/// What kind of thing a call is, in the words of a policy.
+/// A call's class, in the words of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// Reads keys.
@@ -62,86 +62,86 @@ pub enum Class {
     Lease,
     /// Locks and elections.
     Lock,
-    /// An operator's work; compaction too, since it takes history from everyone.
+    /// An operator's work; also compaction, since compaction takes history from all clients.
     Maintenance,
     /// Membership.
     Cluster,
     /// Users, roles, login.
     Auth,
-    /// gRPC's health service, which Keyward answers itself.
+    /// gRPC's health service, answered by Keyward itself.
     Health,
 }
 
-/// What a call does to the cluster.
+/// A call's effect on the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Nothing that lasts.
+    /// No lasting effect.
     ReadOnly,
-    /// The same twice as once.
+    /// Repeating the call has no further effect.
     Idempotent,
-    /// Something that twice is not once. clientv3 sends some of these again; we do not (a second LeaseGrant
-    /// leaks a lease, a second LeaseRevoke says "not found").
+    /// Repeating the call has a further effect. clientv3 sends some of these calls again; Keyward does not (a
+    /// second LeaseGrant leaks a lease, a second LeaseRevoke says "not found").
     Mutates,
 }
 
-/// Which member a call wants.
+/// The member wanted by a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Target {
+pub enum CallTarget {
     /// Any ready voter.
     AnyVoter,
-    /// The leader and no other.
+    /// Only the leader.
     Leader,
-    /// The leader, which answers without a hop; else any ready voter.
+    /// The leader, to save a hop; otherwise any ready voter.
     LeaderFirst,
-    /// One member, whose own state it is about.
+    /// A single member, whose own state the call is about.
     OneMember,
 }
 
-/// Which connections of a member a call rides, so that large answers and long waits do not hold up the others.
+/// A group of a member's connections: large answers and long waits must not delay short calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// Short calls.
     Unary,
-    /// What stays open or blocks.
+    /// Streams and blocking calls.
     Stream,
-    /// Large answers. A Range is moved here by its body.
+    /// Large answers. A Range moves here by its body.
     Bulk,
 }
 
-/// What a request's path is.
+/// The kind of a request's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PathKind<'a> {
-    /// A row of the table.
+pub enum RpcPathKind<'a> {
+    /// A path with a row in the table.
     Known(&'static Method),
-    /// A gRPC path without a row: passes raw where unknown methods are allowed.
+    /// A gRPC path without a row: passed on raw where unknown methods are allowed.
     WellFormed {
         /// The service with its package.
         service: &'a str,
         /// The method's own name.
         method: &'a str,
     },
-    /// No gRPC path. etcd's TLS port would still serve some of these as a known method (`/KV/R%61nge`), so none
-    /// of them ever goes upstream.
+    /// Not a gRPC path. etcd's TLS port would still serve some malformed paths as a known method
+    /// (`/KV/R%61nge`), so none ever goes upstream.
     Malformed,
 }
 
-/// The row of exactly this path.
+/// Returns the row with exactly the given path.
 #[must_use]
 pub fn lookup(path: &str) -> Option<&'static Method> {
     METHODS.iter().find(|method| method.path == path)
 }
 
-/// What `path` (with its query, if any) is.
+/// Classifies `path`, given with its query, if any.
 #[must_use]
-pub fn path_kind(path: &str) -> PathKind<'_> {
+pub fn path_kind(path: &str) -> RpcPathKind<'_> {
     if let Some(method) = lookup(path) {
-        return PathKind::Known(method);
+        return RpcPathKind::Known(method);
     }
     match path.strip_prefix('/').and_then(|rest| rest.split_once('/')) {
         Some((service, method)) if is_service(service) && is_method(method) => {
-            PathKind::WellFormed { service, method }
+            RpcPathKind::WellFormed { service, method }
         }
-        _ => PathKind::Malformed,
+        _ => RpcPathKind::Malformed,
     }
 }
 
@@ -153,9 +153,9 @@ fn is_method(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-impl PathKind<'_> {
-    /// The refusal of a `path` without a row; `None` for a known one. The words are those of etcd's plaintext port,
-    /// where grpc-go takes the path apart at its last slash and looks no closer.
+impl RpcPathKind<'_> {
+    /// Returns the refusal of a `path` without a row; `None` for a known path. The text is etcd's on
+    /// plaintext ports: grpc-go splits the path at its last slash and checks no further.
     #[must_use]
     pub fn refusal(&self, path: &str) -> Option<Refusal> {
         if let Self::Known(_) = self {
@@ -173,13 +173,14 @@ impl PathKind<'_> {
 }
 
 impl Method {
-    /// Whether who asks means one member, where it names one (rules 23): its own state, or what it alone can do.
+    /// True if a client naming a member means exactly the named member (`docs/decisions.md#d23`): the call is
+    /// about the member's own state, or only the named member can execute the call.
     #[must_use]
     pub fn is_about_one_member(&self) -> bool {
         self.target == OneMember || matches!(self.name, "Alarm" | "MoveLeader")
     }
 
-    /// The path, ready for a request; cloning costs nothing.
+    /// Returns the path, ready for a request; cloning is free.
     #[must_use]
     pub fn path_and_query(&self) -> PathAndQuery {
         static PATHS: LazyLock<Vec<PathAndQuery>> =
@@ -188,11 +189,11 @@ impl Method {
     }
 }
 
+use CallTarget::{AnyVoter, Leader, LeaderFirst, OneMember};
 use Class::{Auth, Cluster, Health, Lease, Lock, Maintenance, Read, Watch, Write};
 use Effect::{Idempotent, Mutates, ReadOnly};
-use Target::{AnyVoter, Leader, LeaderFirst, OneMember};
 
-/// Every RPC that we know.
+/// Every known RPC.
 pub static METHODS: &[Method] = &number([
     unary("/etcdserverpb.KV/Range", Read, ReadOnly, AnyVoter, M::RangeRequest),
     unary("/etcdserverpb.KV/Put", Write, Mutates, AnyVoter, M::PutRequest),
@@ -217,7 +218,7 @@ pub static METHODS: &[Method] = &number([
     unary("/etcdserverpb.Cluster/MemberAdd", Cluster, Mutates, AnyVoter, M::MemberAddRequest),
     unary("/etcdserverpb.Cluster/MemberRemove", Cluster, Mutates, AnyVoter, M::MemberRemoveRequest),
     unary("/etcdserverpb.Cluster/MemberUpdate", Cluster, Mutates, AnyVoter, M::MemberUpdateRequest),
-    // A follower passes it on without credentials and then times out (story 5).
+    // A follower forwards the call without credentials and then times out (etcd-io/etcd#14070).
     unary("/etcdserverpb.Cluster/MemberPromote", Cluster, Mutates, Leader, M::MemberPromoteRequest),
     unary("/etcdserverpb.Maintenance/Status", Maintenance, ReadOnly, OneMember, M::StatusRequest),
     unary("/etcdserverpb.Maintenance/Alarm", Maintenance, Mutates, AnyVoter, M::AlarmRequest),
@@ -260,32 +261,36 @@ pub static METHODS: &[Method] = &number([
     following("/grpc.health.v1.Health/Watch", Health, M::HealthCheckRequest),
 ]);
 
-const fn unary(path: &'static str, class: Class, effect: Effect, target: Target, body: M) -> Method {
+const fn unary(path: &'static str, class: Class, effect: Effect, target: CallTarget, body: M) -> Method {
     let (service, name) = split(path);
-    let (stream, lane) = (Stream::Unary, Lane::Unary);
+    let (stream, lane) = (StreamingSides::Unary, Lane::Unary);
     Method { path, service, name, stream, class, effect, target, lane, body, index: 0 }
 }
 
-/// One answer each, which may take for ever.
+/// A unary call, perhaps blocking without limit.
 const fn blocking(path: &'static str, body: M) -> Method {
     Method { lane: Lane::Stream, ..unary(path, Lock, Mutates, AnyVoter, body) }
 }
 
-const fn bidi(path: &'static str, class: Class, effect: Effect, target: Target, body: M) -> Method {
-    Method { stream: Stream::Bidi, lane: Lane::Stream, ..unary(path, class, effect, target, body) }
+const fn bidi(path: &'static str, class: Class, effect: Effect, target: CallTarget, body: M) -> Method {
+    Method { stream: StreamingSides::Bidi, lane: Lane::Stream, ..unary(path, class, effect, target, body) }
 }
 
-/// Many large answers, then the end.
-const fn bulk(path: &'static str, class: Class, target: Target, body: M) -> Method {
-    Method { stream: Stream::Server, lane: Lane::Bulk, ..unary(path, class, ReadOnly, target, body) }
+/// A stream of many large answers, then the end.
+const fn bulk(path: &'static str, class: Class, target: CallTarget, body: M) -> Method {
+    Method { stream: StreamingSides::Server, lane: Lane::Bulk, ..unary(path, class, ReadOnly, target, body) }
 }
 
-/// An answer whenever there is news.
+/// A stream with an answer at every change.
 const fn following(path: &'static str, class: Class, body: M) -> Method {
-    Method { stream: Stream::Server, lane: Lane::Stream, ..unary(path, class, ReadOnly, AnyVoter, body) }
+    Method {
+        stream: StreamingSides::Server,
+        lane: Lane::Stream,
+        ..unary(path, class, ReadOnly, AnyVoter, body)
+    }
 }
 
-/// Service and name of a path of the table.
+/// Splits a path of the table into service and name.
 const fn split(path: &'static str) -> (&'static str, &'static str) {
     let bytes = path.as_bytes();
     let mut slash = bytes.len() - 1;
@@ -312,7 +317,7 @@ mod tests {
 
     use super::*;
 
-    /// An RPC without a row, or a row that differs from `proto/`, fails here.
+    /// An RPC without a row, or a row different from `proto/`, fails here.
     #[test]
     fn every_rpc_of_every_service_has_its_row() {
         let set = prost_types::FileDescriptorSet::decode(crate::pb::DESCRIPTORS).unwrap();
@@ -322,10 +327,10 @@ mod tests {
                 let service_name = format!("{}.{}", file.package(), service.name());
                 for method in &service.method {
                     let stream = match (method.client_streaming(), method.server_streaming()) {
-                        (false, false) => Stream::Unary,
-                        (true, false) => Stream::Client,
-                        (false, true) => Stream::Server,
-                        (true, true) => Stream::Bidi,
+                        (false, false) => StreamingSides::Unary,
+                        (true, false) => StreamingSides::Client,
+                        (false, true) => StreamingSides::Server,
+                        (true, true) => StreamingSides::Bidi,
                     };
                     let path = format!("/{service_name}/{}", method.name());
                     let input = method.input_type()[1..].to_owned();
@@ -351,12 +356,12 @@ mod tests {
         for (at, method) in METHODS.iter().enumerate() {
             assert_eq!(usize::from(method.index), at);
             assert_eq!(lookup(method.path), Some(method));
-            assert_eq!(path_kind(method.path), PathKind::Known(method));
+            assert_eq!(path_kind(method.path), RpcPathKind::Known(method));
             assert_eq!(method.path_and_query().as_str(), method.path);
         }
     }
 
-    /// Rules 1: etcd's TLS port would serve some of these as a known method.
+    /// etcd's TLS port would serve some of the paths as a known method (`docs/decisions.md#d01`).
     #[test]
     fn only_exact_paths_are_known() {
         for path in [
@@ -380,9 +385,9 @@ mod tests {
             "/etcdserverpb.KV/Range.x",
             "*",
         ] {
-            assert_eq!(path_kind(path), PathKind::Malformed, "{path}");
+            assert_eq!(path_kind(path), RpcPathKind::Malformed, "{path}");
         }
-        let unknown = PathKind::WellFormed { service: "etcdserverpb.KV", method: "range" };
+        let unknown = RpcPathKind::WellFormed { service: "etcdserverpb.KV", method: "range" };
         assert_eq!(path_kind("/etcdserverpb.KV/range"), unknown);
     }
 
@@ -398,7 +403,7 @@ mod tests {
         assert_eq!(text("/etcdserverpb.KV").unwrap(), "malformed method name: \"/etcdserverpb.KV\"");
     }
 
-    /// What may never be sent twice, although clientv3 does so with some of them.
+    /// Methods never to be sent twice, although clientv3 sends some of them again.
     #[test]
     fn what_changes_the_cluster_is_no_read() {
         for name in [

@@ -1,151 +1,154 @@
-//! What a member's status proves, and the few statuses that clients get in another form.
+//! The meaning of a member's status, and the few statuses translated for clients.
 //!
-//! Owns: one table of etcd's codes and texts. Must not know: how a call is sent again.
-//! Invariants: [`Verdict::Heal`] and [`Verdict::Elsewhere`] are said of a write only where etcd's source or a run
-//! proves that it was not applied; whatever the table does not name is not proven. Every translation is a row or
-//! the one rule in [`translate`]; all other statuses cross untouched.
+//! Owns: a table of etcd's codes and texts. Must not know: how a call is sent again.
+//! Invariants: a write gets [`StatusVerdict::Heal`] or [`StatusVerdict::Elsewhere`] only if etcd's source or
+//! a run proves that the write was not applied; a status outside the table proves nothing. Every translation
+//! is a row or the single rule in [`translate`]; all remaining statuses pass untouched.
 //!
-//! Texts are compared percent-decoded and whole. They are those of etcd's `api/v3rpc/rpctypes/error.go`,
+//! Texts are compared whole and percent-decoded. Sources: etcd's `api/v3rpc/rpctypes/error.go`,
 //! `server/auth/store.go` and `server/lease/lessor.go`.
 
 use super::method::{Class, Effect, Method};
 use super::schema::MessageId;
 use crate::refusal::{Code, Refusal, Status};
 
-/// What a status says about the next step.
+/// The next step after a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verdict {
-    /// The credential was refused and nothing was applied: once more with a fresh one. A Lock or Campaign only
-    /// where [`may_reissue`](super::shape::may_reissue) agrees; a stream only before its first message.
+pub enum StatusVerdict {
+    /// The credential was refused and the call was not applied: send again once with a fresh credential. A
+    /// Lock or Campaign only if [`may_reissue`](super::shape::may_reissue) agrees; a stream only before its
+    /// first message.
     Heal,
-    /// Nothing was applied, or a read failed for the member's sake: another member may do better.
+    /// The call was not applied, or a read failed because of the member: another member may do better.
     Elsewhere,
-    /// It may have been applied: the client gets the status.
+    /// The call may have been applied: the client gets the status.
     Unclear,
     /// The cluster's answer: the client gets the status.
     Final,
 }
 
-/// What we proved the call with.
+/// The credential shown with a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Proof {
+pub enum CallProof {
     /// A token in the metadata.
     Token,
-    /// No token: none at all, or the connection's certificate.
+    /// No token: no credential at all, or the connection's certificate.
     NoToken,
 }
 
-/// A call as its answer is judged.
+/// A call, as needed to judge its answer.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    /// Its row.
+pub struct JudgedCall {
+    /// The method's row.
     pub method: &'static Method,
-    /// Its effect, by [`shape::effect`](super::shape::effect).
+    /// The call's effect, by [`shape::effect`](super::shape::effect).
     pub effect: Effect,
-    /// What it was proven with.
-    pub proof: Proof,
+    /// The credential shown.
+    pub proof: CallProof,
 }
 
-/// What an answer tells about authentication on the cluster.
+/// The state of authentication on the cluster, as revealed by an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AuthState {
-    /// It is on.
+pub enum RevealedAuth {
+    /// Authentication is on.
     On,
-    /// It is off.
+    /// Authentication is off.
     Off,
 }
 
-/// One status of etcd.
-struct Row {
+/// A known status of etcd.
+struct StatusRow {
     codes: &'static [Code],
     text: &'static str,
-    /// The only class of calls that it holds for.
+    /// The only class of calls with the status; `None` for all classes.
     only: Option<Class>,
-    proves: Proves,
-    /// The form that clients know, where this one is not it.
+    proves: StatusMeaning,
+    /// The form known to clients, if different.
     becomes: Option<Refusal>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Proves {
-    /// Nothing applied: the credential is not, or no longer, good.
+enum StatusMeaning {
+    /// Not applied: the credential is not, or no longer, valid.
     CredentialRefused,
-    /// Nothing applied: the member saw no credential.
+    /// Not applied: the member saw no credential.
     CredentialMissing,
-    /// Nothing applied: this member could not, another may.
+    /// Not applied: the member could not, another member may.
     ThisMember,
-    /// The same, but for calls that a follower passes on, where the leader may have applied it.
+    /// Not applied, except for calls forwarded by a follower: the leader may have applied the call.
     ThisMemberUnlessPassedOn,
-    /// Nothing applied, and no member will.
+    /// Not applied, and no member will apply the call.
     Refused,
-    /// Nothing.
+    /// No proof of the outcome.
     Nothing,
 }
 
-use Proves::{CredentialMissing, CredentialRefused, Refused, ThisMember, ThisMemberUnlessPassedOn};
+use StatusMeaning::{CredentialMissing, CredentialRefused, Refused, ThisMember, ThisMemberUnlessPassedOn};
 
 const OUTDATED: [&str; 2] = ["etcdserver: revision of auth store is old", "auth: revision in header is old"];
 
-/// Sources: the auth error table, the table of other errors, and the list of what proves "not applied".
-static ROWS: &[Row] = &[
+/// The statuses with a known meaning: etcd's auth errors, its remaining errors, and the proofs of "not
+/// applied".
+static ROWS: &[StatusRow] = &[
     row(&[Code::Unauthenticated], "etcdserver: invalid auth token", CredentialRefused),
     row(&[Code::InvalidArgument], "etcdserver: revision of auth store is old", CredentialRefused),
     row(&[Code::InvalidArgument], "etcdserver: user name is empty", CredentialMissing),
-    // Raw texts: 3.4 and 3.5 leave those of Defragment, Snapshot, Hash and HashKV unmapped, 3.4 Alarm's too.
+    // Raw texts: 3.4 and 3.5 leave the errors of Defragment, Snapshot, Hash and HashKV unmapped, 3.4 also the
+    // errors of Alarm.
     raw("auth: invalid auth token", CredentialRefused, Refusal::INVALID_AUTH_TOKEN),
     raw("auth: user name is empty", CredentialMissing, Refusal::USER_EMPTY),
     raw("auth: permission denied", Refused, Refusal::PERMISSION_DENIED),
     raw("auth: user not found", Refused, Refusal::USER_NOT_FOUND),
-    // 3.5.0, 3.5.1 and before 3.4.19.
+    // In 3.5.0, 3.5.1 and before 3.4.19.
     raw("auth: revision in header is old", CredentialRefused, Refusal::AUTH_OLD_REVISION),
-    // The Lock and Election services lose the code of what their inner client was told.
+    // The Lock and Election services lose the error code received by their inner client.
     of_locks(raw("etcdserver: invalid auth token", CredentialRefused, Refusal::INVALID_AUTH_TOKEN)),
     of_locks(row(&[Code::Unknown], "etcdserver: revision of auth store is old", CredentialRefused)),
     of_locks(row(&[Code::Unknown], "etcdserver: user name is empty", CredentialMissing)),
     of_locks(row(&[Code::Unknown], "etcdserver: permission denied", Refused)),
-    // 3.4 and 3.5 say Unavailable, 3.6 FailedPrecondition.
+    // Unavailable in 3.4 and 3.5, FailedPrecondition in 3.6.
     row(LEARNER, "etcdserver: rpc not supported for learner", ThisMember),
     row(LEARNER, "etcdserver: not capable", ThisMember),
     // Unknown on the wire, ResourceExhausted in the tables of clients.
     row(&[Code::Unknown, Code::ResourceExhausted], "etcdserver: too many requests", ThisMember),
-    // Of a read index only.
+    // Only from a read index.
     row(&[Code::Unavailable], "etcdserver: leader changed", ThisMember),
     row(&[Code::Unavailable], "etcdserver: no leader", ThisMemberUnlessPassedOn),
     row(&[Code::FailedPrecondition], "etcdserver: not leader", ThisMember),
-    // Checked before anything is proposed; Unknown before 3.4.20 and 3.5.3.
+    // Checked before any proposal; code Unknown before 3.4.20 and 3.5.3.
     row(
         &[Code::Unavailable, Code::Unknown],
         "etcdserver: request timed out, waiting for the applied index took too long",
         ThisMember,
     ),
-    // By the asked member's own view of its peers, before a member is added or removed.
+    // From the asked member's own view of its peers, before a member is added or removed.
     row(&[Code::Unavailable], "etcdserver: unhealthy cluster", ThisMember),
     row(&[Code::Unknown], "raft proposal dropped", ThisMember),
     raw("not a primary lessor", ThisMember, Refusal::NOT_PRIMARY_LESSOR),
     row(&[Code::Unknown], "etcdserver: re-configuration failed due to not enough started members", Refused),
-    // Authenticate's, unmapped in every version.
+    // From Authenticate, unmapped in every version.
     row(&[Code::Unknown], "auth: authentication failed, password was given for no password user", Refused),
     row(&[Code::Unknown], "auth: token signing attempted with verify-only key", Refused),
-    // Says no, and may have applied it: the quota is looked at after the write.
-    row(&[Code::ResourceExhausted], "etcdserver: mvcc: database space exceeded", Proves::Nothing),
+    // A refusal, yet the write may have been applied: the quota is checked after the write.
+    row(&[Code::ResourceExhausted], "etcdserver: mvcc: database space exceeded", StatusMeaning::Nothing),
 ];
 
 const LEARNER: &[Code] = &[Code::Unavailable, Code::FailedPrecondition];
 
-const fn row(codes: &'static [Code], text: &'static str, proves: Proves) -> Row {
-    Row { codes, text, only: None, proves, becomes: None }
+const fn row(codes: &'static [Code], text: &'static str, proves: StatusMeaning) -> StatusRow {
+    StatusRow { codes, text, only: None, proves, becomes: None }
 }
 
-const fn raw(text: &'static str, proves: Proves, becomes: Refusal) -> Row {
-    Row { codes: &[Code::Unknown], text, only: None, proves, becomes: Some(becomes) }
+const fn raw(text: &'static str, proves: StatusMeaning, becomes: Refusal) -> StatusRow {
+    StatusRow { codes: &[Code::Unknown], text, only: None, proves, becomes: Some(becomes) }
 }
 
-const fn of_locks(mut row: Row) -> Row {
+const fn of_locks(mut row: StatusRow) -> StatusRow {
     row.only = Some(Class::Lock);
     row
 }
 
-fn find(method: &Method, status: &Status) -> Option<&'static Row> {
+fn find(method: &Method, status: &Status) -> Option<&'static StatusRow> {
     ROWS.iter().find(|row| {
         row.codes.contains(&status.code)
             && row.text == status.message
@@ -153,27 +156,27 @@ fn find(method: &Method, status: &Status) -> Option<&'static Row> {
     })
 }
 
-/// What `status` says about the next step.
+/// Returns the next step after `status`.
 #[must_use]
-pub fn verdict(asked: &Asked, status: &Status) -> Verdict {
+pub fn verdict(asked: &JudgedCall, status: &Status) -> StatusVerdict {
     match find(asked.method, status).map(|row| row.proves) {
-        Some(CredentialRefused) => Verdict::Heal,
-        Some(CredentialMissing) if asked.proof == Proof::Token && !names_a_new_user(asked.method) => {
-            Verdict::Heal
+        Some(CredentialRefused) => StatusVerdict::Heal,
+        Some(CredentialMissing) if asked.proof == CallProof::Token && !names_a_new_user(asked.method) => {
+            StatusVerdict::Heal
         }
-        Some(CredentialMissing | Refused) => Verdict::Final,
-        Some(ThisMember) => Verdict::Elsewhere,
-        Some(ThisMemberUnlessPassedOn) if answers_before_passing_on(asked) => Verdict::Elsewhere,
-        Some(ThisMemberUnlessPassedOn | Proves::Nothing) => Verdict::Unclear,
+        Some(CredentialMissing | Refused) => StatusVerdict::Final,
+        Some(ThisMember) => StatusVerdict::Elsewhere,
+        Some(ThisMemberUnlessPassedOn) if answers_before_passing_on(asked) => StatusVerdict::Elsewhere,
+        Some(ThisMemberUnlessPassedOn | StatusMeaning::Nothing) => StatusVerdict::Unclear,
         None => by_code(asked.effect, status),
     }
 }
 
-/// What the code alone says, where the text says nothing.
-fn by_code(effect: Effect, status: &Status) -> Verdict {
+/// Judges by the code alone, for a status outside the table.
+fn by_code(effect: Effect, status: &Status) -> StatusVerdict {
     match (status.code, effect) {
-        (Code::Unavailable, Effect::ReadOnly) => Verdict::Elsewhere,
-        (_, Effect::ReadOnly) => Verdict::Final,
+        (Code::Unavailable, Effect::ReadOnly) => StatusVerdict::Elsewhere,
+        (_, Effect::ReadOnly) => StatusVerdict::Final,
         (
             Code::Unavailable
             | Code::Canceled
@@ -182,42 +185,42 @@ fn by_code(effect: Effect, status: &Status) -> Verdict {
             | Code::Internal
             | Code::Aborted,
             _,
-        ) => Verdict::Unclear,
-        _ => Verdict::Final,
+        ) => StatusVerdict::Unclear,
+        _ => StatusVerdict::Final,
     }
 }
 
-/// Whether `status` says no more than that a user or role changed while the call was under way: the next one may pass
-/// with the same credential, and where changes come in a row, only the one after that.
+/// True if the only cause of `status` is a change of a user or role during the call: the next attempt may
+/// pass with the same credential, and during a series of changes only a later attempt.
 #[must_use]
-pub fn is_outdated(asked: &Asked, status: &Status) -> bool {
+pub fn is_outdated(asked: &JudgedCall, status: &Status) -> bool {
     find(asked.method, status).is_some_and(|row| OUTDATED.contains(&row.text))
 }
 
-/// UserAdd says "user name is empty" also of a request that names nobody.
+/// UserAdd answers "user name is empty" also to a request without a user name.
 fn names_a_new_user(method: &Method) -> bool {
     method.body == MessageId::AuthUserAddRequest
 }
 
-/// `no leader` proves nothing where it may come from a member that had passed the call on (MemberPromote), or
-/// that we have no facts about.
-fn answers_before_passing_on(asked: &Asked) -> bool {
+/// True if `no leader` proves the call not applied. From a member that may have forwarded the call
+/// (MemberPromote), or without known facts about the service, `no leader` is no proof.
+fn answers_before_passing_on(asked: &JudgedCall) -> bool {
     const SERVICES: [&str; 3] = ["etcdserverpb.KV", "etcdserverpb.Lease", "etcdserverpb.Auth"];
     asked.effect == Effect::ReadOnly || SERVICES.contains(&asked.method.service)
 }
 
-/// The status that the client gets in place of `status`; `None` where it gets that one.
+/// Returns the client's status in place of `status`; `None` to pass `status` on.
 ///
-/// `client_caused`: the client's own deadline or cancel ended the call. Where it did not, a write must not end with
-/// DeadlineExceeded or Canceled: clientv3 sends it again on those.
+/// `client_caused`: the client's own deadline or cancel ended the call. Otherwise a write must not end with
+/// DeadlineExceeded or Canceled: clientv3 would send the write again.
 #[must_use]
-pub fn translate(asked: &Asked, status: &Status, client_caused: bool) -> Option<Status> {
+pub fn translate(asked: &JudgedCall, status: &Status, client_caused: bool) -> Option<Status> {
     if let Some(row) = find(asked.method, status) {
         return row.becomes.as_ref().map(Refusal::status);
     }
     let gave_up = match status.code {
         Code::DeadlineExceeded | Code::Canceled => true,
-        // 3.4's form of the first.
+        // etcd 3.4's form of DeadlineExceeded.
         Code::Unknown => status.message == Refusal::DEADLINE_EXCEEDED.message(),
         _ => false,
     };
@@ -225,9 +228,9 @@ pub fn translate(asked: &Asked, status: &Status, client_caused: bool) -> Option<
     translated.then(|| Refusal::REQUEST_TIMED_OUT.status())
 }
 
-/// Whether a status that leaves a call's outcome open speaks of the member or the cluster, not of the request: what is
-/// the same twice as once may then be asked again. The Lock and Election services tell nearly everything with code
-/// Unknown, so there the text decides.
+/// True if a status with an open outcome is about the member or the cluster, not about the request: an
+/// idempotent call may then be sent again. The Lock and Election services send nearly every error with code
+/// Unknown, so the text decides.
 #[must_use]
 pub fn is_trouble(status: &Status) -> bool {
     match status.code {
@@ -237,14 +240,15 @@ pub fn is_trouble(status: &Status) -> bool {
     }
 }
 
-/// Whether the member gave up waiting: for a quorum, for its own store.
+/// True if the member timed out waiting for a quorum or for its own store.
 #[must_use]
 pub fn is_timeout(status: &Status) -> bool {
     status.message.starts_with(Refusal::REQUEST_TIMED_OUT.message())
         || status.message == Refusal::DEADLINE_EXCEEDED.message()
 }
 
-/// What etcd's own client tells those services (server/etcdserver/errors, client/v3/concurrency/key.go).
+/// Errors of the etcd client inside the Lock and Election services (server/etcdserver/errors,
+/// client/v3/concurrency/key.go).
 const TROUBLE: [&str; 11] = [
     "etcdserver: request timed out",
     "etcdserver: request timed out, possibly due to previous leader failure",
@@ -259,23 +263,25 @@ const TROUBLE: [&str; 11] = [
     "context deadline exceeded",
 ];
 
-/// Whether a Lock or Campaign was refused by the watch that its member makes for it. A member has one stream for all of
-/// those, and looks at the token of whoever opened it (etcd-io/etcd#14850): the refusal may be meant for another.
+/// True if a Lock or Campaign was refused by the watch made for the call inside the member. A member has a
+/// single watch stream for all Lock and Campaign calls, and checks the token of the stream's first user
+/// (etcd-io/etcd#14850): the refusal may be meant for another caller.
 #[must_use]
 pub fn is_of_shared_watch(status: &Status) -> bool {
-    // A watch's cancel_reason, as its text.
+    // The text is the cancel_reason of a watch.
     status.code == Code::Unknown && status.message.starts_with("rpc error: code = ")
 }
 
-/// What `status` tells about authentication on the cluster, if anything. (A refused token tells nothing: old
-/// members refuse a stale one with authentication off, too.)
+/// Returns the state of authentication revealed by `status`, if any. (A refused token reveals no state: old
+/// members refuse a stale token even with authentication off.)
 #[must_use]
-pub fn auth_state(asked: &Asked, status: &Status) -> Option<AuthState> {
+pub fn auth_state(asked: &JudgedCall, status: &Status) -> Option<RevealedAuth> {
     if asked.method.body == MessageId::AuthenticateRequest && *status == Refusal::AUTH_NOT_ENABLED.status() {
-        return Some(AuthState::Off);
+        return Some(RevealedAuth::Off);
     }
     let missing = find(asked.method, status).is_some_and(|row| row.proves == CredentialMissing);
-    (missing && asked.proof == Proof::NoToken && !names_a_new_user(asked.method)).then_some(AuthState::On)
+    (missing && asked.proof == CallProof::NoToken && !names_a_new_user(asked.method))
+        .then_some(RevealedAuth::On)
 }
 
 #[cfg(test)]
@@ -283,49 +289,49 @@ mod tests {
     use super::*;
     use crate::rpc::method::{METHODS, lookup};
 
-    fn asked(path: &str, proof: Proof) -> Asked {
+    fn asked(path: &str, proof: CallProof) -> JudgedCall {
         let method = lookup(path).unwrap();
-        Asked { method, effect: method.effect, proof }
+        JudgedCall { method, effect: method.effect, proof }
     }
 
-    fn put() -> Asked {
-        asked("/etcdserverpb.KV/Put", Proof::Token)
+    fn put() -> JudgedCall {
+        asked("/etcdserverpb.KV/Put", CallProof::Token)
     }
 
-    fn range() -> Asked {
-        asked("/etcdserverpb.KV/Range", Proof::Token)
+    fn range() -> JudgedCall {
+        asked("/etcdserverpb.KV/Range", CallProof::Token)
     }
 
-    fn lock() -> Asked {
-        asked("/v3lockpb.Lock/Lock", Proof::Token)
+    fn lock() -> JudgedCall {
+        asked("/v3lockpb.Lock/Lock", CallProof::Token)
     }
 
-    fn promote() -> Asked {
-        asked("/etcdserverpb.Cluster/MemberPromote", Proof::Token)
+    fn promote() -> JudgedCall {
+        asked("/etcdserverpb.Cluster/MemberPromote", CallProof::Token)
     }
 
-    fn login() -> Asked {
-        asked("/etcdserverpb.Auth/Authenticate", Proof::NoToken)
+    fn login() -> JudgedCall {
+        asked("/etcdserverpb.Auth/Authenticate", CallProof::NoToken)
     }
 
-    fn keep_alive() -> Asked {
-        asked("/etcdserverpb.Lease/LeaseKeepAlive", Proof::Token)
+    fn keep_alive() -> JudgedCall {
+        asked("/etcdserverpb.Lease/LeaseKeepAlive", CallProof::Token)
     }
 
-    fn defragment() -> Asked {
-        asked("/etcdserverpb.Maintenance/Defragment", Proof::Token)
+    fn defragment() -> JudgedCall {
+        asked("/etcdserverpb.Maintenance/Defragment", CallProof::Token)
     }
 
     fn status(code: Code, message: &'static str) -> Status {
         Status { code, message: message.into() }
     }
 
-    type Fact = (Asked, Code, &'static str, Verdict);
+    type Fact = (JudgedCall, Code, &'static str, StatusVerdict);
 
-    /// The auth error table, written out again from the facts and not from the table above.
+    /// The auth error table, written again from the facts and not from the table above.
     fn facts_about_credentials() -> Vec<Fact> {
         use Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unknown};
-        use Verdict::{Final, Heal, Unclear};
+        use StatusVerdict::{Final, Heal, Unclear};
         vec![
             (put(), Unauthenticated, "etcdserver: invalid auth token", Heal),
             (put(), InvalidArgument, "etcdserver: revision of auth store is old", Heal),
@@ -346,10 +352,10 @@ mod tests {
         ]
     }
 
-    /// What a member says that cannot do it.
+    /// Statuses of a member unable to execute the call.
     fn facts_about_members() -> Vec<Fact> {
         use Code::{FailedPrecondition, ResourceExhausted, Unavailable, Unknown};
-        use Verdict::{Elsewhere, Final, Unclear};
+        use StatusVerdict::{Elsewhere, Final, Unclear};
         let applied = "etcdserver: request timed out, waiting for the applied index took too long";
         let unstarted = "etcdserver: re-configuration failed due to not enough started members";
         vec![
@@ -373,13 +379,13 @@ mod tests {
         ]
     }
 
-    /// What leaves the outcome of a write open, and what is simply an answer.
+    /// Statuses leaving the outcome of a write open, and plain answers.
     fn facts_about_outcomes() -> Vec<Fact> {
         use Code::{
             Canceled, DataLoss, DeadlineExceeded, Internal, InvalidArgument, NotFound, OutOfRange,
             ResourceExhausted, Unavailable, Unknown,
         };
-        use Verdict::{Final, Unclear};
+        use StatusVerdict::{Final, Unclear};
         let failure = "etcdserver: request timed out, possibly due to previous leader failure";
         vec![
             (put(), Unavailable, "etcdserver: request timed out", Unclear),
@@ -420,34 +426,39 @@ mod tests {
     #[test]
     fn a_read_may_be_tried_elsewhere_where_a_write_may_not() {
         for text in ["etcdserver: request timed out", "etcdserver: server stopped", "etcdserver: no leader"] {
-            assert_eq!(verdict(&range(), &status(Code::Unavailable, text)), Verdict::Elsewhere, "{text}");
+            assert_eq!(
+                verdict(&range(), &status(Code::Unavailable, text)),
+                StatusVerdict::Elsewhere,
+                "{text}"
+            );
         }
-        assert_eq!(verdict(&range(), &Refusal::DEADLINE_EXCEEDED.status()), Verdict::Final);
-        assert_eq!(verdict(&range(), &status(Code::Unknown, "x")), Verdict::Final);
-        let reading_txn = Asked { effect: Effect::ReadOnly, ..asked("/etcdserverpb.KV/Txn", Proof::Token) };
-        assert_eq!(verdict(&reading_txn, &Refusal::REQUEST_TIMED_OUT.status()), Verdict::Elsewhere);
+        assert_eq!(verdict(&range(), &Refusal::DEADLINE_EXCEEDED.status()), StatusVerdict::Final);
+        assert_eq!(verdict(&range(), &status(Code::Unknown, "x")), StatusVerdict::Final);
+        let reading_txn =
+            JudgedCall { effect: Effect::ReadOnly, ..asked("/etcdserverpb.KV/Txn", CallProof::Token) };
+        assert_eq!(verdict(&reading_txn, &Refusal::REQUEST_TIMED_OUT.status()), StatusVerdict::Elsewhere);
     }
 
-    /// Without a token it is the truth, and says that authentication is on.
+    /// Without a token the status is final, and reveals that authentication is on.
     #[test]
     fn an_empty_user_heals_only_where_a_token_was_sent() {
         let empty = Refusal::USER_EMPTY.status();
-        let bare = Asked { proof: Proof::NoToken, ..put() };
-        assert_eq!(verdict(&put(), &empty), Verdict::Heal);
-        assert_eq!(verdict(&bare, &empty), Verdict::Final);
-        assert_eq!(auth_state(&bare, &empty), Some(AuthState::On));
+        let bare = JudgedCall { proof: CallProof::NoToken, ..put() };
+        assert_eq!(verdict(&put(), &empty), StatusVerdict::Heal);
+        assert_eq!(verdict(&bare, &empty), StatusVerdict::Final);
+        assert_eq!(auth_state(&bare, &empty), Some(RevealedAuth::On));
         assert_eq!(auth_state(&put(), &empty), None);
-        // A UserAdd that names nobody gets the same words; no login helps.
-        for proof in [Proof::Token, Proof::NoToken] {
+        // A UserAdd without a user name gets the same text; a login does not help.
+        for proof in [CallProof::Token, CallProof::NoToken] {
             let user_add = asked("/etcdserverpb.Auth/UserAdd", proof);
-            assert_eq!(verdict(&user_add, &empty), Verdict::Final);
+            assert_eq!(verdict(&user_add, &empty), StatusVerdict::Final);
             assert_eq!(auth_state(&user_add, &empty), None);
         }
     }
 
     #[test]
     fn a_login_tells_that_authentication_is_off() {
-        assert_eq!(auth_state(&login(), &Refusal::AUTH_NOT_ENABLED.status()), Some(AuthState::Off));
+        assert_eq!(auth_state(&login(), &Refusal::AUTH_NOT_ENABLED.status()), Some(RevealedAuth::Off));
         assert_eq!(auth_state(&login(), &Refusal::AUTH_FAILED.status()), None);
         assert_eq!(auth_state(&put(), &Refusal::INVALID_AUTH_TOKEN.status()), None);
     }
@@ -491,7 +502,7 @@ mod tests {
         }
     }
 
-    /// Rules 7: everything else untouched.
+    /// Statuses outside the table pass untouched (`docs/decisions.md#d07`).
     #[test]
     fn other_statuses_cross_as_they_are() {
         for (asked, code, text) in [
@@ -531,12 +542,12 @@ mod tests {
         }
     }
 
-    /// No method's success is anything but final.
+    /// A success is final for every method.
     #[test]
     fn ok_is_final_for_every_method() {
         for method in METHODS {
-            let asked = Asked { method, effect: method.effect, proof: Proof::Token };
-            assert_eq!(verdict(&asked, &status(Code::Ok, "")), Verdict::Final);
+            let asked = JudgedCall { method, effect: method.effect, proof: CallProof::Token };
+            assert_eq!(verdict(&asked, &status(Code::Ok, "")), StatusVerdict::Final);
             assert_eq!(translate(&asked, &status(Code::Ok, ""), false), None);
         }
     }

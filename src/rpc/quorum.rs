@@ -1,30 +1,34 @@
-//! Which calls a member answers from its own store, with no leader and no quorum.
+//! Calls answered by a member from its own store, without a leader or a quorum.
 //!
-//! Owns: that question, answered from the method's row and the request's body. Must not know: members, versions. Invariant: a call is
-//! named here only if real servers of every supported version were seen to answer it without a leader. `LeaseLeases` is left
-//! out though etcd answers it: its answer does not tell how old it is, so a client could see fewer leases than it was shown.
+//! Owns: the classification, from the method's row and the request's body. Must not know: members, versions.
+//! Invariant: a call is listed here only if real servers of every supported version were seen to answer it
+//! without a leader. `LeaseLeases` is left out although etcd answers it: the answer does not tell its age, so
+//! a client could see fewer leases than before.
 
+use super::body_shape;
 use super::method::Method;
-use super::scan::{Fields, Value};
+use super::scan::{WireFields, WireValue};
 use super::schema::MessageId;
-use super::shape;
 
-/// Whether a member needs a quorum of the cluster to answer a call.
+/// A call's need for a quorum of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuorumNeed {
     /// The call is proposed to raft, or waits for the leader's read index.
     Always,
     /// The member's own store is enough.
     Never,
-    /// The member's own store is enough only before etcd 3.5, where every member list is the member's own view.
+    /// The member's own store is enough only before etcd 3.5, where every member list is the member's own
+    /// view.
     SinceLinearizableList,
 }
 
-/// What this very call needs.
+/// Returns the need of a call for a quorum.
 #[must_use]
 pub fn need(method: &Method, body: &[u8]) -> QuorumNeed {
     match method.body {
-        MessageId::RangeRequest | MessageId::TxnRequest if shape::is_local(method, body) => QuorumNeed::Never,
+        MessageId::RangeRequest | MessageId::TxnRequest if body_shape::is_local(method, body) => {
+            QuorumNeed::Never
+        }
         MessageId::SnapshotRequest
         | MessageId::StatusRequest
         | MessageId::HashRequest
@@ -35,10 +39,10 @@ pub fn need(method: &Method, body: &[u8]) -> QuorumNeed {
     }
 }
 
-/// `MemberListRequest.linearizable`; a body that cannot be read is taken for linearizable.
+/// Returns `MemberListRequest.linearizable`; true for an unreadable body.
 fn is_linearizable_list(body: &[u8]) -> bool {
-    Fields::new(body)
-        .any(|field| field.map_or(true, |field| field.number == 1 && field.value != Value::Varint(0)))
+    WireFields::new(body)
+        .any(|field| field.map_or(true, |field| field.number == 1 && field.value != WireValue::Varint(0)))
 }
 
 #[cfg(test)]

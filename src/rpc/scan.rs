@@ -1,10 +1,10 @@
 //! Reading protobuf field by field, and writing a few fields, without a schema and without copying.
 //!
-//! Owns: the wire format. Must not know: which message it reads.
-//! Invariants: one byte string has one reading. Tags have at most 32 bits, varints at most 64 bits and ten bytes, there
-//! are no groups, lengths lie within the body; anything else is a fault, since decoders differ there (gogo/protobuf
-//! reads field 2^32+1 as field 1, and drops the bits of a varint past the 64th). A varint may be longer than it needs to
-//! be: every decoder reads the same value from it. No input panics.
+//! Owns: the wire format. Must not know: the message's type.
+//! Invariants: a byte string has a single reading. Tags have at most 32 bits, varints at most 64 bits and ten
+//! bytes, groups are absent, lengths lie within the body; every deviation is a fault, since decoders differ
+//! on deviations (gogo/protobuf reads field 2^32+1 as field 1, and drops the bits of a varint past the 64th).
+//! A varint may be longer than needed: every decoder reads the same value. No input panics.
 //!
 //! <https://protobuf.dev/programming-guides/encoding/>
 
@@ -20,25 +20,25 @@ const FIXED64: u8 = 1;
 const LENGTH: u8 = 2;
 const FIXED32: u8 = 5;
 
-/// Bytes that have no single reading as protobuf, and why.
+/// Bytes without a single reading as protobuf, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ScanFault(pub &'static str);
 
-/// One field as it stands in a body.
+/// A field in a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Field<'a> {
-    /// Its number, from 1 to [`MAX_NUMBER`].
+pub struct WireField<'a> {
+    /// The field's number, from 1 to [`MAX_NUMBER`].
     pub number: u32,
-    /// What it holds, by its wire type.
-    pub value: Value<'a>,
-    /// Where tag and value lie in the body.
+    /// The field's value, by wire type.
+    pub value: WireValue<'a>,
+    /// The byte range of tag and value in the body.
     pub range: Range<usize>,
 }
 
 /// A field's value by wire type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value<'a> {
+pub enum WireValue<'a> {
     /// Wire type 0: integers, enums, bools.
     Varint(u64),
     /// Wire type 1.
@@ -49,8 +49,8 @@ pub enum Value<'a> {
     Fixed32(u32),
 }
 
-impl<'a> Value<'a> {
-    /// The bytes of a length-delimited value.
+impl<'a> WireValue<'a> {
+    /// Returns the bytes of a length-delimited value.
     #[must_use]
     pub fn bytes(self) -> Option<&'a [u8]> {
         match self {
@@ -59,7 +59,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A varint as the signed number that `int64` and `int32` fields mean.
+    /// Returns a varint as the signed number meant by `int64` and `int32` fields.
     #[must_use]
     pub fn signed(self) -> Option<i64> {
         match self {
@@ -69,21 +69,21 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The fields of a body, in its order. Ends after the first fault.
+/// The fields of a body, in order. Ends after the first fault.
 #[derive(Clone, Debug)]
-pub struct Fields<'a> {
+pub struct WireFields<'a> {
     body: &'a [u8],
     at: usize,
 }
 
-impl<'a> Fields<'a> {
-    /// Reads `body`, a message without its frame or length.
+impl<'a> WireFields<'a> {
+    /// Reads `body`, a message without frame or length.
     #[must_use]
     pub fn new(body: &'a [u8]) -> Self {
         Self { body, at: 0 }
     }
 
-    fn field(&mut self) -> Result<Field<'a>, ScanFault> {
+    fn field(&mut self) -> Result<WireField<'a>, ScanFault> {
         let start = self.at;
         let tag = u32::try_from(self.varint()?).map_err(|_| ScanFault("a tag of more than 32 bits"))?;
         let number = tag >> 3;
@@ -91,16 +91,16 @@ impl<'a> Fields<'a> {
             return Err(ScanFault("field number 0"));
         }
         let value = match tag.to_le_bytes()[0] & 7 {
-            VARINT => Value::Varint(self.varint()?),
-            FIXED64 => Value::Fixed64(u64::from_le_bytes(self.array()?)),
+            VARINT => WireValue::Varint(self.varint()?),
+            FIXED64 => WireValue::Fixed64(u64::from_le_bytes(self.array()?)),
             LENGTH => {
                 let length = usize::try_from(self.varint()?).map_err(|_| TRUNCATED)?;
-                Value::Bytes(self.bytes(length)?)
+                WireValue::Bytes(self.bytes(length)?)
             }
-            FIXED32 => Value::Fixed32(u32::from_le_bytes(self.array()?)),
+            FIXED32 => WireValue::Fixed32(u32::from_le_bytes(self.array()?)),
             _ => return Err(ScanFault("a group or an unknown wire type")),
         };
-        Ok(Field { number, value, range: start..self.at })
+        Ok(WireField { number, value, range: start..self.at })
     }
 
     fn varint(&mut self) -> Result<u64, ScanFault> {
@@ -120,8 +120,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl<'a> Iterator for Fields<'a> {
-    type Item = Result<Field<'a>, ScanFault>;
+impl<'a> Iterator for WireFields<'a> {
+    type Item = Result<WireField<'a>, ScanFault>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.body.len() {
@@ -137,10 +137,10 @@ impl<'a> Iterator for Fields<'a> {
 
 const TRUNCATED: ScanFault = ScanFault("the body ends within a field");
 
-/// The varint at the beginning of `bytes` and how many of them it takes.
+/// Reads the varint at the beginning of `bytes`. Returns the value and its length in bytes.
 ///
 /// # Errors
-/// Where it is cut off, or has more than 64 bits or ten bytes.
+/// The varint is cut off, or has more than 64 bits or ten bytes.
 pub fn varint(bytes: &[u8]) -> Result<(u64, usize), ScanFault> {
     let mut value = 0;
     for (at, &byte) in bytes.iter().enumerate().take(10) {
@@ -154,7 +154,7 @@ pub fn varint(bytes: &[u8]) -> Result<(u64, usize), ScanFault> {
 
 const LONG: ScanFault = ScanFault("a varint of more than 64 bits");
 
-/// Appends a varint field. Like proto3, writes nothing for 0.
+/// Appends a varint field. As in proto3, 0 is not written.
 pub fn append_varint_field(out: &mut BytesMut, number: u32, value: u64) {
     if value != 0 {
         append_tag(out, number, VARINT);
@@ -162,13 +162,13 @@ pub fn append_varint_field(out: &mut BytesMut, number: u32, value: u64) {
     }
 }
 
-/// Appends a length-delimited field; an empty one too, since an empty message is not an absent one.
+/// Appends a length-delimited field, also if empty: an empty message differs from an absent message.
 pub fn append_bytes_field(out: &mut BytesMut, number: u32, value: &[u8]) {
     append_length(out, number, value.len());
     out.put_slice(value);
 }
 
-/// Appends the tag and length of a field whose `length` bytes the caller appends next, perhaps in pieces.
+/// Appends the tag and length of a field. The caller appends the `length` bytes next, perhaps in pieces.
 pub fn append_length(out: &mut BytesMut, number: u32, length: usize) {
     append_tag(out, number, LENGTH);
     append_varint(out, length as u64);
@@ -196,8 +196,8 @@ mod tests {
     use super::*;
     use crate::pb::etcdserverpb::{RangeRequest, RequestOp, TxnRequest, request_op::Request};
 
-    fn all(body: &[u8]) -> Result<Vec<(u32, Value<'_>)>, ScanFault> {
-        Fields::new(body).map(|field| field.map(|field| (field.number, field.value))).collect()
+    fn all(body: &[u8]) -> Result<Vec<(u32, WireValue<'_>)>, ScanFault> {
+        WireFields::new(body).map(|field| field.map(|field| (field.number, field.value))).collect()
     }
 
     #[test]
@@ -205,13 +205,13 @@ mod tests {
         let body = b"\x08\x96\x01\x12\x02hi\x19\x01\0\0\0\0\0\0\0\x25\x02\0\0\0";
         let read = all(body).unwrap();
         let expected = [
-            (1, Value::Varint(150)),
-            (2, Value::Bytes(b"hi")),
-            (3, Value::Fixed64(1)),
-            (4, Value::Fixed32(2)),
+            (1, WireValue::Varint(150)),
+            (2, WireValue::Bytes(b"hi")),
+            (3, WireValue::Fixed64(1)),
+            (4, WireValue::Fixed32(2)),
         ];
         assert_eq!(read, expected);
-        let ranges: Vec<_> = Fields::new(body).map(|field| field.unwrap().range).collect();
+        let ranges: Vec<_> = WireFields::new(body).map(|field| field.unwrap().range).collect();
         assert_eq!(ranges, [0..3, 3..7, 7..16, 16..21]);
     }
 
@@ -234,29 +234,29 @@ mod tests {
         for (body, reason) in faults {
             assert_eq!(all(body), Err(ScanFault(reason)), "{body:?}");
         }
-        assert_eq!(all(b"\xf8\xff\xff\xff\x0f\x01").unwrap(), [(MAX_NUMBER, Value::Varint(1))]);
+        assert_eq!(all(b"\xf8\xff\xff\xff\x0f\x01").unwrap(), [(MAX_NUMBER, WireValue::Varint(1))]);
         assert_eq!(
             all(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01").map_err(|fault| fault.0),
             Err(TRUNCATED.0)
         );
     }
 
-    /// A tag, a value and a length that are longer than they need to be, up to ten bytes.
+    /// A tag, a value and a length longer than needed, up to ten bytes.
     #[test]
     fn a_long_varint_has_the_value_of_the_short_one() {
-        assert_eq!(all(b"\x88\x00\x01"), Ok(vec![(1, Value::Varint(1))]));
-        assert_eq!(all(b"\x08\x81\x00"), Ok(vec![(1, Value::Varint(1))]));
-        assert_eq!(all(b"\x0a\x82\x80\x00hi"), Ok(vec![(1, Value::Bytes(b"hi"))]));
+        assert_eq!(all(b"\x88\x00\x01"), Ok(vec![(1, WireValue::Varint(1))]));
+        assert_eq!(all(b"\x08\x81\x00"), Ok(vec![(1, WireValue::Varint(1))]));
+        assert_eq!(all(b"\x0a\x82\x80\x00hi"), Ok(vec![(1, WireValue::Bytes(b"hi"))]));
         let ten = |last| [&b"\x08\x81"[..], &[0x80; 8], &[last]].concat();
-        assert_eq!(all(&ten(0)), Ok(vec![(1, Value::Varint(1))]));
-        assert_eq!(all(&ten(1)), Ok(vec![(1, Value::Varint(1 | 1 << 63))]));
+        assert_eq!(all(&ten(0)), Ok(vec![(1, WireValue::Varint(1))]));
+        assert_eq!(all(&ten(1)), Ok(vec![(1, WireValue::Varint(1 | 1 << 63))]));
         assert_eq!(all(&ten(2)), Err(LONG));
         assert_eq!(all(&[ten(0x80), vec![0]].concat()), Err(LONG));
     }
 
     #[test]
     fn nothing_comes_after_a_fault() {
-        let mut fields = Fields::new(b"\x0f\x08\x01");
+        let mut fields = WireFields::new(b"\x0f\x08\x01");
         assert!(fields.next().unwrap().is_err());
         assert_eq!(fields.next(), None);
     }
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn negative_numbers_come_back() {
         let body = RangeRequest { limit: -1, ..Default::default() }.encode_to_vec();
-        let field = Fields::new(&body).next().unwrap().unwrap();
+        let field = WireFields::new(&body).next().unwrap().unwrap();
         assert_eq!((field.number, field.value.signed()), (3, Some(-1)));
     }
 
@@ -283,14 +283,14 @@ mod tests {
                 ..Default::default()
             };
             let body = txn.encode_to_vec();
-            let op = Fields::new(&body).next().unwrap().unwrap();
-            let range = Fields::new(op.value.bytes().unwrap()).next().unwrap().unwrap();
+            let op = WireFields::new(&body).next().unwrap().unwrap();
+            let range = WireFields::new(op.value.bytes().unwrap()).next().unwrap().unwrap();
             let read = all(range.value.bytes().unwrap()).unwrap();
             let number = |wanted| read.iter().find(|(number, _)| *number == wanted).map(|(_, value)| *value);
-            prop_assert_eq!(number(1).and_then(Value::bytes).unwrap_or_default(), key);
-            prop_assert_eq!(number(3).and_then(Value::signed).unwrap_or_default(), limit);
-            prop_assert_eq!(number(7), serializable.then_some(Value::Varint(1)));
-            prop_assert_eq!(number(10).and_then(Value::signed).unwrap_or_default(), min);
+            prop_assert_eq!(number(1).and_then(WireValue::bytes).unwrap_or_default(), key);
+            prop_assert_eq!(number(3).and_then(WireValue::signed).unwrap_or_default(), limit);
+            prop_assert_eq!(number(7), serializable.then_some(WireValue::Varint(1)));
+            prop_assert_eq!(number(10).and_then(WireValue::signed).unwrap_or_default(), min);
         }
 
         #[test]
@@ -304,11 +304,11 @@ mod tests {
             prop_assert_eq!(&body[..], request.encode_to_vec());
         }
 
-        /// Fields lie one after another, cover the body, and are each readable alone.
+        /// Fields lie back to back, cover the body, and are each readable alone.
         #[test]
         fn any_bytes_are_read(body: Vec<u8>) {
             let mut end = 0;
-            for field in Fields::new(&body) {
+            for field in WireFields::new(&body) {
                 let Ok(field) = field else { return Ok(()) };
                 prop_assert_eq!(field.range.start, end);
                 end = field.range.end;
@@ -332,7 +332,7 @@ mod tests {
                 written.put_u8(0);
                 prop_assert_eq!(varint(&written), Ok((value, longer)));
             }
-            // prost is the other reader that can be asked here.
+            // prost is the second reader available here.
             let ours = varint(&junk);
             let theirs = prost::decode_length_delimiter(&junk[..]);
             if let Ok(theirs) = theirs {

@@ -1,34 +1,34 @@
-//! The fields of every message that a client can send, as a table that the build makes from `proto/`.
+//! The fields of every message sent by clients, as a table generated from `proto/` by the build.
 //!
 //! Owns: [`MessageId`] and the kinds of fields. Must not know: how a body is read.
 
 include!(concat!(env!("OUT_DIR"), "/schema.rs"));
 
-/// One message: its full name and its fields, by rising number.
+/// A message: its full name, and its fields by rising number.
 #[derive(Debug)]
-pub struct Message {
+pub struct MessageSchema {
     /// The name with its package.
     pub name: &'static str,
-    /// The fields that we know; etcd grows, so a body may have more.
-    pub fields: &'static [Field],
+    /// The known fields. etcd grows, so a body may have more.
+    pub fields: &'static [SchemaField],
 }
 
-/// One field of a message.
+/// A field of a message.
 #[derive(Clone, Copy, Debug)]
-pub struct Field {
-    /// Its number on the wire.
+pub struct SchemaField {
+    /// The field's number on the wire.
     pub number: u32,
-    /// What it holds.
-    pub kind: Kind,
-    /// Whether it may come more than once.
+    /// The kind of value.
+    pub kind: FieldKind,
+    /// True if the field may occur several times.
     pub repeated: bool,
-    /// The oneof of its message that it belongs to.
+    /// Index of the field's oneof in the message, if any.
     pub oneof: Option<u8>,
 }
 
-/// What a field holds, as far as reading it the one right way needs.
+/// The kind of a field's value, as far as needed for an unambiguous reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FieldKind {
     /// 0 or 1.
     Bool,
     /// `int64` or `uint64`.
@@ -39,20 +39,20 @@ pub enum Kind {
     Bytes,
     /// UTF-8.
     Text,
-    /// A message of its own.
+    /// A nested message.
     Message(MessageId),
 }
 
 impl MessageId {
-    /// The message's fields.
+    /// Returns the message's name and fields.
     #[must_use]
-    pub fn message(self) -> &'static Message {
+    pub fn message(self) -> &'static MessageSchema {
         &MESSAGES[self as usize]
     }
 
-    /// The field of that number, if we know it.
+    /// Returns the field with the given number, if known.
     #[must_use]
-    pub fn field(self, number: u32) -> Option<&'static Field> {
+    pub fn field(self, number: u32) -> Option<&'static SchemaField> {
         self.message().fields.iter().find(|field| field.number == number)
     }
 }
@@ -71,10 +71,10 @@ mod tests {
             [(1, Some(0), false), (2, Some(0), false), (3, Some(0), false), (4, Some(0), false)]
         );
         let nested = MessageId::RequestOp.field(4).map(|field| field.kind);
-        assert_eq!(nested, Some(Kind::Message(MessageId::TxnRequest)));
+        assert_eq!(nested, Some(FieldKind::Message(MessageId::TxnRequest)));
         let compare = MessageId::TxnRequest.field(1).unwrap();
         assert!(compare.repeated);
-        assert_eq!(MessageId::Compare.field(64).unwrap().kind, Kind::Bytes);
+        assert_eq!(MessageId::Compare.field(64).unwrap().kind, FieldKind::Bytes);
         assert!(MessageId::Compare.field(9).is_none());
     }
 }

@@ -1,7 +1,7 @@
-//! How many log records callers can cause that have proved nothing.
+//! Rate limit for log records caused by callers without a proved identity.
 //!
-//! Owns: the rate. Must not know: what a record says. Invariant: a record that is left out is counted, and the count is told in
-//! the log (`report_left_out`).
+//! Owns: the rate. Must not know: a record's contents. Invariant: every suppressed record is counted, and the
+//! count appears in the log (`report_left_out`).
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, interval};
 
-/// Records of one limiter that may come at once.
+/// Records allowed in a burst, per limiter.
 const BURST: u32 = 100;
-/// After this time one more may come: 20 a second.
+/// The time to earn a record: 20 records a second.
 const REFILL: Duration = Duration::from_millis(50);
-/// Between two lines that tell how many records were left out.
+/// The interval between reports of suppressed records.
 const REPORT: Duration = Duration::from_secs(10);
 
-/// A token bucket for log records, for one thread.
+/// A token bucket for log records, for a single thread.
 #[derive(Debug)]
 pub struct RecordLimiter {
     records: Cell<u32>,
@@ -25,13 +25,13 @@ pub struct RecordLimiter {
 }
 
 impl RecordLimiter {
-    /// A full bucket that counts the records it leaves out in `left_out`.
+    /// A full bucket, counting suppressed records in `left_out`.
     #[must_use]
     pub fn new(left_out: Counter) -> Self {
         Self { records: Cell::new(BURST), refilled: Cell::new(Instant::now()), left_out }
     }
 
-    /// Whether one more record may be written now; where not, it is counted.
+    /// True if a record may be written now; a suppressed record is counted.
     #[must_use]
     pub fn may_log(&self) -> bool {
         self.may_log_at(Instant::now())
@@ -55,7 +55,7 @@ impl RecordLimiter {
     }
 }
 
-/// Tells in the log, every ten seconds at most, how many records were left out since it told last. Never ends.
+/// Logs the number of records suppressed since the last report, at most every ten seconds. Never ends.
 pub async fn report_left_out(left_out: Counter) {
     let mut turns = interval(REPORT);
     let mut told = 0;
@@ -85,10 +85,10 @@ mod tests {
         let passed = |millis, tries: u32| (0..tries).filter(|_| limiter.may_log_at(at(millis))).count();
         assert_eq!(passed(0, 150), 100);
         assert_eq!(left_out.get(), 50);
-        // Time that was too short for a record is not lost.
+        // Elapsed time too short for a record is not lost.
         assert_eq!((passed(30, 9), passed(60, 9), passed(100, 9)), (0, 1, 1));
         assert_eq!(passed(1_100, 50), 20);
-        // What was not used does not add up beyond the burst.
+        // Unused time does not accumulate beyond the burst.
         assert_eq!(passed(1_000_000, 150), 100);
         assert_eq!(passed(1_000_040, 1), 0);
     }

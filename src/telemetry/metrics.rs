@@ -1,7 +1,8 @@
-//! The numbers that `/metrics` shows, as handles that are resolved once.
+//! The metrics of `/metrics`, as handles resolved once.
 //!
-//! Owns: names, help texts, units, label sets. Must not know who counts. Invariant: every label comes from a closed
-//! set (method row, code, member, lane); never a key, a user's text, a watch id or an error text.
+//! Owns: names, help texts, units, label sets. Must not know: the code counting. Invariant: every label comes
+//! from a closed set (method row, code, member, lane); never a key, a user's text, a watch ID or an error
+//! text.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -15,14 +16,15 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use crate::telemetry::connections::ConnectionFigures;
-use crate::telemetry::figures::MemberFigures;
-use crate::telemetry::request_memory::RequestMemoryFigures;
-use crate::telemetry::unread::UnreadFigures;
+use crate::telemetry::connection_metrics::ConnectionMetrics;
+use crate::telemetry::member_metrics::MemberMetrics;
+use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
+use crate::telemetry::single_label::SingleLabel;
+use crate::telemetry::unread_metrics::UnreadMetrics;
 
 /// gRPC has codes 0 to 16.
 const CODES: usize = 17;
-/// Seconds: from a cached reply on loopback to etcd's own time-out of 7 s and beyond.
+/// Bucket bounds in seconds: from a cached reply on loopback to etcd's time-out of 7 s and beyond.
 const LATENCY: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
 
 /// Labels of a finished call.
@@ -40,27 +42,24 @@ impl EncodeLabelSet for CallLabels {
     }
 }
 
-/// One label with a value from a closed set.
-pub type One = [(&'static str, String); 1];
-
-struct Row {
+struct MethodMetrics {
     codes: [OnceLock<Counter>; CODES],
     latency: OnceLock<Histogram>,
 }
 
-/// Tries that are not among the retried calls.
-pub struct Tries {
-    /// Calls that were not sent again since too many others were.
+/// Counters of tries not included in the retried calls.
+pub struct TryMetrics {
+    /// Calls not sent again because the retry budget was used up.
     pub refused: Counter,
-    /// Reads that a second member was asked for beside the first.
+    /// Reads also sent to a second member (hedged).
     pub hedged: Counter,
-    /// Those that the second answered first.
+    /// Hedged reads answered first by the second member.
     pub hedges_won: Counter,
-    /// Reads of a member's own store that were behind what their client had been shown, and were made anew.
+    /// Local reads repeated because the answer was older than an answer already shown to the client.
     pub behind: Counter,
 }
 
-impl Tries {
+impl TryMetrics {
     fn registered(registry: &mut Registry) -> Self {
         let help = "Calls not sent again since too many others were";
         let refused = registered(registry, "calls_not_retried", help);
@@ -71,97 +70,98 @@ impl Tries {
     }
 }
 
-/// All metrics of the process. Counting is one atomic operation.
+/// All metrics of the process. Counting is a single atomic operation.
 pub struct Metrics {
     registry: Registry,
     methods: Vec<&'static str>,
-    rows: Vec<Row>,
+    rows: Vec<MethodMetrics>,
     calls: Family<CallLabels, Counter>,
-    latency: Family<One, Histogram>,
+    latency: Family<SingleLabel, Histogram>,
     /// Calls replayed after their credential was refused and renewed.
     pub healed: Counter,
-    /// Calls sent again, to the same or another member, since the first attempt provably did not apply.
+    /// Calls sent again, to the same or another member, because the first attempt provably did not apply.
     pub retried: Counter,
-    /// What became of tries that were not, or had to be, made again.
-    pub tries: Tries,
-    /// Upstream watch streams that were opened to go on where another ended.
+    /// Counters of refused retries, hedged reads and repeated reads.
+    pub tries: TryMetrics,
+    /// Upstream watch streams opened to resume an ended stream.
     pub watch_resumes: Counter,
-    /// Bytes that watch streams hold: of revisions that have not ended, and of what clients have not taken.
+    /// Bytes held by watch streams: incomplete revisions, and events not yet read by clients.
     pub watch_held_bytes: Gauge,
-    /// Upstream keepalive streams that were opened to go on where another ended.
+    /// Upstream keepalive streams opened to resume an ended stream.
     pub keepalive_resumes: Counter,
-    /// Upstream Observe streams that were opened to go on where another ended.
+    /// Upstream Observe streams opened to resume an ended stream.
     pub observe_resumes: Counter,
-    /// Keys of failed Lock and Campaign calls that were removed.
+    /// Removed keys of failed Lock and Campaign calls.
     pub lock_keys_removed: Counter,
-    /// Connections of clients that are open now.
+    /// Open client connections.
     pub connections: Gauge,
-    /// Connections of clients that were refused or ended.
-    pub connection_figures: ConnectionFigures,
-    /// Connections that a drain ended with something open.
+    /// Client connections refused or closed.
+    pub connection_figures: ConnectionMetrics,
+    /// Connections closed by a drain with calls or streams still open.
     pub connections_cut: Counter,
-    /// Connections that were ended since their client reset too many streams before they were answered.
+    /// Connections closed because the client reset too many streams before their answer.
     pub connections_flooded: Counter,
-    /// Unary calls of clients under way.
+    /// Unary calls of clients in flight.
     pub calls_open: Gauge,
-    /// Streams of clients that are open.
+    /// Open streams of clients.
     pub streams_open: Gauge,
-    /// TLS handshakes of clients that failed or took too long.
+    /// Failed or timed-out TLS handshakes of clients.
     pub handshakes_failed: Counter,
-    /// Connections whose requests have an `:authority` that is none.
+    /// Connections with invalid `:authority` headers.
     pub odd_authority: OddAuthority,
     /// Password logins, by result.
-    pub logins: Family<One, Counter>,
+    pub logins: Family<SingleLabel, Counter>,
     /// Session tokens issued.
     pub sessions_issued: Counter,
-    /// Session tokens that could not be opened.
+    /// Session tokens refused because opening the token failed.
     pub sessions_refused: Counter,
-    /// Calls whose token was not looked at, since auth is off.
+    /// Calls with an unchecked token, because auth is off.
     pub tokens_ignored: Counter,
-    /// JWTs that were not taken.
+    /// JWTs refused.
     pub jwts_refused: Counter,
-    /// Calls of peers that are no etcd user here.
+    /// Calls of peers not mapped to an etcd user.
     pub peers_refused: Counter,
-    /// Times that the configuration was read again and is in force.
+    /// Successful configuration reloads.
     pub reloads: Counter,
-    /// Times that it was read again and kept as it was, since what was read has a fault.
+    /// Reloads rejected because of a fault in the configuration; the previous configuration stays in force.
     pub reloads_refused: Counter,
-    /// How old what is known of revocations is, in seconds.
+    /// The age of the known revocations in seconds.
     pub revocation_age: Gauge<f64, AtomicU64>,
-    /// Since when no member of the cluster that sees a leader has answered a probe.
+    /// Seconds since the last probe answered by a member of the cluster that sees a leader.
     pub members_age: Gauge<f64, AtomicU64>,
-    /// 1 where whoever answers is believed to be a member (`cluster.tls.insecure_skip_verify`).
+    /// 1 if members are accepted without verification (`cluster.tls.insecure_skip_verify`).
     pub members_unverified: Gauge,
-    /// Users and sessions that were revoked.
+    /// Revoked users and sessions.
     pub revocation_entries: Gauge,
-    /// Connections that show a user's own certificate to a member.
+    /// Upstream connections with a user's own certificate.
     pub certificate_connections: Gauge,
-    /// Those that were not opened since as many as may be were in use.
+    /// Connections with a user's certificate refused at the limit of such connections.
     pub certificate_connections_refused: Counter,
-    /// Bodies and paths that were refused because they were not canonical.
+    /// Requests refused because the body or path was not canonical.
     pub not_canonical: Counter,
-    /// Handlers that panicked.
+    /// Panics in request handlers.
     pub panics: Counter,
-    /// Log records of callers that proved no identity, left out since there were too many.
+    /// Suppressed log records of callers without a proved identity.
     pub log_records_left_out: Counter,
-    /// Requests of clients that speak HTTP/1, by the kind of their path.
-    pub http1_requests: Family<One, Counter>,
-    /// Times that another cluster was followed.
+    /// HTTP/1 requests, by kind of path.
+    pub http1_requests: Family<SingleLabel, Counter>,
+    /// Switches to another cluster.
     pub cluster_changes: Counter,
-    /// 1 for members that get calls, 0 for the others.
-    pub member_ready: Family<One, Gauge>,
+    /// 1 for members receiving calls, 0 for other members.
+    pub member_ready: Family<SingleLabel, Gauge>,
     /// 1 for the leader.
-    pub member_leader: Family<One, Gauge>,
-    /// What is known of each member beside.
-    pub member_figures: MemberFigures,
-    /// Answers that clients have not read.
-    pub unread: UnreadFigures,
-    /// What requests hold in memory.
-    pub request_memory: RequestMemoryFigures,
+    pub member_leader: Family<SingleLabel, Gauge>,
+    /// The further metrics of each member.
+    pub member_figures: MemberMetrics,
+    /// Answers not yet read by clients.
+    pub unread: UnreadMetrics,
+    /// Memory held by requests.
+    pub request_memory: RequestMemoryMetrics,
 }
 
 impl Metrics {
-    /// Registers everything. `methods` are the method table's paths, in its order, plus one for unknown methods.
+    /// Registers all metrics. `methods` has the method table's paths in table order, followed by an entry for
+    /// unknown methods.
     #[expect(clippy::too_many_lines, reason = "a line or two for each metric, and no branch")]
     #[must_use]
     pub fn new(methods: Vec<&'static str>) -> Self {
@@ -170,7 +170,8 @@ impl Metrics {
         registry.register("calls", "Calls that ended, by method and gRPC code", calls.clone());
         let latency = Family::new_with_constructor((|| Histogram::new(LATENCY)) as fn() -> Histogram);
         registry.register_with_unit("call_duration", "Time of unary calls", Unit::Seconds, latency.clone());
-        let rows = methods.iter().map(|_| Row { codes: Default::default(), latency: OnceLock::new() });
+        let rows =
+            methods.iter().map(|_| MethodMetrics { codes: Default::default(), latency: OnceLock::new() });
         let mut counter = |name: &str, help: &str| registered::<Counter>(&mut registry, name, help);
         let healed = counter("calls_healed", "Calls replayed with a fresh credential");
         let retried = counter("calls_retried", "Calls sent again since the first attempt did not apply");
@@ -198,7 +199,7 @@ impl Metrics {
         let log_records_left_out = counter("log_records_left_out", help);
         let help = "Connections with a user's certificate over the limit";
         let certificate_connections_refused = counter("upstream_certificate_connections_refused", help);
-        let tries = Tries::registered(&mut registry);
+        let tries = TryMetrics::registered(&mut registry);
         let revocation_age = Gauge::<f64, AtomicU64>::default();
         let help = "How old what is known of revocations is";
         registry.register_with_unit("revocation_age", help, Unit::Seconds, revocation_age.clone());
@@ -219,14 +220,14 @@ impl Metrics {
         let help = "Requests over HTTP/1, by kind of path";
         let http1_requests = registered(&mut registry, "downstream_http1_requests", help);
         let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
-        let member_leader: Family<One, Gauge> =
+        let member_leader: Family<SingleLabel, Gauge> =
             registered(&mut registry, "member_leader", "1 for the leader");
         let member_figures =
-            MemberFigures::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
+            MemberMetrics::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
-            unread: UnreadFigures::registered(&mut registry),
-            connection_figures: ConnectionFigures::registered(&mut registry),
-            request_memory: RequestMemoryFigures::registered(&mut registry),
+            unread: UnreadMetrics::registered(&mut registry),
+            connection_figures: ConnectionMetrics::registered(&mut registry),
+            request_memory: RequestMemoryMetrics::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
@@ -272,8 +273,8 @@ impl Metrics {
         }
     }
 
-    /// Counts a call that ended. `row` is the method's place in the list given to [`Metrics::new`]. `took` is given
-    /// for unary calls only: how long a stream lived says nothing about how fast we are.
+    /// Counts a finished call. `row` is the method's index in the list given to [`Metrics::new`]. `took` is
+    /// given for unary calls only: a stream's lifetime is no measure of speed.
     pub fn call_ended(&self, row: usize, code: u8, took: Option<Duration>) {
         let (Some(cells), Some(method)) = (self.rows.get(row), self.methods.get(row)) else { return };
         if let Some(cell) = cells.codes.get(usize::from(code)) {
@@ -288,14 +289,14 @@ impl Metrics {
         }
     }
 
-    /// How many calls ended with `code`, over all methods. For tests and the admin page.
+    /// The number of calls ended with `code`, over all methods. For tests and the admin page.
     #[must_use]
     pub fn calls_with(&self, code: u8) -> u64 {
         let cells = self.rows.iter().filter_map(|row| row.codes.get(usize::from(code)));
         cells.filter_map(OnceLock::get).map(Counter::<u64, AtomicU64>::get).sum()
     }
 
-    /// The text that Prometheus reads.
+    /// The metrics in Prometheus text format.
     ///
     /// # Errors
     /// Never in practice: writing to a string does not fail.
@@ -306,12 +307,12 @@ impl Metrics {
     }
 }
 
-/// Connections whose requests have an `:authority` that is none.
+/// Connections with invalid `:authority` headers.
 pub struct OddAuthority {
-    /// Those that are served.
+    /// Connections served.
     pub connections: Counter,
-    /// Those of them that were ended, by reason.
-    pub refused: Family<One, Counter>,
+    /// Connections closed, by reason.
+    pub refused: Family<SingleLabel, Counter>,
 }
 
 impl OddAuthority {
@@ -323,22 +324,17 @@ impl OddAuthority {
     }
 }
 
-/// A metric that begins with nothing.
+/// Registers an empty metric.
 fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
     let metric = M::default();
     registry.register(name, help, metric.clone());
     metric
 }
 
-/// A label set of one label.
-#[must_use]
-pub fn one(name: &'static str, value: impl Into<String>) -> [(&'static str, String); 1] {
-    [(name, value.into())]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::single_label::one;
 
     #[test]
     fn calls_are_counted_by_method_and_code() {

@@ -1,8 +1,8 @@
-//! The fields of a log line in the text format.
+//! The fields of a log record in the text format.
 //!
-//! Owns: quoting. Must not know: which fields there are. Invariant: a record is one line, and a value cannot pose as another
-//! field or record, wherever its text comes from: a value that is not one plain word is quoted, and control characters in it are
-//! escaped. (The JSON format has that from JSON.)
+//! Owns: quoting. Must not know: the field names. Invariant: a record is a single line, and no value can pose
+//! as another field or record: a value other than a plain word is quoted, and control characters are escaped.
+//! (In the JSON format, JSON's escaping does the same.)
 
 use std::fmt::{self, Debug, Write as _};
 
@@ -45,16 +45,16 @@ impl QuotingVisitor<'_> {
 impl Visit for QuotingVisitor<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
-            "message" => self.write(field, format_args!("{}", Unquoted(value))),
+            "message" => self.write(field, format_args!("{}", EscapedMessage(value))),
             _ => self.write(field, format_args!("{value:?}")),
         }
     }
 
-    /// Everything that is no string: also what a `Display` writes.
+    /// Handles all values except strings, including values written with `Display`.
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let text = format!("{value:?}");
         if field.name() == "message" {
-            self.write(field, format_args!("{}", Unquoted(&text)));
+            self.write(field, format_args!("{}", EscapedMessage(&text)));
         } else if is_plain(&text) {
             self.write(field, format_args!("{text}"));
         } else {
@@ -63,7 +63,7 @@ impl Visit for QuotingVisitor<'_> {
     }
 }
 
-/// Whether it is one word that needs no quotes, or one quoted string already.
+/// True if the text is a single word needing no quotes, or already a quoted string.
 fn is_plain(text: &str) -> bool {
     let is_plain = |c: char| c.is_alphanumeric() || (c.is_ascii_graphic() && !matches!(c, '"' | '\\' | '='));
     !text.is_empty() && text.chars().all(is_plain) || is_quoted(text)
@@ -81,13 +81,13 @@ fn is_quoted(text: &str) -> bool {
     all_inner && !is_escaped
 }
 
-/// A message: as it is, save for characters that would end the line or move the cursor.
-struct Unquoted<'a>(&'a str);
+/// A message, unchanged except for escaping characters able to end the line or move the cursor.
+struct EscapedMessage<'a>(&'a str);
 
-impl fmt::Display for Unquoted<'_> {
+impl fmt::Display for EscapedMessage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
-            // `escape_debug` escapes quotes, too, which need none here.
+            // `escape_debug` would also escape quotes, needlessly.
             match c {
                 '"' | '\'' | '\\' => f.write_char(c)?,
                 _ => write!(f, "{}", c.escape_debug())?,
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_message_keeps_its_quotes_and_loses_its_line_ends() {
-        let text = Unquoted("it's \"so\"\nor\u{1b}[31m not").to_string();
+        let text = EscapedMessage("it's \"so\"\nor\u{1b}[31m not").to_string();
         assert_eq!(text, "it's \"so\"\\nor\\u{1b}[31m not");
     }
 }

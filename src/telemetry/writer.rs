@@ -1,9 +1,10 @@
-//! The log's writer: records are queued in memory, and a thread of its own writes them to stderr.
+//! The log writer: records are queued in memory, and a separate thread writes the queue to stderr.
 //!
-//! Owns: the queue, its bound, the writer thread, and counting the records that are lost. Must not know: what a record says.
-//! Invariants: queueing a record never waits for the reader of stderr: where the queue is full the record is dropped and counted;
-//! the queue holds at most `log.buffer` bytes; records are written whole and in order, many with one system call; each loss is
-//! told in the log once the writer can write again.
+//! Owns: the queue, its bound, the writer thread, and counting lost records. Must not know: a record's
+//! contents.
+//! Invariants: queueing a record never waits for stderr's reader: if the queue is full, the record is dropped
+//! and counted; the queue holds at most `log.buffer` bytes; records are written whole and in order, many per
+//! system call; losses are reported in the log once the writer can write again.
 
 use std::io::{self, Write};
 use std::mem;
@@ -12,21 +13,22 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two writes, so that one write takes many records. A record that comes after a pause is written at once.
+/// The pause between two writes, so that a write takes many records. A record after a pause is written at
+/// once.
 const GATHER: Duration = Duration::from_millis(20);
-/// The writer does not gather further once this much waits; it is no more than the least that `log.buffer` can be.
+/// The writer stops gathering at this many queued bytes; not above the smallest permitted `log.buffer`.
 const ENOUGH: usize = 16 * 1024;
-/// A buffer that has grown beyond this is given back after it was written.
+/// A buffer grown beyond this size is freed after writing.
 const KEPT: usize = 256 * 1024;
-/// Between two lines that tell of losses.
+/// The least time between two reports of losses.
 const TELL: Duration = Duration::from_secs(1);
-/// How long the process waits at its end for stderr to take the records that are queued.
+/// How long the process waits at its end for stderr to take the queued records.
 const LAST: Duration = Duration::from_secs(1);
 
-/// Records that were lost in this process, by reason. There is one log in a process, so there is one count.
+/// Records lost by this process, by reason. A process has a single log, so a single count suffices.
 pub static LOSSES: Losses = Losses { queue_full: AtomicU64::new(0), write_failed: AtomicU64::new(0) };
 
-/// Counts of records that were lost.
+/// Counts of lost records.
 #[derive(Debug)]
 pub struct Losses {
     queue_full: AtomicU64,
@@ -34,13 +36,13 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// Records that found the queue full, since stderr is read too slowly or not at all.
+    /// Records dropped because the queue was full: stderr is read too slowly or not at all.
     #[must_use]
     pub fn queue_full(&self) -> u64 {
         self.queue_full.load(Ordering::Relaxed)
     }
 
-    /// Records that stderr did not take: it is closed, or its disk is full.
+    /// Records refused by stderr: stderr is closed, or the disk is full.
     #[must_use]
     pub fn write_failed(&self) -> u64 {
         self.write_failed.load(Ordering::Relaxed)
@@ -51,31 +53,31 @@ impl Losses {
     }
 }
 
-/// The queue between everything that logs and the writer thread.
+/// The queue between the logging threads and the writer thread.
 #[derive(Debug)]
 pub struct LogQueue {
-    state: Mutex<State>,
+    state: Mutex<LogQueueState>,
     /// Wakes the writer thread.
     wakes: Condvar,
-    /// Wakes whoever waits for the end of the queue.
+    /// Wakes callers waiting for an empty queue.
     drained: Condvar,
-    /// Bytes that may wait.
+    /// Bytes queued at most.
     capacity: usize,
     losses: &'static Losses,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LogQueueState {
     pending: Vec<u8>,
-    /// The writer has taken records that it has not written yet.
+    /// True while the writer holds records not yet written.
     is_writing: bool,
-    /// The writer waits for a first record, and must be woken for it.
+    /// True while the writer waits for a first record and must be woken.
     is_waiting: bool,
-    /// The process ends: nothing is gathered any more.
+    /// True when the process is ending: the writer stops gathering.
     is_closing: bool,
 }
 
-/// Waits, when it is dropped, until the queued records are written, for a second at most.
+/// On drop, waits until the queued records are written, for a second at most.
 #[derive(Debug)]
 #[must_use = "the last records are written when it is dropped at the end of the process"]
 pub struct FlushGuard(Option<Arc<LogQueue>>);
@@ -95,7 +97,8 @@ impl Drop for FlushGuard {
 }
 
 impl LogQueue {
-    /// Starts the thread that writes to `sink`, while at most `capacity` bytes wait. The thread is not joined: it may hang in a write for ever.
+    /// Starts the thread writing to `sink`, with at most `capacity` queued bytes. The thread is never joined,
+    /// because a write may hang for ever.
     ///
     /// # Errors
     /// The thread could not be started.
@@ -115,16 +118,17 @@ impl LogQueue {
             capacity,
             losses,
         });
-        let writer = Writer { queue: Arc::clone(&queue), sink, told: 0, told_at: None, is_torn: false };
+        let writer = LogWriter { queue: Arc::clone(&queue), sink, told: 0, told_at: None, is_torn: false };
         thread::Builder::new().name("log".into()).spawn(move || writer.run())?;
         Ok((Arc::clone(&queue), FlushGuard(Some(queue))))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LogQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues one record, or drops and counts it where there is no room. Waits for nobody but another thread that copies its record.
+    /// Queues a record, or drops and counts the record if the queue is full. Waits only for other threads
+    /// copying a record.
     fn push(&self, record: &[u8]) {
         let mut state = self.lock();
         if state.pending.len() + record.len() > self.capacity {
@@ -139,7 +143,7 @@ impl LogQueue {
         }
     }
 
-    /// Takes all records that wait, once there are some.
+    /// Waits for the first record, then takes all queued records.
     fn take(&self, batch: &mut Vec<u8>) {
         let mut state = self.lock();
         state.is_writing = false;
@@ -153,24 +157,24 @@ impl LogQueue {
         mem::swap(&mut state.pending, batch);
     }
 
-    /// Waits for more records to come, for `GATHER` at most.
+    /// Waits for more records, for `GATHER` at most.
     fn gather(&self) {
         let state = self.lock();
-        let waits = |state: &mut State| !state.is_closing && state.pending.len() < ENOUGH;
+        let waits = |state: &mut LogQueueState| !state.is_closing && state.pending.len() < ENOUGH;
         drop(self.wakes.wait_timeout_while(state, GATHER, waits));
     }
 
-    /// Waits until everything that was queued is written, for `limit` at most.
+    /// Waits until all queued records are written, for `limit` at most.
     fn flush(&self, limit: Duration) {
         let mut state = self.lock();
         state.is_closing = true;
         self.wakes.notify_all();
-        let waits = |state: &mut State| state.is_writing || !state.pending.is_empty();
+        let waits = |state: &mut LogQueueState| state.is_writing || !state.pending.is_empty();
         drop(self.drained.wait_timeout_while(state, limit, waits));
     }
 }
 
-/// `tracing_subscriber` writes each record with one call.
+/// `tracing_subscriber` writes each record with a single call.
 impl Write for &LogQueue {
     fn write(&mut self, record: &[u8]) -> io::Result<usize> {
         self.push(record);
@@ -182,25 +186,25 @@ impl Write for &LogQueue {
     }
 }
 
-/// The writer thread's own part.
-struct Writer<W> {
+/// The state of the writer thread.
+struct LogWriter<W> {
     queue: Arc<LogQueue>,
     sink: W,
-    /// Losses that the log has told of.
+    /// Losses already reported in the log.
     told: u64,
     told_at: Option<Instant>,
-    /// The last write ended within a record.
+    /// True if the last write ended within a record.
     is_torn: bool,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> LogWriter<W> {
     fn run(mut self) {
         let mut batch = Vec::new();
         let mut is_writable = true;
         loop {
             self.queue.take(&mut batch);
             if is_writable {
-                // Now, since the queue has room again.
+                // Report now: the queue has room again.
                 self.tell_losses();
             }
             if mem::take(&mut self.is_torn) {
@@ -215,7 +219,8 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Logs how many records were lost since that was last told. The line takes the way of every other.
+    /// Logs the number of records lost since the last report. The report passes through the queue like any
+    /// record.
     fn tell_losses(&mut self) {
         let total = self.queue.losses.total();
         if total == self.told || self.told_at.is_some_and(|at| at.elapsed() < TELL) {
@@ -226,7 +231,7 @@ impl<W: Write> Writer<W> {
         tracing::warn!(records, "log records were lost: stderr was not read in time, or did not take them");
     }
 
-    /// Writes all of it. False where the sink fails: the rest is lost, and counted.
+    /// Writes the whole batch. Returns false if the sink fails: the rest is lost and counted.
     fn write(&mut self, batch: &[u8]) -> bool {
         let mut rest = batch;
         while !rest.is_empty() {
@@ -234,7 +239,7 @@ impl<W: Write> Writer<W> {
                 Ok(0) => return self.failed(batch, rest),
                 Ok(written) => rest = rest.get(written..).unwrap_or_default(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // A pipe that somebody else has made non-blocking, and that is full.
+                // A full pipe made non-blocking by another process.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.pause(),
                 Err(_) => return self.failed(batch, rest),
             }
@@ -264,7 +269,7 @@ mod tests {
 
     const CAPACITY: usize = 1024 * 1024;
 
-    /// A sink whose writes wait for the test, and fail where it says so.
+    /// A sink with writes controlled by the test: blocking, or failing.
     struct Gate {
         entered: mpsc::Sender<Vec<u8>>,
         results: mpsc::Receiver<io::Result<usize>>,
@@ -303,7 +308,7 @@ mod tests {
         let (queue, writes, allow) = gated();
         log(&queue, "first\n");
         assert_eq!(writes.recv().unwrap(), b"first\n");
-        // The writer hangs in its write now.
+        // The writer is blocked in its write now.
         for number in 0..100 {
             log(&queue, &format!("{number}\n"));
         }
@@ -361,7 +366,7 @@ mod tests {
         writes.recv().unwrap();
         queue.flush(Duration::from_millis(50));
         assert!(queue.lock().is_writing, "the sink hangs, and the flush has come back");
-        // From here on every write is let through at once.
+        // From here on, every write succeeds at once.
         drop(allow);
         log(&queue, "b\n");
         queue.flush(Duration::from_secs(3600));

@@ -1,10 +1,11 @@
-//! Reading a member's reply to a unary call far enough to decide on it.
+//! A member's reply, read far enough to decide on a retry.
 //!
-//! Owns: telling a refusal from a result in both forms that etcd sends (rules 4: Trailers-Only on plaintext ports,
-//! HEADERS then trailers on TLS ports), and holding a small result back until it is whole. A client cannot use a
-//! unary reply before its trailers anyway, so holding back costs it nothing, and a read whose member dies half way
-//! can still be asked elsewhere. Must not know: what is retried, who asked.
-//! Invariant: nothing of a reply goes downstream before its status is known or its size commits us.
+//! Owns: telling a refusal from a result in both of etcd's forms (Trailers-Only on plaintext ports, HEADERS
+//! then trailers on TLS ports; `docs/decisions.md#d04`), and holding a small result back until complete. A
+//! client cannot use a unary reply before its trailers, so holding back costs no time, and a read can still
+//! be retried elsewhere if its member dies half-way. Must not know: retry rules, the caller.
+//! Invariant: no part of a reply goes downstream before its status is known, or the reply has outgrown the
+//! hold limit.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,43 +19,44 @@ use hyper::body::Incoming;
 
 use crate::refusal::Status;
 use crate::rpc::frame::PREFIX;
-use crate::rpc::header::{self, Seen};
-use crate::upstream::connection::InFlight;
+use crate::rpc::header::{self, AnswerProgress};
+use crate::upstream::member_connection::InFlight;
 
-/// Up to this many bytes a reply is held back until whole; larger ones are passed on as they come.
+/// Hold limit in bytes: a reply up to this size is held back until complete, a larger reply is passed on as
+/// it arrives.
 pub const HELD: usize = 64 * 1024;
 
-/// A header of an answer is no longer than this.
+/// Upper bound on the bytes of an answer's ResponseHeader.
 const HEADER: usize = 64;
 
 /// How far a reply was read.
-pub enum Rest {
-    /// To its end; these are the trailers (empty where the header held the status).
+pub enum ReplyRemainder {
+    /// To its end, with the trailers (empty if the header held the status).
     Whole(HeaderMap),
-    /// It is larger than what is held back: the rest is still to come.
+    /// To the hold limit; the body continues.
     More(Incoming),
 }
 
-/// A reply, read as far as needed to decide.
-pub struct Answer {
+/// A reply, read as far as needed for a decision.
+pub struct MemberReply {
     /// The response's header fields.
     pub headers: HeaderMap,
-    /// What came of the body so far, framed.
+    /// Body bytes received so far, framed.
     pub data: VecDeque<Bytes>,
-    /// What is left.
-    pub rest: Rest,
-    /// How far the member was, where this was read.
-    pub seen: Option<Seen>,
-    /// Keeps the connection's count until the reply was delivered.
+    /// The trailers, or the unread body.
+    pub rest: ReplyRemainder,
+    /// The member's revision and raft term, after [`MemberReply::read_seen`].
+    pub progress: Option<AnswerProgress>,
+    /// Counts the call on its connection until the reply was delivered.
     pub in_flight: InFlight,
 }
 
-impl Answer {
-    /// Reads until the status is known or more than `hold` bytes of the reply came: [`HELD`] for unary calls, 0 for
-    /// streams, whose first message commits us.
+impl MemberReply {
+    /// Reads until the status is known or more than `hold` bytes of the reply have arrived: [`HELD`] for
+    /// unary calls, 0 for streams, committed by their first message.
     ///
     /// # Errors
-    /// The stream broke before that: the outcome of the call is unknown.
+    /// The stream broke earlier: the outcome of the call is unknown.
     pub async fn read(
         response: Response<Incoming>,
         in_flight: InFlight,
@@ -64,8 +66,8 @@ impl Answer {
         let mut answer = Self {
             headers: head.headers,
             data: VecDeque::new(),
-            rest: Rest::Whole(HeaderMap::new()),
-            seen: None,
+            rest: ReplyRemainder::Whole(HeaderMap::new()),
+            progress: None,
             in_flight,
         };
         if !head.status.is_success() {
@@ -84,12 +86,12 @@ impl Answer {
                     held += data.len();
                     answer.data.push_back(data);
                     if held > hold {
-                        answer.rest = Rest::More(body);
+                        answer.rest = ReplyRemainder::More(body);
                         return Ok(answer);
                     }
                 }
                 Err(frame) => {
-                    answer.rest = Rest::Whole(frame.into_trailers().unwrap_or_default());
+                    answer.rest = ReplyRemainder::Whole(frame.into_trailers().unwrap_or_default());
                     return match answer.status() {
                         Some(_) => Ok(answer),
                         None => Err("the member's trailers have no status".into()),
@@ -99,32 +101,33 @@ impl Answer {
         }
     }
 
-    /// Reads how far the member was. The header comes first, also of an answer that is still coming.
-    pub fn read_seen(&mut self) {
+    /// Reads the member's revision and raft term. The ResponseHeader comes first, so an incomplete answer is
+    /// enough.
+    pub fn read_progress(&mut self) {
         let begun = match (self.data.front(), self.data.len()) {
             (Some(begun), 2..) if begun.len() > PREFIX + HEADER => self.data.front().cloned(),
             _ => self.message().or_else(|| self.data.front().cloned()),
         };
-        self.seen = begun.as_ref().and_then(|framed| framed.get(PREFIX..)).and_then(header::seen);
+        self.progress = begun.as_ref().and_then(|framed| framed.get(PREFIX..)).and_then(header::progress);
     }
 
-    /// Puts `status` in the place of the member's own.
+    /// Replaces the member's status with `status`.
     pub fn replace_status(&mut self, status: &Status) {
         match &mut self.rest {
-            Rest::Whole(trailers) if Status::from_headers(trailers).is_some() => {
+            ReplyRemainder::Whole(trailers) if Status::from_headers(trailers).is_some() => {
                 trailers.extend(status.trailers());
             }
             _ => self.headers.extend(status.trailers()),
         }
     }
 
-    /// The whole message of a successful unary answer, framed. None where it is larger than what is held back.
+    /// Returns the whole message of a successful unary answer, framed. `None` if larger than the hold limit.
     #[must_use]
     pub fn message(&self) -> Option<Bytes> {
         match (&self.rest, self.data.len()) {
-            (Rest::More(_), _) | (_, 0) => None,
-            (Rest::Whole(_), 1) => self.data.front().cloned(),
-            (Rest::Whole(_), _) => {
+            (ReplyRemainder::More(_), _) | (_, 0) => None,
+            (ReplyRemainder::Whole(_), 1) => self.data.front().cloned(),
+            (ReplyRemainder::Whole(_), _) => {
                 let mut joined = BytesMut::new();
                 self.data.iter().for_each(|part| joined.extend_from_slice(part));
                 Some(joined.freeze())
@@ -132,21 +135,27 @@ impl Answer {
         }
     }
 
-    /// A stream that is passed on from its header on: nothing of it can be asked again.
+    /// Wraps a stream passed on from its header on: no part of the reply can be requested again.
     #[must_use]
     pub fn opened(response: Response<Incoming>, in_flight: InFlight) -> Self {
         let (head, body) = response.into_parts();
-        Self { headers: head.headers, data: VecDeque::new(), rest: Rest::More(body), seen: None, in_flight }
+        Self {
+            headers: head.headers,
+            data: VecDeque::new(),
+            rest: ReplyRemainder::More(body),
+            progress: None,
+            in_flight,
+        }
     }
 
-    /// The call's status, unless the reply is still going on.
+    /// Returns the call's status; `None` while the reply continues.
     #[must_use]
     pub fn status(&self) -> Option<Status> {
         match &self.rest {
-            Rest::Whole(trailers) => {
+            ReplyRemainder::Whole(trailers) => {
                 Status::from_headers(trailers).or_else(|| Status::from_headers(&self.headers))
             }
-            Rest::More(_) => None,
+            ReplyRemainder::More(_) => None,
         }
     }
 }

@@ -1,9 +1,10 @@
-//! One bidirectional stream to a member: messages in both directions, and its honest end.
+//! A bidirectional stream to a member: messages in both directions, and an honest end.
 //!
-//! Owns: that opening, sending and receiving go on together (a member answers the header of a stream only with its
-//! first message, which needs our first message), and framing. Must not know what the messages mean.
-//! Invariants: messages go out in the order they were given; [`Bidi::next`] is cancel-safe; after an end nothing more
-//! comes; dropping it resets the stream.
+//! Owns: framing, and opening, sending and receiving at the same time: a member sends its response header
+//! only with its first message, after reading Keyward's first message. Must not know: the meaning of the
+//! messages.
+//! Invariants: messages go out in the order given. [`Bidi::next`] is cancel-safe. No message follows an end.
+//! Dropping the stream resets the HTTP/2 stream.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -23,103 +24,111 @@ use tokio::sync::mpsc;
 use crate::refusal::Status;
 use crate::rpc::frame::{FrameReader, encode};
 use crate::rpc::method::Lane;
-use crate::upstream::connection::{InFlight, Outgoing};
+use crate::upstream::member_connection::{InFlight, UpstreamRequestBody};
 use crate::upstream::membership::Member;
-use crate::upstream::send::{Door, Head, NoAnswer};
+use crate::upstream::send::{NoReply, UpstreamClient, UpstreamHead};
 
-/// Messages on their way into HTTP/2's own buffers: enough to batch, few enough to notice a slow member.
+/// Messages on the way into HTTP/2's own buffers: enough to batch, few enough to notice a slow member.
 const OUTBOX: usize = 64;
-/// A watch response may hold one revision of any size that etcd took: bounded by what a gRPC length can say.
+/// Largest message. A watch response may hold a revision of any size accepted by etcd, so only gRPC's length
+/// field is a bound.
 const LARGEST: usize = 0x7fff_ffff;
 
-type Opening = LocalBoxFuture<'static, Result<(Response<Incoming>, InFlight), NoAnswer>>;
+type BidiOpening = LocalBoxFuture<'static, Result<(Response<Incoming>, InFlight), NoReply>>;
 
-enum State {
-    Opening(Opening),
+enum BidiState {
+    Opening(BidiOpening),
     Open(Incoming, HeaderMap, InFlight),
     Ended,
 }
 
-/// What comes from a stream.
-pub enum Next {
+/// An event of a stream.
+pub enum BidiEvent {
     /// A message.
     Message(Bytes),
-    /// The member ended it with this status.
+    /// The member ended the stream with a status.
     Ended(Status),
-    /// It broke: the member is out of reach.
+    /// The stream broke: the member is unreachable.
     Broken(Arc<str>),
-    /// It is given up: the member is to have rest, is found elsewhere, or was left already. It says nothing of the member.
+    /// Keyward gave the stream up: the member enters maintenance, left its address, or no longer serves. No
+    /// evidence against the member.
     Left,
-    /// It never came to be. Whether the member is out of reach was told already.
+    /// The stream was never opened. An unreachable member was already reported.
     Unopened(Arc<str>),
-    /// It never came to be: a limit of ours is reached, and no other member helps.
+    /// The stream was never opened: a limit of Keyward's is reached, and another member would not help.
     NoRoom,
 }
 
-/// There is no room for more of an unfinished message.
+/// No room for more bytes of an unfinished message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooMuch;
+pub struct UnfinishedMessageTooLarge;
 
 /// A stream to a member.
 pub struct Bidi {
     outbox: VecDeque<Bytes>,
     requests: mpsc::Sender<Bytes>,
-    state: State,
+    state: BidiState,
     reader: FrameReader,
 }
 
 impl Bidi {
-    /// Begins to open a stream; driven by [`Bidi::next`].
+    /// Begins to open a stream; [`Bidi::next`] drives the opening.
     #[must_use]
-    pub fn open(door: &Rc<Door>, member: &Arc<Member>, path: PathAndQuery, headers: Head) -> Self {
-        let (requests, frames) = mpsc::channel(OUTBOX);
-        Self::opening(door, member, path, headers, requests, Outgoing::Frames(frames))
-    }
-
-    /// The same with one request, which ends what we have to say: nothing may be sent on it.
-    #[must_use]
-    pub fn ask(
-        door: &Rc<Door>,
+    pub fn open(
+        door: &Rc<UpstreamClient>,
         member: &Arc<Member>,
         path: PathAndQuery,
-        headers: Head,
+        headers: UpstreamHead,
+    ) -> Self {
+        let (requests, frames) = mpsc::channel(OUTBOX);
+        Self::opening(door, member, path, headers, requests, UpstreamRequestBody::Frames(frames))
+    }
+
+    /// Begins to open a stream with a single request, half-closed after the request: no further message may
+    /// be sent.
+    #[must_use]
+    pub fn ask(
+        door: &Rc<UpstreamClient>,
+        member: &Arc<Member>,
+        path: PathAndQuery,
+        headers: UpstreamHead,
         framed: Bytes,
     ) -> Self {
         let (requests, _) = mpsc::channel(1);
-        Self::opening(door, member, path, headers, requests, Outgoing::Once(Some(framed)))
+        Self::opening(door, member, path, headers, requests, UpstreamRequestBody::Once(Some(framed)))
     }
 
     fn opening(
-        door: &Rc<Door>,
+        door: &Rc<UpstreamClient>,
         member: &Arc<Member>,
         path: PathAndQuery,
-        headers: Head,
+        headers: UpstreamHead,
         requests: mpsc::Sender<Bytes>,
-        body: Outgoing,
+        body: UpstreamRequestBody,
     ) -> Self {
         let (door, member) = (Rc::clone(door), Arc::clone(member));
         let opening = async move { door.send(&member, Lane::Stream, path, headers, body).await };
         Self {
             outbox: VecDeque::new(),
             requests,
-            state: State::Opening(opening.boxed_local()),
+            state: BidiState::Opening(opening.boxed_local()),
             reader: FrameReader::new(LARGEST),
         }
     }
 
-    /// Puts a message in line. It goes out while [`Bidi::next`] is polled.
+    /// Queues a message, sent while [`Bidi::next`] is polled.
     pub fn send(&mut self, message: &[u8]) {
         self.outbox.push_back(encode(message));
     }
 
-    /// Messages that did not go out yet.
+    /// Returns the number of messages not sent yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.outbox.len()
     }
 
-    /// The next message, or the end. Cancel-safe.
-    pub async fn next(&mut self) -> Next {
+    /// Returns the next message, or the end. Cancel-safe.
+    pub async fn next(&mut self) -> BidiEvent {
         loop {
             if let Ok(next) = self.next_within(|_| true).await {
                 return next;
@@ -127,60 +136,64 @@ impl Bidi {
         }
     }
 
-    /// The same, unless `room` says that so many bytes of unfinished messages are too many. Cancel-safe.
+    /// As [`Bidi::next`], but fails if `room` refuses to hold the given number of bytes of unfinished
+    /// messages. Cancel-safe.
     ///
     /// # Errors
-    /// [`TooMuch`]; the stream can go on.
-    pub async fn next_within(&mut self, mut room: impl FnMut(usize) -> bool) -> Result<Next, TooMuch> {
+    /// [`UnfinishedMessageTooLarge`]; the stream can go on.
+    pub async fn next_within(
+        &mut self,
+        mut room: impl FnMut(usize) -> bool,
+    ) -> Result<BidiEvent, UnfinishedMessageTooLarge> {
         loop {
             let read = self.reader.next();
             if !room(self.reader.held()) && read.is_none() {
-                return Err(TooMuch);
+                return Err(UnfinishedMessageTooLarge);
             }
             if let Some(read) = read {
                 return Ok(match read {
-                    Ok(message) => Next::Message(message),
+                    Ok(message) => BidiEvent::Message(message),
                     Err(fault) => self.broken(fault.to_string().into()),
                 });
             }
             self.pass_on();
             let more = async {
-                // A closed channel is told by the stream's end.
+                // The stream's end reports a closed channel.
                 if self.outbox.is_empty() || self.requests.reserve().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             };
             tokio::select! {
-                biased; // room first, so that a chatty member cannot starve what we have to say
+                biased; // sending first: a chatty member must not starve outgoing messages
                 () = more => {}
                 came = receive(&mut self.state) => match came {
-                    Came::Opened(state) => self.state = state,
-                    Came::Data(data) => self.reader.push(data),
-                    Came::End(status) => {
-                        self.state = State::Ended;
-                        return Ok(Next::Ended(status));
+                    BidiInput::Opened(state) => self.state = state,
+                    BidiInput::Data(data) => self.reader.push(data),
+                    BidiInput::End(status) => {
+                        self.state = BidiState::Ended;
+                        return Ok(BidiEvent::Ended(status));
                     }
-                    Came::Broken(reason) => return Ok(self.broken(reason)),
-                    Came::Left => {
-                        self.state = State::Ended;
-                        return Ok(Next::Left);
+                    BidiInput::Broken(reason) => return Ok(self.broken(reason)),
+                    BidiInput::Left => {
+                        self.state = BidiState::Ended;
+                        return Ok(BidiEvent::Left);
                     }
-                    Came::Unopened(reason) => {
-                        self.state = State::Ended;
-                        return Ok(Next::Unopened(reason));
+                    BidiInput::Unopened(reason) => {
+                        self.state = BidiState::Ended;
+                        return Ok(BidiEvent::Unopened(reason));
                     }
-                    Came::NoRoom => {
-                        self.state = State::Ended;
-                        return Ok(Next::NoRoom);
+                    BidiInput::NoRoom => {
+                        self.state = BidiState::Ended;
+                        return Ok(BidiEvent::NoRoom);
                     }
                 },
             }
         }
     }
 
-    fn broken(&mut self, reason: Arc<str>) -> Next {
-        self.state = State::Ended;
-        Next::Broken(reason)
+    fn broken(&mut self, reason: Arc<str>) -> BidiEvent {
+        self.state = BidiState::Ended;
+        BidiEvent::Broken(reason)
     }
 
     fn pass_on(&mut self) {
@@ -193,8 +206,8 @@ impl Bidi {
     }
 }
 
-enum Came {
-    Opened(State),
+enum BidiInput {
+    Opened(BidiState),
     Data(Bytes),
     End(Status),
     Broken(Arc<str>),
@@ -203,44 +216,44 @@ enum Came {
     NoRoom,
 }
 
-async fn receive(state: &mut State) -> Came {
+async fn receive(state: &mut BidiState) -> BidiInput {
     match state {
-        State::Opening(opening) => match opening.await {
+        BidiState::Opening(opening) => match opening.await {
             Ok((response, in_flight)) => {
                 let (head, body) = response.into_parts();
                 if !head.status.is_success() {
-                    return Came::Broken(format!("HTTP status {}", head.status.as_u16()).into());
+                    return BidiInput::Broken(format!("HTTP status {}", head.status.as_u16()).into());
                 }
-                Came::Opened(State::Open(body, head.headers, in_flight))
+                BidiInput::Opened(BidiState::Open(body, head.headers, in_flight))
             }
-            Err(NoAnswer::Lost(reason)) => Came::Broken(reason),
-            Err(NoAnswer::NeverSent(reason) | NoAnswer::NotShown(reason)) => Came::Unopened(reason),
-            Err(NoAnswer::NoRoom) => Came::NoRoom,
+            Err(NoReply::Lost(reason)) => BidiInput::Broken(reason),
+            Err(NoReply::NeverSent(reason) | NoReply::NotShown(reason)) => BidiInput::Unopened(reason),
+            Err(NoReply::NoRoom) => BidiInput::NoRoom,
         },
-        State::Open(body, headers, in_flight) => {
+        BidiState::Open(body, headers, in_flight) => {
             let next = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx));
             let frame = tokio::select! {
-                biased; // what has come is not thrown away
+                biased; // a received frame must not be discarded
                 frame = next => frame,
-                () = in_flight.told_to_leave() => return Came::Left,
+                () = in_flight.leave_ordered() => return BidiInput::Left,
             };
             match frame {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => Came::Data(data),
+                    Ok(data) => BidiInput::Data(data),
                     Err(frame) => end(frame.trailers_ref().and_then(Status::from_headers)),
                 },
-                Some(Err(_)) if in_flight.is_given_up() => Came::Left,
-                Some(Err(error)) => Came::Broken(error.to_string().into()),
+                Some(Err(_)) if in_flight.is_given_up() => BidiInput::Left,
+                Some(Err(error)) => BidiInput::Broken(error.to_string().into()),
                 None => end(Status::from_headers(headers)),
             }
         }
-        State::Ended => std::future::pending().await,
+        BidiState::Ended => std::future::pending().await,
     }
 }
 
-fn end(status: Option<Status>) -> Came {
+fn end(status: Option<Status>) -> BidiInput {
     match status {
-        Some(status) => Came::End(status),
-        None => Came::Broken("the member ended the stream without a status".into()),
+        Some(status) => BidiInput::End(status),
+        None => BidiInput::Broken("the member ended the stream without a status".into()),
     }
 }

@@ -1,10 +1,10 @@
-//! From a member's address to a connected byte stream, TLS included.
+//! Dialling: from a member's address to a connected byte stream, TLS included.
 //!
-//! Owns: dialling, TLS to members, the time that both may take. Must not know: HTTP, members' health, credentials.
-//! Invariants: an `https` endpoint is never spoken to in the clear, and its certificate is verified for the host
-//! that was asked for, whatever address that was reached by. Where no address is given the name is resolved at every connect,
-//! and one dead address does not use up the time of the others. TLS that is replaced is that of all clones, from the next
-//! connect on. [`Dial`] is the upstream seam of the tests.
+//! Owns: dialling, TLS to members, the time limit on both. Must not know: HTTP, members' health, credentials.
+//! Invariants: an `https` endpoint is never spoken to in the clear, and its certificate is verified for the
+//! requested host, whatever the address. Without a given address the name is resolved at every connect, and a
+//! dead address does not use up the time of the remaining addresses. Replaced TLS settings apply to all
+//! clones from the next connect on. [`Dial`] is the upstream seam of the tests.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,44 +18,44 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 
 use crate::config::{Endpoint, Scheme};
-use crate::io::Stream;
-use crate::upstream::names::Names;
-use crate::upstream::tls;
+use crate::io::ByteStream;
+use crate::upstream::member_tls;
+use crate::upstream::names::NameResolver;
 
-/// Opens the byte stream under TLS. The real one is TCP; tests give an in-process pipe.
-pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<Stream>> + Send + Sync>;
+/// Opens the byte stream under TLS: over TCP in production, over an in-process pipe in tests.
+pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<ByteStream>> + Send + Sync>;
 
-/// Why there is no connection. Nothing was sent in any of these cases.
+/// Why a connection failed. In every case, no request was sent.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Name resolution or TCP failed.
     #[error("cannot connect to {endpoint}: {reason}")]
     Failed {
-        /// Which endpoint.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// The system's or TLS library's words.
+        /// The message of the system or the TLS library.
         reason: Arc<str>,
     },
-    /// The TLS handshake failed: one of the two does not take what the other shows.
+    /// The TLS handshake failed: Keyward or the member rejects the certificate or parameters of the peer.
     #[error("no TLS with {endpoint}: {reason}")]
     Handshake {
-        /// Which endpoint.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// The TLS library's words.
+        /// The message of the TLS library.
         reason: Arc<str>,
     },
-    /// There is no certificate to show: no member has anything to do with it.
+    /// No client certificate to show; no member is at fault.
     #[error("no certificate to show: {0}")]
     NoCertificate(Arc<str>),
-    /// It took longer than `cluster.connect_timeout`.
+    /// The connect took longer than `cluster.connect_timeout`.
     #[error("no connection to {endpoint} within {limit:?}")]
     TimedOut {
-        /// Which endpoint.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// The limit that passed.
+        /// The exceeded limit.
         limit: Duration,
     },
-    /// `limits.certificate_connections` are open, and all are in use.
+    /// `limits.certificate_connections` connections are open, and all are in use.
     #[error("limits.certificate_connections are in use")]
     NoRoom,
 }
@@ -64,12 +64,12 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Connector {
     dial: Dial,
-    names: Names,
+    names: NameResolver,
     tls: Option<Tls>,
     limit: Duration,
 }
 
-/// TLS as it is now, for whichever HTTP.
+/// The TLS settings in force, for HTTP/2 or HTTP/1.1.
 #[derive(Clone)]
 struct Tls {
     current: Arc<ArcSwap<ClientConfig>>,
@@ -93,73 +93,81 @@ impl Tls {
 }
 
 impl Connector {
-    /// A connector over TCP. `tls` serves the `https` endpoints, `limit` bounds resolving, dialling and handshake.
+    /// Creates a connector over TCP. `tls` applies to `https` endpoints; `limit` bounds resolving, dialling
+    /// and handshake.
     #[must_use]
     pub fn tcp(tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
-        Self::resolving(Names::System, tls, limit)
+        Self::resolving(NameResolver::System, tls, limit)
     }
 
-    /// The same where names mean what `names` say.
+    /// As [`Connector::tcp`], with names resolved by `names`.
     #[must_use]
-    pub fn resolving(names: Names, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
+    pub fn resolving(names: NameResolver, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
         let asked = names.clone();
         let dial: Dial = Arc::new(move |endpoint| Box::pin(dial_tcp(endpoint.clone(), asked.clone(), limit)));
         Self { names, ..Self::over(dial, tls, limit) }
     }
 
-    /// A connector over any byte stream. What a name means is the dialler's.
+    /// Creates a connector over any byte stream; the dialler resolves names.
     #[must_use]
     pub fn over(dial: Dial, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
-        Self { dial, names: Names::Dialler, tls: tls.map(Tls::new), limit }
+        Self { dial, names: NameResolver::Dialler, tls: tls.map(Tls::new), limit }
     }
 
-    /// What names mean.
+    /// Returns the resolver of names.
     #[must_use]
-    pub fn names(&self) -> &Names {
+    pub fn names(&self) -> &NameResolver {
         &self.names
     }
 
-    /// From now on, other TLS: for this one, all its clones, and what [`Self::http1`] made of them. Where there was none
-    /// there is none.
+    /// Replaces the TLS settings of the connector, its clones, and connectors made by [`Self::http1`]. A
+    /// connector without TLS settings stays without.
     pub fn replace_tls(&self, tls: Arc<ClientConfig>) {
         if let Some(current) = &self.tls {
             current.current.store(tls);
         }
     }
 
-    /// The same, with other TLS towards `https` endpoints: other certificates, perhaps.
+    /// Returns a connector with different TLS settings for `https` endpoints, for example a different client
+    /// certificate.
     #[must_use]
     pub fn showing(&self, tls: Arc<ClientConfig>) -> Self {
         Self { tls: Some(Tls::new(tls)), ..self.clone() }
     }
 
-    /// The same, for the pages that members serve by HTTP/1.1: only what TLS offers (ALPN) differs.
+    /// Returns a connector for the HTTP/1.1 pages of members; only the protocol offered by TLS (ALPN)
+    /// differs.
     #[must_use]
     pub fn http1(&self) -> Self {
         let tls = self.tls.as_ref().map(|tls| Tls { http1: true, ..tls.clone() });
         Self { tls, ..self.clone() }
     }
 
-    /// Connects, with the TLS handshake where the endpoint is `https`. Cancel-safe: a dropped attempt leaves nothing.
+    /// Connects, with the TLS handshake for an `https` endpoint. Cancel-safe: a dropped attempt leaves no
+    /// connection behind.
     ///
     /// # Errors
-    /// [`ConnectError`]; nothing was sent to the member.
-    pub async fn connect(&self, endpoint: &Endpoint) -> Result<Stream, ConnectError> {
+    /// [`ConnectError`]; no request was sent to the member.
+    pub async fn connect(&self, endpoint: &Endpoint) -> Result<ByteStream, ConnectError> {
         self.connect_at(endpoint, None).await
     }
 
-    /// The same at this address of the endpoint's name, where one is given: no other answers there for it.
+    /// As [`Self::connect`], at the given address of the endpoint's name; no further address is tried.
     ///
     /// # Errors
-    /// [`ConnectError`]; nothing was sent to the member.
-    pub async fn connect_at(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> Result<Stream, ConnectError> {
+    /// [`ConnectError`]; no request was sent to the member.
+    pub async fn connect_at(
+        &self,
+        endpoint: &Endpoint,
+        at: Option<IpAddr>,
+    ) -> Result<ByteStream, ConnectError> {
         match tokio::time::timeout(self.limit, self.open(endpoint, at)).await {
             Ok(opened) => opened,
             Err(_) => Err(ConnectError::TimedOut { endpoint: endpoint.clone(), limit: self.limit }),
         }
     }
 
-    async fn open(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> Result<Stream, ConnectError> {
+    async fn open(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> Result<ByteStream, ConnectError> {
         let failed = |error: io::Error| ConnectError::Failed {
             endpoint: endpoint.clone(),
             reason: error.to_string().into(),
@@ -181,18 +189,18 @@ impl Connector {
         let shaken = tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream).await;
         let stream = shaken.map_err(|error| ConnectError::Handshake {
             endpoint: endpoint.clone(),
-            reason: tls::why_no_handshake(&error).into(),
+            reason: member_tls::describe_handshake_failure(&error).into(),
         })?;
         Ok(Box::new(stream))
     }
 }
 
-async fn dial_tcp(endpoint: Endpoint, names: Names, limit: Duration) -> io::Result<Stream> {
+async fn dial_tcp(endpoint: Endpoint, names: NameResolver, limit: Duration) -> io::Result<ByteStream> {
     let addresses = match endpoint.host.parse::<IpAddr>() {
         Ok(address) => vec![address],
         Err(_) => names.addresses(&endpoint.host).await.map_err(io::Error::other)?.all,
     };
-    // One that swallows everything leaves the others their share of the time.
+    // Share the time among the addresses: a silent address must not use up all of the time.
     let share = limit / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
     let mut failure = io::Error::from(io::ErrorKind::NotFound);
     for address in addresses {

@@ -1,31 +1,34 @@
-//! What proves an etcd user to a member: a password turned into one token per identity and member, a certificate of the
-//! user's own, or a token that we sign.
+//! Credentials that prove an etcd user to a member: a password turned into one token per identity and member,
+//! a client certificate of the user, or a JWT signed by Keyward.
 //!
-//! Owns: who is known by which password, the tokens they have, when a login may happen, when a token is kept alive; what
-//! proves a user without its password (`acting`). Must not know: sessions, who the client is, which member a call goes
-//! to, how a member is reached.
-//! Invariants: two passwords of one user never share a token; a password that etcd refused admits nobody and harms no
-//! other; at most one login per identity and member is under way, and it goes on when those who wait for it leave; a
-//! token is dropped by naming it, so that ten callers who found the same one dead cause one login.
+//! Owns: the mapping from a user and password to an identity, the tokens of each identity, the admission of
+//! logins, keeping tokens alive, and credentials that prove a user without the user's own password
+//! (`acting`). Must not know: sessions, the identity of the client, the choice of a member for a call, how to
+//! connect to a member.
+//! Invariants: two passwords of the same user never share a token; a password that etcd refused admits no
+//! caller and does not affect callers with the right password; at most one login per identity and member is
+//! in flight, and the login continues when its waiters leave; a caller drops a token by naming the token, so
+//! ten callers with the same dead token cause a single login.
 
-mod acting;
+mod acting_identities;
+mod auth_calls;
+mod auth_revision;
 mod breaker;
-mod certificate;
+mod certificate_identity;
 mod control;
-mod identity;
 mod keep_alive;
+mod leaf;
 mod lifetimes;
 mod mint;
-mod moves;
-mod recall;
-mod revision;
-mod roles;
+mod password_identity;
+mod password_proof;
+mod root_holders;
 #[cfg(test)]
-mod scripted;
-mod signed;
+mod scripted_member;
+mod signed_identity;
+mod signing_revision;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -43,77 +46,81 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use crate::identity::{MemberId, UserName};
-use crate::rpc::outcome::Proof;
+use crate::rpc::outcome::CallProof;
 use crate::secret::Secret;
 use crate::upstream::membership::ControlChannels;
 
-pub use acting::{Acting, ActingIdentity, UsersError};
-pub use certificate::{CertificateIdentity, Leaf, Showing};
+pub use acting_identities::{ActingIdentities, ActingIdentity, UsersError};
+pub use auth_revision::AuthRevisionTracker;
+pub use certificate_identity::{CertificateConnectionKey, CertificateIdentity};
 pub use control::CredentialControl;
-pub use identity::{InUse, PasswordIdentity, Token};
+pub use leaf::Leaf;
 pub use mint::MintError;
-pub use moves::Moves;
-pub use revision::Pages;
-pub use roles::{RootHolders, Wanted};
-pub use signed::SignedIdentity;
+pub use password_identity::{PasswordIdentity, Token, TokenUseGuard};
+pub use root_holders::{RootHolderQuery, RootHolders};
+pub use signed_identity::SignedIdentity;
+pub use signing_revision::MetricsPages;
 
-use identity::LoginRequest;
 use lifetimes::Lifetimes;
-use mint::Held;
+use mint::CheckedAuthorities;
+use password_identity::LoginRequest;
 
-/// Requests that the control runtime has not taken up yet. It takes them up at once and queues per member, so this
-/// fills only when that runtime is stuck; callers are then told [`LoginFailure::Busy`].
+/// Login requests queued for the control runtime. The control runtime takes requests at once and queues
+/// logins per member, so the channel fills only when the control runtime is stuck; callers then get
+/// [`LoginFailure::Busy`].
 const REQUESTS: usize = 1024;
 
-/// Questions for the auth revision that were not taken up yet: one answer serves all, so that more say nothing more.
+/// Queued requests for the auth revision. One answer serves all waiters, so more queued requests add no
+/// information.
 const QUESTIONS: usize = 1;
 
-/// As whom a call goes upstream.
+/// The etcd user that a call acts as upstream.
 #[derive(Clone, Debug)]
-pub enum As {
-    /// Without any credential: etcd answers as it answers anybody.
+pub enum UpstreamUser {
+    /// No credential: etcd answers as for any unauthenticated caller.
     Nobody,
-    /// As an etcd user, with what proves it.
-    User(Identity),
+    /// An etcd user, with the identity proving the user.
+    User(UpstreamIdentity),
 }
 
-/// One etcd user, and what proves it.
+/// An etcd user, with the means of proving the user to members.
 #[derive(Clone, Debug)]
-pub enum Identity {
-    /// A password, for a token per member.
+pub enum UpstreamIdentity {
+    /// A password, exchanged for a token per member.
     Password(Arc<PasswordIdentity>),
-    /// A certificate, on connections of its own.
+    /// A client certificate, on dedicated connections.
     Certificate(Arc<CertificateIdentity>),
-    /// Tokens that we sign.
+    /// Tokens signed by Keyward.
     Signed(Arc<SignedIdentity>),
-    /// What the configuration in force has for it: another one after a reload, also under a stream.
+    /// The identity that the current configuration gives the user. A reload may replace the identity, also
+    /// under a live stream.
     Acting(Arc<ActingIdentity>),
 }
 
-/// Tells identities apart, for as long as they live.
+/// Key that tells living identities apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IdentityKey(usize);
 
 impl IdentityKey {
-    /// The key of a number, for tests.
+    /// A key with a given number, for tests.
     #[cfg(test)]
     pub(crate) fn numbered(number: usize) -> Self {
         Self(number)
     }
 }
 
-/// What one call shows one member.
+/// The credential that one call presents to one member.
 #[derive(Clone, Debug)]
-pub enum Shown {
-    /// Nothing: it is nobody's, or auth is off.
+pub enum CallCredential {
+    /// No credential: the call has no user, or auth is off.
     Nothing,
-    /// A token.
+    /// A token in the call's metadata.
     Token(Token),
-    /// A connection with this one's certificate.
+    /// A connection with the client certificate of the identity.
     Certificate(Arc<CertificateIdentity>),
 }
 
-impl Identity {
+impl UpstreamIdentity {
     /// The etcd user.
     #[must_use]
     pub fn user(&self) -> &UserName {
@@ -125,7 +132,8 @@ impl Identity {
         }
     }
 
-    /// What tells it from others: two passwords of one user are two identities.
+    /// The key that tells the identity from all living identities: two passwords of one user are two
+    /// identities.
     #[must_use]
     pub fn key(&self) -> IdentityKey {
         IdentityKey(match self {
@@ -136,68 +144,73 @@ impl Identity {
         })
     }
 
-    /// What proves the user now, which is never an [`Identity::Acting`].
+    /// The identity that proves the user now; never an [`UpstreamIdentity::ActingIdentities`].
     #[must_use]
-    pub fn now(&self) -> Cow<'_, Self> {
+    pub fn current_identity(&self) -> Cow<'_, Self> {
         match self {
             Self::Acting(identity) => Cow::Owned(identity.now()),
             _ => Cow::Borrowed(self),
         }
     }
 
-    /// Keeps what proves it alive until dropped, where that dies of not being used.
+    /// Returns a guard that keeps the identity's tokens alive until dropped. None if the credential does not
+    /// expire from disuse.
     #[must_use]
-    pub fn hold(&self) -> Option<InUse> {
-        match &*self.now() {
+    pub fn keep_alive(&self) -> Option<TokenUseGuard> {
+        match &*self.current_identity() {
             Self::Password(identity) => Some(identity.hold()),
             _ => None,
         }
     }
 
-    /// What to show `member`, where auth may be on.
+    /// Returns the credential to present to `member`, where auth may be on.
     ///
     /// # Errors
-    /// There is no token; see [`LoginFailure`].
-    pub async fn shown(&self, member: MemberId) -> Result<Shown, LoginFailure> {
-        match self.now().into_owned() {
-            Self::Password(identity) => identity.token(member).await.map(Shown::Token),
-            Self::Certificate(identity) => Ok(Shown::Certificate(identity)),
-            Self::Signed(identity) => identity.token().await.map(Shown::Token),
-            // What is in force is one of the others.
+    /// No token could be obtained; see [`LoginFailure`].
+    pub async fn credential_for(&self, member: MemberId) -> Result<CallCredential, LoginFailure> {
+        match self.current_identity().into_owned() {
+            Self::Password(identity) => identity.token(member).await.map(CallCredential::Token),
+            Self::Certificate(identity) => Ok(CallCredential::Certificate(identity)),
+            Self::Signed(identity) => identity.token().await.map(CallCredential::Token),
+            // `now` never returns an acting identity.
             Self::Acting(_) => Err(LoginFailure::NoAnswer),
         }
     }
 
-    /// Lets `member`, which has no leader and so can make no login, be shown a token that another member issued.
+    /// Lets `member` be shown a token issued by another member. For a member without a leader, which cannot
+    /// make a login.
     pub fn adopt_token(&self, member: MemberId) {
-        if let Self::Password(identity) = &*self.now() {
+        if let Self::Password(identity) = &*self.current_identity() {
             identity.adopt_token(member);
         }
     }
 
-    /// `member` refused what it was `shown`. Whether the next try shows something else: a certificate has nothing to
-    /// renew.
-    pub fn renew(&self, member: MemberId, shown: &Shown) -> bool {
-        match (&*self.now(), shown) {
-            (Self::Password(identity), Shown::Token(token)) => identity.invalidate(member, token),
-            (Self::Signed(identity), Shown::Token(token)) => identity.invalidate(token),
-            (Self::Certificate(identity), Shown::Certificate(shown)) => return !Arc::ptr_eq(identity, shown),
-            (_, Shown::Nothing) => return false,
-            // It proves itself otherwise now.
-            (_, Shown::Token(_) | Shown::Certificate(_)) => {}
+    /// Records that `member` refused the credential `shown`. Returns true if the next attempt presents a
+    /// different credential; a refused certificate has no renewal.
+    pub fn renew(&self, member: MemberId, shown: &CallCredential) -> bool {
+        match (&*self.current_identity(), shown) {
+            (Self::Password(identity), CallCredential::Token(token)) => identity.invalidate(member, token),
+            (Self::Signed(identity), CallCredential::Token(token)) => identity.invalidate(token),
+            (Self::Certificate(identity), CallCredential::Certificate(shown)) => {
+                return !Arc::ptr_eq(identity, shown);
+            }
+            (_, CallCredential::Nothing) => return false,
+            // The identity has changed since the call: the next attempt presents a different credential.
+            (_, CallCredential::Token(_) | CallCredential::Certificate(_)) => {}
         }
         true
     }
 
-    /// Whether every change of users and roles ends what it shows, so that each asks for another.
+    /// True if every change of users or roles invalidates the identity's tokens, so that each change causes a
+    /// new token.
     #[must_use]
-    pub fn follows_revisions(&self) -> bool {
-        matches!(&*self.now(), Self::Signed(_))
+    pub fn is_bound_to_revision(&self) -> bool {
+        matches!(&*self.current_identity(), Self::Signed(_))
     }
 }
 
-impl Shown {
-    /// The token, where it is one.
+impl CallCredential {
+    /// The token, if the credential is a token.
     #[must_use]
     pub fn token(&self) -> Option<&Token> {
         match self {
@@ -206,122 +219,125 @@ impl Shown {
         }
     }
 
-    /// As answers are judged.
+    /// The kind of proof, for judging a member's answer.
     #[must_use]
-    pub fn proof(&self) -> Proof {
-        if self.token().is_some() { Proof::Token } else { Proof::NoToken }
+    pub fn proof(&self) -> CallProof {
+        if self.token().is_some() { CallProof::Token } else { CallProof::NoToken }
     }
 }
 
 /// Limits and times of password credentials.
 #[derive(Clone, Debug)]
 pub struct CredentialSettings {
-    /// etcd's `--auth-token-ttl`: it is not on the wire. Where it is shorter than told here, that is learned.
+    /// etcd's `--auth-token-ttl`, which etcd does not send to clients. A shorter TTL of a member is learned
+    /// from tokens that die early.
     pub token_ttl: Duration,
-    /// How long after its last call an identity's tokens are kept alive.
+    /// How long after an identity's last call the identity's tokens are kept alive.
     pub idle: Duration,
-    /// Logins under way per member: each costs it some 50 ms of bcrypt.
+    /// Maximum of in-flight logins per member. Each login costs a member some 50 ms of bcrypt.
     pub logins_per_member: usize,
-    /// Logins waiting per member, past which callers are told [`LoginFailure::Busy`].
+    /// Maximum of logins waiting per member; beyond the maximum callers get [`LoginFailure::Busy`].
     pub logins_waiting: usize,
-    /// How long one login may take. etcd's own limit is 7 s.
+    /// Time limit of one login. etcd's own limit is 7 s.
     pub login_timeout: Duration,
-    /// Identities whose password etcd accepted.
+    /// Maximum of remembered identities whose password etcd accepted.
     pub proved: u64,
-    /// Identities whose password etcd refused or was not asked about yet.
+    /// Maximum of remembered identities whose password etcd refused or has not checked yet.
     pub unproved: u64,
 }
 
-/// Why there is no token.
+/// Reasons for not having a token.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LoginFailure {
-    /// etcd refused the name and password. For a while the same pair is refused here, without asking etcd again.
+    /// etcd refused the name and password. For a while Keyward refuses the same pair without asking etcd
+    /// again.
     #[error("etcd refused the user name and password")]
     WrongPassword,
-    /// The user exists but has no password: it proves itself by a certificate only.
+    /// The user exists but has no password: only a certificate proves the user.
     #[error("the user has no password")]
     NoPassword,
-    /// Auth is off, so there are no tokens.
+    /// Auth is off, so etcd issues no tokens.
     #[error("auth is off")]
     AuthDisabled,
-    /// The member's own answer, untouched: nothing is known of the password.
+    /// The member's own answer, unchanged. The answer says nothing about the password.
     #[error("the member could not say: {}", .0.message())]
     Unavailable(Status),
     /// No member to ask, or no answer in time.
     #[error("no member answered")]
     NoAnswer,
-    /// Too many logins are waiting for this member.
+    /// Too many logins are waiting for the member.
     #[error("too many logins are waiting")]
     Busy,
 }
 
-/// What happened, for the metrics.
+/// Counters of logins and touches, for the metrics.
 #[derive(Debug, Default)]
 pub struct CredentialCounters {
-    /// Logins that gave a token.
+    /// Logins that returned a token.
     pub logins_accepted: AtomicU64,
-    /// Logins that etcd refused for their name or password.
+    /// Logins refused by etcd because of the name or password.
     pub logins_refused: AtomicU64,
-    /// Logins that ended otherwise.
+    /// Logins that failed for any different reason.
     pub logins_failed: AtomicU64,
-    /// Touches that found their token alive.
+    /// Touches with a live token.
     pub touches_alive: AtomicU64,
-    /// Touches that found their token dead.
+    /// Touches with a dead token.
     pub touches_dead: AtomicU64,
-    /// Touches that told nothing: the member did not answer.
+    /// Touches without a verdict: the member did not answer.
     pub touches_unknown: AtomicU64,
-    /// Touches that were due and not made then: their member had been sent as many as it is to be sent.
+    /// Touches due but postponed, because the member's touch allowance was used up.
     pub touches_postponed: AtomicU64,
-    /// Tokens that a call found dead.
+    /// Tokens found dead by a call.
     pub invalidations: AtomicU64,
 }
 
-/// The identities of this process. One for all shards.
+/// All identities of the process, shared by all shards.
 pub struct Credentials {
-    /// What keeps identities in memory. `known` finds those too that only a live stream still holds, so that one
-    /// user and password is never two identities.
-    proved: Cache<Fingerprint, Arc<PasswordIdentity>>,
-    unproved: Cache<Fingerprint, Arc<PasswordIdentity>>,
-    known: Mutex<Known>,
+    /// The caches `proved` and `unproved` keep identities in memory. `known` also finds identities held only
+    /// by a live stream, so a user and password never become two identities.
+    proved: Cache<PasswordFingerprint, Arc<PasswordIdentity>>,
+    unproved: Cache<PasswordFingerprint, Arc<PasswordIdentity>>,
+    known: Mutex<KnownIdentities>,
     fingerprint_key: Secret<[u8; 32]>,
-    acting: Arc<ArcSwap<Acting>>,
-    held: Held,
-    questions: mpsc::Sender<Arc<signed::Signer>>,
-    shared: Arc<Shared>,
+    acting: Arc<ArcSwap<ActingIdentities>>,
+    held: CheckedAuthorities,
+    questions: mpsc::Sender<Arc<signing_revision::TokenSigner>>,
+    shared: Arc<CredentialContext>,
 }
 
-/// What every identity needs of the whole.
-struct Shared {
+/// State shared by all identities.
+struct CredentialContext {
     settings: CredentialSettings,
     requests: mpsc::Sender<LoginRequest>,
     channels: ControlChannels,
     counters: CredentialCounters,
     lifetimes: Mutex<Lifetimes>,
-    /// Of tokens: one never has another's.
+    /// Serial number of the next token. No two tokens share a serial number.
     serials: AtomicU64,
     epoch: Instant,
 }
 
-/// User name and password under a key of this process: the password cannot be guessed from it elsewhere.
+/// Hash of a user name and password under a random key of the process. Outside the process, the hash cannot
+/// be used to guess the password.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Fingerprint([u8; 32]);
+pub struct PasswordFingerprint([u8; 32]);
 
-impl Fingerprint {
-    /// One of `many`, always the same one: by it logins are spread.
+impl PasswordFingerprint {
+    /// Maps the fingerprint to one of `many` buckets, always the same bucket; spreads logins.
     #[must_use]
-    pub fn one_of(self, many: usize) -> usize {
+    pub fn bucket_of(self, many: usize) -> usize {
         let first = self.0.first_chunk().map_or(0, |first| u32::from_be_bytes(*first));
         usize::try_from(first).unwrap_or(0) % many.max(1)
     }
 }
 
 #[derive(Default)]
-struct Known {
-    identities: HashMap<Fingerprint, Weak<PasswordIdentity>>,
+struct KnownIdentities {
+    identities: HashMap<PasswordFingerprint, Weak<PasswordIdentity>>,
     prune_at: usize,
 }
 
-/// The system gave no random bytes.
+/// The operating system returned no random bytes.
 #[derive(Debug, thiserror::Error)]
 #[error("no random bytes from the system")]
 pub struct NoRandomness;
@@ -341,7 +357,7 @@ impl Default for CredentialSettings {
 }
 
 impl LoginFailure {
-    /// Whether etcd said no to this user and password, whatever the member.
+    /// True if etcd refused the user and password, independent of the member asked.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::WrongPassword | Self::NoPassword)
@@ -349,10 +365,10 @@ impl LoginFailure {
 }
 
 impl Credentials {
-    /// Credentials, and the future that the control runtime has to run for them.
+    /// Returns the credentials, and the future that the control runtime must run for the credentials.
     ///
     /// # Errors
-    /// [`NoRandomness`]: passwords are remembered under a random key only.
+    /// [`NoRandomness`]: passwords are remembered only under a random key.
     pub fn new(
         settings: CredentialSettings,
         channels: ControlChannels,
@@ -373,10 +389,10 @@ impl Credentials {
             unproved: cache(settings.unproved),
             known: Mutex::default(),
             fingerprint_key: Secret::new(key),
-            acting: Arc::new(ArcSwap::from_pointee(Acting::nobody())),
-            held: Held::default(),
+            acting: Arc::new(ArcSwap::from_pointee(ActingIdentities::nobody())),
+            held: CheckedAuthorities::default(),
             questions,
-            shared: Arc::new(Shared {
+            shared: Arc::new(CredentialContext {
                 lifetimes: Mutex::new(Lifetimes::new(settings.token_ttl)),
                 settings,
                 requests,
@@ -390,12 +406,12 @@ impl Credentials {
         Ok((credentials, control))
     }
 
-    /// The identity of this user with this password, proved or not. No call goes upstream. Callers on the hot path
-    /// keep it: it costs a hash and a look-up.
+    /// Returns the identity of the user and password, proved or not. Makes no call upstream. Costs a hash and
+    /// a look-up, so callers on the hot path keep the identity.
     #[must_use]
     pub fn identity(&self, user: &UserName, password: &Secret<String>) -> Arc<PasswordIdentity> {
         let fingerprint = self.fingerprint(user, password);
-        if let Some(identity) = self.remembered(fingerprint) {
+        if let Some(identity) = self.find_cached(fingerprint) {
             return identity;
         }
         let identity = {
@@ -406,34 +422,35 @@ impl Credentials {
                 identity
             })
         };
-        self.keep(&identity);
+        self.cache_identity(&identity);
         identity
     }
 
-    /// The same, if it is in memory.
+    /// Returns the identity of the user and password if the identity is in memory.
     fn find(&self, user: &UserName, password: &Secret<String>) -> Option<Arc<PasswordIdentity>> {
         let fingerprint = self.fingerprint(user, password);
-        self.remembered(fingerprint).or_else(|| lock(&self.known).find(fingerprint))
+        self.find_cached(fingerprint).or_else(|| lock(&self.known).find(fingerprint))
     }
 
-    /// Whether etcd accepted this user with this password, as far as that can be told without asking.
+    /// True if etcd accepted the user and password, as far as memory can tell without asking etcd.
     #[must_use]
-    pub fn knows(&self, fingerprint: Fingerprint) -> bool {
-        self.remembered(fingerprint).is_some_and(|identity| identity.is_proved())
+    pub fn is_proved(&self, fingerprint: PasswordFingerprint) -> bool {
+        self.find_cached(fingerprint).is_some_and(|identity| identity.is_proved())
     }
 
-    fn remembered(&self, fingerprint: Fingerprint) -> Option<Arc<PasswordIdentity>> {
+    fn find_cached(&self, fingerprint: PasswordFingerprint) -> Option<Arc<PasswordIdentity>> {
         self.proved.get(&fingerprint).or_else(|| self.unproved.get(&fingerprint))
     }
 
-    /// Whether this is the user's password, for the Authenticate RPC. Proved already, by a token that one of `members`
-    /// knows ([`Credentials::recall`]): no login. Else one login on the first of `members` that can say, shared by all who
-    /// ask at the same time; its token is that member's credential.
+    /// Verifies the user's password, for the Authenticate RPC. No login is made if a member of `members`
+    /// still knows a token of the pair ([`Credentials::recall`]). Otherwise one login runs on the first of
+    /// `members` able to answer, shared by all concurrent callers (single flight); the resulting token
+    /// becomes the credential for the answering member.
     ///
-    /// Cancel-safe: a login that was begun goes on.
+    /// Cancel-safe: a started login continues.
     ///
     /// # Errors
-    /// See [`LoginFailure`]; of several members that could not say, the last one's.
+    /// See [`LoginFailure`]; if several members could not answer, the failure of the last member.
     pub async fn verify(
         &self,
         user: &UserName,
@@ -460,38 +477,40 @@ impl Credentials {
         Err(failure)
     }
 
-    /// Forgets what etcd ever said of this user's passwords. To be called when the user's password was changed, or
-    /// the user was added or deleted, through us: etcd has dropped the user's tokens.
+    /// Forgets every verdict of etcd on the user's passwords. Must be called when a user's password was
+    /// changed, or a user was added or deleted, through Keyward: etcd has then dropped the user's tokens.
     pub fn forget_user(&self, user: &UserName) {
         for identity in self.known().iter().filter(|identity| identity.user() == user) {
             identity.forget();
         }
     }
 
-    /// Forgets what the cluster ever said, of anybody: another is followed from now on. Passwords stay known, and must be
-    /// accepted there before they prove anything; nothing is minted before the new members were looked at.
+    /// Forgets every verdict of the previous cluster on any user, because Keyward now follows another
+    /// cluster. Passwords stay in memory, but prove a user only after the new cluster has accepted them. No
+    /// certificate is minted before the mint authority was checked against the new members.
     pub fn forget_cluster(&self) {
         for identity in self.known() {
             identity.forget();
-            self.keep(&identity);
+            self.cache_identity(&identity);
         }
         self.tokens_may_be_lost(None);
         self.forget_members();
     }
 
-    /// What happened so far.
+    /// The counters of logins and touches.
     #[must_use]
     pub fn counters(&self) -> &CredentialCounters {
         &self.shared.counters
     }
 
-    /// Every identity that is in memory.
+    /// All identities in memory.
     fn known(&self) -> Vec<Arc<PasswordIdentity>> {
         lock(&self.known).identities.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Puts an identity where it belongs: refused and new ones must not push out those that etcd accepted.
-    fn keep(&self, identity: &Arc<PasswordIdentity>) {
+    /// Moves an identity into the matching cache. Refused and new identities have a separate cache, so that
+    /// they cannot evict identities accepted by etcd.
+    fn cache_identity(&self, identity: &Arc<PasswordIdentity>) {
         let fingerprint = identity.fingerprint();
         let (to, from) = if identity.is_proved() {
             (&self.proved, &self.unproved)
@@ -502,25 +521,26 @@ impl Credentials {
         from.invalidate(&fingerprint);
     }
 
-    /// What stands for this user and password in memory.
+    /// Returns the fingerprint of a user and password.
     #[must_use]
-    pub fn fingerprint(&self, user: &UserName, password: &Secret<String>) -> Fingerprint {
+    pub fn fingerprint(&self, user: &UserName, password: &Secret<String>) -> PasswordFingerprint {
         let name = user.as_str().as_bytes();
         let mut hash = Sha256::new_with_prefix(self.fingerprint_key.expose());
         hash.update(name.len().to_be_bytes());
         hash.update(name);
         hash.update(password.expose());
-        Fingerprint(hash.finalize().into())
+        PasswordFingerprint(hash.finalize().into())
     }
 }
 
-impl Known {
-    fn find(&self, fingerprint: Fingerprint) -> Option<Arc<PasswordIdentity>> {
+impl KnownIdentities {
+    fn find(&self, fingerprint: PasswordFingerprint) -> Option<Arc<PasswordIdentity>> {
         self.identities.get(&fingerprint).and_then(Weak::upgrade)
     }
 
-    /// Entries of identities that are gone are removed whenever their number may have doubled.
-    fn add(&mut self, fingerprint: Fingerprint, identity: &Arc<PasswordIdentity>) {
+    /// Adds an identity. Entries of dropped identities are removed each time the number of entries may have
+    /// doubled.
+    fn add(&mut self, fingerprint: PasswordFingerprint, identity: &Arc<PasswordIdentity>) {
         if self.identities.len() >= self.prune_at {
             self.identities.retain(|_, identity| identity.strong_count() > 0);
             self.prune_at = (self.identities.len() * 2).max(64);
@@ -535,7 +555,8 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Nothing under these locks can panic half-way, so that a poisoned one is still whole.
+/// Locks a mutex, ignoring poison. No code under these locks panics half-way, so a poisoned value is still
+/// consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,23 +1,24 @@
-//! Which member answers from its own store while the cluster has no quorum.
+//! Chooses a member to answer from its own store while the cluster has no quorum.
 //!
-//! Owns: the choice among members that answer and see no leader. Pure: no clock, no sockets. Must not know: what the call is, who
-//! calls. Invariants: no such member is chosen while a ready voter is left; each is of the pinned cluster and votes; all shards
-//! choose the same one as long as it answers, so that what a client reads does not alternate between two stores.
+//! Owns: the choice among answering members without a leader. Pure: no clock, no sockets. Must not know: the
+//! content of the call, the caller. Invariants: no such member is chosen while a ready voter is left; each
+//! chosen member is a voter of the pinned cluster; all shards choose the same member as long as the member
+//! answers, so that a client's reads do not alternate between two stores.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
 
 use crate::identity::{MemberId, Revision};
 use crate::rpc::quorum::QuorumNeed;
-use crate::upstream::choose::Wanted;
+use crate::upstream::choose::MemberTarget;
 use crate::upstream::membership::{Member, Membership};
 
-/// A member without a leader for a call of this need; none where a ready voter is left, or where no member can answer the call
-/// alone. Members in `tried` come last.
+/// Chooses a member without a leader for a call with need `need`. `None` if a ready voter is left, or if no
+/// member can answer the call alone. Members in `tried` come last.
 #[must_use]
 pub fn choose_leaderless(
     members: &Membership,
-    wanted: Wanted,
+    wanted: MemberTarget,
     need: QuorumNeed,
     tried: &[MemberId],
 ) -> Option<Arc<Member>> {
@@ -25,37 +26,41 @@ pub fn choose_leaderless(
         return None;
     }
     let (home, floor) = match wanted {
-        Wanted::Current { home, floor } => (home, floor),
-        Wanted::Home(home) => (home, Revision(0)),
-        // Whoever names a member hears that one; `Chooser` finds it whether or not it is ready.
-        Wanted::This(_) | Wanted::Leader => return None,
-        Wanted::Any | Wanted::Near | Wanted::LeaderFirst | Wanted::Spared => (None, Revision(0)),
+        MemberTarget::Current { home, floor } => (home, floor),
+        MemberTarget::Home(home) => (home, Revision(0)),
+        // A call naming a member goes to the named member; `Chooser` finds the member, ready or not.
+        MemberTarget::This(_) | MemberTarget::Leader => return None,
+        MemberTarget::Any | MemberTarget::Near | MemberTarget::LeaderFirst | MemberTarget::Spared => {
+            (None, Revision(0))
+        }
     };
     let rank = |member: &&Arc<Member>| {
         let revision = member.known_revision();
         let is_tried = tried.contains(&member.id);
         let is_home = home == Some(member.id);
-        // The furthest store is the best snapshot.
+        // Highest revision first: the most advanced store gives the best snapshot.
         (is_tried, revision < floor, !is_home, Reverse(revision), member.id)
     };
     members.leaderless_voters().filter(|member| can_answer(member, need)).min_by_key(rank).cloned()
 }
 
-/// Whether a call of this need has a member without a leader left that is not among `tried`.
+/// True if a call with need `need` has a member without a leader left outside `tried`.
 #[must_use]
 pub fn is_another_leaderless(
     members: &Membership,
-    wanted: Wanted,
+    wanted: MemberTarget,
     need: QuorumNeed,
     tried: &[MemberId],
 ) -> bool {
     choose_leaderless(members, wanted, need, tried).is_some_and(|member| !tried.contains(&member.id))
 }
 
-/// Whether a call of this need that waits at `member` waits where it would be sent now.
+/// True if a call with need `need`, waiting for `member`, would be sent to the same member and address now.
 #[must_use]
 pub fn is_still_asked(members: &Membership, member: &Member, need: QuorumNeed) -> bool {
-    let now = members.get(member.id).filter(|now| now.is_leaderless_voter() && now.spot() == member.spot());
+    let now = members
+        .get(member.id)
+        .filter(|now| now.is_leaderless_voter() && now.connection_target() == member.connection_target());
     members.ready_voters().next().is_none() && now.is_some_and(|now| can_answer(now, need))
 }
 
@@ -73,54 +78,63 @@ mod tests {
 
     use super::*;
     use crate::upstream::membership::tests::member;
-    use crate::upstream::membership::{Readiness, Reason, Role, Serving};
+    use crate::upstream::membership::{Readiness, Role, ServingState, UnreadyReason};
     use crate::upstream::version::Version;
 
-    const ALONE: Readiness = Readiness::NotReady(Reason::NoLeader);
-    const DOWN: Readiness = Readiness::NotReady(Reason::Unreachable);
+    const ALONE: Readiness = Readiness::NotReady(UnreadyReason::NoLeader);
+    const DOWN: Readiness = Readiness::NotReady(UnreadyReason::Unreachable);
 
     fn members(readiness: &[Readiness]) -> Membership {
         let members = (1..).zip(readiness).map(|(id, readiness)| member(id, *readiness)).collect();
         Membership { members, ..Membership::unknown(Instant::now()) }
     }
 
-    fn chosen(members: &Membership, wanted: Wanted, tried: &[u64]) -> Option<u64> {
+    fn chosen(members: &Membership, wanted: MemberTarget, tried: &[u64]) -> Option<u64> {
         let tried: Vec<MemberId> = tried.iter().copied().map(MemberId).collect();
         choose_leaderless(members, wanted, QuorumNeed::Never, &tried).map(|member| member.id.0)
     }
 
     #[test]
     fn a_member_without_a_leader_is_chosen_only_where_no_voter_is_ready() {
-        assert_eq!(chosen(&members(&[DOWN, ALONE, DOWN]), Wanted::Any, &[]), Some(2));
-        assert_eq!(chosen(&members(&[DOWN, ALONE, Readiness::Ready]), Wanted::Any, &[]), None);
-        assert_eq!(chosen(&members(&[DOWN, DOWN]), Wanted::Any, &[]), None);
+        assert_eq!(chosen(&members(&[DOWN, ALONE, DOWN]), MemberTarget::Any, &[]), Some(2));
+        assert_eq!(chosen(&members(&[DOWN, ALONE, Readiness::Ready]), MemberTarget::Any, &[]), None);
+        assert_eq!(chosen(&members(&[DOWN, DOWN]), MemberTarget::Any, &[]), None);
         let suspected = members(&[Readiness::Ready, ALONE]);
         suspected.members[0].suspect();
-        assert_eq!(chosen(&suspected, Wanted::Any, &[]), Some(2), "the ready one was lost a moment ago");
+        assert_eq!(
+            chosen(&suspected, MemberTarget::Any, &[]),
+            Some(2),
+            "the ready one was lost a moment ago"
+        );
         suspected.members[1].suspect();
-        assert_eq!(chosen(&suspected, Wanted::Any, &[]), None);
-        let foreign = Readiness::NotReady(Reason::UnverifiedCluster);
-        assert_eq!(chosen(&members(&[foreign, DOWN]), Wanted::Any, &[]), None);
+        assert_eq!(chosen(&suspected, MemberTarget::Any, &[]), None);
+        let foreign = Readiness::NotReady(UnreadyReason::UnverifiedCluster);
+        assert_eq!(chosen(&members(&[foreign, DOWN]), MemberTarget::Any, &[]), None);
         let mut learner = Member::clone(&member(1, ALONE));
         learner.role = Role::Learner;
         let mut with_learner = members(&[DOWN]);
         with_learner.members.push(Arc::new(learner));
-        assert_eq!(chosen(&with_learner, Wanted::Any, &[]), None);
+        assert_eq!(chosen(&with_learner, MemberTarget::Any, &[]), None);
     }
 
     #[test]
     fn the_home_member_comes_first_then_the_furthest() {
         let two = members(&[ALONE, ALONE, DOWN]);
-        assert_eq!(chosen(&two, Wanted::Spared, &[]), Some(1));
-        two.members[1].conduct.saw(Revision(9));
-        assert_eq!(chosen(&two, Wanted::Spared, &[]), Some(2));
-        let current = |floor| Wanted::Current { home: Some(MemberId(1)), floor: Revision(floor) };
+        assert_eq!(chosen(&two, MemberTarget::Spared, &[]), Some(1));
+        two.members[1].conduct.record_revision(Revision(9));
+        assert_eq!(chosen(&two, MemberTarget::Spared, &[]), Some(2));
+        let current = |floor| MemberTarget::Current { home: Some(MemberId(1)), floor: Revision(floor) };
         assert_eq!(chosen(&two, current(0), &[]), Some(1));
         assert_eq!(chosen(&two, current(9), &[]), Some(2), "the home member is below what was shown");
         assert_eq!(chosen(&two, current(9), &[2]), Some(1), "what was tried comes last");
-        assert_eq!(chosen(&two, Wanted::This(MemberId(1)), &[]), None);
-        assert!(is_another_leaderless(&two, Wanted::Any, QuorumNeed::Never, &[MemberId(2)]));
-        assert!(!is_another_leaderless(&two, Wanted::Any, QuorumNeed::Never, &[MemberId(1), MemberId(2)]));
+        assert_eq!(chosen(&two, MemberTarget::This(MemberId(1)), &[]), None);
+        assert!(is_another_leaderless(&two, MemberTarget::Any, QuorumNeed::Never, &[MemberId(2)]));
+        assert!(!is_another_leaderless(
+            &two,
+            MemberTarget::Any,
+            QuorumNeed::Never,
+            &[MemberId(1), MemberId(2)]
+        ));
     }
 
     #[test]
@@ -131,18 +145,18 @@ mod tests {
             let members =
                 Membership { members: vec![Arc::new(alone)], ..Membership::unknown(Instant::now()) };
             let need = QuorumNeed::SinceLinearizableList;
-            choose_leaderless(&members, Wanted::Any, need, &[]).is_some()
+            choose_leaderless(&members, MemberTarget::Any, need, &[]).is_some()
         };
         assert!(of("3.4.23"));
         assert!(!of("3.5.1"));
         assert!(!of("3.7.3"));
         let all = members(&[ALONE]);
-        assert!(choose_leaderless(&all, Wanted::Any, QuorumNeed::Always, &[]).is_none());
+        assert!(choose_leaderless(&all, MemberTarget::Any, QuorumNeed::Always, &[]).is_none());
     }
 
     #[test]
     fn a_cluster_without_a_quorum_serves_local_reads() {
-        assert_eq!(members(&[DOWN, ALONE]).serving(), Serving::LocalReadsOnly);
-        assert_eq!(members(&[DOWN, DOWN]).serving(), Serving::NoReadyVoter);
+        assert_eq!(members(&[DOWN, ALONE]).serving(), ServingState::LocalReadsOnly);
+        assert_eq!(members(&[DOWN, DOWN]).serving(), ServingState::NoReadyVoter);
     }
 }

@@ -1,26 +1,29 @@
-//! Who the members are: one task that goes from the configured endpoints to the member list, health and leader.
+//! Finds the members: one task reads the configured endpoints, the member list, health and the leader.
 //!
-//! Owns: when which address is asked, the control runtime's channels, and publishing what follows. Must not know: how a
-//! probe is made (`probe`), where names lead (`seeds`), what follows from it (`census`, `following`), calls of clients.
-//! Invariants: an address has at most one probe under way; hints bring a probe forward, never more often than every
-//! 100 ms per address; a list is believed from a member with a leader only, and from another only while there is
-//! none; nothing is published that `census` did not conclude; before a member of another cluster is published, whoever
-//! asked for it has forgotten the old one.
+//! Owns: the schedule of probes, the control runtime's channels, publishing the conclusions. Must not know:
+//! the calls of a probe (`probe`), name resolution (`seeds`), the conclusions (`census`, `following`), calls
+//! of clients.
+//! Invariants: an address has at most one probe in flight; hints bring a probe forward, never more often than
+//! every 100 ms per address; a member list is accepted only from a member with a leader, and from a member
+//! without a leader only while no list is known; only conclusions of `census` are published; before a member
+//! of a different cluster is published, the callback of [`Members::before_following`] has dropped all state
+//! of the old cluster.
 
+mod addresses;
 mod census;
-mod changes;
 mod following;
+mod lag;
+mod member_list;
+mod membership_changes;
 pub(super) mod metrics_page;
 mod notices;
-mod pace;
-mod place;
 mod probe;
+mod probe_time_limit;
+mod probed_address;
 mod seeds;
-mod standing;
 #[cfg(test)]
 mod tests;
 mod unlisted_leader;
-mod whereabouts;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -37,64 +40,66 @@ use tonic::transport::Channel;
 use crate::config::{ClientTls, Cluster, ClusterPin};
 use crate::identity::{ClusterId, MemberId};
 use crate::tasks::Tasks;
+use crate::upstream::cluster_outage::publish;
 use crate::upstream::connect::Connector;
 use crate::upstream::membership::{
-    Auth, AuthState, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Reason, Role,
+    AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, MembershipHint, Readiness, Role,
+    SharedAuthSetting, UnreadyReason,
 };
-use crate::upstream::outage::{OutageChanges, publish};
-use crate::upstream::standing::{Mark, Suspicion};
+use crate::upstream::outage_state::OutageChanges;
+use crate::upstream::quarantine::{Suspicion, SuspicionMark};
 
 pub(super) use census::usable;
-use census::{Facts, Listed, Seen, is_ours};
-use following::{Following, agreed};
+use census::{CensusInput, ListedMember, ProbeObservation, is_ours};
+use following::{FollowAgreement, agreed};
 use notices::Notices;
-use pace::{Others, Pace};
-use place::{FORCED, Place, Setup};
 pub use probe::ProbeLogin;
-use probe::{Identity, Prober, Refusal, Report, Silence, Told, Verified, Want};
+use probe::{MemberVerification, ProbeFailure, ProbeIdentity, ProbeReport, ProbeRequest, Prober};
+use probe_time_limit::{OtherVoters, ProbeTimeLimit};
+use probed_address::{FORCED, ProbeSetup, ProbedAddress};
 pub use seeds::SeedList;
 use seeds::Seeds;
 
-/// Between two probes of an address.
+/// Interval between two probes of an address.
 const PROBE: Duration = Duration::from_millis(500);
-/// Between two looks at the member list, and at whether auth is on.
+/// Interval between two reads of the member list, and of the auth setting.
 const LIST: Duration = Duration::from_secs(10);
-/// Between two looks at the member list when something points to a change.
+/// Minimum interval between two reads of the member list while a change is suspected.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
-/// Addresses taken from the member list. Real clusters have at most some nine members.
+/// Maximum number of addresses taken from the member list. Real clusters have at most some nine members.
 const LISTED_ADDRESSES: usize = 64;
-/// Members that are remembered to be of the cluster.
+/// Maximum number of members remembered as belonging to the cluster.
 const KNOWN: usize = 128;
-/// The members' task before it runs.
+/// The members' task before its start.
 pub struct Members {
-    setup: Setup,
+    setup: ProbeSetup,
     seeds: SeedList,
     channels: ControlChannels,
-    forget: Box<Forget>,
-    tokens_lost: Box<TokensLost>,
+    forget: Box<ForgetCluster>,
+    tokens_lost: Box<TokensLostCallback>,
 }
 
-/// Forgets a cluster that is left, for one that is followed.
-type Forget = dyn Fn(ClusterId, ClusterId);
+/// Callback dropping all state of the first cluster, before the second cluster is followed.
+type ForgetCluster = dyn Fn(ClusterId, ClusterId);
 
-/// Tells that tokens may be lost: those of one member, or of all.
-type TokensLost = dyn Fn(Option<MemberId>);
+/// Callback reporting that tokens may be lost: the tokens of one member, or of all members.
+type TokensLostCallback = dyn Fn(Option<MemberId>);
 
 impl Members {
-    /// For the cluster of the configuration, reached by `connector`. Nothing is asked yet.
+    /// Prepares the task for the configured cluster, reached by `connector`. Sends no request yet.
     #[must_use]
     pub fn new(config: &Cluster, connector: Connector) -> Self {
         let certificate = config.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
-        let setup = Setup {
+        let setup = ProbeSetup {
             pin: config.pin,
             scheme: config.scheme(),
             http1: connector.http1(),
             connector,
-            identity: if certificate { Identity::Certificate } else { Identity::None },
+            identity: if certificate { ProbeIdentity::Certificate } else { ProbeIdentity::None },
             verified: if config.tls.as_ref().is_some_and(ClientTls::verifies_members) {
-                Verified::Yes
+                MemberVerification::Yes
             } else {
-                Verified::No
+                MemberVerification::No
             },
             login: Arc::new(ArcSwapOption::from_pointee(config.probe.clone())),
             near: config.near.clone(),
@@ -103,20 +108,22 @@ impl Members {
         Self { setup, seeds, channels, forget: Box::new(|_, _| {}), tokens_lost: Box::new(|_| {}) }
     }
 
-    /// Where members are found first; replaced at run time.
+    /// The configured endpoints and the DNS discovery; replaced at run time.
     #[must_use]
     pub fn seeds(&self) -> SeedList {
         self.seeds.clone()
     }
 
-    /// Before another cluster is followed (`cluster.identity = "follow"`): what is known of the first is to be forgotten at
-    /// once, since nobody is a member of the second before `forget` has returned.
+    /// Sets the callback to run before a different cluster is followed (`cluster.identity = "follow"`).
+    /// `forget` must drop all state of the old cluster synchronously: no member of the new cluster is
+    /// published before `forget` has returned.
     pub fn before_following(&mut self, forget: impl Fn(ClusterId, ClusterId) + 'static) {
         self.forget = Box::new(forget);
     }
 
-    /// When a member was connected to anew, which it is after each of its restarts, and when auth was turned on or off: no token
-    /// that was lost since then was lost for its age.
+    /// Sets the callback for possible token loss: called after a new connection to a member, because each
+    /// restart of a member breaks the connection, and after auth was turned on or off. Tokens lost after such
+    /// an event are no evidence of an expired TTL.
     pub fn when_tokens_may_be_lost(&mut self, tell: impl Fn(Option<MemberId>) + 'static) {
         self.tokens_lost = Box::new(tell);
     }
@@ -127,71 +134,71 @@ impl Members {
         self.channels.clone()
     }
 
-    /// As whom members are probed: what is stored there serves from the next probe on.
+    /// The credentials used for probes; a stored value takes effect at the next probe.
     #[must_use]
     pub fn login(&self) -> ProbeLogin {
         Arc::clone(&self.setup.login)
     }
 
-    /// Starts the task on this thread. It ends with the last clone of the handle, or with `tasks`.
+    /// Starts the task on this thread. The task ends with the last clone of the handle, or with `tasks`.
     pub fn start(self, tasks: &Tasks) -> MembersHandle {
-        let (handle, changed, hinted) = MembersHandle::showing(Membership::unknown(Instant::now()));
-        let task = Task::new(self, Published::of(&handle, changed));
+        let (handle, changed, hinted) = MembersHandle::publishing(Membership::unknown(Instant::now()));
+        let task = MembersTask::new(self, MembershipPublisher::of(&handle, changed));
         tasks.spawn("members", task.run(hinted)).detach();
         handle
     }
 }
 
-/// Where the task's conclusions go.
-struct Published {
+/// The published state, written by the task.
+struct MembershipPublisher {
     snapshot: Arc<ArcSwap<Membership>>,
-    changed: ChangesSender,
+    changed: ChangeSender,
     outages: Arc<OutageChanges>,
-    auth: Arc<AuthState>,
+    auth: Arc<SharedAuthSetting>,
 }
 
-impl Published {
-    /// Not the handle itself: the task ends with its last clone.
-    fn of(handle: &MembersHandle, changed: ChangesSender) -> Self {
+impl MembershipPublisher {
+    /// Copies single fields instead of the handle: the task ends with the last handle.
+    fn of(handle: &MembersHandle, changed: ChangeSender) -> Self {
         let MembersHandle { snapshot, outages, auth, .. } = handle.clone();
         Self { snapshot, changed, outages, auth }
     }
 }
 
-type Probe = BoxFuture<'static, (Prober, Report)>;
+type ProbeFuture = BoxFuture<'static, (Prober, ProbeReport)>;
 
-struct Task {
-    setup: Setup,
+struct MembersTask {
+    setup: ProbeSetup,
     channels: ControlChannels,
-    published: Published,
-    forget: Box<Forget>,
-    tokens_lost: Box<TokensLost>,
+    published: MembershipPublisher,
+    forget: Box<ForgetCluster>,
+    tokens_lost: Box<TokensLostCallback>,
     seeds: Seeds,
-    /// The configured ones first, in their order.
-    places: Vec<Place>,
-    /// How many there were.
+    /// Configured addresses first, in configured order.
+    places: Vec<ProbedAddress>,
+    /// Number of places created so far.
     serials: u64,
-    probes: FuturesUnordered<Probe>,
-    pace: Pace,
-    list: Option<Vec<Listed>>,
+    probes: FuturesUnordered<ProbeFuture>,
+    pace: ProbeTimeLimit,
+    list: Option<Vec<ListedMember>>,
     list_refused: bool,
     pinned: Option<ClusterId>,
-    /// See [`Facts::known`].
+    /// See [`CensusInput::known`].
     known: BTreeSet<MemberId>,
     /// See [`Membership::confirmed`].
     confirmed: Instant,
-    following: Following,
+    following: FollowAgreement,
     list_asked: Option<Instant>,
     list_due: Instant,
     auth_asked: Option<Instant>,
     auth_due: Instant,
-    /// Which channels are published: whose, to where, and which renewal of it.
+    /// The published channels: member, serial of the place, and the place's channel generation.
     routes: Vec<(MemberId, u64, u32)>,
     notices: Notices,
 }
 
-impl Task {
-    fn new(members: Members, published: Published) -> Self {
+impl MembersTask {
+    fn new(members: Members, published: MembershipPublisher) -> Self {
         let Members { setup, seeds, channels, forget, tokens_lost } = members;
         let now = Instant::now();
         let pinned = match setup.pin {
@@ -208,13 +215,13 @@ impl Task {
             forget,
             tokens_lost,
             probes: FuturesUnordered::new(),
-            pace: Pace::default(),
+            pace: ProbeTimeLimit::default(),
             list: None,
             list_refused: false,
             pinned,
             known: BTreeSet::new(),
             confirmed: now,
-            following: Following::default(),
+            following: FollowAgreement::default(),
             list_asked: None,
             list_due: now,
             auth_asked: None,
@@ -224,8 +231,8 @@ impl Task {
         }
     }
 
-    async fn run(mut self, mut hints: mpsc::Receiver<Hint>) {
-        self.settle();
+    async fn run(mut self, mut hints: mpsc::Receiver<MembershipHint>) {
+        self.update_probed_addresses();
         loop {
             if self.following.due().is_some_and(|due| due <= Instant::now()) {
                 self.conclude();
@@ -233,25 +240,25 @@ impl Task {
             self.begin_due();
             let asked = self.places.iter().filter(|place| place.prober.is_some()).map(|place| place.due);
             let next = asked.chain(self.following.due()).min();
-            // Every arm is cancel-safe: a probe that was not polled to its end stays among the probes.
+            // Every arm is cancel-safe: an unfinished probe stays in `probes`.
             tokio::select! {
-                Some((prober, report)) = self.probes.next() => self.heard(prober, report),
+                Some((prober, report)) = self.probes.next() => self.handle_report(prober, report),
                 hint = hints.recv() => match hint {
-                    Some(hint) => self.hinted(hint),
+                    Some(hint) => self.handle_hint(hint),
                     None => return,
                 },
                 moved = self.seeds.next() => if moved {
                     self.pin();
                     self.conclude();
                 } else {
-                    self.settle();
+                    self.update_probed_addresses();
                 },
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
         }
     }
 
-    /// Begins every probe that is due.
+    /// Starts every probe that is due.
     fn begin_due(&mut self) {
         let now = Instant::now();
         self.assign(now);
@@ -259,8 +266,9 @@ impl Task {
         let limit = self.limit();
         for place in self.places.iter_mut().filter(|place| place.due <= now && place.prober.is_some()) {
             let known = place.member().and_then(|id| snapshot.get(id));
-            // Counted before the look: a removal that begins after it waits for this probe.
-            let counted = known.map(|member| member.rest.begin());
+            // Count the probe before checking for a removal: a removal begun after the check then waits for
+            // this probe.
+            let counted = known.map(|member| member.rest.count_call());
             if place.hold(known.is_some_and(|member| member.rest.is_being_removed()), now) {
                 continue;
             }
@@ -271,7 +279,8 @@ impl Task {
             let unlisted = known.is_some_and(|member| !member.is_listed());
             let (pinned, source) = (self.pinned, place.sighting.source);
             let learner = known.is_some_and(|member| member.role == Role::Learner);
-            let want = Want { unlisted, learner, limit, pinned, source, ..std::mem::take(&mut place.want) };
+            let want =
+                ProbeRequest { unlisted, learner, limit, pinned, source, ..std::mem::take(&mut place.want) };
             place.limit = limit;
             let probe = async move {
                 let reported = prober.ask(want).await;
@@ -282,46 +291,48 @@ impl Task {
         }
     }
 
-    /// How long a call of a probe may take now, by how fast those voters answer that serve.
+    /// Time limit of one call of a probe, derived from the fastest ready voter.
     fn limit(&self) -> Duration {
         let serve = self.places.iter().filter(|place| match &place.sighting.seen {
-            Seen::Answered(answer) => self.serves(answer),
-            Seen::NotAsked | Seen::Silent(_) => false,
+            ProbeObservation::Answered(answer) => self.serves(answer),
+            ProbeObservation::NotAsked | ProbeObservation::Silent(_) => false,
         });
         self.pace.limit(serve.filter_map(|place| place.took).min())
     }
 
-    /// Whether it is the answer of a voter that may take traffic.
-    fn serves(&self, answer: &census::Answer) -> bool {
-        answer.role == Role::Voter && self.confirms(answer)
+    /// True for the answer of a voter that may take traffic.
+    fn serves(&self, answer: &census::MemberProbeAnswer) -> bool {
+        answer.role == Role::Voter && self.is_from_quorum(answer)
     }
 
-    /// Whether others answered meanwhile, where a probe had no answer in time; the limit of later ones follows from it.
-    fn note_pace(&mut self, report: &Report, began: Option<Instant>, limit: Duration) -> Others {
+    /// Returns [`OtherVoters::Silent`] if the probe timed out and no voter answered meanwhile. Adjusts the
+    /// time limit of later probes.
+    fn note_pace(&mut self, report: &ProbeReport, began: Option<Instant>, limit: Duration) -> OtherVoters {
         let now = Instant::now();
         match &report.told {
             Ok(told) if self.serves(&told.answer) => self.pace.answered(now),
-            Err(Silence::Late) => return self.pace.late(began.unwrap_or(now), limit, now),
+            Err(ProbeFailure::Late) => return self.pace.late(began.unwrap_or(now), limit, now),
             Ok(_) | Err(_) => {}
         }
-        Others::Answered
+        OtherVoters::Answered
     }
 
-    /// Chooses who is asked for the member list and about auth, when they are due: the leader, else a ready voter,
-    /// else anybody who answers; but first those who tell of which cluster they are, since others tell no list either.
+    /// Selects the member to ask for the member list and the auth setting, when due: the leader, else a ready
+    /// voter, else any answering member. Members revealing their cluster id come first, because members
+    /// hiding the id also refuse the list.
     fn assign(&mut self, now: Instant) {
         if now < self.list_due && now < self.auth_due {
             return;
         }
         let snapshot = self.published.snapshot.load();
-        let rank = |place: &Place| {
-            let Seen::Answered(answer) = &place.sighting.seen else { return None };
+        let rank = |place: &ProbedAddress| {
+            let ProbeObservation::Answered(answer) = &place.sighting.seen else { return None };
             let member = snapshot.get(answer.member)?;
-            let stands = place.is_at(&member.endpoint, member.at) && place.prober.is_some();
+            let stands = place.is_at(&member.endpoint, member.resolved_ip) && place.prober.is_some();
             let rank = match member.readiness {
                 Readiness::Ready if snapshot.leader == Some(member.id) => 0,
                 Readiness::Ready => 1,
-                Readiness::NotReady(Reason::NoLeader | Reason::Unlisted) => 2,
+                Readiness::NotReady(UnreadyReason::NoLeader | UnreadyReason::Unlisted) => 2,
                 Readiness::NotReady(_) => return None,
             };
             stands.then_some((answer.cluster.is_none(), rank))
@@ -341,32 +352,32 @@ impl Task {
         }
     }
 
-    /// Something points to a change of the member list.
-    fn look_at_list_soon(&mut self) {
+    /// Schedules an early read of the member list, because a change is suspected.
+    fn schedule_list_read(&mut self) {
         let again = self.list_asked.map_or_else(Instant::now, |asked| asked + LIST_AGAIN);
         self.list_due = self.list_due.min(again);
     }
 
-    fn hinted(&mut self, hint: Hint) {
+    fn handle_hint(&mut self, hint: MembershipHint) {
         tracing::debug!(?hint, "hint");
         let snapshot = self.published.snapshot.load_full();
         match hint {
-            Hint::Unreachable(member) => {
+            MembershipHint::Unreachable(member) => {
                 if let Some(member) = snapshot.get(member) {
                     self.seeds.doubt(&member.endpoint.host);
                     self.places
                         .iter_mut()
                         .filter(|p| p.sighting.endpoint == member.endpoint)
-                        .for_each(Place::force);
+                        .for_each(ProbedAddress::force);
                 }
             }
-            Hint::NotLeader(_) => self.look_for_leader(),
-            Hint::LeaderMoved { term } if term > snapshot.term => self.look_for_leader(),
-            Hint::LeaderMoved { .. } => {}
-            Hint::ListChanged => {
+            MembershipHint::NotLeader(_) => self.look_for_leader(),
+            MembershipHint::LeaderMoved { term } if term > snapshot.term => self.look_for_leader(),
+            MembershipHint::LeaderMoved { .. } => {}
+            MembershipHint::ListChanged => {
                 self.list_due = self.list_asked.map_or_else(Instant::now, |asked| asked + FORCED)
             }
-            Hint::AuthOn | Hint::AuthOff => {
+            MembershipHint::AuthOn | MembershipHint::AuthOff => {
                 self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
                 self.published.changed.tell();
                 (self.tokens_lost)(None);
@@ -381,8 +392,8 @@ impl Task {
         }
     }
 
-    fn heard(&mut self, prober: Prober, report: Report) {
-        // An address that was dropped meanwhile has no place any more.
+    fn handle_report(&mut self, prober: Prober, report: ProbeReport) {
+        // The address may have been dropped during the probe, so that no place is left.
         let Some(index) = self.places.iter().position(|place| place.serial == prober.serial) else {
             return;
         };
@@ -398,10 +409,10 @@ impl Task {
         }
         if lost {
             self.seeds.doubt(&place.sighting.endpoint.host);
-            self.look_at_list_soon();
+            self.schedule_list_read();
         }
         if self.is_other_list(&report) {
-            self.look_at_list_soon();
+            self.schedule_list_read();
         }
         self.pin();
         if let Some(list) = report.list {
@@ -410,7 +421,7 @@ impl Task {
         if let Some(auth) = report.auth {
             self.authenticated(auth);
         }
-        if report.told.as_ref().is_ok_and(|told| self.confirms(&told.answer)) {
+        if report.told.as_ref().is_ok_and(|told| self.is_from_quorum(&told.answer)) {
             self.confirmed = Instant::now();
         }
         self.conclude();
@@ -419,25 +430,18 @@ impl Task {
         }
     }
 
-    /// Whether a member's own list has other members than the one that is believed.
-    fn is_other_list(&self, report: &Report) -> bool {
-        let ours = report.told.as_ref().is_ok_and(|told| is_ours(told.answer.cluster, self.pinned));
-        let (Some(ids), Some(list)) = (&report.ids, &self.list) else { return false };
-        ours && (ids.len() != list.len() || !list.iter().all(|listed| ids.contains(&listed.id)))
-    }
-
-    /// Whether it is the answer of a member of the cluster that sees a leader, and so most of the others too.
-    fn confirms(&self, answer: &census::Answer) -> bool {
+    /// True for the answer of a cluster member that sees a leader, and therefore a quorum.
+    fn is_from_quorum(&self, answer: &census::MemberProbeAnswer) -> bool {
         let ours = match answer.cluster {
             Some(cluster) => self.pinned == Some(cluster),
             None => self.pinned.is_none() || self.known.contains(&answer.member),
         };
-        ours && answer.leader != census::Sight::Nobody
+        ours && answer.leader != census::LeaderView::Nobody
     }
 
-    /// A probe that succeeded ends the suspicion against the member, if it is at this address that it is used; also where it is
-    /// found here only by this probe.
-    fn clear(&self, index: usize, member: MemberId, marks: &[(MemberId, Arc<Suspicion>, Mark)]) {
+    /// Ends the suspicion against a member after a successful probe, if the probed address is the address
+    /// used for the member; this includes a member found at the address by the same probe.
+    fn clear(&self, index: usize, member: MemberId, marks: &[(MemberId, Arc<Suspicion>, SuspicionMark)]) {
         let snapshot = self.published.snapshot.load();
         let Some(known) = snapshot.get(member) else { return };
         let here = self.places.get(index).is_some_and(|place| place.sighting.is_of(known));
@@ -447,7 +451,7 @@ impl Task {
         if here && known.suspicion.is_raised() {
             if Arc::ptr_eq(&known.suspicion, suspicion) {
                 known.suspicion.clear(*mark);
-                known.conduct.cleared(Instant::now());
+                known.conduct.restart_stall_timer(Instant::now());
             } else {
                 known.suspicion.clear_carried(*mark);
             }
@@ -458,33 +462,7 @@ impl Task {
         }
     }
 
-    /// Takes in a member list, or why there is none; from nobody who answers by now for another cluster than ours.
-    fn listed(&mut self, list: Result<Vec<Listed>, Refusal>, told: &Result<Told, Silence>) {
-        let cluster = told.as_ref().ok().and_then(|told| told.answer.cluster);
-        if !is_ours(cluster, self.pinned) {
-            self.look_at_list_soon();
-            return;
-        }
-        match list {
-            Ok(list) => {
-                self.notices.list_given();
-                self.list_refused = false;
-                let leads = told.as_ref().is_ok_and(|told| told.answer.leader != census::Sight::Nobody);
-                if leads || self.list.is_none() {
-                    self.known = list.iter().map(|listed| listed.id).collect();
-                    self.list = Some(list);
-                }
-            }
-            Err(refusal @ (Refusal::NoUser | Refusal::Denied)) => {
-                self.notices.list_refused(refusal);
-                self.list = None;
-                self.list_refused = true;
-            }
-            Err(Refusal::Learner | Refusal::NoLeader | Refusal::Silent(_)) => self.look_at_list_soon(),
-        }
-    }
-
-    fn authenticated(&mut self, auth: Auth) {
+    fn authenticated(&mut self, auth: AuthSetting) {
         if self.published.auth.now() != auth {
             tracing::info!(?auth, "found out whether the cluster asks for credentials");
             self.published.auth.set(auth);
@@ -493,7 +471,7 @@ impl Task {
         }
     }
 
-    /// Chooses the cluster once the first round is complete.
+    /// Pins the cluster once the first round of probes is complete.
     fn pin(&mut self) {
         if self.pinned.is_some() {
             return;
@@ -505,27 +483,30 @@ impl Task {
             if !pinning.rivals.is_empty() {
                 tracing::error!(
                     cluster = %pinning.cluster,
-                    "the configured endpoints belong to different clusters: the one that most of them name is served; \
-                     set cluster.id to choose"
+                    "the configured endpoints belong to different clusters: the one that most of them name \
+                     is served; set cluster.id to choose"
                 );
             }
             self.pinned = Some(pinning.cluster);
         }
     }
 
-    /// Follows what is known to its end: addresses, snapshot, channels.
+    /// Derives addresses, snapshot and channels from the current observations, and publishes the result.
     fn conclude(&mut self) {
         self.follow();
-        self.settle();
+        self.update_probed_addresses();
         let named =
             self.places.iter().filter(|place| place.cluster().is_some() && place.cluster() == self.pinned);
         let room = KNOWN.saturating_sub(self.known.len());
-        let new: Vec<MemberId> =
-            named.filter_map(Place::answers).filter(|id| !self.known.contains(id)).take(room).collect();
+        let new: Vec<MemberId> = named
+            .filter_map(ProbedAddress::answers)
+            .filter(|id| !self.known.contains(id))
+            .take(room)
+            .collect();
         self.known.extend(new);
         let before = self.published.snapshot.load_full();
         let sightings = self.sightings();
-        let facts = Facts {
+        let facts = CensusInput {
             pin: self.setup.pin,
             pinned: self.pinned,
             scheme: self.setup.scheme,
@@ -536,23 +517,25 @@ impl Task {
             known: &self.known,
             before: &before,
         };
-        let mut after = census::take(&facts, self.confirmed);
+        let mut after = census::derive_membership(&facts, self.confirmed);
         after.unanswered = self.unanswered();
         let by_list = |readiness| match readiness {
-            Readiness::NotReady(Reason::Unlisted) => true,
-            Readiness::NotReady(Reason::UnverifiedCluster) => !matches!(self.setup.pin, ClusterPin::Id(_)),
+            Readiness::NotReady(UnreadyReason::Unlisted) => true,
+            Readiness::NotReady(UnreadyReason::UnverifiedCluster) => {
+                !matches!(self.setup.pin, ClusterPin::Id(_))
+            }
             Readiness::Ready | Readiness::NotReady(_) => false,
         };
         if after.members.iter().any(|member| by_list(member.readiness)) {
-            self.look_at_list_soon();
+            self.schedule_list_read();
         }
         self.find_unlisted_leader(&before, &after);
         if before.serving() != after.serving() || before.cluster != after.cluster {
             self.auth_due = Instant::now();
         }
-        standing::place(&after, &self.setup.near);
-        let changes = changes::between(&before, &after);
-        changes::log(&changes, &after);
+        lag::place(&after, &self.setup.near);
+        let changes = membership_changes::between(&before, &after);
+        membership_changes::log(&changes, &after);
         self.route(&after);
         let relisted = before.peer_urls != after.peer_urls;
         publish(&self.published.snapshot, &self.published.outages, after);
@@ -561,29 +544,30 @@ impl Task {
         }
     }
 
-    /// Goes to another cluster once the configured endpoints have agreed on it for long enough.
+    /// Moves to a different cluster once the configured endpoints have agreed on that cluster for long
+    /// enough.
     fn follow(&mut self) {
         let (ClusterPin::Follow, Some(left)) = (self.setup.pin, self.pinned) else { return };
         let agreed = agreed(left, &self.sightings_of_now());
         let Some(followed) = self.following.look(agreed, Instant::now()) else { return };
         self.following.end();
-        changes::log_followed(left, followed);
+        membership_changes::log_followed(left, followed);
         (self.forget)(left, followed);
         self.pinned = Some(followed);
         (self.list, self.list_refused) = (None, false);
         self.known.clear();
-        self.published.auth.set(Auth::Unknown);
+        self.published.auth.set(AuthSetting::Unknown);
         (self.list_due, self.auth_due) = (Instant::now(), Instant::now());
     }
 
-    /// Publishes the channels of the members that answered, by the addresses at which they are used.
+    /// Publishes the channels of the answering members, by the address used for each member.
     fn route(&mut self, after: &Membership) {
-        let routes: Vec<(MemberId, &Place)> = after
+        let routes: Vec<(MemberId, &ProbedAddress)> = after
             .members
             .iter()
             .filter_map(|member| {
-                let here = |place: &&Place| {
-                    place.is_at(&member.endpoint, member.at) && place.member() == Some(member.id)
+                let here = |place: &&ProbedAddress| {
+                    place.is_at(&member.endpoint, member.resolved_ip) && place.member() == Some(member.id)
                 };
                 Some((member.id, self.places.iter().find(here)?))
             })

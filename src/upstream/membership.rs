@@ -1,9 +1,10 @@
-//! What is known about the cluster, as one immutable value that every shard reads.
+//! Everything known about the etcd cluster, as one immutable snapshot read by every shard.
 //!
-//! Owns: the published snapshot ([`Membership`]), the ways by which the data path tells at once what it saw
-//! ([`Member::suspect`], [`Hints`]), and whether auth is on ([`AuthState`]). Must not know: how any of it was found.
-//! Invariants: only a ready voter of the pinned cluster takes traffic; a suspected member takes none until a probe that
-//! began after the suspicion has succeeded; a hint never blocks its sender.
+//! Owns: the published snapshot ([`Membership`]), the paths by which the data path reports a failure at once
+//! ([`Member::suspect`], [`HintSender`]), and the auth state of the cluster ([`SharedAuthSetting`]). Must not
+//! know: how members are probed.
+//! Invariants: only a ready voter of the pinned cluster takes traffic; a suspected member takes no traffic
+//! until a probe begun after the suspicion has succeeded; sending a hint never blocks.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,224 +20,233 @@ use tonic::transport::Channel;
 
 use crate::config::Endpoint;
 use crate::identity::{ClusterId, MemberId, Revision};
-use crate::upstream::conduct::Conduct;
-use crate::upstream::outage::{Outage, OutageChanges};
-use crate::upstream::standing::{Rest, Suspicion};
-use crate::upstream::version::{Traits, Version};
-use crate::upstream::vitals::Vitals;
+use crate::upstream::member_load::MemberLoad;
+use crate::upstream::outage_state::{Outage, OutageChanges};
+use crate::upstream::quarantine::{MaintenanceWindow, Suspicion};
+use crate::upstream::store_status::StoreStatus;
+use crate::upstream::version::{Version, VersionTraits};
 
-pub use crate::upstream::changes::{Changes, ChangesSender, NoMoreChanges};
+pub use crate::upstream::change_notifications::{ChangeReceiver, ChangeSender, NoMoreChanges};
 
-/// Hints that wait for the control task. Each asks for a probe; past this many, the probes that are asked for already
-/// tell the same, so that further ones are dropped.
+/// Capacity of the hint channel to the control task. Each hint requests a probe; hints beyond this capacity
+/// are dropped, because the queued hints already request the same probes.
 const HINTS: usize = 64;
 
-/// What is known about the cluster at one moment.
+/// A snapshot of the cluster at one moment.
 #[derive(Clone, Debug)]
 pub struct Membership {
-    /// The cluster that we serve; `None` until a member has told it.
+    /// The cluster served by Keyward; `None` until a member has named its cluster.
     pub cluster: Option<ClusterId>,
-    /// The leader that the members of the highest term agree on, whether or not it can be reached.
+    /// The leader named by the members of the highest term, reachable or not.
     pub leader: Option<MemberId>,
-    /// The highest raft term seen; 0 where none is known.
+    /// The highest raft term seen; 0 if no term is known.
     pub term: u64,
-    /// The members that have an address, by id.
+    /// The members with an address, by id.
     pub members: Vec<Arc<Member>>,
-    /// Members of the cluster's list without an address that we may use.
-    pub absent: Vec<Absent>,
-    /// Addresses behind which another cluster answers. Never used.
-    pub foreign: Vec<Foreign>,
-    /// Addresses where nobody is known to be, and why.
-    pub unanswered: Vec<Unanswered>,
-    /// Where members speak to each other.
+    /// Members of the cluster's list without a usable address.
+    pub absent: Vec<AbsentMember>,
+    /// Addresses at which a different cluster answers. Keyward never uses them.
+    pub foreign: Vec<ForeignAddress>,
+    /// Addresses without a known member, and the cause.
+    pub unanswered: Vec<UnansweredAddress>,
+    /// The peer URLs of the members.
     pub peer_urls: PeerUrls,
-    /// When a member of the cluster that sees a leader last answered a probe; before the first, when we began to ask.
+    /// When a member of the cluster with a known leader last answered a probe; before the first answer, when
+    /// probing began.
     pub confirmed: Instant,
-    /// Whether any member serves. [`publish`](crate::upstream::outage::publish) sets it.
+    /// The outage state of the cluster. [`publish`](crate::upstream::outage::publish) sets this field.
     pub outage: Outage,
 }
 
 /// One member and how to reach it.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// As it says itself.
+    /// The id reported by the member itself.
     pub id: MemberId,
-    /// As in the member list; empty where no list could be had.
+    /// The name in the member list; empty if no list could be read.
     pub name: Arc<str>,
-    /// Where it is spoken to: a configured endpoint where one leads to it, else one of its client URLs.
+    /// The address used for connections: a configured endpoint if one leads to the member, else one of its
+    /// client URLs.
     pub endpoint: Endpoint,
-    /// Where its endpoint's name led when it last answered there; `None` where the host is an address itself.
-    pub at: Option<IpAddr>,
-    /// Whether it votes.
+    /// The resolved IP address at which the member last answered; `None` if the endpoint's host is an IP
+    /// address or was never resolved.
+    pub resolved_ip: Option<IpAddr>,
+    /// Voter or learner.
     pub role: Role,
-    /// As it says itself; `None` before it answered.
+    /// The version reported by the member itself; `None` before its first answer.
     pub version: Option<Version>,
-    /// Whether it may take traffic, as of the last probe.
+    /// Ready or not to take traffic, as of the last probe.
     pub readiness: Readiness,
-    /// Its raft term when it last answered; 0 where it does not tell.
+    /// The raft term in the member's last answer; 0 if the member reported no term.
     pub term: u64,
-    /// What it last said of its store and log; `None` where it does not tell the probing user.
-    pub vitals: Option<Arc<Vitals>>,
-    /// As in the member list.
+    /// State of the member's store and raft log in its last answer; `None` if the member hides this state
+    /// from the probing user.
+    pub vitals: Option<Arc<StoreStatus>>,
+    /// The client URLs in the member list.
     pub client_urls: Arc<[String]>,
-    /// Shared by all snapshots that have it at this address.
+    /// The suspicion against the member, shared by all snapshots with the member at this address.
     pub suspicion: Arc<Suspicion>,
-    /// Shared by all snapshots.
-    pub rest: Arc<Rest>,
-    /// Shared by all snapshots.
-    pub conduct: Arc<Conduct>,
+    /// The member's maintenance window, shared by all snapshots.
+    pub rest: Arc<MaintenanceWindow>,
+    /// The member's load and health counters, shared by all snapshots.
+    pub conduct: Arc<MemberLoad>,
 }
 
-/// Where a connection leads.
+/// The target of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Spot {
-    /// `None` where the host is an address itself.
+pub struct ConnectionTarget {
+    /// The IP address, resolved or written as the endpoint's host; `None` if the host is a name without a
+    /// known address.
     pub ip: Option<IpAddr>,
     /// The port.
     pub port: u16,
 }
 
-/// Whether a member votes.
+/// Voter or learner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It votes.
+    /// The member votes.
     Voter,
-    /// It only follows, and refuses nearly every call.
+    /// The member only follows, and refuses nearly every call.
     Learner,
 }
 
-/// Whether a member may take traffic.
+/// Ready or not to take traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It answers, has a leader, votes, and belongs to the pinned cluster.
+    /// The member answers, has a leader, votes, and belongs to the pinned cluster.
     Ready,
-    /// It may not.
-    NotReady(Reason),
+    /// The member must not take traffic.
+    NotReady(UnreadyReason),
 }
 
 /// Why a member takes no traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// Not asked yet.
+pub enum UnreadyReason {
+    /// The member was not probed yet.
     Unprobed,
-    /// It refuses connections, or does not answer.
+    /// The member refuses connections, or does not answer.
     Unreachable,
-    /// It answers, and sees no leader.
+    /// The member answers and sees no leader.
     NoLeader,
-    /// It does not vote yet.
+    /// The member is a learner.
     Learner,
-    /// Another cluster answers at its address.
+    /// A different cluster answers at the member's address.
     ForeignCluster,
-    /// It does not tell the probing user of which cluster it is, and the configuration pins an id, or others have told theirs and
-    /// their list does not have it.
+    /// The member hides its cluster id from the probing user, and the membership is not proven by other
+    /// means: the configuration pins an id, or neither the member list nor an earlier answer shows the member
+    /// in the pinned cluster.
     UnverifiedCluster,
-    /// It is not in the member list: removed, or added a moment ago.
+    /// The member is missing from the member list: removed, or added a moment ago.
     Unlisted,
 }
 
-/// A member of the list that cannot be spoken to.
+/// A listed member without a usable address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Absent {
-    /// As in the member list.
+pub struct AbsentMember {
+    /// The id in the member list.
     pub id: MemberId,
-    /// As in the member list; empty for one that was never started.
+    /// The name in the member list; empty for a member that was never started.
     pub name: Arc<str>,
-    /// Why it has no address.
-    pub why: Absence,
+    /// Why the member has no address.
+    pub why: AbsenceReason,
 }
 
 /// Why a listed member has no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Absence {
-    /// It was added and never started: no name, no client URLs.
+pub enum AbsenceReason {
+    /// The member was added and never started: no name, no client URLs.
     Unstarted,
-    /// None of its client URLs may be used: another scheme than the configured endpoints', or no URL at all.
+    /// No client URL is usable: every scheme differs from the scheme of the configured endpoints, or no URL
+    /// is listed.
     NoUsableUrl,
-    /// The hosts of its client URLs are not among `cluster.allowed_hosts`.
+    /// The hosts of the client URLs are not among `cluster.allowed_hosts`.
     NotAllowed,
 }
 
-/// An address where nobody is known to be.
+/// An address without a known member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unanswered {
-    /// What was asked; for a record that should name endpoints, that one, with port 0.
+pub struct UnansweredAddress {
+    /// The endpoint probed. For an SRV record that should name endpoints: the record, with port 0.
     pub endpoint: Endpoint,
-    /// At which address of its name; `None` where the host is one itself, or has none.
+    /// The IP address probed, among the addresses of the endpoint's name; `None` if the host is an IP address
+    /// or was not resolved.
     pub at: Option<IpAddr>,
-    /// What is wrong.
-    pub trouble: Trouble,
-    /// The same in the words of whoever said so. For operators; no secret.
+    /// The kind of fault.
+    pub trouble: AddressFault,
+    /// The fault as worded by its source (DNS, TLS, the connector). For operators; contains no secret.
     pub why: Arc<str>,
 }
 
-/// What is wrong with an address.
+/// The kind of fault at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// Its name leads nowhere.
+pub enum AddressFault {
+    /// The name does not resolve.
     Name,
-    /// DNS names it, and its host is not among `cluster.allowed_hosts`: nothing is sent there.
+    /// DNS names the address, and its host is not among `cluster.allowed_hosts`: Keyward sends nothing to the
+    /// address.
     NotAllowed,
-    /// No connection.
+    /// No connection could be made.
     Connection,
-    /// A connection, and no TLS on it: the certificate is for another name, by another authority or too old, or ours is not
-    /// taken.
+    /// A connection, but no TLS session: the certificate is for a different name, from an unknown authority
+    /// or expired, or the member rejected Keyward's certificate.
     Tls,
-    /// A connection, and no answer in time, or one that broke.
+    /// A connection, but no answer in time, or the connection broke.
     NoAnswer,
-    /// An answer that tells the probing user neither the member nor its leader.
+    /// An answer, but the probing user learned neither the member id nor the leader.
     Unidentified,
 }
 
-/// An address behind which another cluster answers.
+/// An address at which a different cluster answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Foreign {
+pub struct ForeignAddress {
     /// The address.
     pub endpoint: Endpoint,
-    /// The cluster that answers there.
+    /// The cluster answering at the address.
     pub cluster: ClusterId,
 }
 
-/// Where members speak to each other, as far as the member list was had.
+/// The peer URLs of the members, as far as the member list is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PeerUrls {
-    /// It was not had yet.
+    /// No member list was read yet.
     #[default]
     Unknown,
-    /// It is refused to the probing user.
+    /// etcd refuses the member list to the probing user.
     Refused,
-    /// Of all its members.
-    Listed(Arc<[Peering]>),
+    /// The peer URLs of all listed members.
+    Listed(Arc<[MemberPeerUrls]>),
 }
 
-/// Where other members speak to one.
+/// The peer URLs of one member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peering {
-    /// Which member.
+pub struct MemberPeerUrls {
+    /// The member's id.
     pub member: MemberId,
-    /// Its name; empty for one that was never started.
+    /// The member's name; empty for a member that was never started.
     pub name: Arc<str>,
-    /// Its peer URLs.
+    /// The member's peer URLs.
     pub urls: Arc<[String]>,
 }
 
-/// Whether calls can be served now.
+/// The calls that can be served now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Serving {
-    /// At least one ready voter, and the leader is known.
+pub enum ServingState {
+    /// At least one voter is ready, and the leader is known.
     Ready,
     /// No member has answered yet.
     NothingKnown,
-    /// No voter is ready, and at least one answers without a leader: what a member answers from its own store is served, nothing
-    /// else.
+    /// No voter is ready, and at least one voter answers without a leader. Only calls answered from a
+    /// member's own store are served.
     LocalReadsOnly,
-    /// No voter is ready, and none answers.
+    /// No voter is ready, and no voter answers.
     NoReadyVoter,
-    /// Voters are ready, and their leader is not known.
+    /// Voters are ready, but the leader is unknown.
     NoKnownLeader,
 }
 
 impl Membership {
-    /// Before anything is known.
+    /// The snapshot before the first answer.
     #[must_use]
     pub fn unknown(now: Instant) -> Self {
         Self {
@@ -253,24 +263,27 @@ impl Membership {
         }
     }
 
-    /// The members that may take traffic now, suspected ones left out.
+    /// The members that may take traffic now; suspected members and members in a maintenance window are left
+    /// out.
     pub fn ready_voters(&self) -> impl Iterator<Item = &Arc<Member>> {
         self.members.iter().filter(|member| member.is_ready())
     }
 
-    /// The voters of this cluster that answer and see no leader, suspected ones left out: they answer from their own store.
+    /// The voters of this cluster that answer and see no leader; suspected members are left out. These voters
+    /// answer from their own store.
     pub fn leaderless_voters(&self) -> impl Iterator<Item = &Arc<Member>> {
         self.members.iter().filter(|member| member.is_leaderless_voter())
     }
 
-    /// The leader, where it may take traffic now.
+    /// The leader, if the leader may take traffic now.
     #[must_use]
     pub fn leader(&self) -> Option<&Arc<Member>> {
         self.get(self.leader?).filter(|member| member.is_ready())
     }
 
-    /// How far a member is behind: the raft entries that it has not applied and that the furthest of those that serve has. None where
-    /// either does not tell. This is what "lag" means everywhere.
+    /// A member's lag: the number of raft entries not applied by the member, but applied by the most advanced
+    /// ready member. `None` if either member does not report its applied index. Every use of the word "lag"
+    /// has this meaning.
     #[must_use]
     pub fn lag(&self, member: &Member) -> Option<u64> {
         let serve = self.members.iter().filter(|member| member.readiness == Readiness::Ready);
@@ -278,93 +291,100 @@ impl Membership {
         Some(furthest.saturating_sub(member.vitals.as_ref()?.applied))
     }
 
-    /// The member of this id, ready or not.
+    /// The member with this id, ready or not.
     #[must_use]
     pub fn get(&self, id: MemberId) -> Option<&Arc<Member>> {
         self.members.iter().find(|member| member.id == id)
     }
 
-    /// Whether calls can be served now: what `/readyz` is made of.
+    /// The calls that can be served now; the source of the `/readyz` answer.
     #[must_use]
-    pub fn serving(&self) -> Serving {
+    pub fn serving(&self) -> ServingState {
         if self.members.is_empty() {
-            Serving::NothingKnown
+            ServingState::NothingKnown
         } else if self.ready_voters().next().is_none() {
             let local = self.leaderless_voters().next().is_some();
-            if local { Serving::LocalReadsOnly } else { Serving::NoReadyVoter }
+            if local { ServingState::LocalReadsOnly } else { ServingState::NoReadyVoter }
         } else if self.leader.is_none() {
-            Serving::NoKnownLeader
+            ServingState::NoKnownLeader
         } else {
-            Serving::Ready
+            ServingState::Ready
         }
     }
 }
 
 impl Member {
-    /// Whether it may take traffic now. Looks at the shared suspicion too: ask at every choice.
+    /// True if the member may take traffic now. The shared suspicion is part of the answer: call this at
+    /// every choice.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.readiness == Readiness::Ready && !self.suspicion.is_raised() && !self.rest.is_taken()
+        self.readiness == Readiness::Ready && !self.suspicion.is_raised() && !self.rest.is_open()
     }
 
-    /// Whether it votes, answers, and sees no leader now.
+    /// True if the member votes, answers, and sees no leader now.
     #[must_use]
     pub fn is_leaderless_voter(&self) -> bool {
         self.role == Role::Voter
-            && self.readiness == Readiness::NotReady(Reason::NoLeader)
+            && self.readiness == Readiness::NotReady(UnreadyReason::NoLeader)
             && !self.suspicion.is_raised()
-            && !self.rest.is_taken()
+            && !self.rest.is_open()
     }
 
-    /// Takes the member out of every shard's choice at once, until a probe that begins later has succeeded. For a
-    /// connection that could not be made or was lost; follow it with [`Hint::Unreachable`]. It is of the member at this
-    /// address: of one that is found elsewhere by now it says nothing.
+    /// Takes the member out of every shard's choice at once, until a probe begun later has succeeded. Call
+    /// this after a connection could not be made or was lost, then send [`MembershipHint::Unreachable`]. The
+    /// suspicion is bound to the member at this address: if the member was found at a new address meanwhile,
+    /// the new entry is not suspected.
     pub fn suspect(&self) {
         self.suspicion.raise();
-        self.conduct.begin_anew();
+        self.conduct.begin_slow_start();
     }
 
-    /// The highest revision that it is known to have applied, by its answers to anybody.
+    /// The highest revision known to be applied by the member, from its answers to calls and probes.
     #[must_use]
     pub fn known_revision(&self) -> Revision {
         let told = self.vitals.as_ref().map_or(0, |vitals| vitals.revision);
         self.conduct.revision().max(Revision(told))
     }
 
-    /// Where its connections lead: those to elsewhere are not its any more.
+    /// The target of the member's connections. A connection to a different target no longer belongs to the
+    /// member.
     #[must_use]
-    pub fn spot(&self) -> Spot {
+    pub fn connection_target(&self) -> ConnectionTarget {
         let literal = || self.endpoint.host.parse().ok();
-        Spot { ip: self.at.or_else(literal), port: self.endpoint.port }
+        ConnectionTarget { ip: self.resolved_ip.or_else(literal), port: self.endpoint.port }
     }
 
-    /// Whether it is known to be of our cluster: nothing is said to another, whoever names it.
+    /// True if the member is known to belong to the served cluster. Keyward sends nothing to a member of a
+    /// different cluster, even if a client names that member.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         !matches!(
             self.readiness,
             Readiness::NotReady(
-                Reason::ForeignCluster | Reason::UnverifiedCluster | Reason::Unlisted | Reason::Unprobed
+                UnreadyReason::ForeignCluster
+                    | UnreadyReason::UnverifiedCluster
+                    | UnreadyReason::Unlisted
+                    | UnreadyReason::Unprobed
             )
         )
     }
 
-    /// Whether the member list has it, as far as that is known.
+    /// False if the member list is known and lacks the member.
     #[must_use]
     pub fn is_listed(&self) -> bool {
-        self.readiness != Readiness::NotReady(Reason::Unlisted)
+        self.readiness != Readiness::NotReady(UnreadyReason::Unlisted)
     }
 
-    /// How its version behaves.
+    /// The behaviour of the member's version.
     #[must_use]
-    pub fn traits(&self) -> Traits {
-        self.version.map_or(Traits::CAUTIOUS, Version::traits)
+    pub fn traits(&self) -> VersionTraits {
+        self.version.map_or(VersionTraits::CAUTIOUS, Version::traits)
     }
 }
 
-/// What the data path saw, and the control task should look into now.
+/// An observation of the data path for the control task to verify now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hint {
+pub enum MembershipHint {
     /// A connection to the member could not be made or was lost.
     Unreachable(MemberId),
     /// The member refused a leader-only call.
@@ -374,131 +394,139 @@ pub enum Hint {
         /// The term.
         term: u64,
     },
-    /// A member was added, removed, moved or promoted through us.
+    /// A member was added, removed, moved or promoted through Keyward.
     ListChanged,
-    /// A call without a token was refused for want of a user.
+    /// A call without a token was refused because its user name is empty.
     AuthOn,
     /// A login was answered "authentication is not enabled".
     AuthOff,
 }
 
-/// Where hints go. Cheap to clone.
+/// Sender of hints to the control task. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Hints(mpsc::Sender<Hint>);
+pub struct HintSender(mpsc::Sender<MembershipHint>);
 
-impl Hints {
-    /// A pair of ends.
+impl HintSender {
+    /// Creates the hint channel.
     #[must_use]
-    pub fn channel() -> (Self, mpsc::Receiver<Hint>) {
+    pub fn channel() -> (Self, mpsc::Receiver<MembershipHint>) {
         let (sender, receiver) = mpsc::channel(HINTS);
         (Self(sender), receiver)
     }
 
-    /// Tells the control task, never blocks. Where too many wait the hint is dropped: the probes that it would ask for
-    /// are asked for already.
-    pub fn send(&self, hint: Hint) {
+    /// Sends a hint to the control task without blocking. A hint for a full channel is dropped: the queued
+    /// hints already request the same probes.
+    pub fn send(&self, hint: MembershipHint) {
         if self.0.try_send(hint).is_err() {
             tracing::trace!(?hint, "hint dropped");
         }
     }
 }
 
-/// Whether the cluster checks credentials.
+/// The auth setting of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Auth {
+pub enum AuthSetting {
     /// No member has told yet.
     Unknown,
-    /// It does.
+    /// The cluster checks credentials.
     On,
-    /// It does not: a token must not be sent, and a login proves nothing.
+    /// The cluster checks no credentials: a token must not be sent, and a login proves nothing.
     Off,
 }
 
-/// Whether the cluster checks credentials, for every shard. Whoever is told by a member sets it: the control task when it
-/// asked, the data path when an answer says so; the latter sends the [`Hint`] too, so that it is looked into.
+/// The auth setting of the cluster, shared by every shard. Writers: the control task after asking a member,
+/// and the data path after an answer showed the setting. The data path also sends the [`MembershipHint`], so
+/// that the control task verifies the setting.
 #[derive(Debug, Default)]
-pub struct AuthState(AtomicU8);
+pub struct SharedAuthSetting(AtomicU8);
 
-impl AuthState {
-    /// As last found out.
+impl SharedAuthSetting {
+    /// The last known setting.
     #[must_use]
-    pub fn now(&self) -> Auth {
+    pub fn now(&self) -> AuthSetting {
         match self.0.load(Ordering::Relaxed) {
-            1 => Auth::On,
-            2 => Auth::Off,
-            _ => Auth::Unknown,
+            1 => AuthSetting::On,
+            2 => AuthSetting::Off,
+            _ => AuthSetting::Unknown,
         }
     }
 
-    /// Publishes what was found out.
-    pub fn set(&self, auth: Auth) {
+    /// Publishes a new setting.
+    pub fn set(&self, auth: AuthSetting) {
         let value = match auth {
-            Auth::Unknown => 0,
-            Auth::On => 1,
-            Auth::Off => 2,
+            AuthSetting::Unknown => 0,
+            AuthSetting::On => 1,
+            AuthSetting::Off => 2,
         };
         self.0.store(value, Ordering::Relaxed);
     }
 }
 
-/// The control runtime's channel to every member that has answered, for logins and other rare calls.
+/// The control runtime's channel to every member that has answered, for logins and similarly rare calls.
 pub type ControlChannels = Arc<ArcSwap<HashMap<MemberId, Channel>>>;
 
-/// Everything that the control task publishes, and the way to tell it something. Cheap to clone, goes to any thread.
+/// Everything published by the control task, and the hint channel to the control task. Cheap to clone; may be
+/// sent to any thread.
 #[derive(Clone)]
 pub struct MembersHandle {
-    /// The last snapshot. Load it once per call.
+    /// The last snapshot. Load the snapshot once per call.
     pub snapshot: Arc<ArcSwap<Membership>>,
-    /// Moves whenever the snapshot or the auth state changed in anything but times and indexes.
-    pub changes: Changes,
-    /// Moves when the snapshot's [`Outage`] is another one.
+    /// Notified when the snapshot or the auth state changed in more than times and raft indexes.
+    pub changes: ChangeReceiver,
+    /// Notified when the snapshot's [`Outage`] changed.
     pub outages: Arc<OutageChanges>,
-    /// The way back.
-    pub hints: Hints,
-    /// Whether the cluster checks credentials.
-    pub auth: Arc<AuthState>,
+    /// Hints to the control task.
+    pub hints: HintSender,
+    /// The auth setting of the cluster.
+    pub auth: Arc<SharedAuthSetting>,
 }
 
 impl MembersHandle {
-    /// One that shows this, before anything is known of auth; how changes are told, and where hints arrive.
+    /// A handle publishing `membership`, with unknown auth state; also returns the sender of changes and the
+    /// receiver of hints.
     #[must_use]
-    pub fn showing(mut membership: Membership) -> (Self, ChangesSender, mpsc::Receiver<Hint>) {
-        let (hints, hinted) = Hints::channel();
-        let (changed, changes) = Changes::channel();
+    pub fn publishing(mut membership: Membership) -> (Self, ChangeSender, mpsc::Receiver<MembershipHint>) {
+        let (hints, hinted) = HintSender::channel();
+        let (changed, changes) = ChangeReceiver::channel();
         membership.outage = membership.outage.next(&membership.members, Instant::now());
         let snapshot = Arc::new(ArcSwap::from_pointee(membership));
         let outages = Arc::default();
         (Self { snapshot, changes, outages, hints, auth: Arc::default() }, changed, hinted)
     }
 
-    /// Notes what an answer told of auth, for all shards at once, and has the members asked. What is known already wakes
-    /// nobody: with auth on, every call without a token is told so.
-    pub fn auth_is(&self, auth: Auth) {
+    /// Stores the auth setting shown by an answer, for all shards at once, and asks the control task to
+    /// verify it. An unchanged setting sends no hint: with auth on, every call without a token shows the
+    /// setting.
+    pub fn record_auth(&self, auth: AuthSetting) {
         if self.auth.now() == auth {
             return;
         }
         self.auth.set(auth);
-        self.hints.send(if auth == Auth::Off { Hint::AuthOff } else { Hint::AuthOn });
+        self.hints.send(if auth == AuthSetting::Off {
+            MembershipHint::AuthOff
+        } else {
+            MembershipHint::AuthOn
+        });
     }
 
-    /// A member is to have rest, or has had it: whoever has streams there looks.
+    /// Notifies the holders of streams that a maintenance window has begun or ended.
     pub fn rest_changed(&self) {
-        self.changes.tell();
+        self.changes.announce();
     }
 
-    /// Waits for `pause`, or less if what is published changes meanwhile. Cancel-safe.
+    /// Waits for `pause`, or until the published state changes, if that is sooner. Cancel-safe.
     pub async fn pause_or_change(&self, pause: Duration) {
         let mut changes = self.changes.clone();
         changes.mark_unchanged();
         tokio::select! {
-            biased; // in any order, but always the same
+            biased; // No arm has priority; the fixed order makes runs reproducible.
             () = tokio::time::sleep(pause) => {}
             Ok(()) = changes.changed() => {}
         }
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for UnreadyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unprobed => "not asked yet",
@@ -512,7 +540,7 @@ impl fmt::Display for Reason {
     }
 }
 
-impl fmt::Display for Serving {
+impl fmt::Display for ServingState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ready => "ready",
@@ -531,13 +559,13 @@ pub(super) mod tests {
     use super::*;
     use crate::config::Scheme;
 
-    /// A voter, as far as that matters.
+    /// A voter with arbitrary values in all fields but id and readiness.
     pub(in crate::upstream) fn member(id: u64, readiness: Readiness) -> Arc<Member> {
         Arc::new(Member {
             id: MemberId(id),
             name: "m".into(),
             endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 1 },
-            at: None,
+            resolved_ip: None,
             role: Role::Voter,
             version: None,
             readiness,
@@ -561,7 +589,7 @@ pub(super) mod tests {
         membership.members = vec![
             member(1, Readiness::Ready),
             member(2, Readiness::Ready),
-            member(3, Readiness::NotReady(Reason::NoLeader)),
+            member(3, Readiness::NotReady(UnreadyReason::NoLeader)),
         ];
         let older = membership.clone();
         assert_eq!(ready_ids(&membership), [1, 2]);
@@ -582,22 +610,26 @@ pub(super) mod tests {
     #[tokio::test(start_paused = true)]
     async fn serving_needs_a_ready_voter_and_a_known_leader() {
         let mut membership = Membership::unknown(Instant::now());
-        assert_eq!(membership.serving(), Serving::NothingKnown);
-        membership.members = vec![member(1, Readiness::NotReady(Reason::Unreachable))];
-        assert_eq!(membership.serving(), Serving::NoReadyVoter);
+        assert_eq!(membership.serving(), ServingState::NothingKnown);
+        membership.members = vec![member(1, Readiness::NotReady(UnreadyReason::Unreachable))];
+        assert_eq!(membership.serving(), ServingState::NoReadyVoter);
         membership.members.push(member(2, Readiness::Ready));
-        assert_eq!(membership.serving(), Serving::NoKnownLeader);
+        assert_eq!(membership.serving(), ServingState::NoKnownLeader);
         membership.leader = Some(MemberId(1));
-        assert_eq!(membership.serving(), Serving::Ready, "the leader itself need not be reachable from here");
+        assert_eq!(
+            membership.serving(),
+            ServingState::Ready,
+            "the leader itself need not be reachable from here"
+        );
         membership.members[1].suspect();
-        assert_eq!(membership.serving(), Serving::NoReadyVoter);
+        assert_eq!(membership.serving(), ServingState::NoReadyVoter);
     }
 
     #[tokio::test]
     async fn hints_past_the_bound_are_dropped_and_block_nobody() {
-        let (hints, mut waiting) = Hints::channel();
+        let (hints, mut waiting) = HintSender::channel();
         for _ in 0..HINTS + 5 {
-            hints.send(Hint::AuthOn);
+            hints.send(MembershipHint::AuthOn);
         }
         let mut count = 0;
         while waiting.try_recv().is_ok() {
@@ -608,7 +640,7 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn changes_wake_everybody_in_order_and_end_with_their_sender() {
-        let (sender, changes) = Changes::channel();
+        let (sender, changes) = ChangeReceiver::channel();
         let order = std::cell::RefCell::new(Vec::new());
         let wait = async |name: usize| {
             let mut changes = changes.clone();
@@ -620,7 +652,7 @@ pub(super) mod tests {
         assert!(futures_util::StreamExt::next(&mut waiting).now_or_never().is_none());
         sender.tell();
         assert!(futures_util::StreamExt::next(&mut waiting).now_or_never().is_none());
-        // FuturesUnordered polls the newest first, so that they began to wait in that order.
+        // FuturesUnordered polls the newest future first, so the futures began to wait in reverse order.
         let began: Vec<usize> = order.borrow().clone();
         assert!(began.is_sorted() || began.iter().rev().is_sorted(), "{began:?}");
         assert_eq!(began.len(), 20);
@@ -633,9 +665,9 @@ pub(super) mod tests {
 
     #[test]
     fn auth_is_unknown_until_told() {
-        let auth = AuthState::default();
-        assert_eq!(auth.now(), Auth::Unknown);
-        for state in [Auth::On, Auth::Off, Auth::Unknown] {
+        let auth = SharedAuthSetting::default();
+        assert_eq!(auth.now(), AuthSetting::Unknown);
+        for state in [AuthSetting::On, AuthSetting::Off, AuthSetting::Unknown] {
             auth.set(state);
             assert_eq!(auth.now(), state);
         }

@@ -1,7 +1,8 @@
-//! From names to addresses, and from a domain to the endpoints that its SRV records name.
+//! Resolves names to addresses, and the SRV records of a domain to endpoints.
 //!
-//! Owns: who is asked, and for how long an answer is good. Must not know: members, when something is asked again.
-//! Invariants: an address needs no question; an answer that names nothing is none; every question ends within seconds.
+//! Owns: the choice of resolver, and the TTL of an answer. Must not know: members, the time of the next
+//! lookup.
+//! Invariants: an IP address needs no lookup; an empty answer is an error; every lookup ends within seconds.
 
 use std::cmp::Reverse;
 use std::io;
@@ -18,49 +19,50 @@ use hickory_resolver::proto::rr::RData;
 
 use crate::config::{Endpoint, Scheme};
 
-/// How long a question may take.
+/// Time limit of a lookup.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long one name server may take over it.
+/// Time limit of one name server within a lookup.
 const SERVER: Duration = Duration::from_secs(2);
-/// Addresses of one name, and endpoints of one domain, that are taken. Real clusters have at most some nine members.
+/// Maximum number of addresses of one name, and of endpoints of one domain. Real clusters have at most some
+/// nine members.
 const MOST: usize = 32;
 
-/// How names become addresses. Cheap to clone.
+/// The resolver of names. Cheap to clone.
 #[derive(Clone)]
-pub enum Names {
-    /// Not here: whoever dials knows what a name means, as in tests of one process.
+pub enum NameResolver {
+    /// No resolution here: the dialler interprets names, as in single-process tests.
     Dialler,
-    /// As all programs of this machine do it: by its hosts file, then by what it is set up for.
+    /// The resolver of the operating system: the hosts file first, then the configured sources.
     System,
-    /// By these name servers and nothing else.
+    /// Only these name servers.
     Servers(Box<TokioResolver>),
 }
 
-/// What was found.
+/// The result of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found<T> {
-    /// Never empty; nothing twice.
+pub struct NameAnswer<T> {
+    /// Never empty; without duplicates.
     pub all: Vec<T>,
-    /// For how long it is good, where that was said.
+    /// The TTL of the answer, if known.
     pub good_for: Option<Duration>,
 }
 
-/// Nothing was found.
+/// Why a lookup has no result.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum NameError {
-    /// Nobody answered, or the name is not known.
+    /// No name server answered, or the name is unknown.
     #[error("{0}")]
     Failed(Arc<str>),
-    /// It is known, and leads nowhere.
+    /// The name is known, but has no address.
     #[error("the name leads nowhere")]
     Nowhere,
-    /// It took too long.
+    /// The lookup timed out.
     #[error("no answer within {LIMIT:?}")]
     TimedOut,
 }
 
-impl Names {
-    /// As the machine does, or by these name servers where there are any.
+impl NameResolver {
+    /// The resolver for these name servers; the system's resolver if `servers` is empty.
     ///
     /// # Errors
     /// The servers cannot be used.
@@ -83,49 +85,49 @@ impl Names {
         Ok(Self::Servers(Box::new(built)))
     }
 
-    /// Whether the machine's hosts file counts.
+    /// True if the machine's hosts file is consulted.
     #[must_use]
     pub fn reads_hosts_file(&self) -> bool {
         matches!(self, Self::System)
     }
 
-    /// Whether somebody must be asked where this host is.
+    /// True if resolving this host needs a lookup.
     #[must_use]
     pub fn asks_for(&self, host: &str) -> bool {
         !matches!(self, Self::Dialler) && host.parse::<IpAddr>().is_err()
     }
 
-    /// The addresses of a host. Cancel-safe.
+    /// Looks up the addresses of a host. Cancel-safe.
     ///
     /// # Errors
     /// See [`NameError`].
-    pub async fn addresses(&self, host: &str) -> Result<Found<IpAddr>, NameError> {
+    pub async fn addresses(&self, host: &str) -> Result<NameAnswer<IpAddr>, NameError> {
         let asked = async {
             match self {
                 Self::Dialler | Self::System => {
                     let found = tokio::net::lookup_host((host, 0)).await.map_err(failed)?;
-                    Ok(Found { all: found.map(|address| address.ip()).collect(), good_for: None })
+                    Ok(NameAnswer { all: found.map(|address| address.ip()).collect(), good_for: None })
                 }
                 Self::Servers(servers) => {
                     let looked = servers.lookup_ip(format!("{host}.")).await.map_err(failed)?;
                     let good_for = least(looked.as_lookup().answers().iter().map(|record| record.ttl));
-                    Ok(Found { all: looked.iter().collect(), good_for })
+                    Ok(NameAnswer { all: looked.iter().collect(), good_for })
                 }
             }
         };
         limited(asked).await
     }
 
-    /// The endpoints that these SRV records name, the preferred ones first. Cancel-safe.
+    /// Looks up the endpoints named by SRV records, preferred endpoints first. Cancel-safe.
     ///
     /// # Errors
     /// See [`NameError`].
-    pub async fn services(&self, record: &str, scheme: Scheme) -> Result<Found<Endpoint>, NameError> {
+    pub async fn services(&self, record: &str, scheme: Scheme) -> Result<NameAnswer<Endpoint>, NameError> {
         let asked = async {
             let looked = match self {
                 Self::Servers(servers) => servers.srv_lookup(record).await,
                 Self::Dialler | Self::System => {
-                    // Built each time: what the machine is set up for may have changed.
+                    // Built for each lookup, because the system's resolver settings may have changed.
                     let mut builder = TokioResolver::builder_tokio().map_err(failed)?;
                     set(builder.options_mut());
                     builder.build().map_err(failed)?.srv_lookup(record).await
@@ -147,13 +149,13 @@ impl Names {
             let endpoints =
                 named.into_iter().filter_map(|(_, _, target, port)| endpoint(scheme, &target, port));
             let good_for = least(looked.answers().iter().map(|record| record.ttl));
-            Ok(Found { all: endpoints.collect(), good_for })
+            Ok(NameAnswer { all: endpoints.collect(), good_for })
         };
         limited(asked).await
     }
 }
 
-/// The endpoint that a record names; none for a root, which says that there is no such service.
+/// The endpoint named by a record; `None` for the root name, which means that the service does not exist.
 fn endpoint(scheme: Scheme, target: &str, port: u16) -> Option<Endpoint> {
     let prefix = match scheme {
         Scheme::Http => "http",
@@ -166,7 +168,7 @@ fn least(seconds: impl Iterator<Item = u32>) -> Option<Duration> {
     seconds.min().map(|seconds| Duration::from_secs(seconds.into()))
 }
 
-/// What is remembered is remembered by whoever asks, who knows when to ask again.
+/// Disables the resolver's cache: the caller keeps the answers and schedules the lookups.
 fn set(options: &mut ResolverOpts) {
     options.cache_size = 0;
     options.timeout = SERVER;
@@ -181,8 +183,8 @@ fn failed(error: impl std::fmt::Display) -> NameError {
 }
 
 async fn limited<T: PartialEq>(
-    asked: impl Future<Output = Result<Found<T>, NameError>>,
-) -> Result<Found<T>, NameError> {
+    asked: impl Future<Output = Result<NameAnswer<T>, NameError>>,
+) -> Result<NameAnswer<T>, NameError> {
     let found = tokio::time::timeout(LIMIT, asked).await.unwrap_or(Err(NameError::TimedOut))?;
     let mut all: Vec<T> = Vec::with_capacity(found.all.len());
     for one in found.all {
@@ -190,7 +192,7 @@ async fn limited<T: PartialEq>(
             all.push(one);
         }
     }
-    if all.is_empty() { Err(NameError::Nowhere) } else { Ok(Found { all, ..found }) }
+    if all.is_empty() { Err(NameError::Nowhere) } else { Ok(NameAnswer { all, ..found }) }
 }
 
 #[cfg(test)]
@@ -200,9 +202,9 @@ mod tests {
     #[test]
     fn an_address_needs_no_question_and_a_root_is_no_endpoint() {
         for host in ["127.0.0.1", "::1"] {
-            assert!(!Names::System.asks_for(host), "{host}");
+            assert!(!NameResolver::System.asks_for(host), "{host}");
         }
-        assert!(Names::System.asks_for("localhost") && !Names::Dialler.asks_for("localhost"));
+        assert!(NameResolver::System.asks_for("localhost") && !NameResolver::Dialler.asks_for("localhost"));
         let url = |scheme, target, port| endpoint(scheme, target, port).map(|endpoint| endpoint.to_string());
         assert_eq!(
             url(Scheme::Https, "M1.example.com.", 2379).as_deref(),
@@ -214,7 +216,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_found_is_bounded_and_nothing_stands_twice() {
-        let found = |all: Vec<usize>| limited(std::future::ready(Ok(Found { all, good_for: None })));
+        let found = |all: Vec<usize>| limited(std::future::ready(Ok(NameAnswer { all, good_for: None })));
         assert_eq!(found(vec![1, 2, 1]).await.unwrap().all, [1, 2]);
         assert_eq!(found((0..99).collect()).await.unwrap().all.len(), MOST);
         assert!(matches!(found(Vec::new()).await, Err(NameError::Nowhere)));

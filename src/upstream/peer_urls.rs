@@ -1,13 +1,15 @@
-//! Members must not trust, between each other, the authority that certificates are minted from (rules 19): whoever had its
-//! key could join the cluster.
+//! The check that no member trusts the minting CA at its peer URLs: with such trust, the holder of the CA's
+//! key could join the cluster (`docs/decisions.md#d19`).
 //!
-//! Owns: which member's peer URLs are looked at when, and that nothing is minted before. Must not know: how one looks
-//! (`sight`), what is trust (`ancestry`), how a certificate is minted.
-//! Invariants: nothing is minted from an authority before every listed member was looked at, or could not be, which is
-//! told once; a member is looked at once, and again when it comes back, since it may have been started with other flags.
+//! Owns: the choice of members to check and the time of each check, and the block on minting until then. Must
+//! not know: how a peer URL is examined (`sight`), how trust is judged (`ancestry`), how a certificate is
+//! minted.
+//! Invariants: no certificate is minted from a CA before every listed member was checked or found
+//! unreachable; unreachability is logged once. A member is checked once, and again when the member comes
+//! back, perhaps restarted with different flags.
 
-mod ancestry;
-mod sight;
+mod ca_chain;
+mod peer_handshake;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,79 +24,81 @@ use crate::identity::MemberId;
 use crate::upstream::connect::Connector;
 use crate::upstream::credential::Credentials;
 use crate::upstream::members::usable;
-use crate::upstream::membership::{MembersHandle, Membership, PeerUrls, Peering, Readiness, Reason};
+use crate::upstream::membership::{
+    MemberPeerUrls, MembersHandle, Membership, PeerUrls, Readiness, UnreadyReason,
+};
 
-use ancestry::Ancestry;
-use sight::{Sight, Wants};
+use ca_chain::CaChain;
+use peer_handshake::{PeerClientAuth, PeerHandshake};
 
-/// A member takes what is minted for a member's certificate.
+/// A member trusts the minting CA at a peer URL, and would accept a minted certificate as a member's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "member {name} ({member}) trusts this authority at its peer URL {url}, so whoever has mint.key could join the cluster \
-     as a member: mint from an authority that etcd's --peer-trusted-ca-file does not lead to"
+    "member {name} ({member}) trusts this authority at its peer URL {url}, so whoever has mint.key could \
+     join the cluster as a member: mint from an authority that etcd's --peer-trusted-ca-file does not lead to"
 )]
-pub struct Trusted {
-    /// Which member.
+pub struct MintingCaTrusted {
+    /// The member's id.
     pub member: MemberId,
-    /// Its name.
+    /// The member's name.
     pub name: Arc<str>,
-    /// Where.
+    /// The peer URL at which the member trusts the CA.
     pub url: Endpoint,
 }
 
-/// Looks at members' peer URLs.
-pub struct PeerTrust {
+/// Checks members' peer URLs for trust in the minting CA.
+pub struct PeerTrustCheck {
     connector: Connector,
     members: MembersHandle,
     credentials: Arc<Credentials>,
-    /// Of the members' client URLs, as was read last.
+    /// CA certificates for members' client URLs, as last read.
     roots: ArcSwap<Vec<CertificateDer<'static>>>,
-    told: Told,
+    logged: LoggedPeerWarnings,
 }
 
-/// What was said already.
+/// Warnings already logged.
 #[derive(Default)]
-struct Told {
+struct LoggedPeerWarnings {
     no_list: AtomicBool,
     unreached: AtomicBool,
     wants_nothing: AtomicBool,
 }
 
-/// Which members were looked at for which authority.
+/// A minting CA, and the members already checked for trust in the CA.
 #[derive(Default)]
-struct Looked {
+struct CheckedPeers {
     authority: Vec<CertificateDer<'static>>,
-    members: HashMap<MemberId, Look>,
+    members: HashMap<MemberId, PeerCheck>,
 }
 
-struct Look {
+struct PeerCheck {
     urls: Arc<[String]>,
-    /// It was away since, or could not be reached.
-    again: bool,
+    /// The member was away or unreachable since: check again when the member answers.
+    needs_recheck: bool,
 }
 
-impl Looked {
-    /// Members to look at now; they count as looked at.
+impl CheckedPeers {
+    /// Returns the members to check now; they count as checked from here on.
     fn due(
         &mut self,
         authority: &[CertificateDer<'static>],
-        listed: &[Peering],
+        listed: &[MemberPeerUrls],
         snapshot: &Membership,
-    ) -> Vec<Peering> {
+    ) -> Vec<MemberPeerUrls> {
         if self.authority != authority {
             *self = Self { authority: authority.to_vec(), members: HashMap::new() };
         }
         self.members.retain(|id, _| listed.iter().any(|peering| peering.member == *id));
         let mut due = Vec::new();
         for peering in listed {
-            let new = || Look { urls: Arc::clone(&peering.urls), again: false };
+            let new = || PeerCheck { urls: Arc::clone(&peering.urls), needs_recheck: false };
             match self.members.get_mut(&peering.member) {
                 Some(look) if look.urls == peering.urls => {
                     let answers = answers(snapshot, peering.member);
                     if answers == Some(false) {
-                        look.again = true;
+                        look.needs_recheck = true;
                     }
-                    if answers == Some(true) && std::mem::take(&mut look.again) {
+                    if answers == Some(true) && std::mem::take(&mut look.needs_recheck) {
                         due.push(peering.clone());
                     }
                 }
@@ -112,28 +116,28 @@ impl Looked {
     }
 }
 
-/// The authorities that vouch for members' client URLs.
+/// Returns the CA certificates trusted for members' client URLs.
 #[must_use]
 pub fn roots_of(cluster: &Cluster) -> Vec<CertificateDer<'static>> {
     cluster.tls.as_ref().map(|tls| tls.authorities().to_vec()).unwrap_or_default()
 }
 
-/// Whether the member answers clients; none where it was not asked yet.
+/// True if the member answers clients; `None` before the first probe.
 fn answers(snapshot: &Membership, member: MemberId) -> Option<bool> {
     match snapshot.get(member)?.readiness {
-        Readiness::NotReady(Reason::Unprobed) => None,
-        Readiness::NotReady(Reason::Unreachable) => Some(false),
+        Readiness::NotReady(UnreadyReason::Unprobed) => None,
+        Readiness::NotReady(UnreadyReason::Unreachable) => Some(false),
         Readiness::Ready | Readiness::NotReady(_) => Some(true),
     }
 }
 
-/// The peer URLs over TLS: others trust nobody's certificate.
-fn over_tls(peering: &Peering) -> impl Iterator<Item = (&Peering, Endpoint)> {
+/// The member's https peer URLs. A plaintext URL involves no trust in any certificate.
+fn over_tls(peering: &MemberPeerUrls) -> impl Iterator<Item = (&MemberPeerUrls, Endpoint)> {
     peering.urls.iter().filter_map(move |url| Some((peering, usable(url, Scheme::Https)?)))
 }
 
-impl PeerTrust {
-    /// For the members of `cluster`, reached by `connector`.
+impl PeerTrustCheck {
+    /// Creates the check for the members of `cluster`, reached through `connector`.
     #[must_use]
     pub fn new(
         cluster: &Cluster,
@@ -142,33 +146,34 @@ impl PeerTrust {
         credentials: Arc<Credentials>,
     ) -> Self {
         let roots = ArcSwap::from_pointee(roots_of(cluster));
-        Self { connector, members, credentials, roots, told: Told::default() }
+        Self { connector, members, credentials, roots, logged: LoggedPeerWarnings::default() }
     }
 
-    /// Holds an authority that is to be minted from against all members (`roots` vouch for their client URLs), and lets it mint where none trusts it. While no
-    /// member list was had that is left to [`Self::follow`]. Cancel-safe.
+    /// Checks a CA to mint from against all members, and permits minting if no member trusts the CA. `roots`
+    /// are the CA certificates for members' client URLs. Before the first member list, the check is left to
+    /// [`Self::follow`]. Cancel-safe.
     ///
     /// # Errors
-    /// [`Trusted`]; it mints nothing.
-    pub async fn hold(
+    /// [`MintingCaTrusted`]; no certificate is minted from the CA.
+    pub async fn check_before_minting(
         &self,
         authority: &[CertificateDer<'static>],
         roots: &[CertificateDer<'static>],
-    ) -> Result<(), Trusted> {
+    ) -> Result<(), MintingCaTrusted> {
         self.roots.store(Arc::new(roots.to_vec()));
-        if self.credentials.is_held(authority) {
+        if self.credentials.may_authority_mint(authority) {
             return Ok(());
         }
-        self.round(authority, &mut Looked::default()).await
+        self.round(authority, &mut CheckedPeers::default()).await
     }
 
-    /// Holds what is minted from against the members that come. Ends only where an authority that has not minted yet is
-    /// trusted by one; that one which does mint becomes so is told, and changes nothing.
-    pub async fn follow(&self) -> Trusted {
+    /// Checks the minting CA against every newly seen member. Returns only if a member trusts a CA not yet
+    /// permitted to mint; trust in a CA already minting is logged, and minting goes on.
+    pub async fn follow(&self) -> MintingCaTrusted {
         let mut changes = self.members.changes.clone();
-        let mut looked = Looked::default();
+        let mut looked = CheckedPeers::default();
         loop {
-            if let Some(authority) = self.credentials.mints_from()
+            if let Some(authority) = self.credentials.mint_authority()
                 && let Err(trusted) = self.round(&authority, &mut looked).await
             {
                 if !self.credentials.may_mint() {
@@ -182,55 +187,61 @@ impl PeerTrust {
         }
     }
 
-    async fn round(&self, authority: &[CertificateDer<'static>], looked: &mut Looked) -> Result<(), Trusted> {
+    async fn round(
+        &self,
+        authority: &[CertificateDer<'static>],
+        looked: &mut CheckedPeers,
+    ) -> Result<(), MintingCaTrusted> {
         let snapshot = self.members.snapshot.load_full();
         let listed = match &snapshot.peer_urls {
             PeerUrls::Unknown => return Ok(()),
             PeerUrls::Refused => {
-                if !self.told.no_list.swap(true, Ordering::Relaxed) {
+                if !self.logged.no_list.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
-                        "the member list is refused to the probing user (cluster.probe), so it is not known whether \
-                         members trust mint.ca between each other, which they must not"
+                        "the member list is refused to the probing user (cluster.probe), so it is not known \
+                         whether members trust mint.ca between each other, which they must not"
                     );
                 }
-                self.credentials.let_mint(authority);
+                self.credentials.allow_minting(authority);
                 return Ok(());
             }
             PeerUrls::Listed(listed) => listed,
         };
         let due = looked.due(authority, listed, &snapshot);
         let looks = due.iter().flat_map(over_tls).map(async |(peering, url)| {
-            let sight = sight::look(&self.connector, &url).await;
+            let sight = peer_handshake::record_handshake(&self.connector, &url).await;
             (peering, url, sight)
         });
         let roots = self.roots.load_full();
-        let ancestry = Ancestry::of(authority, &roots);
+        let ancestry = CaChain::of(authority, &roots);
         let mut trusted = None;
         for (peering, url, sight) in join_all(looks).await {
             match sight {
                 Ok(sight) if ancestry.is_trusted(&sight) => {
                     let (member, name) = (peering.member, Arc::clone(&peering.name));
-                    trusted = trusted.or(Some(Trusted { member, name, url }));
+                    trusted = trusted.or(Some(MintingCaTrusted { member, name, url }));
                 }
-                Ok(sight) => self.seen(peering, &url, &sight),
+                Ok(sight) => self.log_untrusting(peering, &url, &sight),
                 Err(error) => {
-                    // One that is not there may come.
+                    // An absent member may come back.
                     let there = answers(&snapshot, peering.member) == Some(true);
                     if let Some(look) = looked.members.get_mut(&peering.member) {
-                        look.again = !there;
+                        look.needs_recheck = !there;
                     }
-                    self.unreached(peering, there, &error.to_string());
+                    self.log_unreachable(peering, there, &error.to_string());
                 }
             }
         }
         trusted.map_or(Ok(()), Err)?;
-        self.credentials.let_mint(authority);
+        self.credentials.allow_minting(authority);
         Ok(())
     }
 
-    fn seen(&self, peering: &Peering, url: &Endpoint, sight: &Sight) {
+    fn log_untrusting(&self, peering: &MemberPeerUrls, url: &Endpoint, sight: &PeerHandshake) {
         tracing::debug!(member = %peering.member, %url, "the member does not trust mint.ca at its peer URL");
-        if sight.wants == Wants::Nothing && !self.told.wants_nothing.swap(true, Ordering::Relaxed) {
+        if sight.client_auth == PeerClientAuth::Nothing
+            && !self.logged.wants_nothing.swap(true, Ordering::Relaxed)
+        {
             tracing::warn!(
                 member = %peering.member, name = &*peering.name, %url,
                 "the member asks for no certificate at its peer URL: whoever reaches that can act as a member"
@@ -238,14 +249,14 @@ impl PeerTrust {
         }
     }
 
-    fn unreached(&self, peering: &Peering, there: bool, error: &str) {
-        if !there || self.told.unreached.swap(true, Ordering::Relaxed) {
+    fn log_unreachable(&self, peering: &MemberPeerUrls, there: bool, error: &str) {
+        if !there || self.logged.unreached.swap(true, Ordering::Relaxed) {
             tracing::debug!(member = %peering.member, error, "no look at a peer URL");
         } else {
             tracing::warn!(
                 member = %peering.member, name = &*peering.name, error,
-                "a member's peer URL cannot be reached from here, so it is not known whether it trusts mint.ca there, which \
-                 it must not; said once"
+                "a member's peer URL cannot be reached from here, so it is not known whether it trusts \
+                 mint.ca there, which it must not; said once"
             );
         }
     }
@@ -260,14 +271,16 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::config::{ClusterPin, Serves};
+    use crate::config::{ClusterPin, MemberPreference};
     use crate::upstream::credential::CredentialSettings;
     use crate::upstream::membership::tests::member;
-    use crate::upstream::membership::{AuthState, Changes, ChangesSender, ControlChannels, Hints};
+    use crate::upstream::membership::{
+        ChangeReceiver, ChangeSender, ControlChannels, HintSender, SharedAuthSetting,
+    };
 
-    fn peering(member: u64, port: u16) -> Peering {
+    fn peering(member: u64, port: u16) -> MemberPeerUrls {
         let urls = [format!("https://127.0.0.1:{port}")].into();
-        Peering { member: MemberId(member), name: format!("m{member}").into(), urls }
+        MemberPeerUrls { member: MemberId(member), name: format!("m{member}").into(), urls }
     }
 
     fn snapshot(members: &[(u64, Readiness)], peer_urls: PeerUrls) -> Membership {
@@ -275,18 +288,19 @@ mod tests {
         Membership { members, peer_urls, ..Membership::unknown(Instant::now()) }
     }
 
-    const UNPROBED: Readiness = Readiness::NotReady(Reason::Unprobed);
-    const GONE: Readiness = Readiness::NotReady(Reason::Unreachable);
+    const UNPROBED: Readiness = Readiness::NotReady(UnreadyReason::Unprobed);
+    const GONE: Readiness = Readiness::NotReady(UnreadyReason::Unreachable);
 
     #[tokio::test]
     async fn a_member_is_looked_at_once_and_again_when_it_comes_back() {
-        let mut looked = Looked::default();
+        let mut looked = CheckedPeers::default();
         let one = [CertificateDer::from(vec![1])];
-        let mut due =
-            |authority: &[CertificateDer<'static>], listed: &[Peering], states: &[(u64, Readiness)]| {
-                let due = looked.due(authority, listed, &snapshot(states, PeerUrls::Unknown));
-                due.into_iter().map(|peering| peering.member.0).collect::<Vec<_>>()
-            };
+        let mut due = |authority: &[CertificateDer<'static>],
+                       listed: &[MemberPeerUrls],
+                       states: &[(u64, Readiness)]| {
+            let due = looked.due(authority, listed, &snapshot(states, PeerUrls::Unknown));
+            due.into_iter().map(|peering| peering.member.0).collect::<Vec<_>>()
+        };
         let both = [peering(1, 11), peering(2, 12)];
         assert_eq!(due(&one, &both, &[(1, Readiness::Ready), (2, UNPROBED)]), [1, 2]);
         assert!(due(&one, &both, &[(1, Readiness::Ready), (2, Readiness::Ready)]).is_empty());
@@ -301,15 +315,15 @@ mod tests {
         assert_eq!(due(&two, &moved, &[(1, Readiness::Ready), (2, Readiness::Ready)]), [1, 2]);
     }
 
-    /// Before members whose peer URLs nobody reaches.
-    fn behind_a_wall(published: Membership) -> (PeerTrust, ChangesSender) {
-        let (changed, changes) = Changes::channel();
+    /// A check of members whose peer URLs all refuse connections.
+    fn behind_a_wall(published: Membership) -> (PeerTrustCheck, ChangeSender) {
+        let (changed, changes) = ChangeReceiver::channel();
         let members = MembersHandle {
             snapshot: Arc::new(ArcSwap::from_pointee(published)),
             changes,
             outages: Arc::default(),
-            hints: Hints::channel().0,
-            auth: Arc::new(AuthState::default()),
+            hints: HintSender::channel().0,
+            auth: Arc::new(SharedAuthSetting::default()),
         };
         let dial = |_: &Endpoint| std::future::ready(Err(io::ErrorKind::ConnectionRefused.into())).boxed();
         let connector = Connector::over(Arc::new(dial), None, Duration::from_secs(1));
@@ -322,15 +336,15 @@ mod tests {
             idle_timeout: Duration::from_secs(1),
             token_ttl: Duration::from_secs(1),
             pin: ClusterPin::FirstAnswer,
-            reads: Serves::Any,
-            writes: Serves::Any,
+            reads: MemberPreference::Any,
+            writes: MemberPreference::Any,
             near: Vec::new(),
             hedge_after: None,
             outage: crate::config::OutageTimes::default(),
             probe: None,
             discovery: crate::config::Discovery::default(),
         };
-        (PeerTrust::new(&cluster, connector, members, credentials), changed)
+        (PeerTrustCheck::new(&cluster, connector, members, credentials), changed)
     }
 
     #[tokio::test]
@@ -340,13 +354,13 @@ mod tests {
         for (peer_urls, mints) in [(PeerUrls::Unknown, false), (PeerUrls::Refused, true), (listed, true)] {
             let members = snapshot(&[(1, Readiness::Ready)], peer_urls.clone());
             let (trust, _changed) = behind_a_wall(members);
-            trust.hold(&authority, &[]).await.unwrap();
-            assert_eq!(trust.credentials.is_held(&authority), mints, "{peer_urls:?}");
+            trust.check_before_minting(&authority, &[]).await.unwrap();
+            assert_eq!(trust.credentials.may_authority_mint(&authority), mints, "{peer_urls:?}");
             assert_eq!(
-                trust.told.unreached.load(Ordering::Relaxed),
+                trust.logged.unreached.load(Ordering::Relaxed),
                 matches!(peer_urls, PeerUrls::Listed(_))
             );
-            assert_eq!(trust.told.no_list.load(Ordering::Relaxed), peer_urls == PeerUrls::Refused);
+            assert_eq!(trust.logged.no_list.load(Ordering::Relaxed), peer_urls == PeerUrls::Refused);
         }
     }
 
@@ -355,12 +369,12 @@ mod tests {
         let authority = [CertificateDer::from(vec![1])];
         let listed = PeerUrls::Listed([peering(1, 11)].into());
         let (trust, _changed) = behind_a_wall(snapshot(&[(1, UNPROBED)], listed.clone()));
-        let mut looked = Looked::default();
+        let mut looked = CheckedPeers::default();
         trust.round(&authority, &mut looked).await.unwrap();
-        assert!(!trust.told.unreached.load(Ordering::Relaxed), "it is not there");
+        assert!(!trust.logged.unreached.load(Ordering::Relaxed), "it is not there");
         trust.members.snapshot.store(Arc::new(snapshot(&[(1, Readiness::Ready)], listed)));
         trust.round(&authority, &mut looked).await.unwrap();
-        assert!(trust.told.unreached.load(Ordering::Relaxed), "it is, and its peer URL is not");
-        assert!(!looked.members[&MemberId(1)].again);
+        assert!(trust.logged.unreached.load(Ordering::Relaxed), "it is, and its peer URL is not");
+        assert!(!looked.members[&MemberId(1)].needs_recheck);
     }
 }

@@ -1,10 +1,10 @@
-//! The connections that carry a shard's calls: per member and lane, opened when first needed.
+//! A shard's connections to members, per member and lane, opened on first use.
 //!
-//! Owns: opening them (a single attempt for all who wait), telling the members' task about members that cannot be
-//! reached. Must not know: calls, passwords, tokens.
-//! Invariants: a connection without a user's certificate is shared by all identities of its shard, and what proves a
-//! user travels in each request; one with a user's certificate carries that user's calls only, from any shard. That a
-//! member takes no connection with a user's certificate says nothing of the member.
+//! Owns: opening connections (a single attempt for all waiting callers), reporting unreachable members to the
+//! members' task. Must not know: calls, passwords, tokens.
+//! Invariants: a connection without a user's certificate is shared by all identities of its shard; each
+//! request carries its own credential. A connection with a user's certificate carries only the user's calls,
+//! from any shard. A member refusing a connection with a user's certificate does not become suspect.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,40 +15,43 @@ use std::time::Duration;
 use crate::identity::MemberId;
 use crate::rpc::method::Lane;
 use crate::tasks::Tasks;
+use crate::upstream::certificate_pool::{CertificateConnectionPermit, CertificatePool};
 use crate::upstream::connect::{ConnectError, Connector};
-use crate::upstream::connection::{Connection, Ended, Keeping, Origin};
+use crate::upstream::connection_slots::{
+    ConnectionKey, ConnectionOpening, ConnectionSlots, Seat, SlotLookup, attempt,
+};
 use crate::upstream::credential::{CertificateIdentity, Leaf};
-use crate::upstream::fleet::{Fleet, Place};
-use crate::upstream::membership::{Hint, Hints, Member, Membership};
-use crate::upstream::slots::{Found, Key, Opening, Seat, Slots, attempt};
+use crate::upstream::member_connection::{Connection, ConnectionEnd, ConnectionLifetime, MemberOrigin};
+use crate::upstream::membership::{HintSender, Member, Membership, MembershipHint};
 
-/// How long a member may take to say anything on a connection with a user's certificate.
+/// Time limit on the readiness of a user's certificate, and on the member's first byte on a connection with
+/// the certificate.
 const FIRST_WORD: Duration = Duration::from_secs(5);
 
-/// The connections of one shard, and its way to those that all shards share.
-pub struct Pool {
+/// A shard's own connections, and access to the connections shared by all shards.
+pub struct ConnectionPool {
     connector: Connector,
-    hints: Hints,
+    hints: HintSender,
     tasks: Tasks,
-    /// Connections with a user's certificate that this shard drives: others send on them too.
-    lent: Tasks,
-    own: Rc<RefCell<Slots>>,
-    fleet: Arc<Fleet>,
+    /// Tasks of the connections with a user's certificate driven by this shard; all shards send on them.
+    shared_tasks: Tasks,
+    own: Rc<RefCell<ConnectionSlots>>,
+    fleet: Arc<CertificatePool>,
     idle: Duration,
     calls: RefCell<HashMap<MemberId, Rc<Cell<usize>>>>,
 }
 
-/// Where a connection is found again.
+/// The table listing a connection.
 #[derive(Clone)]
-enum Shelf {
-    /// On this shard.
-    Own(Rc<RefCell<Slots>>),
-    /// On any.
-    Fleet(Arc<Fleet>),
+enum ConnectionHome {
+    /// The shard's own table.
+    Own(Rc<RefCell<ConnectionSlots>>),
+    /// The table shared by all shards.
+    Fleet(Arc<CertificatePool>),
 }
 
-impl Shelf {
-    fn with<T>(&self, look: impl FnOnce(&mut Slots) -> T) -> T {
+impl ConnectionHome {
+    fn with<T>(&self, look: impl FnOnce(&mut ConnectionSlots) -> T) -> T {
         match self {
             Self::Own(slots) => look(&mut slots.borrow_mut()),
             Self::Fleet(fleet) => look(&mut fleet.slots()),
@@ -56,19 +59,25 @@ impl Shelf {
     }
 }
 
-impl Pool {
-    /// An empty pool; connections run on `tasks`, and are closed after `idle` without a call.
+impl ConnectionPool {
+    /// Creates an empty pool. Connections run on `tasks`, and are closed after `idle` without a call.
     #[must_use]
-    pub fn new(connector: Connector, hints: Hints, tasks: Tasks, fleet: Arc<Fleet>, idle: Duration) -> Self {
+    pub fn new(
+        connector: Connector,
+        hints: HintSender,
+        tasks: Tasks,
+        fleet: Arc<CertificatePool>,
+        idle: Duration,
+    ) -> Self {
         let (own, calls) = (Rc::default(), RefCell::default());
-        Self { connector, hints, tasks, lent: Tasks::default(), own, fleet, idle, calls }
+        Self { connector, hints, tasks, shared_tasks: Tasks::default(), own, fleet, idle, calls }
     }
 
-    /// A place on a connection of `lane` to `member`, opened if there is none; with `certificate`, on one that shows
-    /// that. Cancel-safe: an attempt that was begun goes on.
+    /// Returns a seat on a connection of `lane` to `member`, showing `certificate` if given; opens a
+    /// connection if none has room. Cancel-safe: a begun attempt goes on.
     ///
     /// # Errors
-    /// None could be opened; nothing was sent. Where it was not for the certificate, the member is marked unreachable.
+    /// No connection could be opened; no request was sent. Without a certificate, the member becomes suspect.
     pub async fn seat(
         &self,
         member: &Arc<Member>,
@@ -77,10 +86,10 @@ impl Pool {
     ) -> Result<Seat, ConnectError> {
         let given_up = || failed(member, "the connection was closed as soon as it was open");
         let shows = certificate.map(|certificate| certificate.showing().clone());
-        let key = Key { member: member.id, spot: member.spot(), lane, shows };
+        let key = ConnectionKey { member: member.id, spot: member.connection_target(), lane, shows };
         let shelf = match certificate {
-            None => Shelf::Own(Rc::clone(&self.own)),
-            Some(_) => Shelf::Fleet(Arc::clone(&self.fleet)),
+            None => ConnectionHome::Own(Rc::clone(&self.own)),
+            Some(_) => ConnectionHome::Fleet(Arc::clone(&self.fleet)),
         };
         let calls = self.calls(member.id);
         let mut opened = false;
@@ -88,18 +97,19 @@ impl Pool {
         loop {
             let begin = || self.open(&shelf, &key, Arc::clone(member), certificate.cloned());
             let opening = match shelf.with(|slots| slots.find(&key, &calls, opened, begin)) {
-                Found::Seat(seat) => return Ok(seat),
-                Found::GivenUp => return Err(given_up()),
-                Found::Opening(opening) => opening,
+                SlotLookup::Seat(seat) => return Ok(seat),
+                SlotLookup::GivenUp => return Err(given_up()),
+                SlotLookup::Opening(opening) => opening,
             };
             delayed.get_or_insert_with(|| member.conduct.seats.begin());
-            // All who waited look again: a burst needs more connections than one.
+            // All waiters look again: a burst needs several connections.
             opening.await.map_err(|_| given_up())??;
             opened = true;
         }
     }
 
-    /// Ends the open connections of `lane` to `member`, and what they carry as lost. Returns how many there were.
+    /// Cuts the open connections of `lane` to `member` and loses their calls. Returns the number of
+    /// connections.
     pub fn give_up(&self, member: MemberId, lane: Lane) -> usize {
         let mut given_up = self.own.borrow_mut().take(member, lane);
         given_up.extend(self.fleet.slots().take(member, lane));
@@ -107,11 +117,12 @@ impl Pool {
         given_up.len()
     }
 
-    /// Leaves what leads to where no member is any more: its name leads elsewhere, it was removed, the cluster is another. Short
-    /// calls end by themselves; streams end as lost. Returns how many connections had streams.
-    pub fn leave_strays(&self, members: &Membership) -> usize {
-        let mut strays = self.own.borrow_mut().strays(members);
-        strays.extend(self.fleet.slots().strays(members));
+    /// Leaves connections to addresses where their member no longer is: the name resolves elsewhere, the
+    /// member was removed, or the cluster changed. Short calls run to their end; streams are cut. Returns the
+    /// number of stream connections cut.
+    pub fn leave_moved_members(&self, members: &Membership) -> usize {
+        let mut strays = self.own.borrow_mut().take_strays(members);
+        strays.extend(self.fleet.slots().take_strays(members));
         let (streams, others): (Vec<_>, Vec<_>) =
             strays.into_iter().partition(|(lane, _)| *lane == Lane::Stream);
         others.iter().for_each(|(_, connection)| connection.retire());
@@ -119,31 +130,32 @@ impl Pool {
         streams.len()
     }
 
-    /// Has the streams on connections of `lane` to `member` go on elsewhere, where they can. Returns how many connections
-    /// there were.
-    pub fn leave(&self, member: MemberId, lane: Lane) -> usize {
+    /// Tells streams on connections of `lane` to `member` to resume on another member, if able. Returns the
+    /// number of connections.
+    pub fn evacuate(&self, member: MemberId, lane: Lane) -> usize {
         let mut left = self.own.borrow_mut().take(member, lane);
         left.extend(self.fleet.slots().take(member, lane));
         left.iter().for_each(|connection| connection.leave());
         left.len()
     }
 
-    /// Calls in flight to `member` from this shard, on all lanes.
+    /// Returns the shard's calls in flight to `member`, on all lanes.
     #[must_use]
     pub fn in_flight(&self, member: MemberId) -> usize {
         self.calls.borrow().get(&member).map_or(0, |calls| calls.get())
     }
 
-    /// Connections that this shard drives for others end once no call is on them, and others open their own. Taken before
-    /// the shard's thread ends.
+    /// Retires all connections with a user's certificate: each is closed after its last call, and shards open
+    /// new connections. Returns the tasks of the connections driven by this shard, to be joined before the
+    /// shard's thread ends.
     #[must_use]
-    pub fn lent(&self) -> Tasks {
+    pub fn retire_shared_connections(&self) -> Tasks {
         self.fleet.slots().all().for_each(|connection| connection.retire());
-        self.lent.clone()
+        self.shared_tasks.clone()
     }
 
-    /// Closes all connections of this shard's own once no call is on them. Without that they stay: what tells of a connection's end
-    /// knows where it is found again.
+    /// Closes each of the shard's own connections after its last call. Without this call the connections are
+    /// never freed: a connection's end callback references the table listing the connection.
     pub fn retire(&self) {
         self.own.borrow().all().for_each(|connection| connection.retire());
     }
@@ -152,19 +164,20 @@ impl Pool {
         Rc::clone(self.calls.borrow_mut().entry(member).or_default())
     }
 
-    /// Opens a connection in a task, so that a caller who leaves neither stops nor stalls it for the others.
+    /// Opens a connection in a task: a departing caller neither stops nor stalls the attempt for the
+    /// remaining callers.
     fn open(
         &self,
-        shelf: &Shelf,
-        key: &Key,
+        shelf: &ConnectionHome,
+        key: &ConnectionKey,
         member: Arc<Member>,
         certificate: Option<Arc<CertificateIdentity>>,
-    ) -> Opening {
+    ) -> ConnectionOpening {
         let (tell, opening) = attempt();
-        let dial = Dial {
+        let dial = DialAttempt {
             connector: self.connector.clone(),
             hints: self.hints.clone(),
-            tasks: if certificate.is_some() { self.lent.clone() } else { self.tasks.clone() },
+            tasks: if certificate.is_some() { self.shared_tasks.clone() } else { self.tasks.clone() },
             fleet: Arc::clone(&self.fleet),
             shelf: shelf.clone(),
             key: key.clone(),
@@ -176,7 +189,7 @@ impl Pool {
                 None => dial.shared().await,
                 Some(certificate) => dial.showing(certificate).await,
             };
-            let ended = dial.shelf.with(|slots| slots.land(&dial.key, opened));
+            let ended = dial.shelf.with(|slots| slots.finish_opening(&dial.key, opened));
             if tell.send(ended).is_err() {
                 tracing::trace!("nobody waits for a connection any more");
             }
@@ -186,37 +199,41 @@ impl Pool {
     }
 }
 
-/// One attempt to open a connection.
-struct Dial {
+/// An attempt to open a connection.
+struct DialAttempt {
     connector: Connector,
-    hints: Hints,
+    hints: HintSender,
     tasks: Tasks,
-    fleet: Arc<Fleet>,
-    shelf: Shelf,
-    key: Key,
+    fleet: Arc<CertificatePool>,
+    shelf: ConnectionHome,
+    key: ConnectionKey,
     member: Arc<Member>,
     idle: Duration,
 }
 
-impl Dial {
+impl DialAttempt {
     async fn shared(&self) -> Result<Connection, ConnectError> {
-        let keeping = Keeping { idle: self.idle, fresh_until: None };
+        let keeping = ConnectionLifetime { idle: self.idle, fresh_until: None };
         let opened = self.open(&self.connector, keeping, None).await;
         if let Err(error) = &opened {
             tracing::debug!(member = %self.member.id, %error, "no connection to the member");
             self.member.suspect();
-            self.hints.send(Hint::Unreachable(self.member.id));
+            self.hints.send(MembershipHint::Unreachable(self.member.id));
         }
         opened
     }
 
     async fn showing(&self, certificate: &CertificateIdentity) -> Result<Connection, ConnectError> {
-        // First: nobody's connection gives way to one that has nothing to show. Past that the leaf says why there is none.
+        // Wait for the certificate before taking room: no open connection gives way to an attempt without a
+        // certificate. After the time limit, `leaf` gives the reason for the missing certificate.
         drop(tokio::time::timeout(FIRST_WORD, certificate.ready()).await);
         let leaf =
             certificate.leaf().map_err(|error| ConnectError::NoCertificate(error.to_string().into()))?;
-        let Some(place) = self.fleet.place().await else {
-            tracing::warn!(user = ?certificate.user(), "no room for a connection with this user's certificate");
+        let Some(place) = self.fleet.reserve().await else {
+            tracing::warn!(
+                user = ?certificate.user(),
+                "no room for a connection with this user's certificate"
+            );
             return Err(ConnectError::NoRoom);
         };
         let opened = self.answering(&leaf, place).await;
@@ -224,8 +241,8 @@ impl Dial {
             if matches!(error, ConnectError::Handshake { .. }) {
                 certificate.refused(&leaf);
             }
-            // The members' task looks, on connections of its own, whether it is the member.
-            self.hints.send(Hint::Unreachable(self.member.id));
+            // The members' task finds out, on connections of its own, if the member is at fault.
+            self.hints.send(MembershipHint::Unreachable(self.member.id));
             tracing::warn!(
                 member = %self.member.id, user = ?certificate.user(), %error,
                 "no connection to the member with this user's certificate"
@@ -234,13 +251,17 @@ impl Dial {
         opened
     }
 
-    async fn answering(&self, leaf: &Leaf, place: Place) -> Result<Connection, ConnectError> {
-        let keeping = Keeping { idle: self.idle, fresh_until: leaf.fresh_until() };
+    async fn answering(
+        &self,
+        leaf: &Leaf,
+        place: CertificateConnectionPermit,
+    ) -> Result<Connection, ConnectError> {
+        let keeping = ConnectionLifetime { idle: self.idle, fresh_until: leaf.fresh_until() };
         let connector = self.connector.showing(Arc::clone(&leaf.tls));
         let connection = self.open(&connector, keeping, Some(place)).await?;
         match tokio::time::timeout(FIRST_WORD, connection.answered()).await {
             Ok(true) => Ok(connection),
-            // TLS 1.3: the handshake was over for us before the member had looked.
+            // In TLS 1.3, Keyward's handshake ends before the member has checked the certificate.
             Ok(false) => Err(ConnectError::Handshake {
                 endpoint: self.member.endpoint.clone(),
                 reason: "the member does not accept the certificate".into(),
@@ -255,23 +276,23 @@ impl Dial {
     async fn open(
         &self,
         connector: &Connector,
-        keeping: Keeping,
-        place: Option<Place>,
+        keeping: ConnectionLifetime,
+        place: Option<CertificateConnectionPermit>,
     ) -> Result<Connection, ConnectError> {
-        let stream = connector.connect_at(&self.member.endpoint, self.member.at).await?;
-        let origin =
-            Origin::of(&self.member.endpoint).map_err(|error| failed(&self.member, &error.to_string()))?;
+        let stream = connector.connect_at(&self.member.endpoint, self.member.resolved_ip).await?;
+        let origin = MemberOrigin::of(&self.member.endpoint)
+            .map_err(|error| failed(&self.member, &error.to_string()))?;
         let ended = {
             let (member, hints) = (Arc::clone(&self.member), self.hints.clone());
             let (shelf, key) = (self.shelf.clone(), self.key.clone());
             let own = place.is_none();
             move |how| {
                 shelf.with(|slots| slots.sweep(&key));
-                if how == Ended::Lost {
+                if how == ConnectionEnd::Lost {
                     if own {
                         member.suspect();
                     }
-                    hints.send(Hint::Unreachable(member.id));
+                    hints.send(MembershipHint::Unreachable(member.id));
                 }
             }
         };

@@ -1,10 +1,13 @@
-//! The one door to a member: whatever goes upstream goes through [`Door::send`].
+//! The single way to send a request to a member: [`UpstreamClient::send`].
 //!
-//! Owns: the header fields that a member sees (an allow-list: what a client says of itself is never forwarded), the
-//! token or certificate of whom the call goes as. Must not know: which calls are worth retrying.
-//! Invariants (rules 6, 9): the path is the method table's or one proven canonical; exactly one `token`, ours or none;
-//! without one a call is nobody's, whatever our own certificate says, unless it goes on a connection of a user's own
-//! certificate: a [`Head`] made for that goes nowhere else, and no other goes there.
+//! Owns: the header fields seen by a member (an allow-list: a client's claims about itself are never
+//! forwarded), and the token or certificate of the call's user. Must not know: which calls are worth
+//! retrying.
+//! Invariants (`docs/decisions.md#d06`, `docs/decisions.md#d09`): the path is the method table's, or proven
+//! canonical. A request carries at most one `token`, always Keyward's. A call without a token has no etcd
+//! user, even if Keyward's own certificate names a user. The exception is a connection with a user's own
+//! certificate: a [`UpstreamHead`] with a certificate goes only on connections showing the same certificate,
+//! and no different head goes on such a connection.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,16 +21,19 @@ use tokio::time::Instant;
 
 use crate::identity::{ClusterId, MemberId};
 use crate::rpc::method::Lane;
-use crate::upstream::balance::Lingering;
-use crate::upstream::choose::{By, Chooser, Wanted};
+use crate::upstream::choose::{MemberChooser, MemberComparison, MemberTarget};
 use crate::upstream::connect::ConnectError;
-use crate::upstream::connection::{Connection, InFlight, Outgoing, SendError};
-use crate::upstream::credential::{CertificateIdentity, Credentials, Identity, LoginFailure, Shown};
-use crate::upstream::membership::{Auth, Hint, Member, MembersHandle, Membership, Role};
-use crate::upstream::pool::Pool;
-use crate::upstream::resumes::Resumes;
+use crate::upstream::credential::{
+    CallCredential, CertificateIdentity, Credentials, LoginFailure, UpstreamIdentity,
+};
+use crate::upstream::member_connection::{Connection, InFlight, SendError, UpstreamRequestBody};
+use crate::upstream::membership::{AuthSetting, Member, MembersHandle, Membership, MembershipHint, Role};
+use crate::upstream::pool::ConnectionPool;
+use crate::upstream::resume_limiter::ResumeLimiter;
+use crate::upstream::waiting_calls::WaitingCalls;
 
-/// The version of the client API that we speak; etcd counts clients by it, so ours is one value, never the client's.
+/// Client API version sent to etcd. etcd counts clients by version, so the value is constant, never the
+/// client's.
 const CLIENT_API_VERSION: HeaderValue = HeaderValue::from_static("3.5");
 const API_VERSION_NAME: HeaderName = HeaderName::from_static("client-api-version");
 const NOT_OUR_CERTIFICATE: HeaderName = HeaderName::from_static("grpcgateway-accept");
@@ -35,10 +41,10 @@ const TOKEN: HeaderName = HeaderName::from_static("token");
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// How long whoever has no deadline waits for what proves a user: as long as etcd itself takes over a request.
+/// Time limit on obtaining a credential, for calls without a shorter deadline: etcd's own limit on a request.
 const PROOF: Duration = Duration::from_secs(7);
 
-/// What crosses from the client's header to the member's, beside what we set ourselves.
+/// Header fields copied from the client's request, in addition to Keyward's own fields.
 const FORWARDED: [HeaderName; 5] = [
     HeaderName::from_static("grpc-timeout"),
     HeaderName::from_static("hasleader"),
@@ -47,77 +53,84 @@ const FORWARDED: [HeaderName; 5] = [
     HeaderName::from_static("tracestate"),
 ];
 
-pub use crate::upstream::credential::As;
+pub use crate::upstream::credential::UpstreamUser;
 
-/// The header of a call as a member sees it, and what it may go on.
+/// The header of a call to a member, and the user certificate required of its connection.
 #[derive(Clone)]
-pub struct Head {
-    /// The fields. The token's is ours already.
+pub struct UpstreamHead {
+    /// The header fields, with Keyward's token already set.
     pub fields: HeaderMap,
     certificate: Option<Arc<CertificateIdentity>>,
 }
 
-/// Why a call did not get an answer from a member.
-pub enum NoAnswer {
-    /// Nothing was sent: safe to go elsewhere, whatever the call.
+/// Why a call got no answer from a member.
+pub enum NoReply {
+    /// No byte was sent: the call may go to another member, whatever its method.
     NeverSent(Arc<str>),
-    /// The same, since there is no connection to it that shows the user's own certificate: that may be the user's trouble alone.
+    /// No byte was sent, for want of a connection with the user's own certificate. The fault may be the
+    /// user's alone.
     NotShown(Arc<str>),
-    /// Nothing was sent: a limit of ours is reached, and no other member helps.
+    /// No byte was sent: a limit of Keyward's is reached, and another member would not help.
     NoRoom,
-    /// The member may have seen it. The outcome is unknown.
+    /// The member may have seen the call. The outcome is unknown.
     Lost(Arc<str>),
 }
 
-/// The door, one per shard.
-pub struct Door {
-    /// Connections of this shard.
-    pub pool: Pool,
-    /// The published members, and the way to tell of what was seen.
+/// Sends calls to members; each shard has its own instance.
+pub struct UpstreamClient {
+    /// The shard's connections.
+    pub pool: ConnectionPool,
+    /// The published members, and the channel for hints to the members' task.
     pub members: MembersHandle,
     /// Tokens per identity and member, shared by all shards.
     pub credentials: Arc<Credentials>,
-    /// Who is next.
-    pub chooser: Chooser,
-    /// Streams of this shard that are being resumed.
-    pub resumes: Resumes,
-    /// Calls of this shard that wait for a member's answer.
-    pub lingering: Lingering,
-    /// The highest raft term that was hinted at.
+    /// Chooses the member of each call.
+    pub chooser: MemberChooser,
+    /// The shard's streams being resumed.
+    pub resumes: ResumeLimiter,
+    /// The shard's calls waiting for a member's answer.
+    pub lingering: WaitingCalls,
+    /// The highest raft term sent in a hint.
     pub term: Cell<u64>,
 }
 
-impl Door {
-    /// What proves `whom` to `member`, got by logging in if need be, within seconds. Nothing where etcd wants nothing.
+impl UpstreamClient {
+    /// Returns the credential of `whom` for `member`, within seconds, logging in if needed. Returns
+    /// [`CallCredential::Nothing`] for a call without a user, and for a user proved by token while auth is
+    /// off.
     ///
     /// # Errors
     /// The login failed; see [`LoginFailure`].
-    pub async fn shown(&self, whom: &As, member: &Member) -> Result<Shown, LoginFailure> {
-        let As::User(identity) = whom else { return Ok(Shown::Nothing) };
-        // Once for both questions: what proves the user may be another a moment later.
-        let identity = identity.now();
-        // A connection's certificate is there whether or not auth is on.
-        let takes_token = !matches!(&*identity, Identity::Certificate(_));
-        if takes_token && self.members.auth.now() == Auth::Off {
-            return Ok(Shown::Nothing);
+    pub async fn credential_for(
+        &self,
+        whom: &UpstreamUser,
+        member: &Member,
+    ) -> Result<CallCredential, LoginFailure> {
+        let UpstreamUser::User(identity) = whom else { return Ok(CallCredential::Nothing) };
+        // Resolve once for both checks: a reload may change the user's credential in between.
+        let identity = identity.current_identity();
+        // A connection's certificate is present whether auth is on or off.
+        let takes_token = !matches!(&*identity, UpstreamIdentity::Certificate(_));
+        if takes_token && self.members.auth.now() == AuthSetting::Off {
+            return Ok(CallCredential::Nothing);
         }
         if member.is_leaderless_voter() {
             identity.adopt_token(member.id);
         }
-        let shown = tokio::time::timeout(PROOF, identity.shown(self.prover(member))).await;
+        let shown = tokio::time::timeout(PROOF, identity.credential_for(self.login_member(member))).await;
         match shown.unwrap_or(Err(LoginFailure::NoAnswer)) {
             Err(LoginFailure::AuthDisabled) => {
-                self.auth_is(Auth::Off);
-                Ok(Shown::Nothing)
+                self.report_auth(AuthSetting::Off);
+                Ok(CallCredential::Nothing)
             }
             shown => shown,
         }
     }
 
-    /// The member at which whoever is to be proved to `member` logs in: a learner answers no login, and knows the tokens
-    /// that voters have given.
+    /// Returns the member to log in at for a call to `member`: a voter itself, or the leader or any ready
+    /// voter in place of a learner. A learner answers no login, but knows the tokens issued through voters.
     #[must_use]
-    pub fn prover(&self, member: &Member) -> MemberId {
+    pub fn login_member(&self, member: &Member) -> MemberId {
         if member.role == Role::Voter {
             return member.id;
         }
@@ -126,54 +139,55 @@ impl Door {
         voter.map_or(member.id, |voter| voter.id)
     }
 
-    /// A member for a call that wants `wanted`; members in `tried` come last. A stream that is on its way to a member
-    /// counts there already.
+    /// Chooses a member for a call wanting `wanted`; members in `tried` come last. Streams being resumed on a
+    /// member already count as its load.
     #[must_use]
-    pub fn choose(&self, wanted: Wanted, tried: &[MemberId]) -> Option<Arc<Member>> {
+    pub fn choose(&self, wanted: MemberTarget, tried: &[MemberId]) -> Option<Arc<Member>> {
         self.choose_among(&self.members.snapshot.load(), wanted, tried)
     }
 
-    /// The same of this snapshot.
+    /// As [`UpstreamClient::choose`], among the members of a given snapshot.
     #[must_use]
     pub fn choose_among(
         &self,
         members: &Membership,
-        wanted: Wanted,
+        wanted: MemberTarget,
         tried: &[MemberId],
     ) -> Option<Arc<Member>> {
-        let load = |id| self.pool.in_flight(id) + self.resumes.coming(id);
-        self.chooser.choose(members, wanted, tried, By::Load(&load), Instant::now())
+        let load = |id| self.pool.in_flight(id) + self.resumes.resuming_on(id);
+        self.chooser.choose(members, wanted, tried, MemberComparison::Load(&load), Instant::now())
     }
 
-    /// The same for a short call, by how members bear those.
+    /// As [`UpstreamClient::choose_among`], for a short call: by the members' latency and calls in flight.
     #[must_use]
     pub fn choose_for_call(
         &self,
         members: &Membership,
-        wanted: Wanted,
+        wanted: MemberTarget,
         tried: &[MemberId],
     ) -> Option<Arc<Member>> {
-        self.chooser.choose(members, wanted, tried, By::Conduct, Instant::now())
+        self.chooser.choose(members, wanted, tried, MemberComparison::Conduct, Instant::now())
     }
 
-    /// Whether a ready member is left that is not among `tried`.
+    /// True if a ready member for `wanted` is left outside `tried`.
     #[must_use]
-    pub fn another(&self, wanted: Wanted, tried: &[MemberId]) -> bool {
-        Chooser::another(&self.members.snapshot.load(), wanted, tried)
+    pub fn has_another_ready_member(&self, wanted: MemberTarget, tried: &[MemberId]) -> bool {
+        MemberChooser::has_another_member(&self.members.snapshot.load(), wanted, tried)
     }
 
-    /// An answer carried a raft term that its member had not told before.
-    pub fn term_moved(&self, term: u64) {
+    /// Hints at a leader change: an answer carried a raft term not reported by its member before.
+    pub fn report_term(&self, term: u64) {
         if term > self.term.get() {
             self.term.set(term);
-            self.members.hints.send(Hint::LeaderMoved { term });
+            self.members.hints.send(MembershipHint::LeaderMoved { term });
         }
     }
 
-    /// Whether another cluster is followed by now than `before`: what was decided for that one is to be decided anew.
+    /// True if the followed cluster differs from `before`: decisions made for the previous cluster must be
+    /// made again.
     #[must_use]
     pub fn has_followed(&self, before: Option<ClusterId>) -> bool {
-        is_another(before, self.members.snapshot.load().cluster)
+        is_different_cluster(before, self.members.snapshot.load().cluster)
     }
 
     /// See [`MembersHandle::pause_or_change`].
@@ -182,41 +196,41 @@ impl Door {
     }
 
     /// See [`MembersHandle::auth_is`].
-    pub fn auth_is(&self, auth: Auth) {
-        self.members.auth_is(auth);
+    pub fn report_auth(&self, auth: AuthSetting) {
+        self.members.record_auth(auth);
     }
 
-    /// Sends one request to `member` and waits for the reply's headers. Dropping the future resets the stream.
+    /// Sends a request to `member` and waits for the reply's headers. Dropping the future resets the stream.
     ///
     /// # Errors
-    /// [`NoAnswer`] says whether the member may have seen the request.
+    /// [`NoReply`] tells if the member may have seen the request.
     pub async fn send(
         &self,
         member: &Arc<Member>,
         lane: Lane,
         path: PathAndQuery,
-        head: Head,
-        body: Outgoing,
-    ) -> Result<(Response<Incoming>, InFlight), NoAnswer> {
+        head: UpstreamHead,
+        body: UpstreamRequestBody,
+    ) -> Result<(Response<Incoming>, InFlight), NoReply> {
         let mut body = Some(body);
-        let Head { fields, certificate } = head;
+        let UpstreamHead { fields, certificate } = head;
         let mut headers = Some(fields);
-        // A pooled connection may turn out to be closing: what comes back unsent goes on a new one, once.
+        // A pooled connection may be closing: a request handed back unsent goes on a new connection, once.
         for _ in 0..2 {
             let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
             let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
             let request = request(&seat.connection, path.clone(), fields, taken);
             let in_flight = match lane {
-                Lane::Stream => seat.in_flight.of_stream(member.conduct.streams().carry(path.path())),
-                Lane::Unary | Lane::Bulk => seat.in_flight.of_busy(member.rest.begin()),
+                Lane::Stream => seat.in_flight.with_stream_count(member.conduct.streams().carry(path.path())),
+                Lane::Unary | Lane::Bulk => seat.in_flight.with_busy_count(member.rest.count_call()),
             };
             match seat.connection.send(request, in_flight).await {
                 Ok(answered) => return Ok(answered),
                 Err(SendError::Refused) => {
-                    return Err(NoAnswer::NeverSent("the member refused the stream".into()));
+                    return Err(NoReply::NeverSent("the member refused the stream".into()));
                 }
-                Err(SendError::Lost(error)) => return Err(NoAnswer::Lost(error.to_string().into())),
+                Err(SendError::Lost(error)) => return Err(NoReply::Lost(error.to_string().into())),
                 Err(SendError::NeverSent(unsent)) => {
                     let (head, unsent) = unsent.into_parts();
                     body = Some(unsent);
@@ -224,19 +238,19 @@ impl Door {
                 }
             }
         }
-        Err(NoAnswer::NeverSent("the connection to the member was closing".into()))
+        Err(NoReply::NeverSent("the connection to the member was closing".into()))
     }
 }
 
-/// Whether another cluster is served `now` than `before`.
+/// True if the clusters `before` and `now` are both known and differ.
 #[must_use]
-pub fn is_another(before: Option<ClusterId>, now: Option<ClusterId>) -> bool {
+pub fn is_different_cluster(before: Option<ClusterId>, now: Option<ClusterId>) -> bool {
     before.is_some() && now.is_some() && now != before
 }
 
-/// What of a client's header [`upstream_headers`] looks at: for whoever keeps it.
+/// Copies the client's header fields used by [`upstream_headers`], for callers keeping the fields.
 #[must_use]
-pub fn forwarded(client: &HeaderMap) -> HeaderMap {
+pub fn copy_forwarded_fields(client: &HeaderMap) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(FORWARDED.len());
     forward(client, &mut headers);
     headers
@@ -250,9 +264,9 @@ fn forward(client: &HeaderMap, headers: &mut HeaderMap) {
     }
 }
 
-/// The header that a member sees: the allowed fields of `client`'s, then ours.
+/// Builds the header for a member: the allowed fields of the client's header, then Keyward's own.
 #[must_use]
-pub fn upstream_headers(client: &HeaderMap, shown: &Shown) -> Head {
+pub fn upstream_headers(client: &HeaderMap, shown: &CallCredential) -> UpstreamHead {
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(TE, TRAILERS);
@@ -260,26 +274,27 @@ pub fn upstream_headers(client: &HeaderMap, shown: &Shown) -> Head {
     headers.insert(API_VERSION_NAME, CLIENT_API_VERSION);
     let mut certificate = None;
     match shown {
-        Shown::Token(token) => {
+        CallCredential::Token(token) => {
             headers.insert(TOKEN, token.header().clone());
         }
-        // Where our own certificate names an etcd user, a call without a token would be that user's. A call that came
-        // by the JSON gateway is not (auth/store.go, AuthInfoFromTLS), and only this field says that it did.
-        Shown::Nothing => {
+        // If Keyward's own certificate names an etcd user, a call without a token would run as the named
+        // user. etcd ignores the certificate for a call with this field, the mark of etcd's JSON gateway
+        // (auth/store.go, AuthInfoFromTLS).
+        CallCredential::Nothing => {
             headers.insert(NOT_OUR_CERTIFICATE, HeaderValue::from_static("*/*"));
         }
-        // There it is meant to be.
-        Shown::Certificate(identity) => certificate = Some(Arc::clone(identity)),
+        // The user's own certificate is meant to decide the etcd user.
+        CallCredential::Certificate(identity) => certificate = Some(Arc::clone(identity)),
     }
-    Head { fields: headers, certificate }
+    UpstreamHead { fields: headers, certificate }
 }
 
 fn request(
     connection: &Connection,
     path: PathAndQuery,
     headers: HeaderMap,
-    body: Outgoing,
-) -> Request<Outgoing> {
+    body: UpstreamRequestBody,
+) -> Request<UpstreamRequestBody> {
     let mut request = Request::new(body);
     *request.method_mut() = Verb::POST;
     *request.uri_mut() = connection.uri(path);
@@ -287,13 +302,13 @@ fn request(
     request
 }
 
-fn never_sent(error: ConnectError, showing: bool) -> NoAnswer {
+fn never_sent(error: ConnectError, showing: bool) -> NoReply {
     match error {
-        ConnectError::NoRoom => NoAnswer::NoRoom,
+        ConnectError::NoRoom => NoReply::NoRoom,
         error @ (ConnectError::Handshake { .. } | ConnectError::NoCertificate(_)) if showing => {
-            NoAnswer::NotShown(error.to_string().into())
+            NoReply::NotShown(error.to_string().into())
         }
-        error => NoAnswer::NeverSent(error.to_string().into()),
+        error => NoReply::NeverSent(error.to_string().into()),
     }
 }
 
@@ -301,7 +316,7 @@ fn never_sent(error: ConnectError, showing: bool) -> NoAnswer {
 mod tests {
     use super::*;
 
-    /// What is not named here stays where it is, whatever it is called.
+    /// Fields not listed here are not forwarded, whatever their name.
     #[test]
     fn a_member_sees_the_allowed_fields_once_and_nothing_else() {
         let mut client = HeaderMap::new();
@@ -325,7 +340,7 @@ mod tests {
         ] {
             client.append(name, HeaderValue::from_static("the client's"));
         }
-        let headers = upstream_headers(&client, &Shown::Nothing).fields;
+        let headers = upstream_headers(&client, &CallCredential::Nothing).fields;
         let mut seen: Vec<_> =
             headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         seen.sort_unstable();
@@ -333,7 +348,7 @@ mod tests {
             ("client-api-version", "3.5"),
             ("content-type", "application/grpc"),
             ("grpc-timeout", "first"),
-            // Ours, not the client's: there is no token.
+            // Keyward's value, not the client's: the call has no token.
             ("grpcgateway-accept", "*/*"),
             ("hasleader", "first"),
             ("te", "trailers"),

@@ -1,9 +1,10 @@
-//! What an etcd of an exact version does differently: the only file with etcd version numbers.
+//! The behaviour of exact etcd versions; the only file with etcd version numbers.
 //!
-//! Owns: parsing `Status.version`, and the switches ([`Traits`]) that code on the way of a call may ask for. Must not
-//! know: members, connections. Ask for a trait, never for a number.
-//! Invariants: a release line newer than any known behaves as the newest known; one older than any known as the
-//! oldest known; a member whose version is not known is trusted with nothing ([`Traits::CAUTIOUS`]).
+//! Owns: parsing `Status.version`, and the switches ([`VersionTraits`]) queried while a call is handled. Must
+//! not know: members, connections. Query a trait, never a version number.
+//! Invariants: a release line newer than the newest known line behaves as the newest known line; a line older
+//! than the oldest known line behaves as the oldest; a member with an unknown version is trusted with nothing
+//! ([`VersionTraits::CAUTIOUS`]).
 
 use std::fmt;
 
@@ -15,26 +16,26 @@ pub struct Version {
     patch: u16,
 }
 
-/// The text is no version.
+/// The text is not a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a version of the form 3.5.1")]
 pub struct NotAVersion;
 
-/// Whether we know the release line that a version belongs to.
+/// How a version's release line relates to the known lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Knowledge {
-    /// Its differences are in this file.
+pub enum VersionKnowledge {
+    /// The release line is in this file.
     Known,
-    /// Newer than the newest line known here; it is treated as that.
+    /// Newer than the newest known line, and treated as the newest known line.
     Newer,
-    /// Older than the oldest line known here; it is treated as that.
+    /// Older than the oldest known line, and treated as the oldest known line.
     Older,
 }
 
-/// Who may ask, while auth is on.
+/// The credential required for a call while auth is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
-    /// Anybody, without any credential.
+pub enum AuthRequirement {
+    /// No credential.
     Nothing,
     /// Any valid user.
     AnyUser,
@@ -42,68 +43,77 @@ pub enum Needs {
     Root,
 }
 
-/// The behaviours that differ between versions and that we must switch on.
+/// The version-dependent behaviours relevant to Keyward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Traits {
-    /// Manual progress is ordered behind events; else it may run ahead of undelivered ones and is no place to resume.
+pub struct VersionTraits {
+    /// True: manual progress is ordered behind events. False: manual progress may run ahead of undelivered
+    /// events, and is not a safe resume point.
     pub progress_ordered: bool,
-    /// Manual progress is answered for a watch that caught up without any event; else it may stay unanswered.
+    /// True: manual progress is answered for a watch that caught up without any event. False: the answer may
+    /// be missing.
     pub progress_after_idle: bool,
-    /// `Created.header.revision` of a watch "from now" is read after it was registered: events at or below it may
-    /// still come. The same servers answer no progress for a watch that starts in the member's future.
+    /// True: `Created.header.revision` of a watch "from now" is read after registration, so events at or
+    /// below the revision may still arrive. The same servers answer no progress for a watch starting in the
+    /// member's future.
     pub late_created: bool,
-    /// A refused watch create answers id -1 and says why; else it echoes the asked id, always says "permission
-    /// denied", even for an expired token, and mutes the live watch of that id.
+    /// True: a refused watch create is answered with id -1 and the reason. False: the answer echoes the
+    /// requested id, always says "permission denied", even for an expired token, and mutes the live watch
+    /// with the same id.
     pub exact_watch_refusals: bool,
-    /// A watch from a negative revision is refused. Else it makes the member skip events that other watches wait for: its
-    /// start is the lowest of all that are to catch up, and a scan from there finds nothing.
+    /// True: a watch from a negative revision is refused. False: the watch makes the member skip events
+    /// awaited by unrelated watches, because the scan for all watches catching up starts at the lowest start
+    /// revision, and finds nothing.
     pub refuses_negative_start: bool,
-    /// Every keepalive, grant, revoke and time-to-live needs a valid user (and a keepalive the right to write every
-    /// key of the lease); else none is checked.
+    /// True: every keepalive, grant, revoke and time-to-live needs a valid user (a keepalive also needs write
+    /// permission on every key of the lease). False: no lease call is checked.
     pub keepalive_needs_auth: bool,
-    /// Right after a grant through a follower the leader may answer a keepalive with a false TTL of 0.
+    /// True: right after a grant through a follower, the leader may answer a keepalive with a false TTL of 0.
     pub keepalive_false_zero: bool,
-    /// Every member list is the member's own view, answered without a quorum; else only where a linearizable one is not asked for.
+    /// True: every member list is the member's own view, answered without a quorum. False: only a list
+    /// requested as not linearizable is.
     pub lists_members_alone: bool,
-    /// What `Cluster.MemberList` needs.
-    pub member_list_auth: Needs,
-    /// What `Maintenance.Status` needs.
-    pub status_auth: Needs,
+    /// The credential required for `Cluster.MemberList`.
+    pub member_list_auth: AuthRequirement,
+    /// The credential required for `Maintenance.Status`.
+    pub status_auth: AuthRequirement,
 }
 
-/// The first patch of each known line that has a behaviour, oldest line first.
-type Since = [Option<u16>; LINES.len()];
+/// For each known line, oldest first: the first patch release with a behaviour.
+type FirstPatches = [Option<u16>; LINES.len()];
 
 /// The known lines of major version 3, by minor version.
 const LINES: [u16; 4] = [4, 5, 6, 7];
 const MAJOR: u16 = 3;
 
-// The numbers V… are the rows of the version matrix in which each was established.
-/// V2: etcd-io/etcd#15220.
-const PROGRESS_ORDERED: Since = [Some(25), Some(8), Some(0), Some(0)];
-/// V3: etcd-io/etcd#17507.
-const PROGRESS_AFTER_IDLE: Since = [Some(31), Some(13), Some(0), Some(0)];
-/// V4, V5: etcd-io/etcd#20221.
-const LATE_CREATED: Since = [Some(38), Some(22), Some(2), Some(0)];
-/// V6, V7: etcd-io/etcd#12385, #14562.
-const EXACT_WATCH_REFUSALS: Since = [Some(22), Some(6), Some(0), Some(0)];
-/// V8: etcd-io/etcd#20707.
-const REFUSES_NEGATIVE_START: Since = [Some(38), Some(24), Some(6), Some(0)];
-/// V13: CVE-2026-33413.
-const LEASE_AUTH: Since = [Some(42), Some(28), Some(9), Some(0)];
-/// The leader confirms a lease as applied before it renews it.
-const TRUE_ZERO: Since = [Some(20), Some(3), Some(0), Some(0)];
+/// Manual progress ordered behind events: etcd-io/etcd#15220, `docs/etcd-facts.md#v2`.
+const PROGRESS_ORDERED: FirstPatches = [Some(25), Some(8), Some(0), Some(0)];
+/// Progress for a watch that caught up without events: etcd-io/etcd#17507, `docs/etcd-facts.md#v3`.
+const PROGRESS_AFTER_IDLE: FirstPatches = [Some(31), Some(13), Some(0), Some(0)];
+/// No progress for future watches, and Created read after registration: etcd-io/etcd#20221,
+/// `docs/etcd-facts.md#v4` and `docs/etcd-facts.md#v5`.
+const LATE_CREATED: FirstPatches = [Some(38), Some(22), Some(2), Some(0)];
+/// Distinct reasons and id -1 for refused creates: etcd-io/etcd#12385, #14562, `docs/etcd-facts.md#v6` and
+/// `docs/etcd-facts.md#v7`.
+const EXACT_WATCH_REFUSALS: FirstPatches = [Some(22), Some(6), Some(0), Some(0)];
+/// Negative start revisions refused: etcd-io/etcd#20707, `docs/etcd-facts.md#v8`.
+const REFUSES_NEGATIVE_START: FirstPatches = [Some(38), Some(24), Some(6), Some(0)];
+/// Auth checks on lease calls: CVE-2026-33413, `docs/etcd-facts.md#v13`.
+const LEASE_AUTH: FirstPatches = [Some(42), Some(28), Some(9), Some(0)];
+/// The leader confirms a lease as applied before renewing the lease.
+const TRUE_ZERO: FirstPatches = [Some(20), Some(3), Some(0), Some(0)];
 /// `MemberListRequest.linearizable` (etcd-io/etcd#11639).
-const LINEARIZABLE_LIST: Since = [None, Some(0), Some(0), Some(0)];
-/// V14: root first, any user one patch later (etcd-io/etcd#21530).
-const MEMBER_LIST_ROOT: Since = [Some(42), Some(28), Some(9), Some(0)];
-const MEMBER_LIST_USER: Since = [Some(43), Some(29), Some(10), Some(0)];
-/// V15: 3.6 asked for root from its first release, 3.4 never relaxed it.
-const STATUS_ROOT: Since = [Some(42), Some(28), Some(0), Some(0)];
-const STATUS_USER: Since = [None, Some(32), Some(12), Some(0)];
+const LINEARIZABLE_LIST: FirstPatches = [None, Some(0), Some(0), Some(0)];
+/// MemberList: root in the first patch release, any user in the next (etcd-io/etcd#21530,
+/// `docs/etcd-facts.md#v14`).
+const MEMBER_LIST_ROOT: FirstPatches = [Some(42), Some(28), Some(9), Some(0)];
+const MEMBER_LIST_USER: FirstPatches = [Some(43), Some(29), Some(10), Some(0)];
+/// Status: 3.6 required root from its first release, 3.4 never relaxed the requirement
+/// (`docs/etcd-facts.md#v15`).
+const STATUS_ROOT: FirstPatches = [Some(42), Some(28), Some(0), Some(0)];
+const STATUS_USER: FirstPatches = [None, Some(32), Some(12), Some(0)];
 
 impl Version {
-    /// Parses `3.5.1`, and `3.6.0-rc.3` or `3.5.1+git` as what precedes the suffix.
+    /// Parses `3.5.1`; a suffix as in `3.6.0-rc.3` or `3.5.1+git` is ignored.
     ///
     /// # Errors
     /// [`NotAVersion`].
@@ -118,30 +128,31 @@ impl Version {
         if numbers.next().is_none() { Ok(version) } else { Err(NotAVersion) }
     }
 
-    /// Major and minor: of lines that are more than one minor apart etcd promises nothing in one cluster.
+    /// Major and minor version. etcd guarantees nothing for a cluster of lines more than one minor version
+    /// apart.
     #[must_use]
     pub fn line(self) -> (u16, u16) {
         (self.major, self.minor)
     }
 
-    /// Whether this file knows the version's release line.
+    /// How the version's release line relates to the lines in this file.
     #[must_use]
-    pub fn knowledge(self) -> Knowledge {
+    pub fn knowledge(self) -> VersionKnowledge {
         let [oldest, .., newest] = LINES;
         let line = self.line();
         if line < (MAJOR, oldest) {
-            Knowledge::Older
+            VersionKnowledge::Older
         } else if line > (MAJOR, newest) {
-            Knowledge::Newer
+            VersionKnowledge::Newer
         } else {
-            Knowledge::Known
+            VersionKnowledge::Known
         }
     }
 
-    /// What this version does differently.
+    /// The behaviour of this version.
     #[must_use]
-    pub fn traits(self) -> Traits {
-        Traits {
+    pub fn traits(self) -> VersionTraits {
+        VersionTraits {
             progress_ordered: self.has(PROGRESS_ORDERED),
             progress_after_idle: self.has(PROGRESS_AFTER_IDLE),
             late_created: self.has(LATE_CREATED),
@@ -155,28 +166,29 @@ impl Version {
         }
     }
 
-    fn has(self, since: Since) -> bool {
+    fn has(self, since: FirstPatches) -> bool {
         let (line, patch) = match self.knowledge() {
-            Knowledge::Older => (0, 0),
-            Knowledge::Newer => (LINES.len() - 1, u16::MAX),
-            Knowledge::Known => (usize::from(self.minor - LINES[0]), self.patch),
+            VersionKnowledge::Older => (0, 0),
+            VersionKnowledge::Newer => (LINES.len() - 1, u16::MAX),
+            VersionKnowledge::Known => (usize::from(self.minor - LINES[0]), self.patch),
         };
         since[line].is_some_and(|first| patch >= first)
     }
 
-    fn needs(self, root: Since, user: Since) -> Needs {
+    fn needs(self, root: FirstPatches, user: FirstPatches) -> AuthRequirement {
         if self.has(user) {
-            Needs::AnyUser
+            AuthRequirement::AnyUser
         } else if self.has(root) {
-            Needs::Root
+            AuthRequirement::Root
         } else {
-            Needs::Nothing
+            AuthRequirement::Nothing
         }
     }
 }
 
-impl Traits {
-    /// For a member of unknown version: the worst that any known version does, trait by trait.
+impl VersionTraits {
+    /// The traits of a member with an unknown version: for each trait, the worst behaviour of any known
+    /// version.
     pub const CAUTIOUS: Self = Self {
         progress_ordered: false,
         progress_after_idle: false,
@@ -186,8 +198,8 @@ impl Traits {
         keepalive_needs_auth: true,
         keepalive_false_zero: true,
         lists_members_alone: false,
-        member_list_auth: Needs::Root,
-        status_auth: Needs::Root,
+        member_list_auth: AuthRequirement::Root,
+        status_auth: AuthRequirement::Root,
     };
 }
 
@@ -201,7 +213,7 @@ impl fmt::Display for Version {
 mod tests {
     use super::*;
 
-    fn traits(version: &str) -> Traits {
+    fn traits(version: &str) -> VersionTraits {
         Version::parse(version).unwrap().traits()
     }
 
@@ -221,10 +233,11 @@ mod tests {
         assert!(Version::parse("3.5.10").unwrap() > Version::parse("3.5.9").unwrap());
     }
 
-    /// Each border of the matrix: the last patch without and the first with.
+    /// For each version border: the last patch release without the behaviour, and the first with the
+    /// behaviour.
     #[test]
     fn every_border_is_at_its_exact_patch() {
-        type Has = fn(&Traits) -> bool;
+        type Has = fn(&VersionTraits) -> bool;
         type LastWithoutFirstWith = &'static [(&'static str, &'static str)];
         let borders: [(&str, Has, LastWithoutFirstWith); 7] = [
             ("progress_ordered", |t| t.progress_ordered, &[("3.4.24", "3.4.25"), ("3.5.7", "3.5.8")]),
@@ -258,7 +271,7 @@ mod tests {
 
     #[test]
     fn what_status_and_member_list_need_follows_the_security_releases() {
-        use Needs::{AnyUser, Nothing, Root};
+        use AuthRequirement::{AnyUser, Nothing, Root};
         let rows = [
             // version, MemberList, Status
             ("3.4.41", Nothing, Nothing),
@@ -286,13 +299,13 @@ mod tests {
 
     #[test]
     fn lines_that_are_not_known_behave_as_the_nearest_known() {
-        assert_eq!(Version::parse("3.7.99").unwrap().knowledge(), Knowledge::Known);
+        assert_eq!(Version::parse("3.7.99").unwrap().knowledge(), VersionKnowledge::Known);
         for newer in ["3.8.0", "3.10.0", "4.0.0"] {
-            assert_eq!(Version::parse(newer).unwrap().knowledge(), Knowledge::Newer, "{newer}");
+            assert_eq!(Version::parse(newer).unwrap().knowledge(), VersionKnowledge::Newer, "{newer}");
             assert_eq!(traits(newer), traits("3.7.99"), "{newer}");
         }
         for older in ["3.3.27", "2.3.8"] {
-            assert_eq!(Version::parse(older).unwrap().knowledge(), Knowledge::Older, "{older}");
+            assert_eq!(Version::parse(older).unwrap().knowledge(), VersionKnowledge::Older, "{older}");
             assert_eq!(traits(older), traits("3.4.0"), "{older}");
         }
     }

@@ -1,84 +1,86 @@
-//! How many bytes the watch streams of one shard hold.
+//! Byte budget for the watch streams of a shard.
 //!
-//! Owns: the count, by client stream. Must not know: watches, clients, what is done where it is too much: a stream begins anew upstream,
-//! never downstream.
-//! Invariants: what is held is counted until it is dropped; a stream that holds alone is never too much, so that one
-//! revision of any size that is taken at all passes; a little is free, so that ordinary events ask nobody.
+//! Owns: the count of held bytes, by client stream. Must not know: watches, clients, or the reaction to an
+//! exceeded budget (an upstream stream is opened again; the client's stream goes on).
+//! Invariants: held bytes are counted until dropped; a stream holding bytes alone always fits, so that a
+//! revision of any accepted size passes; a small amount is free, so that ordinary events do not touch the
+//! budget.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use prometheus_client::metrics::gauge::Gauge;
 
-/// What a stream may hold of one kind without being counted: as much as its HTTP/2 window lets in anyway.
+/// Bytes of each kind that a stream may hold uncounted: as many as the HTTP/2 stream window admits anyway.
 pub const FREE: usize = 64 * 1024;
 
-/// A message to the client that is smaller is not counted: five of them are in a window twice.
+/// Smaller messages to the client are not counted: five such messages take less than half of an HTTP/2 stream
+/// window.
 pub const SMALL: usize = 4 * 1024;
 
-/// The bytes of one shard.
+/// The byte budget of a shard.
 #[derive(Debug)]
-pub struct Budget {
+pub struct WatchByteBudget {
     limit: usize,
     used: Cell<usize>,
     shown: Gauge,
 }
 
-/// What one client stream has of it.
+/// The share of a client stream in the budget.
 #[derive(Debug)]
-pub struct Share {
-    budget: Rc<Budget>,
+pub struct WatchByteShare {
+    budget: Rc<WatchByteBudget>,
     mine: Cell<usize>,
 }
 
-/// Bytes that are held, until dropped.
+/// Held bytes, counted until dropped.
 #[derive(Debug)]
-pub struct Held {
-    share: Rc<Share>,
+pub struct HeldWatchBytes {
+    share: Rc<WatchByteShare>,
     bytes: usize,
 }
 
-impl Budget {
-    /// A budget of `limit` bytes; `shown` adds up all shards.
+impl WatchByteBudget {
+    /// Returns a budget of `limit` bytes. The gauge `shown` is the sum over all shards.
     #[must_use]
     pub fn new(limit: usize, shown: Gauge) -> Self {
         Self { limit, used: Cell::new(0), shown }
     }
 }
 
-impl Share {
-    /// Nothing yet.
+impl WatchByteShare {
+    /// Returns an empty share of the budget.
     #[must_use]
-    pub fn new(budget: &Rc<Budget>) -> Rc<Self> {
+    pub fn new(budget: &Rc<WatchByteBudget>) -> Rc<Self> {
         Rc::new(Self { budget: Rc::clone(budget), mine: Cell::new(0) })
     }
 
-    /// Whether all that is held is within the budget, or all of it is this stream's.
+    /// True if all held bytes are within the budget, or all belong to this stream.
     #[must_use]
     pub fn fits(&self) -> bool {
         let used = self.budget.used.get();
         used <= self.budget.limit || used == self.mine.get()
     }
 
-    /// Counts `bytes`.
+    /// Counts `bytes` until the returned value is dropped.
     #[must_use]
-    pub fn hold(self: &Rc<Self>, bytes: usize) -> Held {
-        let mut held = Held { share: Rc::clone(self), bytes: 0 };
+    pub fn hold(self: &Rc<Self>, bytes: usize) -> HeldWatchBytes {
+        let mut held = HeldWatchBytes { share: Rc::clone(self), bytes: 0 };
         held.resize(bytes);
         held
     }
 }
 
-impl Held {
-    /// How many there are.
+impl HeldWatchBytes {
+    /// The number of bytes counted.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// So many there are now.
+    /// Sets the number of bytes counted.
     pub fn resize(&mut self, bytes: usize) {
-        let Share { budget, mine } = &*self.share;
+        let WatchByteShare { budget, mine } = &*self.share;
         let change = |count: usize| count.saturating_sub(self.bytes).saturating_add(bytes);
         mine.set(change(mine.get()));
         budget.used.set(change(budget.used.get()));
@@ -88,7 +90,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldWatchBytes {
     fn drop(&mut self) {
         self.resize(0);
     }
@@ -101,8 +103,8 @@ mod tests {
     #[test]
     fn what_is_held_is_counted_until_dropped_and_one_alone_always_fits() {
         let shown = Gauge::default();
-        let budget = Rc::new(Budget::new(100, shown.clone()));
-        let (one, other) = (Share::new(&budget), Share::new(&budget));
+        let budget = Rc::new(WatchByteBudget::new(100, shown.clone()));
+        let (one, other) = (WatchByteShare::new(&budget), WatchByteShare::new(&budget));
         let mut large = one.hold(60);
         assert!(one.fits() && other.fits());
         let more = other.hold(50);

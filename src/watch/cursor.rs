@@ -1,111 +1,118 @@
-//! One watch's position in the history: what was delivered, what is next, what is held back.
+//! A watch's position in the history: delivered, next and held-back revisions.
 //!
-//! Owns: `next` (the first revision not wholly delivered), `seen` (the highest revision that upstream proved complete)
-//! and the events of a revision whose end has not arrived.
-//! Must not know: streams, ids, clients, or what a message looks like.
-//! Invariants: `next` never falls, and moves only past a whole revision or a progress; only whole revisions come out,
-//! each once, in order.
+//! Owns: `next` (the first revision not wholly delivered), `seen` (the highest revision proven complete by
+//! upstream), and the events of a revision still without an end.
+//! Must not know: streams, ids, clients, or the encoding of messages.
+//! Invariants: `next` never falls, and moves only past a whole revision or a progress; only whole revisions
+//! come out, each once, in order.
 
-use super::fault::Planted;
-use super::wire::Event;
+use super::planted_fault::PlantedFault;
+use super::watch_messages::WatchEventBytes;
 
-/// How many bytes of one unfinished revision are held back; a larger one cannot be delivered whole. etcd's own limits
-/// keep a transaction far below, but a deletion with prev_kv may reach any size. Small in tests.
+/// Maximum bytes held back of an unfinished revision; a larger revision cannot be delivered whole. etcd's own
+/// limits keep a transaction far below, but a deletion with prev_kv may reach any size. The value is small in
+/// tests.
 const HELD_LIMIT: usize = if cfg!(test) { 16 << 10 } else { 256 << 20 };
 
 #[derive(Debug, Default)]
-pub(super) struct Cursor {
+pub(super) struct WatchCursor {
     first: i64,
     next: i64,
     seen: i64,
-    held: Vec<Event>,
+    held: Vec<WatchEventBytes>,
     held_bytes: usize,
 }
 
 /// Whole revisions, ready to be delivered.
 #[derive(Debug)]
-pub(super) struct Ready {
-    pub(super) events: Vec<Event>,
-    /// The highest revision among them.
+pub(super) struct WholeRevisions {
+    pub(super) events: Vec<WatchEventBytes>,
+    /// The highest revision of the events.
     pub(super) last: i64,
 }
 
-/// Why a cursor cannot go on with what upstream sent.
+/// The reason why a cursor cannot go on with upstream's events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// Revisions out of order: this upstream stream is not to be believed.
+pub(super) enum CursorFault {
+    /// Revisions out of order: the upstream stream is not to be trusted.
     Disorder,
-    /// One revision is larger than [`HELD_LIMIT`].
+    /// A revision is larger than [`HELD_LIMIT`].
     TooLarge,
 }
 
-impl Cursor {
-    /// A watch from `start` on, as its client asked.
+impl WatchCursor {
+    /// A cursor of a watch from `start` on, as requested by the client.
     pub(super) fn from_start(start: i64) -> Self {
         Self { first: start, next: start, ..Self::default() }
     }
 
-    /// A watch from after `revision`, at which upstream is known to have been.
+    /// A cursor of a watch that begins after `revision`, known to have been reached upstream.
     pub(super) fn after(revision: i64) -> Self {
         Self { seen: revision, ..Self::from_start(revision.saturating_add(1)) }
     }
 
-    /// The first revision that the client wants.
+    /// The first revision wanted by the client.
     pub(super) fn first(&self) -> i64 {
         self.first
     }
 
-    /// The first revision that was not wholly delivered.
+    /// The first revision not wholly delivered.
     pub(super) fn next(&self) -> i64 {
         self.next
     }
 
-    /// The highest revision below which nothing is missing.
+    /// The highest revision without missing events up to and including it.
     pub(super) fn floor(&self) -> i64 {
         self.next.saturating_sub(1)
     }
 
-    /// The highest revision that upstream proved to have reached for this watch; 0 when none.
+    /// The highest revision proven by upstream for the watch; 0 if none.
     pub(super) fn seen(&self) -> i64 {
         self.seen
     }
 
-    /// Whether a revision has begun to arrive and has not ended.
+    /// True if a revision has begun to arrive and has not ended.
     pub(super) fn holds(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// Bytes of a revision that has begun to arrive and has not ended.
+    /// Bytes of the revision that has begun to arrive and has not ended.
     pub(super) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// Where a new upstream watch must begin. Never 0, which would mean "now".
+    /// The start revision of a new upstream watch. Never 0, the value for "from now".
     ///
-    /// With `reach_back` it begins at the last revision that was proven, whose events are dropped again: a server that
-    /// refuses progress to a watch from the future (V4 in the fact sheet) would answer none until the next write.
+    /// With `reach_back` the watch starts at the last proven revision, and the events of that revision are
+    /// dropped again: a member that sends no progress to a watch from a future revision (3.4.38, 3.5.22,
+    /// 3.6.2 and later) would send none until the next write. See `docs/etcd-facts.md#v4`.
     pub(super) fn resume_at(&self, reach_back: bool) -> i64 {
-        if Planted::OneLate.is_on() {
+        if PlantedFault::OneLate.is_on() {
             return self.next.max(1) + 1;
         }
         let start = if reach_back && self.seen > 0 && self.seen < self.next { self.seen } else { self.next };
         start.max(1)
     }
 
-    /// Takes in the events of one response; `more` when the revision of the last one may go on in the next response.
-    pub(super) fn absorb(&mut self, events: Vec<Event>, more: bool) -> Result<Option<Ready>, Fault> {
-        let mut ready: Vec<Event> = Vec::new();
+    /// Takes in the events of a response; `more` if the last event's revision may continue in the next
+    /// response.
+    pub(super) fn absorb(
+        &mut self,
+        events: Vec<WatchEventBytes>,
+        more: bool,
+    ) -> Result<Option<WholeRevisions>, CursorFault> {
+        let mut ready: Vec<WatchEventBytes> = Vec::new();
         let mut previous = 0;
         for event in events {
             if event.revision < previous {
-                return Err(Fault::Disorder);
+                return Err(CursorFault::Disorder);
             }
             previous = event.revision;
             if event.revision < self.next {
                 continue;
             }
             match self.held.last() {
-                Some(last) if event.revision < last.revision => return Err(Fault::Disorder),
+                Some(last) if event.revision < last.revision => return Err(CursorFault::Disorder),
                 Some(last) if event.revision > last.revision => self.release(&mut ready),
                 _ => {}
             }
@@ -115,16 +122,16 @@ impl Cursor {
         if !more {
             self.release(&mut ready);
         } else if self.held_bytes > HELD_LIMIT {
-            return Err(Fault::TooLarge);
+            return Err(CursorFault::TooLarge);
         }
         Ok(ready.last().map(|event| event.revision).map(|last| {
             self.next = last.saturating_add(1);
             self.seen = last;
-            Ready { events: ready, last }
+            WholeRevisions { events: ready, last }
         }))
     }
 
-    fn release(&mut self, ready: &mut Vec<Event>) {
+    fn release(&mut self, ready: &mut Vec<WatchEventBytes>) {
         if ready.is_empty() {
             *ready = std::mem::take(&mut self.held);
         } else {
@@ -133,7 +140,8 @@ impl Cursor {
         self.held_bytes = 0;
     }
 
-    /// Upstream has told everything up to and with `revision`. Whether that is news, or at least no step back.
+    /// Upstream has sent every event up to and including `revision`. Returns true if the cursor did not have
+    /// to go back.
     pub(super) fn progress(&mut self, revision: i64) -> bool {
         if self.holds() || revision < self.floor() {
             return false;
@@ -143,12 +151,12 @@ impl Cursor {
         true
     }
 
-    /// The upstream watch is gone: what it began to tell comes again from the next one.
-    pub(super) fn drop_held(&mut self) {
-        if Planted::DropHeld.is_on() {
+    /// The upstream watch is gone: the held-back events come again from the next upstream watch.
+    pub(super) fn drop_unfinished_revision(&mut self) {
+        if PlantedFault::DropHeld.is_on() {
             self.next = self.held.last().map_or(self.next, |event| event.revision + 1);
         }
-        if Planted::OneEarly.is_on() && self.seen == self.floor() {
+        if PlantedFault::OneEarly.is_on() && self.seen == self.floor() {
             self.next -= 1;
         }
         self.held = Vec::new();
@@ -163,21 +171,21 @@ mod tests {
 
     use super::*;
 
-    fn events(revisions: &[i64]) -> Vec<Event> {
+    fn events(revisions: &[i64]) -> Vec<WatchEventBytes> {
         revisions
             .iter()
-            .map(|revision| Event { raw: Bytes::from_static(b"event"), revision: *revision })
+            .map(|revision| WatchEventBytes { raw: Bytes::from_static(b"event"), revision: *revision })
             .collect()
     }
 
-    fn taken(cursor: &mut Cursor, revisions: &[i64], more: bool) -> Vec<i64> {
+    fn taken(cursor: &mut WatchCursor, revisions: &[i64], more: bool) -> Vec<i64> {
         let ready = cursor.absorb(events(revisions), more).unwrap();
         ready.map_or_else(Vec::new, |ready| ready.events.iter().map(|event| event.revision).collect())
     }
 
     #[test]
     fn only_whole_revisions_come_out() {
-        let mut cursor = Cursor::from_start(5);
+        let mut cursor = WatchCursor::from_start(5);
         assert_eq!(taken(&mut cursor, &[5, 6, 6], true), [5]);
         assert_eq!((cursor.next(), cursor.holds()), (6, true));
         assert_eq!(taken(&mut cursor, &[6], true), [0; 0]);
@@ -188,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_was_delivered_does_not_come_again() {
-        let mut cursor = Cursor::from_start(5);
+        let mut cursor = WatchCursor::from_start(5);
         assert_eq!(taken(&mut cursor, &[4, 5, 6], false), [5, 6]);
         assert_eq!(taken(&mut cursor, &[6, 6], false), [0; 0]);
         assert_eq!(taken(&mut cursor, &[6, 7], false), [7]);
@@ -196,33 +204,36 @@ mod tests {
 
     #[test]
     fn what_was_held_comes_again_from_the_next_upstream_watch() {
-        let mut cursor = Cursor::from_start(5);
+        let mut cursor = WatchCursor::from_start(5);
         assert_eq!(taken(&mut cursor, &[5, 5], true), [0; 0]);
-        cursor.drop_held();
+        cursor.drop_unfinished_revision();
         assert_eq!((cursor.resume_at(false), cursor.holds()), (5, false));
         assert_eq!(taken(&mut cursor, &[5, 5, 5], false), [5, 5, 5]);
     }
 
     #[test]
     fn disorder_is_a_fault() {
-        assert_eq!(Cursor::from_start(1).absorb(events(&[6, 5]), false).unwrap_err(), Fault::Disorder);
-        let mut cursor = Cursor::from_start(1);
+        assert_eq!(
+            WatchCursor::from_start(1).absorb(events(&[6, 5]), false).unwrap_err(),
+            CursorFault::Disorder
+        );
+        let mut cursor = WatchCursor::from_start(1);
         taken(&mut cursor, &[6], true);
-        assert_eq!(cursor.absorb(events(&[5]), false).unwrap_err(), Fault::Disorder);
+        assert_eq!(cursor.absorb(events(&[5]), false).unwrap_err(), CursorFault::Disorder);
     }
 
     #[test]
     fn a_revision_without_an_end_is_a_fault() {
-        let mut cursor = Cursor::from_start(1);
-        let large = || vec![Event { raw: Bytes::from(vec![0; HELD_LIMIT / 2]), revision: 3 }];
+        let mut cursor = WatchCursor::from_start(1);
+        let large = || vec![WatchEventBytes { raw: Bytes::from(vec![0; HELD_LIMIT / 2]), revision: 3 }];
         assert!(cursor.absorb(large(), true).unwrap().is_none());
         assert!(cursor.absorb(large(), true).unwrap().is_none());
-        assert_eq!(cursor.absorb(large(), true).unwrap_err(), Fault::TooLarge);
+        assert_eq!(cursor.absorb(large(), true).unwrap_err(), CursorFault::TooLarge);
     }
 
     #[test]
     fn progress_moves_forward_only_and_never_past_what_is_held() {
-        let mut cursor = Cursor::from_start(5);
+        let mut cursor = WatchCursor::from_start(5);
         assert!(!cursor.progress(3));
         assert!(cursor.progress(9) && cursor.progress(9));
         assert_eq!((cursor.next(), cursor.seen()), (10, 9));
@@ -234,12 +245,12 @@ mod tests {
 
     #[test]
     fn a_resume_reaches_back_only_to_what_was_proven_and_never_means_now() {
-        let mut cursor = Cursor::from_start(5);
+        let mut cursor = WatchCursor::from_start(5);
         assert_eq!((cursor.resume_at(true), cursor.resume_at(false)), (5, 5));
         taken(&mut cursor, &[7], false);
         assert_eq!((cursor.resume_at(true), cursor.resume_at(false)), (7, 8));
-        assert_eq!(Cursor::from_start(-4).resume_at(false), 1);
-        assert_eq!((Cursor::after(9).resume_at(true), Cursor::after(9).first()), (9, 10));
+        assert_eq!(WatchCursor::from_start(-4).resume_at(false), 1);
+        assert_eq!((WatchCursor::after(9).resume_at(true), WatchCursor::after(9).first()), (9, 10));
     }
 
     #[derive(Clone, Debug)]
@@ -266,14 +277,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever upstream says, in whatever order: `next` never falls, what comes out is new, in order, and ends
-        /// where a revision ends; what is held is bounded by what came since the last loss.
+        /// For any upstream input, in any order: `next` never falls; delivered events are new, in order, and
+        /// end at a revision's end; held-back events are bounded by the events received since the last loss.
         #[test]
         fn what_comes_out_is_new_and_in_order(
             start in prop_oneof![20 => 1_i64..10, 1 => any::<i64>()],
             steps in prop::collection::vec(step(), 0..40),
         ) {
-            let mut cursor = Cursor::from_start(start);
+            let mut cursor = WatchCursor::from_start(start);
             let mut came = 0;
             for step in steps {
                 let next = cursor.next();
@@ -283,16 +294,23 @@ mod tests {
                         match cursor.absorb(events(&revisions), more) {
                             Ok(Some(ready)) => {
                                 let out: Vec<i64> = ready.events.iter().map(|event| event.revision).collect();
-                                prop_assert!(out.is_sorted() && out.first().is_some_and(|first| *first >= next));
+                                prop_assert!(
+                                    out.is_sorted() && out.first().is_some_and(|first| *first >= next)
+                                );
                                 prop_assert_eq!(out.last(), Some(&ready.last));
-                                // The newest may go on in the next response.
-                                prop_assert!(!more || revisions.last().is_some_and(|newest| ready.last < *newest));
-                                prop_assert_eq!((cursor.floor(), cursor.seen()), (ready.last.min(i64::MAX - 1), ready.last));
+                                // The newest revision may continue in the next response.
+                                prop_assert!(
+                                    !more || revisions.last().is_some_and(|newest| ready.last < *newest)
+                                );
+                                prop_assert_eq!(
+                                    (cursor.floor(), cursor.seen()),
+                                    (ready.last.min(i64::MAX - 1), ready.last)
+                                );
                                 prop_assert!(cursor.held.iter().all(|event| event.revision > ready.last));
                             }
                             Ok(None) => prop_assert_eq!(cursor.next(), next),
-                            // Its stream is given up, and with it what it began to tell.
-                            Err(_) => cursor.drop_held(),
+                            // The stream is given up, with its held-back events.
+                            Err(_) => cursor.drop_unfinished_revision(),
                         }
                     }
                     Step::Progress(revision) => {
@@ -302,7 +320,7 @@ mod tests {
                         prop_assert_eq!(cursor.next(), if moved { revision.saturating_add(1) } else { next });
                     }
                     Step::Lose => {
-                        cursor.drop_held();
+                        cursor.drop_unfinished_revision();
                         came = 0;
                     }
                 }

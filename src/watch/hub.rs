@@ -1,14 +1,18 @@
-//! One client's Watch stream, as a machine without I/O: what arrived in, what to do out.
+//! The state machine of a client's Watch stream, without I/O: inputs and the time in, outputs out.
 //!
-//! Owns: the client's watches and their ids, the order of answers, and which upstream stream carries which watch.
+//! Owns: the client's watches and watch ids, the order of answers, and the assignment of watches to upstream
+//! streams.
 //! Must not know: sockets, tokens, members, clocks (`now` is an argument).
 //! Invariants, whatever happens upstream:
-//! - every watch delivers whole revisions, in order, without gap or double; none before its Created;
-//! - one Created per create, in request order; ids that we assign are never used twice, upstream or downstream;
-//! - a progress is sent only when everything up to it was sent before, for every watch that it speaks of;
-//! - an event's header is never ahead of what was delivered, and no answer lacks a header.
+//! - every watch delivers whole revisions, in order, without gap or duplicate, and no event before the
+//!   Created;
+//! - each create gets exactly one Created, in request order; ids assigned by the hub are never reused,
+//!   neither upstream nor downstream;
+//! - a progress response is sent only after all events up to its revision were sent, for every watch covered
+//!   by the response;
+//! - the header of an event response is never ahead of the delivered events, and every response has a header.
 //!
-//! A client's half-close is no input: as in etcd, its watches go on.
+//! The client's half-close is not an input: as in etcd, the watches go on.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -18,61 +22,72 @@ use tokio::time::Instant;
 
 use crate::identity::Revision;
 
-use super::cursor::Cursor;
-use super::wire::{self, Create, Header, NO_WATCH, Request, Response};
+use super::cursor::WatchCursor;
+use super::watch_messages::{
+    self, ClientWatchCreate, ClientWatchRequest, NO_WATCH, SplicedWatchResponse, WatchResponseHeader,
+};
 
-mod client;
-mod place;
+mod client_requests;
+mod member_responses;
 mod progress;
-mod upstream;
+mod stream_assignment;
 
 #[cfg(test)]
 mod model;
 #[cfg(test)]
 mod tests;
 
-/// The most upstream streams that one client stream holds. One more is opened for each credential that went stale under
-/// live watches; past this, the watches of the oldest move to the newest.
+/// Maximum number of upstream streams per client stream. A further stream is opened for each credential found
+/// stale under live watches; past the limit, the watches of the oldest stream move to the newest.
 const MAX_STREAMS: usize = 4;
 
-/// How many watches that are resumed are unanswered on one stream. Each makes etcd look through its history: enough to
-/// keep the wire busy, few enough that a client's new watch does not wait behind thousands. Small in tests, so that every
-/// run of the model waits.
+/// Maximum number of unanswered creates of resumed watches per upstream stream. Each create makes etcd scan
+/// its history: the number is high enough to keep the connection busy, and low enough that a new watch of the
+/// client does not wait behind thousands. The value is small in tests, so that watches wait in every run of
+/// the model.
 const MAX_RESTORING: usize = if cfg!(test) { 3 } else { 32 };
 
-/// After so long without a lost stream, the next loss counts as the first. Longer than any back-off of a driver.
+/// Time without a lost stream after which the next loss counts as the first again. Longer than any driver's
+/// backoff.
 const SETTLED: Duration = Duration::from_secs(30);
 
-/// How many of the client's requests may wait for their turn before the driver should stop reading more.
+/// Maximum number of client requests in the queue before the driver should stop reading requests.
 const MAX_PENDING: usize = 1024;
 
-/// How many bytes of requests may be taken in before all of them were answered. Far above what keys need.
+/// Maximum total size in bytes of the requests taken in while some are still unanswered. Far above the size
+/// of usual keys.
 const MAX_PENDING_BYTES: usize = 4 << 20;
 
-/// An upstream Watch stream; ours, never used twice.
+/// An upstream Watch stream. Assigned by the hub, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StreamId(u64);
+pub struct UpstreamStreamId(u64);
 
-/// A watch inside a hub; ours, never used twice.
+/// A watch inside a hub. Assigned by the hub, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WatchKey(u64);
 
-/// What the version of a member says about its Watch service. The numbers are rows of `watch-and-lease.md` §0.
+/// Version-dependent behaviours of a member's Watch service. The versions are listed in `docs/etcd-facts.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Traits {
-    /// V2 and V3: manual progress never runs ahead of events, and is answered to caught-up watches.
+pub struct WatchTraits {
+    /// Manual progress never runs ahead of undelivered events (3.4.25, 3.5.8 and later), and is answered for
+    /// watches that caught up without any event (3.4.31, 3.5.13 and later). See `docs/etcd-facts.md#v2` and
+    /// `#v3`.
     pub progress_trusted: bool,
-    /// V6 and V7: "permission denied" means just that.
+    /// "permission denied" means a real denial (3.4.22, 3.5.6 and later); older members say the same of an
+    /// expired token. See `docs/etcd-facts.md#v6` and `#v7`.
     pub exact_refusals: bool,
-    /// V5 and V4 (one commit): Created of a watch "from now" may be later than its start, and a watch from the future
-    /// gets no progress. (Where a watch begins does not depend on it: never before what its Created told.)
+    /// The Created of a watch "from now" may carry a revision later than the watch's start, and a watch from
+    /// a future revision gets no progress (both 3.4.38, 3.5.22, 3.6.2 and later). The start of a watch does
+    /// not depend on the trait: a start is never below the revision told by Created. See
+    /// `docs/etcd-facts.md#v4` and `#v5`.
     pub late_created: bool,
-    /// V8: a watch from a negative revision is refused; elsewhere it costs other watches their events.
+    /// A watch from a negative revision is refused (3.4.38, 3.5.24, 3.6.6 and later). On older members a
+    /// negative start makes the member's watches lose events. See `docs/etcd-facts.md#v8`.
     pub refuses_negative_start: bool,
 }
 
-impl Traits {
-    /// A member of unknown version: nothing is taken on trust.
+impl WatchTraits {
+    /// The traits of a member of unknown version: no behaviour is taken on trust.
     pub const UNKNOWN: Self = Self {
         progress_trusted: false,
         exact_refusals: false,
@@ -81,157 +96,161 @@ impl Traits {
     };
 }
 
-/// Times that a driver chooses.
+/// Intervals chosen by the driver.
 #[derive(Clone, Copy, Debug)]
-pub struct Timing {
-    /// How often idle watches are refreshed by a progress of our own, if at all: drawn per hub, so that hubs do not march
-    /// in step.
+pub struct HubTiming {
+    /// Interval at which the hub requests progress for idle watches; `None` for never. Drawn at random for
+    /// each hub, to spread the requests of many hubs.
     pub idle_progress: Option<Duration>,
-    /// How long a client's progress request waits for upstream before what is known already may answer it.
+    /// How long a client's progress request waits for upstream before the hub answers from its own knowledge.
     pub progress_grace: Duration,
 }
 
-/// What reached the hub.
+/// An input to the hub.
 #[derive(Clone, Debug)]
-pub enum Input {
-    /// One WatchRequest message of the client.
+pub enum HubInput {
+    /// A WatchRequest message of the client.
     Client(Bytes),
-    /// The stream's member is chosen and its request is on the way: messages may be sent. (etcd answers a Watch with
-    /// headers only together with its first message: do not wait for them.)
+    /// The stream's member is chosen and the request is on its way: messages may be sent. Do not wait for the
+    /// response headers: etcd sends headers only together with the first message of a Watch.
     Opened {
-        /// As in [`Output::Open`].
-        stream: StreamId,
-        /// Of the member chosen.
-        traits: Traits,
+        /// The stream named in [`HubOutput::Open`].
+        stream: UpstreamStreamId,
+        /// Traits of the chosen member.
+        traits: WatchTraits,
     },
-    /// The answer to [`Output::Check`].
+    /// The answer to [`HubOutput::Check`].
     Checked {
-        /// As in the output.
+        /// The watch named in the output.
         watch: WatchKey,
-        /// As in the output.
-        stream: StreamId,
+        /// The stream named in the output.
+        stream: UpstreamStreamId,
         /// The raw ResponseHeader of the read.
         header: Bytes,
         /// The revision read.
         revision: Revision,
     },
-    /// The read of [`Output::Check`] failed.
+    /// The read of [`HubOutput::Check`] failed.
     CheckFailed {
-        /// As in the output.
+        /// The watch named in the output.
         watch: WatchKey,
-        /// As in the output.
-        stream: StreamId,
-        /// Why.
-        why: Loss,
+        /// The stream named in the output.
+        stream: UpstreamStreamId,
+        /// The reason for the failure.
+        why: StreamLoss,
     },
-    /// One WatchResponse message.
+    /// A WatchResponse message.
     Upstream {
-        /// Where it came from.
-        stream: StreamId,
-        /// The message, without its gRPC frame.
+        /// The stream on which the message arrived.
+        stream: UpstreamStreamId,
+        /// The message, without the gRPC frame.
         message: Bytes,
     },
     /// The stream ended, or could not be opened.
     Lost {
-        /// Which.
-        stream: StreamId,
-        /// Why.
-        why: Loss,
+        /// The lost stream.
+        stream: UpstreamStreamId,
+        /// The reason for the loss.
+        why: StreamLoss,
     },
-    /// [`Hub::next_deadline`] has come.
+    /// The time of [`Hub::next_deadline`] has come.
     Tick,
 }
 
-/// Why a stream or a read is gone.
+/// The reason why a stream or a read was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// Transport, no leader, shutdown, or any status that another attempt may cure.
+pub enum StreamLoss {
+    /// A transport error, no leader, a shutdown, or any status that another attempt may cure.
     Upstream,
     /// The member refused the credential.
     Credential,
-    /// No credential can be had for this client's user; the text is etcd's own, in the form of a cancel_reason.
+    /// No credential can be obtained for this client's user. The text is etcd's own, in the form of a
+    /// cancel_reason.
     Denied(String),
 }
 
-/// The credential that a new stream needs.
+/// The credential needed by a new stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Credential {
-    /// The one at hand.
+pub enum StreamCredential {
+    /// The credential at hand.
     Current,
-    /// One that was proven or obtained after this output.
+    /// A credential proven or obtained after this output.
     Fresh,
 }
 
-/// What the driver is to do, in order.
+/// An action for the driver. Actions are carried out in order.
 #[derive(Clone, Debug)]
-pub enum Output {
+pub enum HubOutput {
     /// Open an upstream stream with the client's identity.
     Open {
-        /// Its name from now on.
-        stream: StreamId,
-        /// The credential that it needs.
-        credential: Credential,
-        /// How many losses came before it without a quiet time: back off by it (none for 0 and 1).
+        /// The new stream's id.
+        stream: UpstreamStreamId,
+        /// The credential needed by the stream.
+        credential: StreamCredential,
+        /// Number of losses without a quiet time before this open. The driver's backoff grows with the
+        /// number; 0 means no backoff.
         attempt: u32,
-        /// Whether a watch that the client knows waits for it.
+        /// True if a watch already known to the client waits for the stream.
         resumes: bool,
     },
-    /// End the stream; inputs that name it are ignored from now on.
+    /// End the stream. The hub ignores all later inputs for the stream.
     Close {
-        /// Which.
-        stream: StreamId,
+        /// The stream to end.
+        stream: UpstreamStreamId,
     },
-    /// Send one WatchRequest message on an open stream.
+    /// Send a WatchRequest message on an open stream.
     Send {
-        /// Which.
-        stream: StreamId,
-        /// The message, without its gRPC frame.
+        /// The stream to send on.
+        stream: UpstreamStreamId,
+        /// The message, without the gRPC frame.
         message: Bytes,
     },
-    /// Make a linearizable read of the cluster's revision with the client's identity: has the cluster's history gone back, or is
-    /// the member only behind?
+    /// Make a linearizable read of the cluster's revision with the client's identity, to tell a history that
+    /// went back from a lagging member.
     Check {
-        /// For the answer.
+        /// The watch to name in the answer.
         watch: WatchKey,
-        /// The stream on whose member to read; for the answer too.
-        stream: StreamId,
-        /// The watch's key, which the client may read if it may watch.
+        /// The stream to name in the answer. The read goes to the stream's member.
+        stream: UpstreamStreamId,
+        /// The watch's key, readable by every client with permission to watch the key.
         key: Bytes,
     },
-    /// One WatchResponse message for the client.
+    /// A WatchResponse message for the client.
     Emit(Bytes),
-    /// End the client's stream, and every upstream stream. Nothing follows.
-    End(End),
+    /// End the client's stream, and every upstream stream. No output follows.
+    End(WatchStreamEnd),
 }
 
-/// Why a client's stream is ended.
+/// The reason for ending a client's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The client's bytes are no WatchRequest, or could be read in two ways.
+pub enum WatchStreamEnd {
+    /// The client's bytes are no WatchRequest, or are ambiguous to protobuf decoders.
     InvalidRequest,
-    /// A single revision is larger than what is held back for one watch.
+    /// A single revision exceeds the limit of bytes held back for one watch.
     RevisionTooLarge,
-    /// No credential can be had; etcd's text.
+    /// No credential can be obtained. The text is etcd's own.
     Denied(String),
 }
 
-/// The machine. See the module's invariants.
+/// The state machine of a client stream. See the module's invariants.
 #[derive(Debug)]
 pub struct Hub {
-    timing: Timing,
-    /// Boxed, as the streams are: a map keeps room for eleven of its entries, and most hubs have one.
-    watches: BTreeMap<WatchKey, Box<Watch>>,
-    streams: BTreeMap<StreamId, Box<Stream>>,
-    /// Watches that need a stream, and new ones that are to be sent; key order is request order.
-    moving: BTreeSet<WatchKey>,
-    /// Ids that the client may name.
-    told: HashMap<i64, Told>,
-    /// Ids of watches that were denied while they lived, as far as we might give them: the client may choose one again, but
-    /// a cancel that is on its way means the old watch.
-    denied: BTreeSet<i64>,
-    /// The client's requests whose turn has not come, in request order.
-    pending: VecDeque<Pending>,
-    /// Bytes of the requests since none waited.
+    timing: HubTiming,
+    /// Values are boxed, as in `streams`: a map node has room for eleven entries, and most hubs have a single
+    /// entry.
+    watches: BTreeMap<WatchKey, Box<HubWatch>>,
+    streams: BTreeMap<UpstreamStreamId, Box<HubStream>>,
+    /// Watches without a stream, and new watches not sent yet. Key order is request order.
+    unsent: BTreeSet<WatchKey>,
+    /// Ids known to the client.
+    client_ids: HashMap<i64, ClientWatchIdState>,
+    /// Ids of watches denied after Created and not yet reached by `assign_id`. The hub does not assign an id
+    /// of the set, since a cancel already on its way means the denied watch; the client may still choose the
+    /// id.
+    denied_ids: BTreeSet<i64>,
+    /// The client's requests waiting for their turn, in request order.
+    pending: VecDeque<PendingClientRequest>,
+    /// Total bytes of the requests taken in since the pending queue was last empty.
     pending_bytes: usize,
     last_key: u64,
     last_stream: u64,
@@ -239,162 +258,164 @@ pub struct Hub {
     next_client_id: i64,
     attempts: u32,
     last_trouble: Option<Instant>,
-    known: Known,
-    /// Bytes in all cursors.
-    held: usize,
-    round: Option<progress::Round>,
+    cluster_view: HubClusterView,
+    /// Bytes held back in the cursors of all watches.
+    held_bytes: usize,
+    round: Option<progress::ProgressRound>,
     refresh_at: Option<Instant>,
     ended: bool,
-    out: Vec<Output>,
+    out: Vec<HubOutput>,
 }
 
-/// What was learnt about the cluster, and what the client was told of it.
+/// The hub's knowledge of the cluster, and how much of the cluster's history was told to the client.
 #[derive(Debug, Default)]
-struct Known {
+struct HubClusterView {
     cluster: Option<u64>,
-    /// The newest upstream header, for answers that are ours.
-    header: Option<Header>,
-    /// The highest revision that the cluster is known to have reached.
+    /// The newest upstream header, for answers made by the hub.
+    header: Option<WatchResponseHeader>,
+    /// The highest revision known to have been reached by the cluster.
     reached: i64,
-    /// The highest header.revision that the client was shown.
+    /// The highest header.revision shown to the client.
     shown: i64,
-    /// The highest revision that an event or a progress told the client.
+    /// The highest revision told to the client by an event or a progress.
     delivered: i64,
 }
 
 #[derive(Debug)]
-struct Watch {
-    create: Create,
-    /// Its id downstream, once its Created was told.
+struct HubWatch {
+    create: ClientWatchCreate,
+    /// The downstream id, once the Created was told.
     id: Option<i64>,
-    /// Upstream's answer to its create, until its turn comes.
-    answer: Option<Answer>,
-    cursor: Cursor,
-    place: Place,
-    want: Want,
-    /// The revision after which a watch "from now" begins, once that is fixed: by the first Created that upstream gave it, or
-    /// because a write overtook its create.
+    /// Upstream's answer to the create, until the turn of the create comes.
+    answer: Option<CreateAnswer>,
+    cursor: WatchCursor,
+    place: WatchPlacement,
+    requirement: StreamRequirement,
+    /// The revision after which a watch "from now" begins, once fixed: by the first Created from upstream, or
+    /// by a write that overtook the create.
     begins_after: Option<i64>,
-    /// Resume exactly at the next revision, do not reach back.
-    exact: bool,
-    /// What the client had been shown when it asked.
+    /// Resume exactly at the next revision, without reaching back to the last proven revision.
+    resumes_exactly: bool,
+    /// The highest revision shown to the client before the create.
     shown_before: i64,
-    /// The first refusal of a create that is being tried once more.
-    refusal: Option<Box<Response>>,
-    /// Asked for a revision of another cluster's history, which ended since: compacted at this revision.
-    stale: Option<i64>,
-    /// Has spoken in the current round of progress.
+    /// The first refusal of a create now being tried once more.
+    refusal: Option<Box<SplicedWatchResponse>>,
+    /// The create named a revision of a history that has ended: the watch ends as compacted at this revision.
+    compacted_at: Option<i64>,
+    /// The watch was covered by a progress of the current progress round.
     confirmed: bool,
 }
 
-/// What a watch needs of the stream that it goes to.
+/// A watch's requirements on its next stream.
 #[derive(Clone, Copy, Debug)]
-struct Want {
-    newer_than: StreamId,
-    credential: Credential,
+struct StreamRequirement {
+    newer_than: UpstreamStreamId,
+    credential: StreamCredential,
 }
 
-const ANY_STREAM: Want = Want { newer_than: StreamId(0), credential: Credential::Current };
+const ANY_STREAM: StreamRequirement =
+    StreamRequirement { newer_than: UpstreamStreamId(0), credential: StreamCredential::Current };
 
 #[derive(Debug)]
-enum Answer {
-    Created(Box<Response>),
-    Refused(Box<Response>),
+enum CreateAnswer {
+    Created(Box<SplicedWatchResponse>),
+    Refused(Box<SplicedWatchResponse>),
 }
 
 #[derive(Debug)]
-enum Place {
+enum WatchPlacement {
     /// Needs a stream.
     Nowhere,
     /// Will be sent on this stream.
-    Assigned(StreamId),
+    Assigned(UpstreamStreamId),
     /// Sent.
-    Upstream(StreamId, Incarnation),
-    /// Answered, and not upstream until its turn to be told comes.
+    Upstream(UpstreamStreamId, WatchRegistration),
+    /// Answered, and not registered upstream until the client was told the answer.
     Parked,
-    /// This stream's member knew less than it had delivered: is it behind, or has history gone back?
-    Doubtful(StreamId),
+    /// This stream's member reported a revision below the highest revision already seen by the watch or the
+    /// client. A linearizable read decides between a lagging member and a history that went back.
+    Doubtful(UpstreamStreamId),
 }
 
-/// A watch as one upstream stream knows it.
+/// A registration of a watch on an upstream stream.
 #[derive(Debug)]
-struct Incarnation {
+struct WatchRegistration {
     id: i64,
     start: i64,
-    /// Created's header.revision, once it came.
+    /// The Created's header.revision, once received.
     created: Option<i64>,
-    /// How many progress requests were sent on the stream before this create.
+    /// Number of progress requests sent on the stream before this create.
     asked_before: u64,
-    /// Whether it told anything of its own.
-    heard: bool,
+    /// True once the member sent an event or a progress for the registration.
+    has_messages: bool,
 }
 
 #[derive(Debug)]
-struct Stream {
-    credential: Credential,
-    /// Known once open.
-    traits: Option<Traits>,
+struct HubStream {
+    credential: StreamCredential,
+    /// Traits of the member, known once the stream is open.
+    traits: Option<WatchTraits>,
     ids: HashMap<i64, WatchKey>,
-    /// Watches that are resumed here and wait for room.
+    /// Resumed watches assigned to the stream, waiting for a free slot ([`MAX_RESTORING`]).
     waiting: BTreeSet<WatchKey>,
-    /// Creates without an answer, in the order sent: etcd answers in that order.
-    creating: VecDeque<Creating>,
-    /// Of those, how many are resumed watches.
+    /// Unanswered creates in sending order, the order of etcd's answers.
+    creating: VecDeque<UnansweredCreate>,
+    /// Number of unanswered creates of resumed watches.
     restoring: usize,
-    /// Progress requests sent.
-    asked: u64,
-    /// Of those, how many are certainly answered or dropped.
-    answered: u64,
-    /// The highest header.revision that came with events or progress.
+    /// Number of progress requests sent.
+    progress_requests: u64,
+    /// Number of progress requests certainly answered or dropped.
+    progress_settled: u64,
+    /// The highest header.revision received with events or progress.
     highest: i64,
-    /// The highest revision of a linearizable read made for this stream.
+    /// The highest revision of the linearizable reads made for the stream.
     verified: i64,
-    /// That read, while it is under way.
-    checking: Option<Checking>,
+    /// The linearizable read in flight for the stream.
+    checking: Option<RevisionCheck>,
 }
 
-/// A linearizable read: has the cluster's history gone back, or is the member only behind?
+/// A linearizable read that tells a history that went back from a lagging member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Checking {
-    /// In whose name.
+struct RevisionCheck {
+    /// The watch named in the read's output and answer.
     watch: WatchKey,
-    /// What the client had been shown when it began.
+    /// The highest revision shown to the client when the read began.
     shown: i64,
-    /// Another watch came to need it after it had begun.
+    /// Another watch came to need the read after the read had begun.
     joined: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Creating {
+struct UnansweredCreate {
     id: i64,
     resumed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum ClientWatchIdState {
     Watch(WatchKey),
-    /// Ended by compaction: the id stays taken until the client cancels it, as in etcd.
+    /// Ended by compaction: as in etcd, the id stays taken until the client cancels the watch.
     Compacted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pending {
+enum PendingClientRequest {
     Create(WatchKey),
     Cancel(i64),
     Progress,
 }
 
 impl Hub {
-    /// A hub for a client stream that begins now.
+    /// Returns a hub for a client stream that begins now.
     #[must_use]
-    pub fn new(now: Instant, timing: Timing) -> Self {
+    pub fn new(now: Instant, timing: HubTiming) -> Self {
         Self {
             timing,
             watches: BTreeMap::new(),
             streams: BTreeMap::new(),
-            moving: BTreeSet::new(),
-            told: HashMap::new(),
-            denied: BTreeSet::new(),
+            unsent: BTreeSet::new(),
+            client_ids: HashMap::new(),
+            denied_ids: BTreeSet::new(),
             pending: VecDeque::new(),
             pending_bytes: 0,
             last_key: 0,
@@ -403,8 +424,8 @@ impl Hub {
             next_client_id: 0,
             attempts: 0,
             last_trouble: None,
-            known: Known::default(),
-            held: 0,
+            cluster_view: HubClusterView::default(),
+            held_bytes: 0,
             round: None,
             refresh_at: timing.idle_progress.map(|idle| now + idle),
             ended: false,
@@ -412,114 +433,115 @@ impl Hub {
         }
     }
 
-    /// Takes one input and appends what is to be done. Outputs must be carried out in order.
-    pub fn handle(&mut self, now: Instant, input: Input, out: &mut Vec<Output>) {
+    /// Takes an input and appends the resulting outputs. The driver must carry out the outputs in order.
+    pub fn handle(&mut self, now: Instant, input: HubInput, out: &mut Vec<HubOutput>) {
         if self.ended {
             return;
         }
         let result = match input {
-            Input::Client(message) => self.client(&message),
-            Input::Opened { stream, traits } => {
+            HubInput::Client(message) => self.client(&message),
+            HubInput::Opened { stream, traits } => {
                 self.opened(stream, traits);
                 Ok(())
             }
-            Input::Checked { watch, stream, header, revision } => {
+            HubInput::Checked { watch, stream, header, revision } => {
                 self.check_answered(now, watch, stream, &header, revision);
                 Ok(())
             }
-            Input::CheckFailed { watch, stream, why } => {
+            HubInput::CheckFailed { watch, stream, why } => {
                 self.check_failed(now, watch, stream, why);
                 Ok(())
             }
-            Input::Upstream { stream, message } => self.upstream(now, stream, &message),
-            Input::Lost { stream, why } => self.lost(now, stream, why),
-            Input::Tick => {
+            HubInput::Upstream { stream, message } => self.upstream(now, stream, &message),
+            HubInput::Lost { stream, why } => self.lost(now, stream, why),
+            HubInput::Tick => {
                 self.tick(now);
                 Ok(())
             }
         };
         match result {
-            Ok(()) => self.settle(now),
+            Ok(()) => self.advance(now),
             Err(end) => {
                 self.ended = true;
-                self.out.push(Output::End(end));
+                self.out.push(HubOutput::End(end));
             }
         }
         out.append(&mut self.out);
     }
 
-    /// When to call with [`Input::Tick`] at the latest.
+    /// The latest time for the next [`HubInput::Tick`]; `None` if no tick is needed.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.ended || self.watches.is_empty() {
             return None;
         }
-        let round = self.round.as_ref().and_then(progress::Round::deadline);
+        let round = self.round.as_ref().and_then(progress::ProgressRound::deadline);
         round.into_iter().chain(self.refresh_at).min()
     }
 
-    /// Whether the client's next request should be read now. While not, its stream is left unread, as etcd leaves it
-    /// while a request is being worked on.
+    /// True if the driver should read the client's next request now. Otherwise the client's stream is left
+    /// unread, as etcd does while working on a request.
     #[must_use]
     pub fn accepts_client(&self) -> bool {
         self.pending.len() < MAX_PENDING && self.pending_bytes < MAX_PENDING_BYTES
     }
 
-    /// Whether everything that this stream is to carry is upstream, and answered.
+    /// True if all watches of the stream were sent upstream and answered.
     #[must_use]
-    pub fn stands(&self, stream: StreamId) -> bool {
+    pub fn is_restored(&self, stream: UpstreamStreamId) -> bool {
         self.streams.get(&stream).is_none_or(|stream| {
             stream.traits.is_some() && stream.waiting.is_empty() && stream.creating.is_empty()
         })
     }
 
-    /// Bytes of revisions that have begun to arrive and have not ended, over all watches.
+    /// Total bytes of revisions that have begun to arrive and have not ended, over all watches.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.held
+        self.held_bytes
     }
 
-    /// Brings everything as far as it can go.
-    fn settle(&mut self, now: Instant) {
+    /// Advances all pending work as far as possible.
+    fn advance(&mut self, now: Instant) {
         self.answer_in_turn();
-        self.find_places(now);
+        self.assign_streams(now);
         self.send_creates();
         self.close_unused();
-        self.go_round(now);
+        self.advance_progress_round(now);
     }
 
-    fn emit(&mut self, response: &Response) {
+    fn emit(&mut self, response: &SplicedWatchResponse) {
         if let Some(header) = &response.header {
-            self.known.shown = self.known.shown.max(header.revision);
+            self.cluster_view.shown = self.cluster_view.shown.max(header.revision);
         }
-        self.out.push(Output::Emit(response.write()));
+        self.out.push(HubOutput::Emit(response.write()));
     }
 
-    fn send(&mut self, stream: StreamId, message: Bytes) {
-        self.out.push(Output::Send { stream, message });
+    fn send(&mut self, stream: UpstreamStreamId, message: Bytes) {
+        self.out.push(HubOutput::Send { stream, message });
     }
 
-    /// The newest header known, at no lower a revision than the client was shown.
-    fn header_at_least(&self, revision: i64) -> Header {
-        self.header_at(revision.max(self.known.shown))
+    /// The newest known header, at `revision` or at the highest revision shown to the client if that is
+    /// higher.
+    fn header_at_least(&self, revision: i64) -> WatchResponseHeader {
+        self.header_at(revision.max(self.cluster_view.shown))
     }
 
-    /// The header of an answer that waited for its turn: as it came, or, where the cluster is another by now, what is
-    /// known of that.
-    fn of_this_cluster(&self, header: Option<Header>) -> Header {
-        let known = || self.known.header.clone().unwrap_or_default();
+    /// The header for an answer that waited for its turn: unchanged, or the newest header of the current
+    /// cluster if the answer came from another cluster.
+    fn of_this_cluster(&self, header: Option<WatchResponseHeader>) -> WatchResponseHeader {
+        let known = || self.cluster_view.header.clone().unwrap_or_default();
         header
-            .filter(|header| header.cluster == 0 || Some(header.cluster) == self.known.cluster)
+            .filter(|header| header.cluster == 0 || Some(header.cluster) == self.cluster_view.cluster)
             .unwrap_or_else(known)
     }
 
-    fn header_at(&self, revision: i64) -> Header {
-        self.known.header.clone().unwrap_or_default().with_revision(revision)
+    fn header_at(&self, revision: i64) -> WatchResponseHeader {
+        self.cluster_view.header.clone().unwrap_or_default().with_revision(revision)
     }
 }
 
-impl Place {
-    fn stream(&self) -> Option<StreamId> {
+impl WatchPlacement {
+    fn stream(&self) -> Option<UpstreamStreamId> {
         match self {
             Self::Nowhere | Self::Parked => None,
             Self::Assigned(stream) | Self::Upstream(stream, _) | Self::Doubtful(stream) => Some(*stream),
@@ -527,15 +549,15 @@ impl Place {
     }
 }
 
-impl Watch {
-    /// Whether upstream has answered the create of its present incarnation.
+impl HubWatch {
+    /// True if upstream has answered the create of the present incarnation.
     fn is_live(&self) -> bool {
-        matches!(&self.place, Place::Upstream(_, incarnation) if incarnation.created.is_some())
+        matches!(&self.place, WatchPlacement::Upstream(_, incarnation) if incarnation.created.is_some())
     }
 }
 
-impl Stream {
-    fn new(credential: Credential) -> Self {
+impl HubStream {
+    fn new(credential: StreamCredential) -> Self {
         Self {
             credential,
             traits: None,
@@ -543,8 +565,8 @@ impl Stream {
             waiting: BTreeSet::new(),
             creating: VecDeque::new(),
             restoring: 0,
-            asked: 0,
-            answered: 0,
+            progress_requests: 0,
+            progress_settled: 0,
             highest: 0,
             verified: 0,
             checking: None,

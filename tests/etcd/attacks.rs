@@ -9,7 +9,7 @@
 //!
 //! `KEYWARD_TEST_PROGRAM` is the build that is attacked. `KEYWARD_TEST_BEFORE` names an older build of Keyward that is attacked too, and
 //! of which nothing is asserted; `KEYWARD_TEST_SECONDS` says how long an attack lasts at full length, and after how many more seconds at
-//! least the memory is read (`10,60`). The assertions are about counts and bytes of Keyward; latencies are printed only, since they are
+//! least the memory is read (`10,60`); `KEYWARD_TEST_ATTACK` chooses the attacks whose name contains it. The assertions are about counts and bytes of Keyward; latencies are printed only, since they are
 //! the machine's as much as the server's.
 
 mod attack;
@@ -291,6 +291,11 @@ fn attacks() -> Vec<(usize, Attack)> {
     attacks
 }
 
+/// Whether the attack is among those that `KEYWARD_TEST_ATTACK` names by a part of their name.
+fn is_chosen(attack: Attack) -> bool {
+    std::env::var("KEYWARD_TEST_ATTACK").map_or(true, |part| attack.name().contains(&part))
+}
+
 /// How long an attack lasts, and how much later the memory is looked at.
 fn seconds() -> (u64, u64) {
     let Ok(told) = std::env::var("KEYWARD_TEST_SECONDS") else { return (10, 60) };
@@ -325,7 +330,9 @@ async fn others_go_on_beside_a_hostile_client() {
     println!("{}", Row::head());
     for members in [1, 3] {
         let cluster = cluster(members).await;
-        for (_, attack) in attacks().into_iter().filter(|(with, _)| *with == members) {
+        for (_, attack) in
+            attacks().into_iter().filter(|(with, attack)| *with == members && is_chosen(*attack))
+        {
             let mut attacked_targets = Vec::new();
             for kind in kinds() {
                 let target = match kind {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use keyward::pem::Fingerprint;
+use keyward::pem::CertificateFingerprint;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use serde_json::Value;
@@ -15,9 +15,9 @@ use crate::revocations::command;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn pin(cluster: &Cluster, i: usize) -> Fingerprint {
+fn pin(cluster: &Cluster, i: usize) -> CertificateFingerprint {
     let file = cluster.folder().join(format!("m{i}/fixtures/client/cert.pem"));
-    Fingerprint::of(&CertificateDer::from_pem_file(file).expect("etcd made itself a certificate"))
+    CertificateFingerprint::of(&CertificateDer::from_pem_file(file).expect("etcd made itself a certificate"))
 }
 
 fn config(site: &Site, cluster: &Cluster, trust: &str) -> String {
@@ -60,7 +60,7 @@ async fn members_with_certificates_of_their_own_are_pinned() {
 
         // A pin that no member has: nobody is believed, and the fingerprint that was shown is told.
         let site = Site::new();
-        let wrong = Fingerprint::of(&CertificateDer::from(b"of nobody".to_vec()));
+        let wrong = CertificateFingerprint::of(&CertificateDer::from(b"of nobody".to_vec()));
         let lines = config(&site, &cluster, &format!("cluster.tls.pinned_sha256 = ['{wrong}']"));
         let refused = Keyward::start_unready(site, &lines).await;
         let (severity, what) = finding(&refused, "address_unanswered").await;

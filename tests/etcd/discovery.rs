@@ -11,10 +11,12 @@ use keyward::config::{Cluster as Config, Discovery, Endpoint, Scheme, Srv};
 use keyward::identity::pattern::Glob;
 use keyward::tasks::Tasks;
 use keyward::upstream::connect::Connector;
+use keyward::upstream::member_tls;
 use keyward::upstream::members::{Members, SeedList};
-use keyward::upstream::membership::{Absence, Member, MembersHandle, Membership, Trouble, Unanswered};
-use keyward::upstream::names::Names;
-use keyward::upstream::tls;
+use keyward::upstream::membership::{
+    AbsenceReason, AddressFault, Member, MembersHandle, Membership, UnansweredAddress,
+};
+use keyward::upstream::names::NameResolver;
 
 use crate::harness::client::Client;
 use crate::harness::dns::{Dns, Record};
@@ -44,8 +46,8 @@ fn endpoint(scheme: Scheme, host: &str, port: u16) -> Endpoint {
 
 impl Found {
     fn start(config: &Config) -> Self {
-        let tls = config.tls.as_ref().map(|tls| tls::client_config(tls).unwrap());
-        let names = Names::by(&config.discovery.dns).unwrap();
+        let tls = config.tls.as_ref().map(|tls| member_tls::client_config(tls).unwrap());
+        let names = NameResolver::by(&config.discovery.dns).unwrap();
         let (members, tasks) = (
             Members::new(config, Connector::resolving(names, tls, config.connect_timeout)),
             Tasks::default(),
@@ -104,7 +106,7 @@ async fn srv_records_say_which_members_there_are_and_are_followed() {
         dns.fails(true);
         let found = Found::start(&config);
         let no_record = |now: &Membership| {
-            now.unanswered.iter().any(|one| one.trouble == Trouble::Name && one.endpoint.port == 0)
+            now.unanswered.iter().any(|one| one.trouble == AddressFault::Name && one.endpoint.port == 0)
         };
         found.until("nobody says who the members are", no_record).await;
         dns.fails(false);
@@ -113,14 +115,15 @@ async fn srv_records_say_which_members_there_are_and_are_followed() {
             .until("one is told, and two are listed", |now| ready(now) == 1 && now.absent.len() == 2)
             .await;
         assert_eq!(hosts(&now), ["m0.keyward.test"]);
-        assert_eq!(now.members[0].at, Some(IpAddr::V4(LOOPBACK)));
-        let absent: Vec<Absence> = now.absent.iter().map(|absent| absent.why).collect();
-        assert_eq!(absent, [Absence::NotAllowed; 2], "their addresses in the list are of another form");
+        assert_eq!(now.members[0].resolved_ip, Some(IpAddr::V4(LOOPBACK)));
+        let absent: Vec<AbsenceReason> = now.absent.iter().map(|absent| absent.why).collect();
+        assert_eq!(absent, [AbsenceReason::NotAllowed; 2], "their addresses in the list are of another form");
         let not_allowed = |now: &Membership| {
-            let of_one = |one: &Unanswered| (one.endpoint.host.clone(), one.endpoint.port, one.trouble);
+            let of_one =
+                |one: &UnansweredAddress| (one.endpoint.host.clone(), one.endpoint.port, one.trouble);
             now.unanswered.iter().map(of_one).collect::<Vec<_>>()
         };
-        assert_eq!(not_allowed(&now), [(ELSEWHERE.to_owned(), its_port, Trouble::NotAllowed)]);
+        assert_eq!(not_allowed(&now), [(ELSEWHERE.to_owned(), its_port, AddressFault::NotAllowed)]);
         says(&[0, 1, 2]);
         let now = found.until("three are told", |now| ready(now) == 3).await;
         assert_eq!(hosts(&now), TARGETS);
@@ -167,18 +170,18 @@ async fn each_address_of_a_name_may_be_a_member() {
         config.endpoints = vec![endpoint(Scheme::Http, name, port)];
         let found = Found::start(&config);
         let now = found.until("three members of one name", |now| ready(now) == 3).await;
-        let mut at: Vec<_> = now.members.iter().map(|member| member.at).collect();
+        let mut at: Vec<_> = now.members.iter().map(|member| member.resolved_ip).collect();
         at.sort_unstable();
         assert_eq!(at, ips[..3].iter().map(|ip| Some(IpAddr::V4(*ip))).collect::<Vec<_>>());
         assert_eq!(hosts(&now), [name; 3]);
         let nobody = |now: &Membership| {
             now.unanswered.iter().map(|one| (one.at, one.trouble)).collect::<Vec<_>>()
-                == [(Some(IpAddr::V4(ips[3])), Trouble::Connection)]
+                == [(Some(IpAddr::V4(ips[3])), AddressFault::Connection)]
         };
         found.until("nobody is at the fourth, which is told", nobody).await;
         // In another order, and one at a time: nobody moves.
         let stand = |now: &Membership| {
-            let of_one = |member: &Arc<Member>| (member.id, member.endpoint.host.clone(), member.at);
+            let of_one = |member: &Arc<Member>| (member.id, member.endpoint.host.clone(), member.resolved_ip);
             now.members.iter().map(of_one).collect::<Vec<_>>()
         };
         let before = stand(&now);
@@ -227,13 +230,13 @@ async fn what_is_wrong_with_an_address_is_told() {
         let found = Found::start(&config);
         let told = |now: &Membership| ready(now) == 1 && now.unanswered.len() == 3;
         let now = found.until("three troubles are told", told).await;
-        let mut troubles: Vec<(&str, Trouble)> =
+        let mut troubles: Vec<(&str, AddressFault)> =
             now.unanswered.iter().map(|one| (&*one.endpoint.host, one.trouble)).collect();
         troubles.sort_unstable_by_key(|(host, _)| *host);
         let expected = [
-            ("127.0.0.1", Trouble::Connection),
-            ("nowhere.keyward.test", Trouble::Name),
-            ("other.keyward.test", Trouble::Tls),
+            ("127.0.0.1", AddressFault::Connection),
+            ("nowhere.keyward.test", AddressFault::Name),
+            ("other.keyward.test", AddressFault::Tls),
         ];
         assert_eq!(troubles, expected);
         for one in &now.unanswered {

@@ -16,20 +16,20 @@ use keyward::config::{self, Config};
 use keyward::rpc::method::{Lane, METHODS};
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
-use keyward::upstream::balance::Lingering;
-use keyward::upstream::choose::Chooser;
+use keyward::upstream::certificate_pool::CertificatePool;
+use keyward::upstream::choose::MemberChooser;
 use keyward::upstream::connect::Connector;
-use keyward::upstream::connection::Outgoing;
-use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
-use keyward::upstream::fleet::Fleet;
+use keyward::upstream::credential::{CredentialSettings, Credentials, MetricsPages};
+use keyward::upstream::member_connection::UpstreamRequestBody;
+use keyward::upstream::member_tls;
 use keyward::upstream::members::Members;
 use keyward::upstream::membership::Member;
-use keyward::upstream::peer_urls::PeerTrust;
-use keyward::upstream::pool::Pool;
-use keyward::upstream::read::{ReadError, local_revision};
-use keyward::upstream::resumes::Resumes;
-use keyward::upstream::send::{As, Door, NoAnswer, upstream_headers};
-use keyward::upstream::tls;
+use keyward::upstream::own_requests::{ReadError, local_revision};
+use keyward::upstream::peer_urls::PeerTrustCheck;
+use keyward::upstream::pool::ConnectionPool;
+use keyward::upstream::resume_limiter::ResumeLimiter;
+use keyward::upstream::send::{NoReply, UpstreamClient, UpstreamUser, upstream_headers};
+use keyward::upstream::waiting_calls::WaitingCalls;
 use tokio::sync::mpsc;
 
 use crate::harness::binary::{Version, full};
@@ -51,7 +51,7 @@ const IDLE: &str = "2s";
 /// Two shards' ways upstream to a real cluster, without clients.
 struct Bench {
     cluster: Cluster,
-    doors: Vec<Rc<Door>>,
+    doors: Vec<Rc<UpstreamClient>>,
     members: Vec<Arc<Member>>,
     metrics: Arc<Metrics>,
     tasks: Tasks,
@@ -79,31 +79,31 @@ impl Bench {
         let file = site.write("keyward.toml", &text);
         let config: Config = config::load(&file).unwrap_or_else(|faults| panic!("{faults}")).0;
         let tasks = Tasks::default();
-        let tls = config.cluster.tls.as_ref().map(tls::client_config).transpose().expect("TLS");
+        let tls = config.cluster.tls.as_ref().map(member_tls::client_config).transpose().expect("TLS");
         let connector = Connector::tcp(tls, config.cluster.connect_timeout);
         let found = Members::new(&config.cluster, connector.clone());
         let (credentials, control) =
             Credentials::new(CredentialSettings::default(), found.channels()).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let handle = found.start(&tasks);
-        let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        let pages = MetricsPages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
         credentials.act_for(&config.users, &config.cluster, pages).expect("users that can be proved");
         let trust =
-            PeerTrust::new(&config.cluster, connector.clone(), handle.clone(), Arc::clone(&credentials));
+            PeerTrustCheck::new(&config.cluster, connector.clone(), handle.clone(), Arc::clone(&credentials));
         let follow = async move { panic!("refused: {}", trust.follow().await) };
         tasks.spawn("peer trust", follow).detach();
         let metrics = Arc::new(Metrics::new(METHODS.iter().map(|method| method.path).collect()));
-        let fleet = Arc::new(Fleet::new(connections, Arc::clone(&metrics)));
+        let fleet = Arc::new(CertificatePool::new(connections, Arc::clone(&metrics)));
         let door = || {
             let idle = config.cluster.idle_timeout;
             let hints = handle.hints.clone();
-            Rc::new(Door {
-                pool: Pool::new(connector.clone(), hints, tasks.clone(), Arc::clone(&fleet), idle),
+            Rc::new(UpstreamClient {
+                pool: ConnectionPool::new(connector.clone(), hints, tasks.clone(), Arc::clone(&fleet), idle),
                 members: handle.clone(),
                 credentials: Arc::clone(&credentials),
-                chooser: Chooser::default(),
-                resumes: Resumes::default(),
-                lingering: Lingering::default(),
+                chooser: MemberChooser::default(),
+                resumes: ResumeLimiter::default(),
+                lingering: WaitingCalls::default(),
                 term: Cell::default(),
             })
         };
@@ -116,9 +116,9 @@ impl Bench {
         Bench { cluster, doors, members, metrics, tasks }
     }
 
-    fn user(&self, number: usize) -> As {
+    fn user(&self, number: usize) -> UpstreamUser {
         let name = format!("user-{number:03}");
-        self.doors[0].credentials.acting(&name.as_str().into()).expect("all are minted")
+        self.doors[0].credentials.act_as(&name.as_str().into()).expect("all are minted")
     }
 
     /// Connections to the members that this machine has open at one moment: the system's table takes its time to be read, so
@@ -199,21 +199,22 @@ fn shards_share_a_users_connections_and_one_too_many_is_refused() {
             let hold = async |shard: usize, user: usize| {
                 let door = &bench.doors[shard];
                 let whom = bench.user(user);
-                let shown = door.shown(&whom, member).await.expect("a certificate");
+                let shown = door.credential_for(&whom, member).await.expect("a certificate");
                 let head = upstream_headers(&HeaderMap::new(), &shown);
                 let (asks, asked) = mpsc::channel(1);
                 let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
                 let ping = keyward::pb::etcdserverpb::LeaseKeepAliveRequest { id: 7 };
                 let ping = keyward::rpc::frame::encode(&prost::Message::encode_to_vec(&ping));
                 asks.send(ping).await.expect("room");
-                let sent = door.send(member, Lane::Stream, path, head, Outgoing::Frames(asked)).await;
+                let sent =
+                    door.send(member, Lane::Stream, path, head, UpstreamRequestBody::Frames(asked)).await;
                 sent.map(|answered| (asks, answered))
             };
             let first = hold(0, 1).await.ok().expect("room");
             let same = hold(1, 1).await.ok().expect("the same connection");
             assert_eq!(bench.shown(), 1, "{version}: two shards, one connection");
             let second = hold(0, 2).await.ok().expect("room");
-            assert!(matches!(hold(1, 3).await, Err(NoAnswer::NoRoom)), "{version}");
+            assert!(matches!(hold(1, 3).await, Err(NoReply::NoRoom)), "{version}");
             assert_eq!(bench.metrics.certificate_connections_refused.get(), 1);
             assert!(member.is_ready(), "{version}: it is not the member's fault");
             // One that is not in use gives way.
@@ -237,7 +238,7 @@ fn a_certificate_that_no_member_trusts_harms_its_user_alone() {
             let asked = local_revision(&bench.doors[0], &bench.user(1), member).await;
             assert!(matches!(asked, Err(ReadError::Lost)), "{version}: {asked:?}");
             assert!(member.is_ready(), "{version}: others still choose it");
-            let anybody = local_revision(&bench.doors[0], &As::Nobody, member).await;
+            let anybody = local_revision(&bench.doors[0], &UpstreamUser::Nobody, member).await;
             assert!(!matches!(anybody, Err(ReadError::Lost)), "{version}: {anybody:?}");
             wait::until(LIMIT, "its connection is gone", async || (bench.shown() == 0).then_some(())).await;
             bench.tasks.abort_all();

@@ -7,19 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::config::{
-    ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, Login, MemberTrust, Scheme, Serves,
+    ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, EtcdLogin, MemberPreference, MemberTrust,
+    Scheme,
 };
 use keyward::identity::{ClusterId, MemberId};
 use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
 use keyward::upstream::connect::Connector;
+use keyward::upstream::member_tls;
 use keyward::upstream::members::{Members, ProbeLogin};
 use keyward::upstream::membership::{
-    Auth as AuthNow, ControlChannels, Hint, Member, MembersHandle, Membership, Readiness, Reason, Role,
-    Serving,
+    AuthSetting as AuthNow, ControlChannels, Member, MembersHandle, Membership, MembershipHint, Readiness,
+    Role, ServingState, UnreadyReason,
 };
-use keyward::upstream::tls;
 
 use crate::harness::binary::Version;
 use crate::harness::pki::Pair;
@@ -59,8 +60,8 @@ pub(crate) fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) 
         idle_timeout: Duration::from_secs(60),
         token_ttl: Duration::from_secs(300),
         pin: ClusterPin::FirstAnswer,
-        reads: Serves::Any,
-        writes: Serves::Any,
+        reads: MemberPreference::Any,
+        writes: MemberPreference::Any,
         near: Vec::new(),
         hedge_after: None,
         outage: keyward::config::OutageTimes::default(),
@@ -74,13 +75,13 @@ fn key_pair(pair: &Pair) -> KeyPair {
     KeyPair::new(chain, key).unwrap()
 }
 
-fn login(user: &str, password: &str) -> Login {
-    Login { user: user.into(), password: Arc::new(Secret::new(password.to_owned())) }
+fn login(user: &str, password: &str) -> EtcdLogin {
+    EtcdLogin { user: user.into(), password: Arc::new(Secret::new(password.to_owned())) }
 }
 
 impl Followed {
     fn start(config: &Config) -> Self {
-        let tls = config.tls.as_ref().map(|tls| tls::client_config(tls).unwrap());
+        let tls = config.tls.as_ref().map(|tls| member_tls::client_config(tls).unwrap());
         let connector = Connector::tcp(tls, config.connect_timeout);
         let tasks = Tasks::default();
         let members = Members::new(config, connector);
@@ -260,14 +261,14 @@ async fn a_killed_leader_is_left_and_taken_back() {
             let old_id = id(&cluster, old).await;
             followed.until("the leader is known", |now| now.leader == Some(old_id) && ready(now) == 3).await;
             cluster.kill(old);
-            let lost = Readiness::NotReady(Reason::Unreachable);
+            let lost = Readiness::NotReady(UnreadyReason::Unreachable);
             followed.until("it is unreachable", |now| readiness(now, old_id) == Some(lost)).await;
             let now = followed
                 .until("another leads", |now| now.leader.is_some_and(|id| id != old_id) && ready(now) == 2)
                 .await;
             let new = id(&cluster, cluster.leader().await).await;
             assert_eq!(now.leader().unwrap().id, new, "{version}");
-            assert_eq!(now.serving(), Serving::Ready);
+            assert_eq!(now.serving(), ServingState::Ready);
             cluster.restart(old).await;
             followed.until("it is back", |now| ready(now) == 3).await;
         }
@@ -286,7 +287,7 @@ async fn a_stopped_leader_is_left_and_taken_back() {
             let old_id = id(&cluster, old).await;
             followed.until("three are ready", |now| ready(now) == 3).await;
             cluster.stop(old);
-            let lost = Readiness::NotReady(Reason::Unreachable);
+            let lost = Readiness::NotReady(UnreadyReason::Unreachable);
             followed
                 .until("it is unreachable and another leads", |now| {
                     readiness(now, old_id) == Some(lost) && now.leader.is_some_and(|id| id != old_id)
@@ -310,11 +311,11 @@ async fn without_a_quorum_nobody_is_ready() {
             let alive = id(&cluster, 0).await;
             cluster.kill(1);
             cluster.kill(2);
-            let leaderless = Readiness::NotReady(Reason::NoLeader);
+            let leaderless = Readiness::NotReady(UnreadyReason::NoLeader);
             let now = followed
                 .until("the last one sees no leader", |now| readiness(now, alive) == Some(leaderless))
                 .await;
-            assert_ne!(now.serving(), Serving::Ready, "{version}");
+            assert_ne!(now.serving(), ServingState::Ready, "{version}");
             // It goes on answering, which confirms nothing.
             let seen = std::cell::RefCell::new((Arc::clone(&now), 0));
             let another = async || {
@@ -329,7 +330,7 @@ async fn without_a_quorum_nobody_is_ready() {
             assert_eq!(confirmed, now.confirmed, "{version}");
             cluster.relaunch(1);
             let now = followed
-                .until("two are ready", |now| ready(now) == 2 && now.serving() == Serving::Ready)
+                .until("two are ready", |now| ready(now) == 2 && now.serving() == ServingState::Ready)
                 .await;
             assert!(now.confirmed > confirmed, "{version}");
         }
@@ -346,7 +347,7 @@ async fn learners_are_shown_and_take_no_traffic_and_removed_members_go() {
             followed.until("one is ready", |now| ready(now) == 1).await;
             let learner = cluster.add_learner().await;
             let learner_id = id(&cluster, learner).await;
-            let learns = Readiness::NotReady(Reason::Learner);
+            let learns = Readiness::NotReady(UnreadyReason::Learner);
             let now = followed
                 .until("the learner is found", |now| readiness(now, learner_id) == Some(learns))
                 .await;
@@ -388,7 +389,7 @@ async fn a_member_of_another_cluster_is_never_used() {
             let nobody = Config { pin: ClusterPin::Id(ClusterId(1)), ..mixed };
             let now =
                 Followed::start(&nobody).until("all are told apart", |now| now.foreign.len() == 3).await;
-            assert_eq!(now.serving(), Serving::NothingKnown);
+            assert_eq!(now.serving(), ServingState::NothingKnown);
         }
     })
     .await;
@@ -402,9 +403,9 @@ async fn a_cluster_that_is_down_at_the_start_is_taken_when_it_comes() {
             let only = id(&cluster, 0).await;
             cluster.kill(0);
             let followed = Followed::start(&config(&cluster, &[0], Some("root")));
-            assert_eq!(followed.handle.snapshot.load().serving(), Serving::NothingKnown);
+            assert_eq!(followed.handle.snapshot.load().serving(), ServingState::NothingKnown);
             cluster.relaunch(0);
-            let now = followed.until("it is ready", |now| now.serving() == Serving::Ready).await;
+            let now = followed.until("it is ready", |now| now.serving() == ServingState::Ready).await;
             assert_eq!(now.leader, Some(only), "{version}");
         }
     })
@@ -421,7 +422,7 @@ async fn a_suspected_member_comes_back_with_the_probe_that_the_hint_asks_for() {
             let member = Arc::clone(&now.members[1]);
             member.suspect();
             assert_eq!(ready(&followed.handle.snapshot.load()), 2, "{version}");
-            followed.handle.hints.send(Hint::Unreachable(member.id));
+            followed.handle.hints.send(MembershipHint::Unreachable(member.id));
             followed.until("it is back", |now| ready(now) == 3).await;
         }
     })
@@ -445,15 +446,15 @@ async fn auth_that_is_turned_on_or_off_is_noticed() {
             ] {
                 nobody.ok(words).await;
             }
-            followed.handle.hints.send(Hint::AuthOn);
+            followed.handle.hints.send(MembershipHint::AuthOn);
             followed.until_auth(AuthNow::On).await;
             cluster.ctl().as_user("root").ok(&["auth", "disable"]).await;
-            followed.handle.hints.send(Hint::AuthOff);
+            followed.handle.hints.send(MembershipHint::AuthOff);
             followed.until_auth(AuthNow::Off).await;
             followed.until("it is still ready", |now| ready(now) == 1).await;
             // What the data path concluded wrongly, as from a member that lags behind, is put right.
             followed.handle.auth.set(AuthNow::On);
-            followed.handle.hints.send(Hint::AuthOn);
+            followed.handle.hints.send(MembershipHint::AuthOn);
             followed.until_auth(AuthNow::Off).await;
         }
     })
@@ -469,7 +470,7 @@ async fn auth_is_seen_to_be_on_although_our_certificate_names_root() {
             let mut config = config(&cluster, &[0], None);
             config.tls.as_mut().unwrap().identity = Some(key_pair(&cluster.pki().client("root")));
             let followed = Followed::start(&config);
-            let now = followed.until("it is ready", |now| now.serving() == Serving::Ready).await;
+            let now = followed.until("it is ready", |now| now.serving() == ServingState::Ready).await;
             assert!(now.cluster.is_some(), "{version}: as root everything is told");
             let mut changes = followed.handle.changes.clone();
             while followed.handle.auth.now() == AuthNow::Unknown {
@@ -522,11 +523,11 @@ async fn a_wrong_password_of_the_probing_user_is_no_storm() {
             let mut config = config(&cluster, &[0], None);
             config.probe = Some(login("root", "wrong"));
             let followed = Followed::start(&config);
-            followed.until("it is found without", |now| now.serving() == Serving::Ready).await;
+            followed.until("it is found without", |now| now.serving() == ServingState::Ready).await;
             let member = followed.handle.snapshot.load().members[0].clone();
             for _ in 0..5 {
                 member.suspect();
-                followed.handle.hints.send(Hint::Unreachable(member.id));
+                followed.handle.hints.send(MembershipHint::Unreachable(member.id));
                 followed.until("another probe", |now| ready(now) == 1).await;
             }
             assert_eq!(logins(&cluster, 0).await - before, 1.0, "{version}");

@@ -15,7 +15,7 @@ use keyward::pb::etcdserverpb::{
     TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse, request_op,
 };
 use keyward::rpc::frame::{FrameReader, encode};
-use keyward::tasks::{Owned, Tasks};
+use keyward::tasks::{TaskHandle, Tasks};
 use prost::Message;
 use tokio::net::TcpStream;
 
@@ -26,7 +26,7 @@ const LARGEST: usize = 1 << 30;
 pub(crate) struct Connection {
     requests: SendRequest<Bytes>,
     authority: SocketAddr,
-    _driven: Owned,
+    _driven: TaskHandle,
 }
 
 /// One open Watch stream.

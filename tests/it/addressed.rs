@@ -7,7 +7,9 @@ use keyward::pb::etcdserverpb::MoveLeaderRequest;
 use keyward::refusal::Code;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Absence, Absent, Auth, Readiness, Reason, Role};
+use keyward::upstream::membership::{
+    AbsenceReason, AbsentMember, AuthSetting, Readiness, Role, UnreadyReason,
+};
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -73,7 +75,7 @@ fn a_listener_leads_calls_about_its_member_only_and_a_header_goes_before_it() {
         let members = three();
         let folder = tempfile::tempdir().expect("a folder");
         let all = members.iter().collect::<Vec<_>>();
-        let keyward = Keyward::at(&all, Auth::Off, folder.path(), "member = 'm2'\n", "");
+        let keyward = Keyward::at(&all, AuthSetting::Off, folder.path(), "member = 'm2'\n", "");
         let client = keyward.client().await;
         for path in [STATUS, HASH, MOVE_LEADER] {
             assert_eq!(answers(&members, &client, path).await, 2, "{path}");
@@ -97,7 +99,7 @@ fn a_host_that_is_named_in_tls_leads_like_a_listener_of_its_own() {
             "tls = {{ cert = \"server.crt\", key = \"server.key\" }}\nserver_names = {{ \"M3.{NAME}\" = \"m3\" }}\n"
         );
         let all = members.iter().collect::<Vec<_>>();
-        let keyward = Keyward::at(&all, Auth::Off, folder.path(), &listener, "");
+        let keyward = Keyward::at(&all, AuthSetting::Off, folder.path(), &listener, "");
         for (host, expected) in [(format!("m3.{NAME}"), 3), (NAME.to_owned(), 1), (format!("m4.{NAME}"), 1)] {
             let io = connect_to_host(keyward.connect(), authority.tls(None), host.clone()).await;
             let client = Client::over(io.expect("a handshake"), &keyward.tasks).await;
@@ -113,7 +115,7 @@ fn a_learner_and_one_that_is_not_ready_answer_for_themselves() {
         let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
         keyward.publish(|membership| {
             for (at, role, reason) in
-                [(1, Role::Learner, Reason::Learner), (2, Role::Voter, Reason::NoLeader)]
+                [(1, Role::Learner, UnreadyReason::Learner), (2, Role::Voter, UnreadyReason::NoLeader)]
             {
                 let mut member = keyward::upstream::membership::Member::clone(&membership.members[at]);
                 (member.role, member.readiness) = (role, Readiness::NotReady(reason));
@@ -193,7 +195,8 @@ fn whoever_names_nobody_that_can_be_reached_is_told_so() {
         let members = three();
         let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
         keyward.publish(|membership| {
-            membership.absent = vec![Absent { id: MemberId(4), name: "m4".into(), why: Absence::Unstarted }];
+            membership.absent =
+                vec![AbsentMember { id: MemberId(4), name: "m4".into(), why: AbsenceReason::Unstarted }];
         });
         let named = async |name: &str| {
             let outcome = keyward.client().await.header(HEADER, name).call(STATUS, []).await;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::admin::drain::Stage;
-use keyward::admin::{self, State};
-use keyward::config::{Keep, Revocation};
+use keyward::admin::{self, AdminState};
+use keyward::config::{Revocation, RevocationPersistence};
 use keyward::pb::health::health_check_response::ServingStatus;
 use keyward::pb::health::{HealthCheckRequest, HealthCheckResponse};
 use keyward::refusal::Code;
-use keyward::revocation::Register;
+use keyward::revocation::RevocationRegister;
 use keyward::tasks::Tasks;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -29,10 +29,11 @@ const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
 const PEERS: usize = 100;
 const SMALLEST: u32 = 4096;
 
-fn state(keyward: &Keyward) -> Arc<State> {
-    let settings = Revocation { keep: Keep::Memory, max_age: Duration::from_secs(60) };
+fn state(keyward: &Keyward) -> Arc<AdminState> {
+    let settings = Revocation { keep: RevocationPersistence::Memory, max_age: Duration::from_secs(60) };
     let (register, keeper) =
-        Register::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer)).expect("nothing to read");
+        RevocationRegister::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
+            .expect("nothing to read");
     keyward.tasks.spawn("revocations", keeper.run()).detach();
     keyward.desk(register).state
 }
@@ -153,7 +154,7 @@ fn the_health_service_says_what_readyz_says() {
         assert_eq!(outcome.end.code(), Some(Code::Ok));
         // Whoever waits for the end of the process does not wait for this.
         keyward.exit.enter(Stage::Ended);
-        keyward.exit.heard().await;
+        keyward.exit.receivers_dropped().await;
     });
 }
 

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use keyward::admin::socket::{self, Answer, Command};
-use keyward::config::{Keep, Revocation};
-use keyward::downstream::session::Entry;
+use keyward::admin::socket::{self, AdminAnswer, AdminCommand};
+use keyward::config::{Revocation, RevocationPersistence};
+use keyward::downstream::session::RevocationEntry;
 use keyward::identity::UserName;
-use keyward::revocation::Register;
+use keyward::revocation::RevocationRegister;
 use keyward::tasks::Tasks;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
@@ -25,7 +25,7 @@ use crate::rig::{Keyward, real};
 /// A Keyward with an admin socket.
 struct Office {
     folder: tempfile::TempDir,
-    register: Register,
+    register: RevocationRegister,
     _keyward: Keyward,
 }
 
@@ -34,9 +34,10 @@ impl Office {
         let folder = tempfile::tempdir().expect("a folder");
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::with_auth(&[&member]);
-        let settings = Revocation { keep: Keep::Memory, max_age: Duration::from_secs(60) };
-        let (register, keeper) = Register::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
-            .expect("nothing to read");
+        let settings = Revocation { keep: RevocationPersistence::Memory, max_age: Duration::from_secs(60) };
+        let (register, keeper) =
+            RevocationRegister::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
+                .expect("nothing to read");
         keyward.tasks.spawn("revocations", keeper.run()).detach();
         let path = folder.path().join("admin.sock");
         let bound = socket::bind(&path).expect("bound");
@@ -56,7 +57,7 @@ impl Office {
 
     fn blocked(&self) -> Vec<UserName> {
         let blocked = |entry| match entry {
-            Entry::User(name, standing) if standing.blocked => Some(name),
+            RevocationEntry::User(name, standing) if standing.blocked => Some(name),
             _ => None,
         };
         let mut all: Vec<_> = self.register.revocations().entries().filter_map(blocked).collect();
@@ -73,7 +74,7 @@ impl Visitor {
     }
 
     /// The next answer; none where the socket was closed.
-    async fn hears(&mut self) -> Option<Answer> {
+    async fn hears(&mut self) -> Option<AdminAnswer> {
         let mut line = String::new();
         match self.0.read_line(&mut line).await {
             // Whoever is closed before all that it said was read hears so as a reset.
@@ -82,7 +83,7 @@ impl Visitor {
         }
     }
 
-    async fn asks(&mut self, command: &Command) -> Option<Answer> {
+    async fn asks(&mut self, command: &AdminCommand) -> Option<AdminAnswer> {
         let mut line = serde_json::to_vec(command).expect("JSON");
         line.push(b'\n');
         self.says(&line).await.expect("taken");
@@ -90,8 +91,8 @@ impl Visitor {
     }
 }
 
-fn block(user: &str) -> Command {
-    Command::Block { user: user.to_owned() }
+fn block(user: &str) -> AdminCommand {
+    AdminCommand::Block { user: user.to_owned() }
 }
 
 #[test]
@@ -118,12 +119,12 @@ fn garbage_is_refused_and_the_next_line_is_heard() {
         for line in wrong {
             visitor.says(&[line, b"\n"].concat()).await.expect("taken");
             let answer = visitor.hears().await.expect("an answer");
-            assert!(matches!(answer, Answer::Failed(_)), "{answer:?}");
+            assert!(matches!(answer, AdminAnswer::Failed(_)), "{answer:?}");
         }
-        let bad_id = Command::RevokeSession { session: "12".into() };
-        assert!(matches!(visitor.asks(&bad_id).await, Some(Answer::Failed(_))));
+        let bad_id = AdminCommand::RevokeSession { session: "12".into() };
+        assert!(matches!(visitor.asks(&bad_id).await, Some(AdminAnswer::Failed(_))));
         assert!(office.blocked().is_empty());
-        assert!(matches!(visitor.asks(&block("alice")).await, Some(Answer::Done(_))));
+        assert!(matches!(visitor.asks(&block("alice")).await, Some(AdminAnswer::Done(_))));
         assert_eq!(office.blocked(), ["alice".into()]);
     });
 }
@@ -140,7 +141,7 @@ fn a_line_without_an_end_is_refused_and_its_rest_is_no_command() {
             // It may be closed while it speaks.
             drop(visitor.says(&line).await);
             while let Some(answer) = visitor.hears().await {
-                assert!(matches!(answer, Answer::Failed(_)), "{answer:?}");
+                assert!(matches!(answer, AdminAnswer::Failed(_)), "{answer:?}");
             }
             assert!(office.blocked().is_empty());
         }
@@ -150,7 +151,7 @@ fn a_line_without_an_end_is_refused_and_its_rest_is_no_command() {
             sent += 4096;
             assert!(sent < 64 << 20, "it is not heard for ever");
         }
-        assert!(matches!(office.visit().await.asks(&block("bob")).await, Some(Answer::Done(_))));
+        assert!(matches!(office.visit().await.asks(&block("bob")).await, Some(AdminAnswer::Done(_))));
     });
 }
 
@@ -167,7 +168,10 @@ fn a_peer_that_leaves_in_the_middle_harms_nobody() {
             let mut visitor = office.visit().await;
             visitor.says(b"{\"sessions\":{}}\n").await.expect("taken");
         }
-        assert!(matches!(office.visit().await.asks(&Command::Sessions {}).await, Some(Answer::Sessions(_))));
+        assert!(matches!(
+            office.visit().await.asks(&AdminCommand::Sessions {}).await,
+            Some(AdminAnswer::Sessions(_))
+        ));
         assert!(office.blocked().is_empty());
     });
 }
@@ -180,13 +184,13 @@ fn commands_at_the_same_time_are_all_done() {
             for round in 0..8 {
                 let mut socket = office.visit().await;
                 let user = format!("user-{visitor:02}-{round}");
-                for command in [block(&user), Command::Revoke { user: user.clone() }, block("all")] {
+                for command in [block(&user), AdminCommand::Revoke { user: user.clone() }, block("all")] {
                     let answer = socket.asks(&command).await;
-                    assert!(matches!(answer, Some(Answer::Done(_))), "{command:?}: {answer:?}");
+                    assert!(matches!(answer, Some(AdminAnswer::Done(_))), "{command:?}: {answer:?}");
                 }
                 if round % 2 == 1 {
-                    let answer = socket.asks(&Command::Unblock { user }).await;
-                    assert!(matches!(answer, Some(Answer::Done(_))), "{answer:?}");
+                    let answer = socket.asks(&AdminCommand::Unblock { user }).await;
+                    assert!(matches!(answer, Some(AdminAnswer::Done(_))), "{answer:?}");
                 }
             }
         });

@@ -2,7 +2,7 @@
 
 use keyward::pb::etcdserverpb::{Member as Listed, MemberListRequest, MemberListResponse};
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::authority::{Authority, connect};
@@ -49,7 +49,7 @@ fn the_member_list_leads_back_by_the_listener_that_it_was_asked_over() {
             ("[advertise]\nclient_urls = [\"https://all:2379\"]\n", ["https://all:2379"; 3]),
         ] {
             let lines = format!("{listeners}{everywhere}");
-            let keyward = Keyward::at(&[&member], Auth::Off, folder.path(), "", &lines);
+            let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), "", &lines);
             for (listener, shared) in expected.into_iter().enumerate() {
                 let pipe = keyward.connect_to(listener, None);
                 let (client, own) = if listener == 1 {

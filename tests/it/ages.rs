@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
@@ -33,7 +33,7 @@ async fn told_to_go(client: &Client, began: Instant) -> Duration {
 fn an_old_connection_takes_no_more_calls_and_ends_with_its_last_stream() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::configured(&[&member], Auth::Off, LINES);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, LINES);
         let began = Instant::now();
         let client = keyward.client().await;
         let (mut stream, mut call) = watching(&client, &member).await;
@@ -63,7 +63,7 @@ fn an_old_connection_takes_no_more_calls_and_ends_with_its_last_stream() {
 fn connections_that_came_together_do_not_go_together() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::configured(&[&member], Auth::Off, LINES);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, LINES);
         let began = Instant::now();
         let mut clients = Vec::new();
         for _ in 0..8 {
@@ -92,7 +92,7 @@ fn age_is_off_where_the_configuration_says_so_and_where_a_login_lends_itself() {
         paused(async move {
             let member = Member::new(1, &Tasks::default());
             let folder = tempfile::tempdir().expect("a folder");
-            let keyward = Keyward::at(&[&member], Auth::Off, folder.path(), listener, lines);
+            let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), listener, lines);
             let client = keyward.client().await;
             sleep(3 * AGE).await;
             assert!(!client.is_closed(), "{listener}{lines}");

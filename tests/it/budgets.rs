@@ -6,7 +6,7 @@ use std::rc::Rc;
 use futures_util::future::join_all;
 use keyward::pb::etcdserverpb::WatchResponse;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::client::{Client, Stream};
@@ -36,7 +36,7 @@ impl Site {
         let tasks = Tasks::default();
         let member = Rc::new(Member::new(1, &tasks));
         let lines = "[watch]\nbuffer = \"1MiB\"\n[runtime]\nshards = 1\n";
-        let keyward = Keyward::configured(&[&member], Auth::Off, lines);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let (this, streams) = (Rc::clone(&member), tasks.clone());
         let serve = async move {
             loop {

@@ -7,7 +7,7 @@ use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, date_time_ymd};
 use tokio::io::AsyncReadExt as _;
@@ -42,11 +42,11 @@ fn lines(listener: &str, rules: &str) -> (String, String) {
 
 impl Door {
     pub(crate) fn new(listener: &str, rules: &str) -> Self {
-        Self::with(Auth::On, listener, rules)
+        Self::with(AuthSetting::On, listener, rules)
     }
 
     /// `listener` is what the listener says beside TLS.
-    fn with(auth: Auth, listener: &str, rules: &str) -> Self {
+    fn with(auth: AuthSetting, listener: &str, rules: &str) -> Self {
         let authority = Authority::new();
         let folder = tempfile::tempdir().expect("a folder");
         authority.write(folder.path(), "ca");
@@ -140,7 +140,7 @@ fn a_peer_that_no_rule_knows_is_refused_and_nothing_is_sent() {
 fn where_auth_is_off_there_are_no_users_and_only_deny_counts() {
     paused(async {
         let deny = "[[map]]\npeer = \"cert:staff:CN=mallory\"\ndeny = true\n";
-        let door = Door::with(Auth::Off, "", &format!("{deny}{WEB}"));
+        let door = Door::with(AuthSetting::Off, "", &format!("{deny}{WEB}"));
         assert_eq!(door.token_of(&door.of("alice").await).await, None);
         assert_eq!(door.token_of(&door.of("web-1").await).await, None);
         door.refuses(&door.of("mallory").await, Code::PermissionDenied, DENIED).await;
@@ -186,14 +186,14 @@ fn the_first_rule_about_certificates_counts_as_soon_as_it_is_published() {
 fn whether_a_peer_is_nobody_is_not_said_before_it_is_known_that_there_are_users() {
     paused(async {
         let deny = "[[map]]\npeer = \"cert:staff:CN=mallory\"\ndeny = true\n";
-        let door = Door::with(Auth::Unknown, "", &format!("{deny}{WEB}"));
+        let door = Door::with(AuthSetting::Unknown, "", &format!("{deny}{WEB}"));
         let (alice, mallory) = (door.of("alice").await, door.of("mallory").await);
         door.refuses(&alice, Code::Unavailable, "there is no connection available").await;
         assert_eq!(door.keyward.metrics.peers_refused.get(), 0);
         door.refuses(&mallory, Code::PermissionDenied, DENIED).await;
-        door.keyward.members.auth.set(Auth::Off);
+        door.keyward.members.auth.set(AuthSetting::Off);
         assert_eq!(door.token_of(&alice).await, None);
-        door.keyward.members.auth.set(Auth::On);
+        door.keyward.members.auth.set(AuthSetting::On);
         door.refuses(&alice, Code::PermissionDenied, DENIED).await;
     });
 }
@@ -257,8 +257,13 @@ fn a_name_of_another_authority_is_another_peer() {
         let rules = "[[user]]\nname = \"alice\"\npassword_file = \"alice\"\n\
                      [[map]]\npeer = \"cert:clients:CN=alice\"\nas = \"same\"\n";
         let member = Member::new(1, &Tasks::default());
-        let keyward =
-            Keyward::at(&[&member], Auth::On, folder.path(), &tls("staff"), &format!("{other}{rules}"));
+        let keyward = Keyward::at(
+            &[&member],
+            AuthSetting::On,
+            folder.path(),
+            &tls("staff"),
+            &format!("{other}{rules}"),
+        );
         // alice of the password, who is known here, and alice of the partners' certificate are two.
         let alice = ours.tls(Some(&theirs.client("alice")));
         let io = connect(keyward.connect_to(1, None), alice.clone()).await.expect("a handshake");

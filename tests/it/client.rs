@@ -8,7 +8,7 @@ use h2::{Reason, SendStream};
 use http::{HeaderMap, HeaderValue, Method, Request};
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
-use keyward::tasks::{Owned, Tasks};
+use keyward::tasks::{TaskHandle, Tasks};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::wire::{End, Form, Messages, end_of, of_headers, say, say_framed};
@@ -16,7 +16,7 @@ use crate::wire::{End, Form, Messages, end_of, of_headers, say, say_framed};
 /// One connection to Keyward.
 pub(crate) struct Client {
     send: SendRequest<Bytes>,
-    connection: Rc<Owned>,
+    connection: Rc<TaskHandle>,
     /// Sent with every call.
     pub(crate) headers: HeaderMap,
 }

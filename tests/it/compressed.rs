@@ -10,7 +10,7 @@ use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRe
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::client::{Client, Outcome, Stream};
@@ -110,7 +110,7 @@ fn inflated_bytes_are_counted_in_the_budget_for_requests() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let lines = "[limits]\nreplay_buffer = \"2MiB\"\n[runtime]\nshards = 1\n";
-        let keyward = Keyward::configured(&[&member], Auth::Off, lines);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let client = keyward.client().await.header("grpc-encoding", "gzip");
         let small = compressed_frame(&gzip(&put(1_200_000)));
         assert!(small.len() < 10_000);

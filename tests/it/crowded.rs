@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use h2::Reason;
 use keyward::config;
-use keyward::config::users::{Credential, Maker, Mint, Users};
+use keyward::config::upstream_users::{CredentialMaker, MintAuthority, UpstreamUsers, UserCredential};
 use keyward::pb::v3electionpb::LeaderRequest;
 use keyward::pem::{Chain, KeyPair as Pair, PrivateKey};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,
@@ -61,7 +61,7 @@ fn crowded_in(folder: &Path) -> (Member, Keyward) {
         user("alice"),
         user("bob")
     );
-    let keyward = Keyward::at(&[&member], Auth::On, folder, "default_user = \"alice\"\n", &lines);
+    let keyward = Keyward::at(&[&member], AuthSetting::On, folder, "default_user = \"alice\"\n", &lines);
     (member, keyward)
 }
 
@@ -163,9 +163,9 @@ fn a_certificate_that_cannot_be_minted_is_no_members_fault_and_takes_nobodys_roo
         let key = PrivateKey::read(&at.join("over.key")).expect("a key");
         let authority = Pair::new(chain, key).expect("a pair");
         let read = config::load(&at.join("keyward.toml")).unwrap_or_else(|faults| panic!("{faults}")).0;
-        let mut users = Users::clone(&read.users);
-        users.named.insert("bob".into(), Credential::Made(Maker::Mint));
-        users.mint = Some(Arc::new(Mint { authority, lifetime: Duration::from_secs(60) }));
+        let mut users = UpstreamUsers::clone(&read.users);
+        users.named.insert("bob".into(), UserCredential::Made(CredentialMaker::Mint));
+        users.mint = Some(Arc::new(MintAuthority { authority, lifetime: Duration::from_secs(60) }));
         keyward.credentials.act_for(&users, &read.cluster, keyward.pages.clone()).expect("users");
         while keyward.hints.try_recv().is_ok() {}
         let refused = keyward.metrics.certificate_connections_refused.get();

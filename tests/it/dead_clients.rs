@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::telemetry::connections::EndReason;
-use keyward::upstream::membership::Auth;
+use keyward::telemetry::connection_metrics::EndReason;
+use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -88,7 +88,7 @@ impl AsyncWrite for Socket {
 
 fn site() -> (Rc<Member>, Keyward) {
     let member = Rc::new(Member::new(1, &Tasks::default()));
-    let keyward = Keyward::configured(&[&member], Auth::Off, LINES);
+    let keyward = Keyward::configured(&[&member], AuthSetting::Off, LINES);
     (member, keyward)
 }
 
@@ -208,7 +208,7 @@ fn where_pings_are_off_a_silent_client_stays() {
     paused(async {
         let member = Rc::new(Member::new(1, &Tasks::default()));
         let lines = LINES.replace("[limits]", "[limits]\nclient_ping_interval = \"0s\"");
-        let keyward = Keyward::configured(&[&member], Auth::Off, &lines);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, &lines);
         let (hanging, reads) = client(&keyward).await;
         let (mut stream, mut call) = watching(&hanging, &member).await;
         reads.set(Reads::Nothing);
@@ -227,7 +227,7 @@ fn where_pings_are_off_a_silent_client_stays() {
 fn a_connection_without_a_call_is_told_to_go_after_ten_minutes() {
     paused(async {
         let member = Rc::new(Member::new(1, &Tasks::default()));
-        let keyward = Keyward::configured(&[&member], Auth::On, LINES);
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, LINES);
         let began = Instant::now();
         let never_called = keyward.client().await;
         let refused = keyward.client().await;

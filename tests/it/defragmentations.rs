@@ -13,7 +13,7 @@ use keyward::pb::mvccpb::KeyValue;
 use keyward::pb::v3lockpb::{LockRequest, LockResponse};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{self, Readiness, Reason};
+use keyward::upstream::membership::{self, Readiness, UnreadyReason};
 use prost::Message as _;
 use tokio::sync::Notify;
 
@@ -87,7 +87,7 @@ impl Scene {
     }
 
     fn resting(&self) -> Vec<u64> {
-        (1..=3).filter(|id| self.known(*id).rest.is_taken()).collect()
+        (1..=3).filter(|id| self.known(*id).rest.is_open()).collect()
     }
 
     /// Answers what the members are asked for as long as `client` goes on.
@@ -208,7 +208,7 @@ impl Scene {
     }
 
     fn unready(&self, at: usize) {
-        self.becomes(at, Readiness::NotReady(Reason::Unreachable));
+        self.becomes(at, Readiness::NotReady(UnreadyReason::Unreachable));
     }
 
     fn ready(&self, at: usize) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use tokio::time::sleep;
 
 use crate::member::Member;
@@ -15,7 +15,7 @@ use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
 const ENTRY: &str = "[[user]]\nname = \"alice\"\npassword_file = \"entry\"\n";
 
 /// Keyward has this password for alice.
-fn door(auth: Auth, entry: &str) -> (Member, Keyward) {
+fn door(auth: AuthSetting, entry: &str) -> (Member, Keyward) {
     let member = Member::new(1, &Tasks::default());
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("entry"), entry).expect("written");
@@ -26,7 +26,7 @@ fn door(auth: Auth, entry: &str) -> (Member, Keyward) {
 #[test]
 fn it_wins_after_the_password_was_accepted_and_no_longer_than_it_is_right() {
     paused(async {
-        let (member, keyward) = door(Auth::On, "entry");
+        let (member, keyward) = door(AuthSetting::On, "entry");
         let alice = logged_in(&keyward, "alice", "right").await;
         assert_eq!(member.logins(), 1);
         member.change_password("entry");
@@ -50,9 +50,9 @@ fn it_wins_after_the_password_was_accepted_and_no_longer_than_it_is_right() {
 #[test]
 fn it_never_wins_for_a_password_that_nobody_has_looked_at() {
     paused(async {
-        let (member, keyward) = door(Auth::Off, "right");
+        let (member, keyward) = door(AuthSetting::Off, "right");
         let mallory = logged_in(&keyward, "alice", "wrong").await;
-        keyward.members.auth.set(Auth::On);
+        keyward.members.auth.set(AuthSetting::On);
         let end = mallory.call(RANGE, range("k")).await.end;
         assert_eq!(end.told(), (Code::Unauthenticated, INVALID_TOKEN));
         settled().await;
@@ -65,10 +65,10 @@ fn it_never_wins_for_a_password_that_nobody_has_looked_at() {
 #[test]
 fn where_auth_is_off_its_password_is_asked_about_too_since_auth_may_be_on_again() {
     paused(async {
-        let (member, keyward) = door(Auth::On, "entry");
+        let (member, keyward) = door(AuthSetting::On, "entry");
         let alice = logged_in(&keyward, "alice", "right").await;
         member.turns_auth_off();
-        keyward.members.auth.set(Auth::Off);
+        keyward.members.auth.set(AuthSetting::Off);
         for _ in 0..3 {
             sleep(Duration::from_secs(3)).await;
             let first = member.logins() == 1;

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use keyward::downstream::session::{Change, Namespace, Proof, Revocations, Session, SessionPeer};
+use keyward::downstream::session::{
+    PeerNamespace, RevocationChange, Revocations, Session, SessionPeer, SessionProof,
+};
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use keyward::users::{self, Cost};
 
 use crate::member::Member;
@@ -34,12 +36,12 @@ impl Door {
                      [[map]]\npeer = 'file:*'\nas = 'app'\n\
                      [[map]]\npeer = 'password:*'\nas = 'app'\n";
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), "", lines);
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", lines);
         Self { member, keyward }
     }
 
     /// A token as whoever has the key can make it.
-    fn seal(&self, peer: SessionPeer, proof: Proof, generation: u64) -> String {
+    fn seal(&self, peer: SessionPeer, proof: SessionProof, generation: u64) -> String {
         let session = Session::begin(peer, proof, generation, SystemTime::now()).expect("random bytes");
         self.keyward.sealer.seal(&session).expect("it fits").expose().clone()
     }
@@ -52,7 +54,7 @@ impl Door {
     }
 }
 
-fn known(namespace: Namespace, user: &str) -> SessionPeer {
+fn known(namespace: PeerNamespace, user: &str) -> SessionPeer {
     SessionPeer::Known { namespace, user: user.into() }
 }
 
@@ -64,16 +66,20 @@ fn with_password(user: &str, password: &str) -> SessionPeer {
 fn a_session_key_alone_makes_nobody() {
     paused(async {
         let door = Door::new();
-        let etcd = Proof::Etcd { auth_revision: 7 };
+        let etcd = SessionProof::Etcd { auth_revision: 7 };
         for (what, peer, proof) in [
-            ("a user of the file, unproved", known(Namespace::File, "alice"), Proof::None),
-            ("a user of the file, proved by etcd", known(Namespace::File, "alice"), etcd),
-            ("a user of the file, by some line", known(Namespace::File, "alice"), Proof::File { line: 7 }),
-            ("nobody of the file", known(Namespace::File, "bob"), Proof::File { line: 0 }),
-            ("a user of etcd's without a password", known(Namespace::Password, "alice"), etcd),
-            ("root without a password", known(Namespace::Password, "root"), Proof::None),
+            ("a user of the file, unproved", known(PeerNamespace::File, "alice"), SessionProof::None),
+            ("a user of the file, proved by etcd", known(PeerNamespace::File, "alice"), etcd),
+            (
+                "a user of the file, by some line",
+                known(PeerNamespace::File, "alice"),
+                SessionProof::File { line: 7 },
+            ),
+            ("nobody of the file", known(PeerNamespace::File, "bob"), SessionProof::File { line: 0 }),
+            ("a user of etcd's without a password", known(PeerNamespace::Password, "alice"), etcd),
+            ("root without a password", known(PeerNamespace::Password, "root"), SessionProof::None),
             ("a user of the file with a guess", with_password("alice", "guess"), etcd),
-            ("the same by some line", with_password("alice", "guess"), Proof::File { line: 7 }),
+            ("the same by some line", with_password("alice", "guess"), SessionProof::File { line: 7 }),
         ] {
             door.refuses(what, &door.seal(peer, proof, u64::MAX)).await;
         }
@@ -89,7 +95,8 @@ fn a_session_key_alone_makes_nobody() {
 fn a_block_holds_for_tokens_that_claim_a_later_generation() {
     paused(async {
         let door = Door::new();
-        let token = door.seal(with_password("bob", "right"), Proof::Etcd { auth_revision: 7 }, u64::MAX);
+        let token =
+            door.seal(with_password("bob", "right"), SessionProof::Etcd { auth_revision: 7 }, u64::MAX);
         let client = door.keyward.client().await.header("token", &token);
         let script = async {
             let call = door.member.called(RANGE).await;
@@ -99,8 +106,8 @@ fn a_block_holds_for_tokens_that_claim_a_later_generation() {
         let (answer, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         answer.message();
         let none = Revocations::default();
-        let blocked = none.with(none.entry(&Change::Block("bob".into()), SystemTime::now()));
-        door.keyward.sealer.obey(Some(&Arc::new(blocked.expect("there is room"))));
+        let blocked = none.with(none.entry(&RevocationChange::Block("bob".into()), SystemTime::now()));
+        door.keyward.sealer.apply_revocations(Some(&Arc::new(blocked.expect("there is room"))));
         door.refuses("a blocked user", &token).await;
     });
 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
-use keyward::downstream::session::{Change, Revocations};
-use keyward::gateway::login::sources::Proved;
+use keyward::downstream::session::{RevocationChange, Revocations};
+use keyward::gateway::login::password_check::LoginProof;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::telemetry::metrics::one;
-use keyward::upstream::membership::Auth;
+use keyward::telemetry::single_label::one;
+use keyward::upstream::membership::AuthSetting;
 use keyward::users::{self, Cost};
 use prost::Message as _;
 use tokio::time::{Instant, sleep};
@@ -56,7 +56,7 @@ fn with_file(member: &Member) -> Keyward {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), format!("alice:{hash}\n")).expect("written");
     let config = format!("[login]\nsources = [\"file\", \"etcd\"]\nusers_file = {:?}\n", file.path());
-    Keyward::configured(&[member], Auth::On, &config)
+    Keyward::configured(&[member], AuthSetting::On, &config)
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn five_guesses_at_once_are_answered_when_nobodys_are_however_slow_a_check_is() 
 async fn past_the_limit(bcrypt: Duration) -> [Vec<Told>; 2] {
     let member = Member::new(1, &Tasks::default());
     let limits = "[login]\nfailures_per_address = 10\nfailures_per_user = 10\n";
-    let keyward = Keyward::configured(&[&member], Auth::On, limits);
+    let keyward = Keyward::configured(&[&member], AuthSetting::On, limits);
     member.takes_for_a_login(bcrypt);
     let client = from(&keyward, "10.0.0.1").await;
     assert_eq!(log_in(&client, "alice", "right").await.0, ADMITTED);
@@ -145,7 +145,7 @@ fn past_the_limit_of_an_address_who_logged_in_there_gets_in_with_a_password_that
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let limits = "[login]\nfailures_per_address = 10\n";
-        let keyward = Keyward::configured(&[&member], Auth::On, limits);
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, limits);
         member.takes_for_a_login(BCRYPT);
         let client = from(&keyward, "10.0.0.1").await;
         assert_eq!(log_in(&client, "alice", "right").await.0, ADMITTED);
@@ -209,7 +209,7 @@ async fn all_names_of(keyward: &Keyward, address: &str) -> Vec<Told> {
 /// What somebody at another address, and sessions, notice of it; what the attacker is told.
 async fn beside_an_attacker(lines: &str) -> (Keyward, Member, Vec<Told>) {
     let member = Member::new(1, &Tasks::default());
-    let keyward = Keyward::configured(&[&member], Auth::On, lines);
+    let keyward = Keyward::configured(&[&member], AuthSetting::On, lines);
     member.takes_for_a_login(Duration::from_millis(50));
     let (known, new) = (from(&keyward, "10.0.1.1").await, from(&keyward, "10.0.1.2").await);
     assert_eq!(log_in(&known, "alice", "right").await.0, ADMITTED);
@@ -219,7 +219,7 @@ async fn beside_an_attacker(lines: &str) -> (Keyward, Member, Vec<Told>) {
         settled().await;
         assert_eq!(log_in(&known, "alice", "right").await.0, ADMITTED, "a password that is known");
         let begun = Instant::now();
-        assert_eq!(keyward.logins.prove_again(&carol).await, Ok(Proved::Etcd), "a session");
+        assert_eq!(keyward.logins.prove_again(&carol).await, Ok(LoginProof::Etcd), "a session");
         assert_eq!(log_in(&new, "bob", "right").await.0, ADMITTED, "who comes from elsewhere");
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     };
@@ -261,11 +261,11 @@ async fn blocked(password: &str) -> Vec<Told> {
     let client = from(&keyward, "10.0.0.1").await;
     assert_eq!(log_in(&client, "alice", "right").await.0, ADMITTED);
     let known = Revocations::default();
-    let block = |change: &Change| {
+    let block = |change: &RevocationChange| {
         let more = known.with(known.entry(change, SystemTime::now())).expect("there is room");
-        keyward.sealer.obey(Some(&Arc::new(more)));
+        keyward.sealer.apply_revocations(Some(&Arc::new(more)));
     };
-    block(&Change::Block("alice".into()));
+    block(&RevocationChange::Block("alice".into()));
     let mut told = Vec::new();
     for pause in [0, 100, 1500, 5000] {
         sleep(Duration::from_millis(pause)).await;
@@ -276,7 +276,7 @@ async fn blocked(password: &str) -> Vec<Told> {
     }
     told.push(log_in(&client, "alice", password).await);
     assert_eq!(member.logins(), 1, "nobody is asked about a password that opens nothing");
-    keyward.sealer.obey(Some(&Arc::new(Revocations::default())));
+    keyward.sealer.apply_revocations(Some(&Arc::new(Revocations::default())));
     let looked_at = async { member.called(RANGE).await.reply(&ranged(1)).await };
     let (after, ()) = tokio::join!(log_in(&client, "alice", "right"), looked_at);
     assert_eq!(after.0, ADMITTED, "what was said then is not remembered");

@@ -8,7 +8,7 @@ use keyward::identity::ClusterId;
 use keyward::pb::etcdserverpb::RangeRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::time::sleep;
 
@@ -176,7 +176,7 @@ fn the_first_may_answer_while_the_second_is_still_to_be_asked_as_whom() {
         let tasks = Tasks::default();
         let members: Vec<_> = (1..=2).map(|id| Member::new(id, &tasks)).collect();
         let lines = format!("{ON}[limits]\nmember_in_flight = 1\n[runtime]\nshards = 1\n");
-        let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::On, &lines);
+        let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), AuthSetting::On, &lines);
         let token = keyward.sealer.seal(&session("alice", "right")).expect("it fits");
         let client = keyward.client().await.header("token", token.expose());
         let read = client.begin(RANGE, range("k")).await.expect("sent");

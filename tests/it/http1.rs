@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::Instant;
 
@@ -121,7 +121,7 @@ fn over_tls_its_word_decides_and_without_one_the_first_bytes() {
         let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
         authority.write(folder.path(), "ca");
         let tls = "tls = { cert = \"server.crt\", key = \"server.key\" }\n";
-        let keyward = Keyward::at(&[&member], Auth::Off, folder.path(), tls, "");
+        let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), tls, "");
         let over = async |words: &[&[u8]]| {
             let mut config = (*authority.tls(None)).clone();
             config.alpn_protocols = words.iter().map(|word| word.to_vec()).collect();

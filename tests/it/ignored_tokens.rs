@@ -1,9 +1,9 @@
 //! While auth is off upstream, tokens that are none of ours are ignored as etcd ignores them; with auth on a bad one never is.
 
-use keyward::downstream::session::{Change, Revocations};
+use keyward::downstream::session::{RevocationChange, Revocations};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 
 use crate::member::Member;
 use crate::revocations::decide;
@@ -27,7 +27,7 @@ const FOREIGN: [(&str, &str); 8] = [
     ("authorization", ""),
 ];
 
-fn door(auth: Auth, listener: &str, lines: &str) -> (Member, Keyward) {
+fn door(auth: AuthSetting, listener: &str, lines: &str) -> (Member, Keyward) {
     let member = Member::new(1, &Tasks::default());
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("app"), "right").expect("written");
@@ -47,14 +47,14 @@ async fn refused(member: &Member, keyward: &Keyward, expected: (Code, &str)) {
 #[test]
 fn a_foreign_token_is_ignored_only_where_auth_is_known_to_be_off() {
     paused(async {
-        let (member, keyward) = door(Auth::Off, DEFAULT_USER, "");
+        let (member, keyward) = door(AuthSetting::Off, DEFAULT_USER, "");
         for (name, value) in FOREIGN {
             let client = keyward.client().await.header(name, value);
             assert_eq!(token_of(&member, &client).await, None, "{name}: {value:?}");
         }
         assert_eq!(keyward.metrics.tokens_ignored.get(), FOREIGN.len() as u64);
         assert_eq!(keyward.metrics.sessions_refused.get() + keyward.metrics.jwts_refused.get(), 0);
-        for auth in [Auth::On, Auth::Unknown] {
+        for auth in [AuthSetting::On, AuthSetting::Unknown] {
             keyward.members.auth.set(auth);
             refused(&member, &keyward, INVALID).await;
         }
@@ -67,7 +67,7 @@ fn a_foreign_token_is_ignored_only_where_auth_is_known_to_be_off() {
 #[test]
 fn a_call_with_an_ignored_token_is_nobody_when_auth_turns_out_to_be_on() {
     paused(async {
-        let (member, keyward) = door(Auth::Off, DEFAULT_USER, "");
+        let (member, keyward) = door(AuthSetting::Off, DEFAULT_USER, "");
         let client = keyward.client().await.header("token", "nobody-issued-this");
         let script = async {
             let call = member.called(RANGE).await;
@@ -79,7 +79,7 @@ fn a_call_with_an_ignored_token_is_nobody_when_auth_turns_out_to_be_on() {
         settled().await;
         assert!(member.was_called_again().is_none(), "it was not made again as the listener's user");
         assert_eq!(member.logins(), 0);
-        assert_eq!(keyward.members.auth.now(), Auth::On);
+        assert_eq!(keyward.members.auth.now(), AuthSetting::On);
         assert_eq!(client.call(RANGE, range("k")).await.end.told(), INVALID);
         // Who shows nothing is the listener's user, as ever.
         assert_eq!(token_of(&member, &keyward.client().await).await.as_deref(), Some("app.1"));
@@ -89,10 +89,10 @@ fn a_call_with_an_ignored_token_is_nobody_when_auth_turns_out_to_be_on() {
 #[test]
 fn revocations_blocks_and_denials_hold_while_auth_is_off() {
     paused(async {
-        let (member, keyward) = door(Auth::Off, DEFAULT_USER, "");
+        let (member, keyward) = door(AuthSetting::Off, DEFAULT_USER, "");
         let alice = logged_in(&keyward, "alice", "whatever").await;
         assert_eq!(token_of(&member, &alice).await, None);
-        let known = decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+        let known = decide(&keyward, &Revocations::default(), &RevocationChange::Revoke("alice".into()));
         assert_eq!(
             alice.call(RANGE, range("k")).await.end.told(),
             INVALID,
@@ -100,18 +100,18 @@ fn revocations_blocks_and_denials_hold_while_auth_is_off() {
         );
         let foreign = keyward.client().await.header("token", "nobody-issued-this");
         assert_eq!(token_of(&member, &foreign).await, None);
-        decide(&keyward, &known, &Change::Block("app".into()));
+        decide(&keyward, &known, &RevocationChange::Block("app".into()));
         assert_eq!(
             foreign.call(RANGE, range("k")).await.end.told().0,
             Code::PermissionDenied,
             "the listener's user is blocked"
         );
-        keyward.sealer.obey(None);
+        keyward.sealer.apply_revocations(None);
         let untold = alice.call(RANGE, range("k")).await.end;
         assert_eq!(untold.told().0, Code::Unavailable, "nobody knows whether it was revoked");
 
         let deny = "[[map]]\npeer = \"listener:*\"\ndeny = true\n";
-        let (member, keyward) = door(Auth::Off, "", deny);
+        let (member, keyward) = door(AuthSetting::Off, "", deny);
         refused(&member, &keyward, (Code::PermissionDenied, "etcdserver: permission denied")).await;
     });
 }
@@ -119,7 +119,7 @@ fn revocations_blocks_and_denials_hold_while_auth_is_off() {
 #[test]
 fn where_nothing_shown_is_refused_a_foreign_token_is_a_bad_one() {
     paused(async {
-        let (member, keyward) = door(Auth::Off, "identify = [\"token\"]\n", "");
+        let (member, keyward) = door(AuthSetting::Off, "identify = [\"token\"]\n", "");
         refused(&member, &keyward, INVALID).await;
         let alice = logged_in(&keyward, "alice", "whatever").await;
         assert_eq!(token_of(&member, &alice).await, None, "a session counts");

@@ -8,7 +8,7 @@ use http::HeaderValue;
 use keyward::pb::etcdserverpb::LeaseGrantRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
@@ -80,7 +80,7 @@ impl Door {
             lines += &format!("[[user]]\nname = \"{user}\"\npassword_file = \"{user}\"\n");
         }
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), listener, &lines);
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), listener, &lines);
         Self { issuer, member, keyward }
     }
 

@@ -5,7 +5,7 @@ use keyward::pb::etcdserverpb::{
     TxnRequest, request_op::Request,
 };
 use keyward::refusal::Code;
-use keyward::upstream::membership::{Readiness, Reason, Serving};
+use keyward::upstream::membership::{Readiness, ServingState, UnreadyReason};
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -25,7 +25,8 @@ fn lose_quorum(keyward: &Keyward, left: &[usize]) {
         membership.leader = None;
         for (place, member) in membership.members.iter_mut().enumerate() {
             let mut changed = keyward::upstream::membership::Member::clone(member);
-            let reason = if left.contains(&place) { Reason::NoLeader } else { Reason::Unreachable };
+            let reason =
+                if left.contains(&place) { UnreadyReason::NoLeader } else { UnreadyReason::Unreachable };
             changed.readiness = Readiness::NotReady(reason);
             *member = changed.into();
         }
@@ -54,7 +55,7 @@ fn what_needs_no_quorum_is_answered_by_the_member_that_is_left() {
     paused(async {
         let (members, keyward) = three();
         lose_quorum(&keyward, &[1]);
-        assert_eq!(keyward.members.snapshot.load().serving(), Serving::LocalReadsOnly);
+        assert_eq!(keyward.members.snapshot.load().serving(), ServingState::LocalReadsOnly);
         let client = keyward.client().await;
         let left = &members[1];
         let read =

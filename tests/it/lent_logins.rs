@@ -3,7 +3,7 @@
 use keyward::pb::etcdserverpb::{LeaseGrantRequest, MemberListRequest};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::client::Client;
@@ -17,7 +17,7 @@ const LIST: &str = "/etcdserverpb.Cluster/MemberList";
 fn door(listener: &str) -> (Member, Keyward) {
     let member = Member::new(1, &Tasks::default());
     let folder = tempfile::tempdir().expect("a folder");
-    let keyward = Keyward::at(&[&member], Auth::On, folder.path(), listener, "");
+    let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), listener, "");
     (member, keyward)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
@@ -68,7 +68,7 @@ fn requests_that_never_come_whole_cannot_use_up_memory() {
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::configured(
             &[&member],
-            Auth::Off,
+            AuthSetting::Off,
             "[limits]\nreplay_buffer = \"8MiB\"\n[runtime]\nshards = 1\n",
         );
         let mut held = Vec::new();
@@ -133,7 +133,7 @@ fn streams_over_the_limit_wait_for_a_free_one() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let lines = "[limits]\nstreams_per_connection = 100\n";
-        let keyward = Keyward::configured(&[&member], Auth::Off, lines);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let client = keyward.client().await;
         // The limit is told with the first answer.
         let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
@@ -254,7 +254,7 @@ fn who_has_not_said_who_it_is_cannot_keep_others_from_being_heard() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let lines = "[limits]\nreplay_buffer = \"2MiB\"\n[runtime]\nshards = 1\n";
-        let keyward = Keyward::configured(&[&member], Auth::Off, lines);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let (mut clients, mut kept) = (Vec::new(), Vec::new());
         for path in [AUTHENTICATE, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"] {
             let client = keyward.client().await;

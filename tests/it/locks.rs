@@ -12,7 +12,7 @@ use keyward::pb::v3electionpb::{CampaignRequest, CampaignResponse, LeaderKey};
 use keyward::pb::v3lockpb::{LockRequest, LockResponse};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -601,7 +601,7 @@ fn blocked_calls_have_a_budget_of_their_own() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let lines = "[limits]\nreplay_buffer = \"2MiB\"\n[runtime]\nshards = 1\n";
-        let keyward = Keyward::configured(&[&member], Auth::Off, lines);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let client = keyward.client().await;
         let value: Bytes = vec![7; 1 << 20].into();
         let asked = CampaignRequest { name: "n".into(), lease: LEASE, value }.encode_to_vec();

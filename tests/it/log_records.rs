@@ -8,8 +8,8 @@ use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::telemetry;
-use keyward::telemetry::metrics::one;
-use keyward::upstream::membership::Auth;
+use keyward::telemetry::single_label::one;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -35,7 +35,7 @@ impl io::Write for Log {
 impl Log {
     fn listen(&self) -> tracing::subscriber::DefaultGuard {
         let log = self.clone();
-        let lines = telemetry::subscriber(&telemetry::Settings::default(), move || log.clone());
+        let lines = telemetry::subscriber(&telemetry::LogSettings::default(), move || log.clone());
         let listening = tracing::subscriber::set_default(lines);
         // Another thread may have come by a line first, when nobody listened.
         tracing::callsite::rebuild_interest_cache();
@@ -60,7 +60,7 @@ impl Log {
 fn refused_strangers_leave_a_bounded_number_of_records_and_all_are_counted() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::configured(&[&member], Auth::On, "");
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, "");
         let log = Log::default();
         let _listening = log.listen();
         let stranger = keyward.client().await.header("token", "kw1_nothing");

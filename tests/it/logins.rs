@@ -5,15 +5,15 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use keyward::config::PasswordSources;
-use keyward::downstream::session::{Proof, Session, SessionPeer};
-use keyward::gateway::login::sources::{Denied, Proved};
+use keyward::downstream::session::{Session, SessionPeer, SessionProof};
+use keyward::gateway::login::password_check::{LoginDenial, LoginProof};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::telemetry::metrics::one;
-use keyward::upstream::membership::Auth;
-use keyward::users::{self, Cost, Users};
+use keyward::telemetry::single_label::one;
+use keyward::upstream::membership::AuthSetting;
+use keyward::users::{self, Cost, UserPasswordHashes};
 use prost::Message as _;
 use tokio::time::{Instant, sleep};
 
@@ -57,7 +57,7 @@ pub(crate) fn line(user: &str, password: &str) -> String {
 }
 
 /// A Keyward with this order of sources and these lines of a users file.
-fn with_file(member: &Member, auth: Auth, sources: &str, lines: &str) -> Keyward {
+fn with_file(member: &Member, auth: AuthSetting, sources: &str, lines: &str) -> Keyward {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), lines).expect("written");
     let config = format!("[login]\nsources = {sources}\nusers_file = {:?}\n", file.path());
@@ -67,7 +67,7 @@ fn with_file(member: &Member, auth: Auth, sources: &str, lines: &str) -> Keyward
 /// One that etcd has accepted, nobody knows when.
 pub(crate) fn session(user: &str, password: &str) -> Session {
     let peer = SessionPeer::Password { user: user.into(), password: Secret::new(password.to_owned()) };
-    Session::begin(peer, Proof::Etcd { auth_revision: 0 }, 0, SystemTime::now()).expect("random bytes")
+    Session::begin(peer, SessionProof::Etcd { auth_revision: 0 }, 0, SystemTime::now()).expect("random bytes")
 }
 
 fn counted(keyward: &Keyward, result: &str) -> u64 {
@@ -180,7 +180,7 @@ fn wrong_passwords_are_limited_and_right_ones_that_are_known_pass() {
 fn the_file_decides_about_its_own_users_and_etcd_about_all_others() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = with_file(&member, Auth::On, "['file', 'etcd']", &line("alice", "mine"));
+        let keyward = with_file(&member, AuthSetting::On, "['file', 'etcd']", &line("alice", "mine"));
         let client = keyward.client().await;
         assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted");
         assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED, "what etcd would take");
@@ -199,7 +199,7 @@ fn the_file_decides_about_its_own_users_and_etcd_about_all_others() {
 fn after_etcd_has_refused_the_file_is_not_asked() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = with_file(&member, Auth::On, "['etcd', 'file']", &line("alice", "mine"));
+        let keyward = with_file(&member, AuthSetting::On, "['etcd', 'file']", &line("alice", "mine"));
         let client = keyward.client().await;
         assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED, "it may be her old one");
         assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted");
@@ -212,7 +212,7 @@ fn of_a_user_without_a_password_at_etcd_the_file_decides() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
         member.has_no_passwords();
-        let keyward = with_file(&member, Auth::On, "['etcd', 'file']", &line("alice", "mine"));
+        let keyward = with_file(&member, AuthSetting::On, "['etcd', 'file']", &line("alice", "mine"));
         let client = keyward.client().await;
         assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted");
         assert_eq!(told(&log_in(&client, "alice", "right").await), FAILED);
@@ -235,7 +235,7 @@ fn while_auth_is_off_the_file_still_decides_and_nothing_else_is_proved() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
         for sources in ["['etcd', 'file']", "['file', 'etcd']", "['file']"] {
-            let keyward = with_file(&member, Auth::Off, sources, &line("alice", "mine"));
+            let keyward = with_file(&member, AuthSetting::Off, sources, &line("alice", "mine"));
             let client = keyward.client().await;
             assert_eq!(told(&log_in(&client, "alice", "mine").await), "admitted", "{sources}");
             assert_eq!(told(&log_in(&client, "alice", "other").await), FAILED, "{sources}");
@@ -251,7 +251,7 @@ fn while_auth_is_off_the_file_still_decides_and_nothing_else_is_proved() {
 fn a_refusal_takes_the_same_time_whoever_the_user_is_and_whoever_refused() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = with_file(&member, Auth::On, "['file', 'etcd']", &line("alice", "mine"));
+        let keyward = with_file(&member, AuthSetting::On, "['file', 'etcd']", &line("alice", "mine"));
         let client = keyward.client().await;
         let mut times = Vec::new();
         for user in ["alice", "bob", "nobody"] {
@@ -286,7 +286,7 @@ fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
         let member = Member::new(1, &Tasks::default());
         let bob = line("bob", "his");
         let before = line("alice", "mine") + &bob;
-        let keyward = with_file(&member, Auth::On, "['file']", &before);
+        let keyward = with_file(&member, AuthSetting::On, "['file']", &before);
         let client = keyward.client().await;
         let alices = token(&log_in(&client, "alice", "mine").await);
         let bobs = token(&log_in(&client, "bob", "his").await);
@@ -295,13 +295,13 @@ fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
         let call = async |client: &Client| told(&client.call(RANGE, range("k")).await);
         assert_ne!(call(&alices).await, INVALID_TOKEN);
         let after = line("alice", "other") + &bob;
-        keyward.publish_passwords(None, Some(Users::parse(after.as_bytes()).expect("valid")));
+        keyward.publish_passwords(None, Some(UserPasswordHashes::parse(after.as_bytes()).expect("valid")));
         assert_eq!(call(&alices).await, INVALID_TOKEN);
         assert_ne!(call(&bobs).await, INVALID_TOKEN);
         assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
         assert_eq!(told(&log_in(&client, "bob", "his").await), "admitted");
         assert_eq!(counted(&keyward, "remembered"), 1, "bob's line is the same");
-        keyward.publish_passwords(None, Some(Users::default()));
+        keyward.publish_passwords(None, Some(UserPasswordHashes::default()));
         assert_eq!(call(&bobs).await, INVALID_TOKEN);
     });
 }
@@ -325,7 +325,7 @@ fn a_login_of_the_file_goes_upstream_as_the_rules_say_and_not_at_all_without_one
              [[map]]\npeer = 'file:alice'\nas = 'app'\n\
              [[map]]\npeer = 'file:r*'\nas = 'same'\n"
         );
-        let keyward = Keyward::configured(&[&member], Auth::On, &config);
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, &config);
         let client = keyward.client().await;
         let logged_in = async |user: &str| {
             let token = token(&log_in(&client, user, "mine").await);
@@ -375,11 +375,11 @@ fn an_address_that_may_not_try_again_keeps_out_no_other_that_tries_the_same() {
             keyward.logins.check(&alice, &Secret::new(password.to_owned()), from).await
         };
         for n in 0..5 {
-            assert_eq!(check(&format!("wrong{n}"), here).await, Err(Denied::WrongPassword));
+            assert_eq!(check(&format!("wrong{n}"), here).await, Err(LoginDenial::WrongPassword));
         }
         let elsewhere = check("right", "10.0.0.2".parse().ok());
         let (limited, admitted) = futures_util::future::join(check("right", here), elsewhere).await;
-        assert_eq!((limited, admitted), (Err(Denied::Limited), Ok(Proved::Etcd)));
+        assert_eq!((limited, admitted), (Err(LoginDenial::Limited), Ok(LoginProof::Etcd)));
     });
 }
 
@@ -397,12 +397,16 @@ fn logins_under_way_are_bounded_and_the_rest_is_told_so() {
             async move { logins.check(&user, known, from.parse().ok()).await }
         });
         let outcomes = join_all(flood).await;
-        let limited = outcomes.iter().filter(|outcome| **outcome == Err(Denied::Limited)).count();
+        let limited = outcomes.iter().filter(|outcome| **outcome == Err(LoginDenial::Limited)).count();
         assert_eq!(limited, 2 * ROOM);
         assert_eq!(counted(&keyward, "limited"), 2 * ROOM as u64);
         assert!(member.logins() < 20, "{} at a member that does not answer", member.logins());
         member.hold_logins(false);
-        assert_eq!(keyward.logins.check(&"alice".into(), &known, None).await, Ok(Proved::Etcd), "room again");
+        assert_eq!(
+            keyward.logins.check(&"alice".into(), &known, None).await,
+            Ok(LoginProof::Etcd),
+            "room again"
+        );
     });
 }
 
@@ -410,16 +414,16 @@ fn logins_under_way_are_bounded_and_the_rest_is_told_so() {
 fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = with_file(&member, Auth::On, "['file', 'etcd']", NOBODY_IN_FILE);
+        let keyward = with_file(&member, AuthSetting::On, "['file', 'etcd']", NOBODY_IN_FILE);
         let alice = "alice".into();
         let session = session("alice", "right");
         let proved = || keyward.logins.prove_again(&session);
-        assert_eq!(proved().await, Ok(Proved::Etcd));
+        assert_eq!(proved().await, Ok(LoginProof::Etcd));
         // Many calls, one look a second; the first that finds it old does not wait.
         let mut looks = 0;
         for _ in 0..20 {
             sleep(Duration::from_millis(300)).await;
-            assert_eq!(proved().await, Ok(Proved::Etcd));
+            assert_eq!(proved().await, Ok(LoginProof::Etcd));
             settled().await;
             if let Some(look) = member.was_called_again() {
                 look.reply(&ranged(1)).await;
@@ -428,16 +432,16 @@ fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() 
         }
         assert!((4..=6).contains(&looks), "{looks} looks in 6 s");
         assert_eq!(member.logins(), 1);
-        let hers = Users::parse(line("alice", "right").as_bytes()).expect("valid");
+        let hers = UserPasswordHashes::parse(line("alice", "right").as_bytes()).expect("valid");
         let line = hers.line(&alice).expect("there");
         keyward.publish_passwords(None, Some(hers));
         sleep(3 * SECOND).await;
-        assert_eq!(proved().await, Ok(Proved::File(line)));
-        keyward.publish_passwords(None, Some(Users::default()));
+        assert_eq!(proved().await, Ok(LoginProof::File(line)));
+        keyward.publish_passwords(None, Some(UserPasswordHashes::default()));
         member.change_password("new");
         sleep(3 * SECOND).await;
-        assert_eq!(proved().await, Err(Denied::WrongPassword));
-        assert_eq!(proved().await, Err(Denied::WrongPassword));
+        assert_eq!(proved().await, Err(LoginDenial::WrongPassword));
+        assert_eq!(proved().await, Err(LoginDenial::WrongPassword));
     });
 }
 
@@ -445,14 +449,14 @@ fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() 
 fn sources_and_users_file_change_together_there_and_back() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = with_file(&member, Auth::On, "['file']", &line("alice", "mine"));
+        let keyward = with_file(&member, AuthSetting::On, "['file']", &line("alice", "mine"));
         let client = keyward.client().await;
         let in_file = token(&log_in(&client, "alice", "mine").await);
         let in_file = keyward.client().await.header("token", &in_file);
         assert_eq!(told(&log_in(&client, "bob", "right").await), FAILED);
         assert_eq!(member.logins(), 0);
 
-        keyward.publish_passwords(Some(PasswordSources::Etcd), Some(Users::default()));
+        keyward.publish_passwords(Some(PasswordSources::Etcd), Some(UserPasswordHashes::default()));
         assert_eq!(told(&log_in(&client, "alice", "mine").await), FAILED);
         for user in ["alice", "bob"] {
             assert_eq!(told(&log_in(&client, user, "right").await), "admitted", "{user}");
@@ -482,7 +486,7 @@ fn guessing_keeps_no_session_from_being_proved() {
         let guesses = (0..40).map(async |n| log_in(&client, "alice", &format!("wrong{n}")).await);
         assert!(join_all(guesses).await.iter().all(|outcome| told(outcome) != "admitted"));
         assert_eq!(told(&log_in(&client, "alice", "right").await), TOO_MANY);
-        assert_eq!(keyward.logins.prove_again(&session("alice", "right")).await, Ok(Proved::Etcd));
+        assert_eq!(keyward.logins.prove_again(&session("alice", "right")).await, Ok(LoginProof::Etcd));
         assert_eq!(told(&log_in(&client, "alice", "right").await), "admitted", "known since");
     });
 }

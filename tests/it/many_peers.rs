@@ -10,7 +10,7 @@ use keyward::pb::etcdserverpb::RangeRequest;
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use keyward::users::{self, Cost};
 use prost::Message as _;
 use ring::rand::SystemRandom;
@@ -55,7 +55,7 @@ impl Door {
             lines += &format!("[[user]]\nname = '{user}'\npassword_file = 'password'\n");
         }
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::at(&[&member], Auth::On, folder, LISTENER, &lines);
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder, LISTENER, &lines);
         Self { authority, issuer, member, keyward }
     }
 

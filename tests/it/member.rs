@@ -20,7 +20,7 @@ use keyward::identity::MemberId;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::{Code, Status};
 use keyward::rpc::frame::encode;
-use keyward::tasks::{Owned, Tasks};
+use keyward::tasks::{TaskHandle, Tasks};
 use keyward::upstream::version::Version;
 use prost::Message as _;
 use tokio::io::DuplexStream;
@@ -64,7 +64,7 @@ pub(crate) struct Member {
     pub(crate) version: Version,
     calls: RefCell<mpsc::Receiver<Call>>,
     state: Rc<State>,
-    _accepting: Owned,
+    _accepting: TaskHandle,
 }
 
 struct State {
@@ -82,7 +82,7 @@ struct State {
 }
 
 struct Connected {
-    _task: Owned,
+    _task: TaskHandle,
     go_away: Rc<Notify>,
 }
 

@@ -5,8 +5,8 @@ use futures_util::FutureExt as _;
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
-use keyward::users::{self, Cost, Users};
+use keyward::upstream::membership::AuthSetting;
+use keyward::users::{self, Cost, UserPasswordHashes};
 use tokio::time::{Duration, sleep};
 
 use crate::member::Member;
@@ -83,12 +83,12 @@ fn a_session_whose_user_moves_into_the_file_and_out_of_it_is_never_refused() {
         let lines = "[login]\nsources = ['file', 'etcd']\nusers_file = 'users'\n\
                      [[user]]\nname = 'alice'\npassword_file = 'entry'\n";
         let rule = "[[map]]\npeer = 'file:*'\nas = 'same'\n";
-        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), "", lines);
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", lines);
         let alice = logged_in(&keyward, "alice", "right").await;
         assert_eq!(token_of(&member, &alice).await.as_deref(), Some("alice.1"));
 
         // In: her line is here, its rule is about to come.
-        keyward.publish_passwords(None, Some(Users::parse(line.as_bytes()).expect("valid")));
+        keyward.publish_passwords(None, Some(UserPasswordHashes::parse(line.as_bytes()).expect("valid")));
         sleep(Duration::from_secs(3)).await;
         let coming = async {
             sleep(Duration::from_millis(100)).await;

@@ -1,7 +1,7 @@
 //! Clients whose `:authority` is none: served where the listener says so, and only they are touched.
 
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
 use crate::client::Client;
@@ -67,7 +67,7 @@ impl Raw {
 fn keyward(accept: &str) -> (Member, Keyward) {
     let member = Member::new(1, &Tasks::default());
     let folder = tempfile::tempdir().expect("a folder");
-    let keyward = Keyward::at(&[&member], Auth::Off, folder.path(), accept, "");
+    let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), accept, "");
     (member, keyward)
 }
 

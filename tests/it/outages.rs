@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::select_all;
 use keyward::pb::v3electionpb::LeaderRequest;
 use keyward::refusal::Code;
-use keyward::upstream::membership::{Readiness, Reason};
+use keyward::upstream::membership::{Readiness, UnreadyReason};
 use prost::Message as _;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -21,8 +21,8 @@ const OBSERVE: &str = "/v3electionpb.Election/Observe";
 const NO_LEADER: (Code, &str) = (Code::Unavailable, "etcdserver: no leader");
 const LOST: (Code, &str) =
     (Code::Unavailable, "etcdserver: request timed out, possibly due to connection lost");
-const ALONE: Readiness = Readiness::NotReady(Reason::NoLeader);
-const DOWN: Readiness = Readiness::NotReady(Reason::Unreachable);
+const ALONE: Readiness = Readiness::NotReady(UnreadyReason::NoLeader);
+const DOWN: Readiness = Readiness::NotReady(UnreadyReason::Unreachable);
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Only who answers so may be connected to.

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 
 use crate::client::Client;
 use crate::member::{Member, next_of};
@@ -24,7 +24,7 @@ async fn without_bob(folder: &std::path::Path) -> (Vec<Member>, Keyward) {
     let others = "[[listener]]\nname = \"others\"\naddress = \"127.0.0.1:1\"\ndefault_user = \"bob\"\n";
     let lines = format!("{}{}{others}", user("alice"), user("bob"));
     let all: Vec<_> = members.iter().collect();
-    let keyward = Keyward::at(&all, Auth::On, folder, "default_user = \"alice\"\n", &lines);
+    let keyward = Keyward::at(&all, AuthSetting::On, folder, "default_user = \"alice\"\n", &lines);
     let alice = keyward.client().await;
     let mut known = [false; 3];
     while known.contains(&false) {

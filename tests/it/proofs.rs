@@ -6,7 +6,7 @@ use std::time::Duration;
 use keyward::pb::etcdserverpb::AuthStatusResponse;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::time::{sleep, timeout};
 
@@ -23,7 +23,7 @@ fn a_stream_ends_when_the_password_that_let_it_in_was_changed() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("secret"), "a secret that etcd has too").expect("written");
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), "", LINES);
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", LINES);
         let client = keyward.client().await;
         let token = log_in(&client, "alice").await;
         let client = client.header("token", &token);

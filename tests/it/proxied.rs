@@ -7,7 +7,7 @@ use std::time::Duration;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::time::Instant;
@@ -37,7 +37,8 @@ impl Site {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("app"), "right").expect("written");
         let listener = format!("{TRUSTED}{listener}");
-        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), &listener, &format!("{RULES}{lines}"));
+        let keyward =
+            Keyward::at(&[&member], AuthSetting::On, folder.path(), &listener, &format!("{RULES}{lines}"));
         Self { member, keyward }
     }
 
@@ -158,7 +159,7 @@ fn the_header_comes_before_tls() {
         authority.write(folder.path(), "ca");
         std::fs::write(folder.path().join("app"), "right").expect("written");
         let tls = format!("tls = {{ cert = \"server.crt\", key = \"server.key\" }}\n{TRUSTED}");
-        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), &tls, RULES);
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), &tls, RULES);
         let site = Site { member, keyward };
         for (from, header, whose) in [(BALANCER, proxied(APPS), Some("app.1")), (ELSEWHERE, Vec::new(), None)]
         {

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use keyward::downstream::session::{Change, Revocations};
+use keyward::downstream::session::{RevocationChange, Revocations};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 
 use crate::authority::{Authority, connect};
 use crate::client::{Client, Stream};
@@ -75,7 +75,7 @@ impl Place {
         write(folder.path(), "users", &crate::logins::line("fred", "right"));
         USERS.iter().for_each(|user| write(folder.path(), user, "right"));
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), LISTENER, &lines());
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), LISTENER, &lines());
         Self { folder, authority, issuer, member, keyward }
     }
 
@@ -247,7 +247,7 @@ fn a_user_who_is_revoked_has_all_that_lives_as_it_ended_whoever_it_is_by() {
         let place = Place::new();
         let all = place.peers().await;
         let clients: Vec<_> = all.iter().map(|living| (living.kind, living.client.again())).collect();
-        decide(&place.keyward, &Revocations::default(), &Change::Revoke("app".into()));
+        decide(&place.keyward, &Revocations::default(), &RevocationChange::Revoke("app".into()));
         let ended = ["certificate", "jwt", "listener", "file"].map(|kind| (kind, BAD_TOKEN));
         only_these_end(all, &ended, "revoked").await;
         // What proves them is as good as before: who is to stay out is blocked.
@@ -263,7 +263,7 @@ fn a_user_who_is_blocked_is_nobodys_until_it_is_not() {
         let place = Place::new();
         let all = place.peers().await;
         let clients: Vec<_> = all.iter().map(|living| (living.kind, living.client.again())).collect();
-        let known = decide(&place.keyward, &Revocations::default(), &Change::Block("app".into()));
+        let known = decide(&place.keyward, &Revocations::default(), &RevocationChange::Block("app".into()));
         let shut = ["certificate", "jwt", "listener", "file"];
         only_these_end(all, &shut.map(|kind| (kind, DENIED)), "blocked").await;
         for ((kind, client), (_, user)) in clients.iter().zip(PEERS) {
@@ -278,7 +278,7 @@ fn a_user_who_is_blocked_is_nobodys_until_it_is_not() {
         settled().await;
         assert!(place.member.was_called_again().is_none(), "nothing of a blocked user arrives");
         assert_eq!(place.keyward.metrics.peers_refused.get(), 8);
-        decide(&place.keyward, &known, &Change::Unblock("app".into()));
+        decide(&place.keyward, &known, &RevocationChange::Unblock("app".into()));
         for ((_, client), (_, user)) in clients.iter().zip(PEERS) {
             place.goes_as(client, user).await;
         }
@@ -291,7 +291,7 @@ fn every_kind_of_life_ends_with_its_certificate_s_user() {
         let place = Place::new();
         let client = place.peer("certificate").await;
         let living = all_kinds(&client, &place.member).await;
-        decide(&place.keyward, &Revocations::default(), &Change::Block("app".into()));
+        decide(&place.keyward, &Revocations::default(), &RevocationChange::Block("app".into()));
         for (path, stream, mut call) in living {
             let outcome = stream.finish().await;
             assert_eq!(outcome.end.told(), DENIED, "{path}");
@@ -307,7 +307,7 @@ fn while_nobody_knows_who_is_blocked_nobody_begins_and_what_lives_goes_on() {
         let place = Place::new();
         let all = place.peers().await;
         let clients: Vec<_> = all.iter().map(|living| (living.kind, living.client.again())).collect();
-        place.keyward.sealer.obey(None);
+        place.keyward.sealer.apply_revocations(None);
         for (kind, client) in &clients {
             assert_eq!(client.call(RANGE, range("k")).await.end.told().0, Code::Unavailable, "{kind}");
         }

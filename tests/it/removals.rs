@@ -24,7 +24,7 @@ fn remove() -> Vec<u8> {
 
 fn rests(keyward: &Keyward) -> bool {
     let members = keyward.members.snapshot.load();
-    members.members.iter().any(|member| member.id.0 == REMOVED && member.rest.is_taken())
+    members.members.iter().any(|member| member.id.0 == REMOVED && member.rest.is_open())
 }
 
 /// Whether probes of the member are stopped: one that was removed panics at a Status.

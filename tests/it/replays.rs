@@ -5,7 +5,7 @@ use std::time::Duration;
 use h2::Reason;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Auth, Hint};
+use keyward::upstream::membership::{AuthSetting, MembershipHint};
 use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
@@ -143,7 +143,7 @@ fn a_denial_is_passed_on_at_once() {
 fn auth_that_was_turned_on_is_noticed_by_a_call() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::configured(&[&member], Auth::Off, "");
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, "");
         let client = keyward.logged_in("alice").await;
         let script = async {
             let call = member.called(PUT).await;
@@ -155,7 +155,7 @@ fn auth_that_was_turned_on_is_noticed_by_a_call() {
         };
         let (outcome, ()) = tokio::join!(client.call(PUT, put(1)), script);
         outcome.message();
-        assert_eq!(keyward.members.auth.now(), Auth::On);
+        assert_eq!(keyward.members.auth.now(), AuthSetting::On);
     });
 }
 
@@ -450,7 +450,7 @@ fn a_call_without_a_token_is_no_news_where_auth_is_on() {
             let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
             assert_eq!(outcome.end.told(), empty);
         }
-        assert!(matches!(keyward.hints.try_recv(), Ok(Hint::AuthOn)), "the first told it");
+        assert!(matches!(keyward.hints.try_recv(), Ok(MembershipHint::AuthOn)), "the first told it");
         assert!(keyward.hints.try_recv().is_err(), "the others told nothing new");
     });
 }

@@ -7,7 +7,7 @@ use keyward::pb::health::HealthCheckRequest;
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::client::{Client, Stream};
@@ -23,7 +23,7 @@ const MIB: usize = 1024 * 1024;
 /// The budget of the one shard.
 const BUDGET: usize = 16 * MIB;
 
-fn site(auth: Auth) -> (Rc<Member>, Keyward) {
+fn site(auth: AuthSetting) -> (Rc<Member>, Keyward) {
     let member = Rc::new(Member::new(1, &Tasks::default()));
     let lines = "[limits]\nreplay_buffer = \"16MiB\"\n[runtime]\nshards = 1\n";
     let keyward = Keyward::configured(&[&member], auth, lines);
@@ -71,7 +71,7 @@ async fn is_served(member: &Member, client: &Client) {
 #[test]
 fn header_lists_whose_body_never_comes_are_within_the_budget_and_given_back() {
     paused(async {
-        let (member, keyward) = site(Auth::Off);
+        let (member, keyward) = site(AuthSetting::Off);
         let others = keyward.client().await;
         let filler = "f".repeat(60_000);
         let (mut all, mut refusals) = (Vec::new(), Vec::new());
@@ -100,7 +100,7 @@ fn header_lists_whose_body_never_comes_are_within_the_budget_and_given_back() {
 #[test]
 fn strangers_fill_no_more_than_their_part_and_others_log_in_and_call() {
     paused(async {
-        let (member, keyward) = site(Auth::On);
+        let (member, keyward) = site(AuthSetting::On);
         let filler = "f".repeat(60_000);
         let known = keyward.logged_in("alice").await;
         let mut all = Vec::new();
@@ -125,7 +125,7 @@ fn strangers_fill_no_more_than_their_part_and_others_log_in_and_call() {
 #[test]
 fn a_connection_has_as_many_health_watches_as_it_may() {
     paused(async {
-        let (member, keyward) = site(Auth::On);
+        let (member, keyward) = site(AuthSetting::On);
         let client = keyward.client().await;
         let mut watches = Vec::new();
         let message = HealthCheckRequest::default().encode_to_vec();
@@ -157,7 +157,7 @@ fn a_connection_has_as_many_health_watches_as_it_may() {
 #[test]
 fn messages_of_streams_that_do_not_come_whole_are_within_the_budget() {
     paused(async {
-        let (member, keyward) = site(Auth::Off);
+        let (member, keyward) = site(AuthSetting::Off);
         let client = keyward.client().await;
         let half = |length: usize| encode(&put(2 * length)).slice(..length);
         for (path, length, count) in [(WATCH, 900_000, 20), (KEEP_ALIVE, 30_000, 400)] {
@@ -184,7 +184,7 @@ fn messages_of_streams_that_do_not_come_whole_are_within_the_budget() {
 #[test]
 fn an_open_watch_keeps_little_of_its_header() {
     paused(async {
-        let (member, keyward) = site(Auth::Off);
+        let (member, keyward) = site(AuthSetting::Off);
         let client = keyward.client().await.header("x-filler", &"f".repeat(60_000));
         let mut watches = Vec::new();
         for _ in 0..100 {
@@ -202,7 +202,7 @@ fn an_open_watch_keeps_little_of_its_header() {
 #[test]
 fn a_few_bytes_of_an_odd_connection_hold_no_more_than_the_budget() {
     paused(async {
-        let (member, keyward) = site(Auth::Off);
+        let (member, keyward) = site(AuthSetting::Off);
         let mut raw = keyward.connect();
         let send = async |raw: &mut tokio::io::DuplexStream, kind: u8, stream: u32, payload: &[u8]| {
             let length = u32::try_from(payload.len()).expect("short").to_be_bytes();

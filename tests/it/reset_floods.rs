@@ -7,7 +7,7 @@ use std::rc::Rc;
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, WriteHalf};
 use tokio::runtime::Handle;
 
@@ -135,7 +135,7 @@ impl Site {
         let tasks = Tasks::default();
         let member = Rc::new(Member::new(1, &tasks));
         let limits = format!("[limits]\nstreams_per_connection = {streams}\n{lines}[runtime]\nshards = 1\n");
-        let keyward = Keyward::configured(&[&member], Auth::Off, &limits);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, &limits);
         let floods = Rc::<Cell<usize>>::default();
         let waiting = Rc::<RefCell<Vec<_>>>::default();
         let (counted, kept, answering) = (Rc::clone(&floods), Rc::clone(&waiting), tasks.clone());
@@ -243,7 +243,7 @@ fn cancelled_watches_end_no_connection() {
         let tasks = Tasks::default();
         let member = Member::new(1, &tasks);
         let limits = format!("[limits]\nstreams_per_connection = {STREAMS}\n");
-        let keyward = Keyward::configured(&[&member], Auth::Off, &limits);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, &limits);
         let client = keyward.client().await;
         for _ in 0..6 {
             let mut watches = Vec::new();

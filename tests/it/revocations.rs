@@ -4,13 +4,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use keyward::downstream::session::{Change, Revocations};
+use keyward::downstream::session::{RevocationChange, Revocations};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, RangeRequest};
 use keyward::pb::v3electionpb::LeaderRequest;
 use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -36,9 +36,9 @@ fn started() -> (Rc<Member>, Keyward) {
 }
 
 /// As the store does it: the change on top of what is known.
-pub(crate) fn decide(keyward: &Keyward, known: &Revocations, change: &Change) -> Revocations {
+pub(crate) fn decide(keyward: &Keyward, known: &Revocations, change: &RevocationChange) -> Revocations {
     let more = known.with(known.entry(change, SystemTime::now())).expect("there is room");
-    keyward.sealer.obey(Some(&Arc::new(more.clone())));
+    keyward.sealer.apply_revocations(Some(&Arc::new(more.clone())));
     more
 }
 
@@ -102,7 +102,7 @@ fn what_lives_by_a_revoked_session_ends_at_once_and_nothing_else() {
         let living = all_kinds(&alice, &member).await;
         let (mut other, mut others_call) = watching(&bob, &member).await;
         let began = Instant::now();
-        decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+        decide(&keyward, &Revocations::default(), &RevocationChange::Revoke("alice".into()));
         for (path, stream, mut call) in living {
             let outcome = stream.finish().await;
             assert_eq!(outcome.end.told(), REVOKED, "{path}");
@@ -130,14 +130,14 @@ fn a_user_who_was_revoked_logs_in_again_and_one_who_was_blocked_does_not() {
     paused(async {
         let (member, keyward) = started();
         let old = keyward.logged_in("alice").await;
-        let known = decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+        let known = decide(&keyward, &Revocations::default(), &RevocationChange::Revoke("alice".into()));
         let new = keyward.logged_in("alice").await;
         assert_eq!(old.call(RANGE, range("k")).await.end.told(), REVOKED);
         let script = async { next(&member, RANGE).await.reply(&ranged(3)).await };
         let (answer, ()) = tokio::join!(new.call(RANGE, range("k")), script);
         answer.message();
 
-        let known = decide(&keyward, &known, &Change::Block("alice".into()));
+        let known = decide(&keyward, &known, &RevocationChange::Block("alice".into()));
         assert_eq!(new.call(RANGE, range("k")).await.end.told(), REVOKED);
         let login = |password: &str| AuthenticateRequest { name: "alice".into(), password: password.into() };
         let client = keyward.client().await;
@@ -145,7 +145,7 @@ fn a_user_who_was_revoked_logs_in_again_and_one_who_was_blocked_does_not() {
             let refused = client.call(AUTHENTICATE, login(password).encode_to_vec()).await;
             assert_eq!(refused.end.told(), (Code::InvalidArgument, AUTH_FAILED), "{password}");
         }
-        decide(&keyward, &known, &Change::Unblock("alice".into()));
+        decide(&keyward, &known, &RevocationChange::Unblock("alice".into()));
         keyward.logged_in("alice").await;
         assert_eq!(new.call(RANGE, range("k")).await.end.told(), REVOKED, "it stays ended");
     });
@@ -163,7 +163,7 @@ fn a_login_that_was_under_way_when_its_user_was_revoked_is_worth_nothing() {
         while member.logins() == 0 {
             tokio::task::yield_now().await;
         }
-        decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+        decide(&keyward, &Revocations::default(), &RevocationChange::Revoke("alice".into()));
         member.hold_logins(false);
         let outcome = stream.finish().await;
         let answer = keyward::pb::etcdserverpb::AuthenticateResponse::decode(outcome.message().clone());
@@ -178,7 +178,7 @@ fn while_nobody_knows_who_was_revoked_tokens_wait_and_streams_go_on() {
         let (member, keyward) = started();
         let alice = keyward.logged_in("alice").await;
         let (mut stream, mut call) = watching(&alice, &member).await;
-        keyward.sealer.obey(None);
+        keyward.sealer.apply_revocations(None);
         let refused = alice.call(RANGE, range("k")).await;
         assert_eq!(refused.end.told().0, Code::Unavailable, "a client tries again; its token is not bad");
         let login = AuthenticateRequest { name: "alice".into(), password: "right".into() };
@@ -187,7 +187,7 @@ fn while_nobody_knows_who_was_revoked_tokens_wait_and_streams_go_on() {
         call.say(&event(1, 10, 1)).await.expect("taken");
         assert_eq!(watched(&stream.next().await.expect("an event")).events.len(), 1);
         // Known again: what was revoked in between ends now.
-        decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+        decide(&keyward, &Revocations::default(), &RevocationChange::Revoke("alice".into()));
         assert_eq!(stream.finish().await.end.told(), REVOKED);
     });
 }
@@ -222,7 +222,7 @@ fn a_request_that_comes_whole_after_its_session_was_revoked_is_not_sent() {
         let (outcome, ()) = tokio::join!(in_time.finish(), script);
         outcome.message();
 
-        decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+        decide(&keyward, &Revocations::default(), &RevocationChange::Revoke("alice".into()));
         late.send.send_data(framed.slice(7..), true).expect("the stream takes it");
         assert_eq!(late.finish().await.end.told(), REVOKED);
         assert!(member.was_called_again().is_none(), "a write of a revoked session is not sent");
@@ -238,14 +238,14 @@ fn a_call_that_waits_for_a_look_at_its_password_is_refused_when_its_user_is_revo
         let member = Member::new(1, &Tasks::default());
         let lines = "[[user]]\nname = 'app'\npassword_file = 'app'\n\
                      [[map]]\npeer = 'password:alice'\nas = 'app'\n";
-        let keyward = Keyward::at(&[&member], Auth::On, folder.path(), "", lines);
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", lines);
         let alice = keyward.logged_in("alice").await;
         // Longer than what was seen of her password at the login counts.
         tokio::time::sleep(Duration::from_secs(10)).await;
         let script = async {
             let look = member.called(RANGE).await;
             assert_eq!(look.token(), Some("alice.1"), "her password, not app's");
-            decide(&keyward, &Revocations::default(), &Change::Revoke("alice".into()));
+            decide(&keyward, &Revocations::default(), &RevocationChange::Revoke("alice".into()));
             look.reply(&ranged(3)).await;
         };
         let (answer, ()) = tokio::join!(alice.call(RANGE, range("k")), script);

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use keyward::config::{Keep, Login, Revocation};
-use keyward::downstream::session::{Change, Inadmissible, Sealer};
+use keyward::config::{EtcdLogin, Revocation, RevocationPersistence};
+use keyward::downstream::session::{LoginInadmissible, RevocationChange, Sealer};
 use keyward::pb::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest, TxnResponse, request_op};
 use keyward::pb::mvccpb::KeyValue;
 use keyward::refusal::Code;
-use keyward::revocation::{Kept, Register, Trouble};
+use keyward::revocation::{RevocationError, RevocationRegister, RevocationStorage};
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -29,19 +29,19 @@ const DENIED: (Code, &str) = (Code::PermissionDenied, "etcdserver: permission de
 struct Replica {
     member: Rc<Member>,
     keyward: Keyward,
-    register: Register,
+    register: RevocationRegister,
 }
 
 impl Replica {
     fn start() -> Self {
-        Self::with(Auth::Off, None)
+        Self::with(AuthSetting::Off, None)
     }
 
-    fn with(auth: Auth, login: Option<Login>) -> Self {
+    fn with(auth: AuthSetting, login: Option<EtcdLogin>) -> Self {
         let member = Rc::new(Member::new(1, &Tasks::default()));
         let keyward = Keyward::configured(&[&member], auth, "");
-        let settings = settings(Keep::Etcd { prefix: PREFIX.into(), login });
-        let opened = Register::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer));
+        let settings = settings(RevocationPersistence::Etcd { prefix: PREFIX.into(), login });
+        let opened = RevocationRegister::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer));
         let (register, keeper) = opened.expect("nothing is read yet");
         keyward.tasks.spawn("revocations", keeper.run()).detach();
         Self { member, keyward, register }
@@ -52,7 +52,10 @@ impl Replica {
     }
 
     /// An operator asks for the change: it comes before the next look.
-    async fn order(&self, change: Change) -> oneshot::Receiver<Result<Kept, Trouble>> {
+    async fn order(
+        &self,
+        change: RevocationChange,
+    ) -> oneshot::Receiver<Result<RevocationStorage, RevocationError>> {
         let (told, outcome) = oneshot::channel();
         let register = self.register.clone();
         let ask = async move { drop(told.send(register.change(change).await)) };
@@ -99,7 +102,7 @@ impl Replica {
     }
 }
 
-fn settings(keep: Keep) -> Revocation {
+fn settings(keep: RevocationPersistence) -> Revocation {
     Revocation { keep, max_age: Duration::from_secs(60) }
 }
 
@@ -124,15 +127,15 @@ fn a_change_that_fails_hides_no_change_of_another_replica() {
         let replica = Replica::start();
         replica.read(5, &[]).await;
         replica.looks(5, &[]).await;
-        assert_eq!(replica.sealer().admit(&"alice".into()), Ok(0));
+        assert_eq!(replica.sealer().admit_login(&"alice".into()), Ok(0));
         let others = [("alice", 6, true)];
-        let outcome = replica.order(Change::Block("bob".into())).await;
+        let outcome = replica.order(RevocationChange::Block("bob".into())).await;
         replica.read(6, &others).await;
         replica.put().await.0.refuse(DENIED.0, DENIED.1);
-        assert!(matches!(outcome.await.expect("told"), Err(Trouble::Unchanged(_))));
+        assert!(matches!(outcome.await.expect("told"), Err(RevocationError::Unchanged(_))));
         replica.looks(6, &others).await;
-        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::Blocked));
-        assert_eq!(replica.sealer().admit(&"bob".into()), Ok(0));
+        assert_eq!(replica.sealer().admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
+        assert_eq!(replica.sealer().admit_login(&"bob".into()), Ok(0));
     });
 }
 
@@ -142,16 +145,16 @@ fn a_change_that_fails_before_anything_was_known_lets_nobody_in() {
     paused(async {
         let replica = Replica::start();
         let blocked = [("alice", 4, true)];
-        let outcome = replica.order(Change::Revoke("bob".into())).await;
+        let outcome = replica.order(RevocationChange::Revoke("bob".into())).await;
         // The first look was under way; it makes nothing known.
         let look = replica.member.called(RANGE).await;
         look.refuse(Code::Unavailable, "etcdserver: no leader");
         replica.read(5, &blocked).await;
         replica.put().await.0.refuse(DENIED.0, DENIED.1);
-        assert!(matches!(outcome.await.expect("told"), Err(Trouble::Unchanged(_))));
-        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::NotKnown));
+        assert!(matches!(outcome.await.expect("told"), Err(RevocationError::Unchanged(_))));
+        assert_eq!(replica.sealer().admit_login(&"alice".into()), Err(LoginInadmissible::NotKnown));
         replica.looks(5, &blocked).await;
-        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::Blocked));
+        assert_eq!(replica.sealer().admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
     });
 }
 
@@ -161,18 +164,18 @@ fn a_change_that_is_kept_is_in_force_when_its_operator_is_told() {
     paused(async {
         let replica = Replica::start();
         replica.read(5, &[]).await;
-        let outcome = replica.order(Change::Block("bob".into())).await;
+        let outcome = replica.order(RevocationChange::Block("bob".into())).await;
         replica.read(6, &[("alice", 6, true)]).await;
         let (call, value) = replica.put().await;
         let value = String::from_utf8(value.to_vec()).expect("a row");
         assert!(value.contains(r#""name":"bob""#) && value.contains(r#""blocked":true"#), "{value}");
         answered(call).await;
-        assert!(matches!(outcome.await.expect("told"), Ok(Kept::Etcd)));
+        assert!(matches!(outcome.await.expect("told"), Ok(RevocationStorage::Etcd)));
         for user in ["alice", "bob"] {
-            assert_eq!(replica.sealer().admit(&user.into()), Err(Inadmissible::Blocked), "{user}");
+            assert_eq!(replica.sealer().admit_login(&user.into()), Err(LoginInadmissible::Blocked), "{user}");
         }
         replica.looks(7, &[("alice", 6, true), ("bob", 7, true)]).await;
-        assert_eq!(replica.sealer().admit(&"bob".into()), Err(Inadmissible::Blocked));
+        assert_eq!(replica.sealer().admit_login(&"bob".into()), Err(LoginInadmissible::Blocked));
     });
 }
 
@@ -183,7 +186,7 @@ fn a_change_whose_answer_is_lost_is_told_to_be_unknown() {
         let replica = Replica::start();
         replica.read(5, &[]).await;
         for (number, kept) in [(6, false), (7, true)] {
-            let outcome = replica.order(Change::Block("bob".into())).await;
+            let outcome = replica.order(RevocationChange::Block("bob".into())).await;
             replica.read(5, &[]).await;
             let (call, _) = replica.put().await;
             if kept {
@@ -193,10 +196,10 @@ fn a_change_whose_answer_is_lost_is_told_to_be_unknown() {
                 settled().await;
             }
             let outcome = outcome.await.expect("told");
-            assert!(matches!(outcome, Err(Trouble::Unknown(_))), "{outcome:?}");
+            assert!(matches!(outcome, Err(RevocationError::Unknown(_))), "{outcome:?}");
             let rows = [("bob", number, true)];
             replica.looks(number, if kept { &rows } else { &[] }).await;
-            let admitted = replica.sealer().admit(&"bob".into());
+            let admitted = replica.sealer().admit_login(&"bob".into());
             assert_eq!(admitted.is_err(), kept, "{admitted:?}");
         }
     });
@@ -206,7 +209,7 @@ fn a_change_whose_answer_is_lost_is_told_to_be_unknown() {
 #[test]
 fn a_login_that_is_replaced_serves_from_the_next_look_on() {
     paused(async {
-        let replica = Replica::with(Auth::On, Some(login("right")));
+        let replica = Replica::with(AuthSetting::On, Some(login("right")));
         let mut call = replica.member.called(RANGE).await;
         assert_eq!(call.token(), Some("keeper.1"));
         call.message().await;
@@ -217,19 +220,19 @@ fn a_login_that_is_replaced_serves_from_the_next_look_on() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(replica.member.was_called_again().is_none());
 
-        let elsewhere = Keep::Etcd { prefix: "/other/".into(), login: Some(login("other")) };
-        let renewed = Keep::Etcd { prefix: PREFIX.into(), login: Some(login("new")) };
+        let elsewhere = RevocationPersistence::Etcd { prefix: "/other/".into(), login: Some(login("other")) };
+        let renewed = RevocationPersistence::Etcd { prefix: PREFIX.into(), login: Some(login("new")) };
         let [elsewhere, renewed] = [elsewhere, renewed].map(settings);
-        assert!(replica.register.logs_in_as(&elsewhere), "another prefix says nothing of this one");
-        assert!(!replica.register.logs_in_as(&renewed));
-        replica.register.log_in_as(&renewed);
-        assert!(replica.register.logs_in_as(&renewed));
+        assert!(replica.register.has_login(&elsewhere), "another prefix says nothing of this one");
+        assert!(!replica.register.has_login(&renewed));
+        replica.register.set_login(&renewed);
+        assert!(replica.register.has_login(&renewed));
         replica.read(5, &[("alice", 4, true)]).await;
         replica.looks(5, &[("alice", 4, true)]).await;
-        assert_eq!(replica.sealer().admit(&"alice".into()), Err(Inadmissible::Blocked));
+        assert_eq!(replica.sealer().admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
     });
 }
 
-fn login(password: &str) -> Login {
-    Login { user: "keeper".into(), password: Arc::new(Secret::new(password.to_owned())) }
+fn login(password: &str) -> EtcdLogin {
+    EtcdLogin { user: "keeper".into(), password: Arc::new(Secret::new(password.to_owned())) }
 }

@@ -10,34 +10,34 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
-use keyward::admin::State;
+use keyward::admin::AdminState;
 use keyward::admin::doctor::Doctor;
 use keyward::admin::drain::Exit;
-use keyward::admin::socket::Desk;
-use keyward::app::serving::{Parts, Serving};
+use keyward::admin::socket::AdminCommandService;
+use keyward::app::shard_service::{ShardParts, ShardService};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
+use keyward::downstream::acceptor::OpenListener;
 use keyward::downstream::connection_table::ConnectionTable;
-use keyward::downstream::listener::Opened;
-use keyward::downstream::session::{Realm, Sealer};
-use keyward::downstream::tls::{Current, ListenerTls};
+use keyward::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
+use keyward::downstream::session::{SealRealm, Sealer};
 use keyward::gateway::caller::Identities;
-use keyward::gateway::login::desk::Logins;
+use keyward::gateway::login::service::LoginService;
 use keyward::identity::{ClusterId, MemberId};
-use keyward::io::Stream;
+use keyward::io::ByteStream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
 use keyward::refusal::Code;
-use keyward::revocation::{Register, Upstream};
+use keyward::revocation::{RevocationRegister, RevocationUpstream};
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
+use keyward::upstream::certificate_pool::CertificatePool;
 use keyward::upstream::connect::{Connector, Dial};
-use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
-use keyward::upstream::fleet::Fleet;
+use keyward::upstream::credential::{CredentialSettings, Credentials, MetricsPages};
 use keyward::upstream::membership::{
-    self, Auth, ChangesSender, ControlChannels, MembersHandle, Membership, Readiness, Role,
+    self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, Readiness, Role,
 };
-use keyward::users::Users;
+use keyward::users::UserPasswordHashes;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, watch};
@@ -72,14 +72,14 @@ fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
 /// What shards are told of the members, and how the test tells them and hears of them.
 fn handle(
     membership: Membership,
-    auth: Auth,
-) -> (MembersHandle, ChangesSender, mpsc::Receiver<membership::Hint>) {
-    let (handle, changes, hinted) = MembersHandle::showing(membership);
+    auth: AuthSetting,
+) -> (MembersHandle, ChangeSender, mpsc::Receiver<membership::MembershipHint>) {
+    let (handle, changes, hinted) = MembersHandle::publishing(membership);
     handle.auth.set(auth);
     (handle, changes, hinted)
 }
 
-fn downstream_tls(config: &Config) -> Vec<Option<Current>> {
+fn downstream_tls(config: &Config) -> Vec<Option<CurrentListenerTls>> {
     let current = |tls| Arc::new(Published::new(listener_tls(tls)));
     config.listeners.iter().map(|listener| listener.tls.as_ref().map(current)).collect()
 }
@@ -92,15 +92,15 @@ fn listener_tls(tls: &config::ServerTls) -> ListenerTls {
 pub(crate) struct Keyward {
     pub(crate) config: Arc<Published<Config>>,
     draining: watch::Receiver<Option<Instant>>,
-    pub(crate) serving: Option<Serving>,
+    pub(crate) serving: Option<ShardService>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) logins: Arc<Logins>,
+    pub(crate) logins: Arc<LoginService>,
     passwords: Arc<Passwords>,
     pub(crate) sealer: Arc<Sealer>,
     pub(crate) identities: Arc<Published<Identities>>,
     pub(crate) credentials: Arc<Credentials>,
-    pub(crate) pages: Pages,
-    tls: Vec<Option<Current>>,
+    pub(crate) pages: MetricsPages,
+    tls: Vec<Option<CurrentListenerTls>>,
     channels: ControlChannels,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
@@ -108,29 +108,35 @@ pub(crate) struct Keyward {
     pub(crate) ready: watch::Sender<bool>,
     drain: watch::Sender<Option<Instant>>,
     pub(crate) exit: Arc<Exit>,
-    changes: ChangesSender,
-    pub(crate) hints: mpsc::Receiver<membership::Hint>,
+    changes: ChangeSender,
+    pub(crate) hints: mpsc::Receiver<membership::MembershipHint>,
 }
 
 impl Keyward {
     /// In front of `members`, the first of which leads; auth is off.
     pub(crate) fn before(members: &[&Member]) -> Self {
-        Self::configured(members, Auth::Off, "")
+        Self::configured(members, AuthSetting::Off, "")
     }
 
     /// The same with auth on.
     pub(crate) fn with_auth(members: &[&Member]) -> Self {
-        Self::configured(members, Auth::On, "")
+        Self::configured(members, AuthSetting::On, "")
     }
 
     /// With lines of configuration.
-    pub(crate) fn configured(members: &[&Member], auth: Auth, lines: &str) -> Self {
+    pub(crate) fn configured(members: &[&Member], auth: AuthSetting, lines: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         Self::at(members, auth, folder.path(), "", lines)
     }
 
     /// The same, with lines of the listener's before them, and with files in `folder`.
-    pub(crate) fn at(members: &[&Member], auth: Auth, folder: &Path, listener: &str, lines: &str) -> Self {
+    pub(crate) fn at(
+        members: &[&Member],
+        auth: AuthSetting,
+        folder: &Path,
+        listener: &str,
+        lines: &str,
+    ) -> Self {
         let tasks = Tasks::default();
         let config = Arc::new(configuration(folder, listener, lines));
         let addresses: Arc<[Address]> = members.iter().map(|member| member.address.clone()).collect();
@@ -146,24 +152,25 @@ impl Keyward {
         let (credentials, control) = Credentials::new(settings, channels.clone()).expect("random bytes");
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let sealer = Arc::new(Sealer::new(keyward::reload::session_keys(&config).expect("keys")));
-        sealer.pin(&Realm::new(None, cluster));
+        sealer.pin(&SealRealm::new(None, cluster));
         let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
         let metrics = Arc::new(Metrics::new(paths.collect()));
         let passwords = Arc::clone(&config.passwords);
         let (drain, draining) = watch::channel(None);
         let (ready, readiness) = watch::channel(true);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
-        let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        let pages = MetricsPages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
         let shared = (Arc::clone(&credentials), handle.clone());
         let (logins, control) =
-            Logins::new(&config.passwords, shared.0, shared.1, pages.clone(), Arc::clone(&metrics));
+            LoginService::new(&config.passwords, shared.0, shared.1, pages.clone(), Arc::clone(&metrics));
         tasks.spawn("logins", control.run(tasks.clone())).detach();
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
-        let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
+        let fleet =
+            Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(&metrics)));
         let tls = downstream_tls(&config);
         let config = Arc::new(Published::new(config));
-        let serving = Serving::new(Parts {
+        let serving = ShardService::new(ShardParts {
             tls: tls.clone(),
             identities: Arc::clone(&identities),
             config: Arc::clone(&config),
@@ -227,7 +234,11 @@ impl Keyward {
     }
 
     /// Publishes another order of sources, or another users file, where they differ from those of the start.
-    pub(crate) fn publish_passwords(&self, sources: Option<PasswordSources>, users: Option<Users>) {
+    pub(crate) fn publish_passwords(
+        &self,
+        sources: Option<PasswordSources>,
+        users: Option<UserPasswordHashes>,
+    ) {
         let mut passwords = Passwords::clone(&self.passwords);
         passwords.sources = sources.unwrap_or(passwords.sources);
         passwords.users = users.map_or(passwords.users, Arc::new);
@@ -254,8 +265,8 @@ impl Keyward {
     }
 
     /// How what runs beside the shards reaches the members.
-    pub(crate) fn upstream(&self) -> Upstream {
-        Upstream {
+    pub(crate) fn upstream(&self) -> RevocationUpstream {
+        RevocationUpstream {
             members: self.members.clone(),
             channels: self.channels.clone(),
             credentials: Arc::clone(&self.credentials),
@@ -268,17 +279,21 @@ impl Keyward {
     }
 
     /// Its first listener, for a socket.
-    pub(crate) fn opened(&self) -> Arc<Published<Opened>> {
+    pub(crate) fn opened(&self) -> Arc<Published<OpenListener>> {
         let config = Arc::clone(&self.config.load().listeners[0]);
-        Arc::new(Published::new(Opened { config, tls: self.tls[0].clone(), drain: self.draining.clone() }))
+        Arc::new(Published::new(OpenListener {
+            config,
+            tls: self.tls[0].clone(),
+            drain: self.draining.clone(),
+        }))
     }
 
     /// What answers commands, for what `register` keeps.
-    pub(crate) fn desk(&self, register: Register) -> Desk {
+    pub(crate) fn desk(&self, register: RevocationRegister) -> AdminCommandService {
         let folder = tempfile::tempdir().expect("a folder");
         let config = Arc::new(configuration(folder.path(), "", ""));
         let (sealer, metrics) = (Arc::clone(&self.sealer), Arc::clone(&self.metrics));
-        let state = State::new(
+        let state = AdminState::new(
             self.members.clone(),
             Arc::clone(&self.credentials),
             Arc::clone(&sealer),
@@ -289,14 +304,14 @@ impl Keyward {
         );
         let doctor = Doctor {
             config: Arc::new(Published::new(config)),
-            waiting: Arc::new(Published::new(Vec::new())),
+            pending_restart: Arc::new(Published::new(Vec::new())),
             members: self.members.clone(),
             pages: self.pages.clone(),
             register: register.clone(),
             credentials: Arc::clone(&self.credentials),
             connections: self.table(),
         };
-        Desk { register, sealer, state: Arc::new(state), doctor }
+        AdminCommandService { register, sealer, state: Arc::new(state), doctor }
     }
 
     /// Begins the drain; it may take `limit`.
@@ -306,7 +321,7 @@ impl Keyward {
 
     /// Waits for the shard's end.
     pub(crate) async fn ended(&mut self) {
-        self.serving.take().expect("not ended before").ended().await;
+        self.serving.take().expect("not ended before").join_connections().await;
     }
 
     /// Publishes another view of the members.
@@ -356,7 +371,7 @@ fn published(member: &Member) -> membership::Member {
         id,
         name: format!("m{id}").into(),
         endpoint: Endpoint { scheme: Scheme::Http, host: host(id), port: 2379 },
-        at: None,
+        resolved_ip: None,
         role: Role::Voter,
         version: Some(member.version),
         readiness: Readiness::Ready,
@@ -377,7 +392,7 @@ fn dial(addresses: Arc<[Address]>) -> Dial {
     Arc::new(move |endpoint| {
         let address = addresses.iter().find(|address| host(address.id) == endpoint.host);
         let dialled = address.map_or_else(|| Err(std::io::ErrorKind::NotFound.into()), Address::dial);
-        std::future::ready(dialled.map(|pipe| Box::new(pipe) as Stream)).boxed()
+        std::future::ready(dialled.map(|pipe| Box::new(pipe) as ByteStream)).boxed()
     })
 }
 
@@ -412,7 +427,7 @@ pub(crate) fn three() -> (Vec<Member>, Keyward) {
 pub(crate) fn three_with(lines: &str) -> (Vec<Member>, Keyward) {
     let tasks = Tasks::default();
     let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
-    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), Auth::Off, lines);
+    let keyward = Keyward::configured(&members.iter().collect::<Vec<_>>(), AuthSetting::Off, lines);
     (members, keyward)
 }
 

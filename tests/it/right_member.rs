@@ -11,7 +11,7 @@ use keyward::pb::etcdserverpb::{
     LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
 };
 use keyward::refusal::Code;
-use keyward::upstream::membership::Hint;
+use keyward::upstream::membership::MembershipHint;
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -84,7 +84,7 @@ fn reads_leave_a_member_that_hangs_and_none_comes_until_a_probe_succeeds() {
             assert!(outcomes.iter().all(|outcome| !outcome.message().is_empty()));
             assert_eq!(hung.get(), 4, "its share, and each of them was answered elsewhere");
             let hints = std::iter::from_fn(|| keyward.hints.try_recv().ok()).collect::<Vec<_>>();
-            assert!(hints.contains(&Hint::Unreachable(MemberId(1))), "{hints:?}");
+            assert!(hints.contains(&MembershipHint::Unreachable(MemberId(1))), "{hints:?}");
             let outcomes = join_all((0..12).map(|_| client.call(RANGE, range("k")))).await;
             assert!(outcomes.iter().all(|outcome| !outcome.message().is_empty()));
             assert_eq!(hung.get(), 4, "none comes any more");
@@ -170,7 +170,7 @@ async fn ejections_by_giving_up(path: &str, message: &[u8]) -> u32 {
         tokio::time::sleep(Duration::from_millis(1100)).await;
         for (other, member) in keyward.members.snapshot.load().members.iter().enumerate() {
             if other != at {
-                member.conduct.heard(Instant::now());
+                member.conduct.record_answer(Instant::now());
             }
         }
         stream.cancel();
@@ -364,7 +364,7 @@ fn reads_go_to_the_leader_or_to_the_near_where_that_is_configured() {
         assert_eq!(answered(&members, &client, RANGE, &range("k"), 6).await, [0; 6]);
         let (members, keyward) = three_with("near = [\"m3\"]\n");
         // The members' task, which this rig does without, would say so.
-        keyward.members.snapshot.load().members[2].conduct.place(0, true);
+        keyward.members.snapshot.load().members[2].conduct.set_lag_and_nearness(0, true);
         let client = keyward.client().await;
         assert_eq!(answered(&members, &client, RANGE, &range("k"), 6).await, [2; 6]);
         let writes = answered(&members, &client, PUT, &put(1), 6).await;

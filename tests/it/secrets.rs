@@ -10,15 +10,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use keyward::config::{self, Config};
-use keyward::downstream::session::{Change, Revocations};
+use keyward::downstream::session::{RevocationChange, Revocations};
 use keyward::gateway::caller::Identities;
 use keyward::identity::MemberId;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::credential::{As, Shown};
-use keyward::upstream::membership::Auth;
+use keyward::upstream::credential::{CallCredential, UpstreamUser};
+use keyward::upstream::membership::AuthSetting;
 use keyward::users::{self, Cost};
 use prost::Message as _;
 use rcgen::{
@@ -150,7 +150,7 @@ impl Scene {
         }
         let member = Member::new(1, &Tasks::default());
         member.change_password(AT_ETCD);
-        let keyward = Keyward::at(&[&member], Auth::On, folder, "", &Self::lines());
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder, "", &Self::lines());
         let (_, hash) = users.trim().split_once(':').expect("a line");
         let secrets = vec![
             secret("a password at etcd", AT_ETCD),
@@ -252,14 +252,15 @@ fn nothing_that_is_logged_counted_or_told_shows_a_secret() {
         }
         scene.is_refused_there(&alice).await;
         let none = Revocations::default();
-        let revoked = none.with(none.entry(&Change::Revoke("alice".into()), SystemTime::now()));
-        scene.keyward.sealer.obey(Some(&Arc::new(revoked.expect("there is room"))));
+        let revoked = none.with(none.entry(&RevocationChange::Revoke("alice".into()), SystemTime::now()));
+        scene.keyward.sealer.apply_revocations(Some(&Arc::new(revoked.expect("there is room"))));
         scene.refuses("token", &alice).await;
         scene.keyward.publish_rules(folder.path(), "", &Scene::lines());
         settled().await;
         let Scene { keyward, told, secrets, .. } = &mut scene;
         *told += &keyward.metrics.text().expect("a String takes all");
-        *told += &format!("{:?}{:?}{:?}", keyward.sealer, keyward.sealer.seen(), keyward.credentials);
+        *told +=
+            &format!("{:?}{:?}{:?}", keyward.sealer, keyward.sealer.listed_sessions(), keyward.credentials);
 
         let text = log.text();
         for said in ["session issued", "a session token was refused", "a JWT was refused", "DEBUG"] {
@@ -356,14 +357,15 @@ fn debug_of_whatever_has_a_secret_shows_none() {
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::with_auth(&[&member]);
         let credentials = &keyward.credentials;
-        let acting = credentials.acting_for(&config.users, &config.cluster, keyward.pages.clone());
-        credentials.act(acting.expect("users that can be proved"));
+        let acting = credentials.build_acting(&config.users, &config.cluster, keyward.pages.clone());
+        credentials.publish_acting(acting.expect("users that can be proved"));
         let password = Secret::new(AT_ETCD.to_owned());
         let identities = Identities::of(&config, credentials);
         let login = AuthenticateRequest { name: "alice".into(), password: AT_ETCD.into() };
         let answer = AuthenticateResponse { token: TOKEN.into(), ..Default::default() };
         let users = ["probe", "operator", "signed", "minted"];
-        let acting: Vec<As> = users.map(|user| credentials.acting(&user.into()).expect(user)).into();
+        let acting: Vec<UpstreamUser> =
+            users.map(|user| credentials.act_as(&user.into()).expect(user)).into();
         let keys = keyward::reload::session_keys(&config).expect("there is one");
         let identity = credentials.identity(&"alice".into(), &password);
         let all: [&dyn Debug; 9] =
@@ -376,9 +378,11 @@ fn debug_of_whatever_has_a_secret_shows_none() {
             }
         }
         // What is minted nobody knows beforehand: PKCS #8 of P-256 begins like this.
-        credentials.let_mint(&credentials.mints_from().expect("there is an authority"));
-        let Some(As::User(minted)) = acting.last() else { panic!("{acting:?}") };
-        let Ok(Shown::Certificate(minted)) = minted.shown(MemberId(1)).await else { panic!("{minted:?}") };
+        credentials.allow_minting(&credentials.mint_authority().expect("there is an authority"));
+        let Some(UpstreamUser::User(minted)) = acting.last() else { panic!("{acting:?}") };
+        let Ok(CallCredential::Certificate(minted)) = minted.credential_for(MemberId(1)).await else {
+            panic!("{minted:?}")
+        };
         let text = format!("{:?} {minted:?}", minted.leaf().expect("minted").tls);
         assert!(!text.contains("48, 129, 135, 2, 1, 0") && !text.contains("PRIVATE KEY"), "{text}");
     });

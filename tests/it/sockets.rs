@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::config::{Address, Config};
+use keyward::downstream::acceptor::{BoundListener, ShardIntake, accept};
 use keyward::downstream::connection_table::ConnectionTable;
-use keyward::downstream::listener::{Intake, Listening, accept};
 use keyward::published::Published;
 use keyward::refusal::Code;
-use keyward::tasks::{Owned, Tasks};
-use keyward::telemetry::connections::ConnectionLimit;
-use keyward::upstream::membership::Auth;
+use keyward::tasks::{TaskHandle, Tasks};
+use keyward::telemetry::connection_metrics::ConnectionLimit;
+use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -24,16 +24,16 @@ use crate::words::{RANGE, range, ranged, ranged_value};
 /// Keyward behind a real listener.
 struct Listener {
     address: SocketAddr,
-    accepting: Owned,
-    serving: Owned,
+    accepting: TaskHandle,
+    serving: TaskHandle,
     tasks: Tasks,
 }
 
 fn listen(keyward: &mut Keyward, connections: usize) -> Listener {
     let tasks = Tasks::default();
-    let listening = Listening::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).expect("bound");
+    let listening = BoundListener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).expect("bound");
     let address = listening.local().expect("an address");
-    let (intake, sockets) = Intake::new();
+    let (intake, sockets) = ShardIntake::new();
     let mut config = Config::clone(&keyward.config.load());
     config.limits.connections = connections;
     config.limits.client_connections.per_address = connections;
@@ -169,7 +169,7 @@ fn a_silent_peer_and_half_a_preface_are_closed() {
     real(async {
         let member = Member::new(1, &Tasks::default());
         let lines = "[limits]\nhandshake_timeout = \"100ms\"\n";
-        let mut keyward = Keyward::configured(&[&member], Auth::Off, lines);
+        let mut keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let listener = listen(&mut keyward, 10);
         let mut silent = listener.connect().await;
         let mut half = listener.connect().await;

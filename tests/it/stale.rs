@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use keyward::admin::status::State;
-use keyward::config::{Keep, Revocation};
-use keyward::revocation::Register;
+use keyward::admin::status::ReplicaState;
+use keyward::config::{Revocation, RevocationPersistence};
+use keyward::revocation::RevocationRegister;
 use keyward::tasks::Tasks;
 use tokio::time::Instant;
 
@@ -18,24 +18,25 @@ fn readiness_ends_when_no_member_has_confirmed_for_long_and_calls_go_on() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::before(&[&member]);
-        let settings = Revocation { keep: Keep::Memory, max_age: Duration::from_secs(3600) };
-        let (register, keeper) = Register::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
-            .expect("nothing to read");
+        let settings = Revocation { keep: RevocationPersistence::Memory, max_age: Duration::from_secs(3600) };
+        let (register, keeper) =
+            RevocationRegister::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
+                .expect("nothing to read");
         keyward.tasks.spawn("revocations", keeper.run()).detach();
         let desk = keyward.desk(register);
         let state = || desk.state.status().replica.state;
         keyward.publish(|members| members.confirmed = Instant::now());
-        assert_eq!(state(), State::Serving);
+        assert_eq!(state(), ReplicaState::Serving);
         tokio::time::sleep(Duration::from_secs(20)).await;
-        assert_eq!(state(), State::Serving);
+        assert_eq!(state(), ReplicaState::Serving);
         tokio::time::sleep(Duration::from_millis(2)).await;
-        assert_eq!(state(), State::NotReady);
+        assert_eq!(state(), ReplicaState::NotReady);
         let client = keyward.client().await;
         let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), async {
             member.called(RANGE).await.reply(&ranged(5)).await;
         });
         outcome.message();
         keyward.publish(|members| members.confirmed = Instant::now());
-        assert_eq!(state(), State::Serving);
+        assert_eq!(state(), ReplicaState::Serving);
     });
 }

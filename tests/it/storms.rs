@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Readiness, Reason};
-use keyward::upstream::resumes::AT_ONCE;
+use keyward::upstream::membership::{Readiness, UnreadyReason};
+use keyward::upstream::resume_limiter::AT_ONCE;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::client::{Client, Stream};
@@ -45,7 +45,7 @@ impl Site {
         self.keyward.publish(|membership| {
             for (at, member) in membership.members.iter_mut().enumerate() {
                 let mut changed = keyward::upstream::membership::Member::clone(member);
-                let down = Readiness::NotReady(Reason::Unreachable);
+                let down = Readiness::NotReady(UnreadyReason::Unreachable);
                 changed.readiness = if ready.contains(&at) { Readiness::Ready } else { down };
                 *member = changed.into();
             }

@@ -7,7 +7,7 @@ use keyward::identity::ClusterId;
 use keyward::pb::etcdserverpb::{LeaseGrantRequest, RangeRequest};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Auth, Readiness, Reason};
+use keyward::upstream::membership::{AuthSetting, Readiness, UnreadyReason};
 use prost::Message as _;
 
 use crate::client::{Client, Stream};
@@ -28,10 +28,10 @@ const PLACES: usize = 2;
 const LINE: usize = 4 * PLACES;
 
 fn site(count: u64) -> (Vec<Member>, Keyward) {
-    site_with(count, Auth::Off)
+    site_with(count, AuthSetting::Off)
 }
 
-fn site_with(count: u64, auth: Auth) -> (Vec<Member>, Keyward) {
+fn site_with(count: u64, auth: AuthSetting) -> (Vec<Member>, Keyward) {
     let tasks = Tasks::default();
     let members: Vec<_> = (1..=count).map(|id| Member::new(id, &tasks)).collect();
     let lines = format!("[limits]\nmember_in_flight = {PLACES}\n[runtime]\nshards = 1\n");
@@ -225,7 +225,7 @@ fn a_call_rather_waits_than_goes_to_a_member_that_hangs_or_rests() {
             let client = keyward.client().await;
             let known = keyward.members.snapshot.load().members.clone();
             let _rest = if rests {
-                Some(known[1].rest.take())
+                Some(known[1].rest.open())
             } else {
                 known[1].suspect();
                 None
@@ -262,7 +262,7 @@ fn who_waited_for_a_member_that_serves_no_more_is_not_sent_there() {
                 (true, members) => members.clear(),
                 (false, members) => {
                     let mut down = keyward::upstream::membership::Member::clone(&members[0]);
-                    down.readiness = Readiness::NotReady(Reason::Unreachable);
+                    down.readiness = Readiness::NotReady(UnreadyReason::Unreachable);
                     members[0] = down.into();
                 }
             });
@@ -281,7 +281,7 @@ fn who_waited_for_a_member_that_serves_no_more_is_not_sent_there() {
 #[test]
 fn who_is_not_proved_yet_takes_nobodys_place() {
     paused(async {
-        let (members, keyward) = site_with(1, Auth::On);
+        let (members, keyward) = site_with(1, AuthSetting::On);
         let member = &members[0];
         let alice = keyward.logged_in("alice").await;
         member.hold_logins(true);
@@ -306,7 +306,7 @@ fn who_is_not_proved_yet_takes_nobodys_place() {
 #[test]
 fn who_finds_room_at_another_member_is_proved_there() {
     paused(async {
-        let (members, keyward) = site_with(2, Auth::On);
+        let (members, keyward) = site_with(2, AuthSetting::On);
         // What a token is called tells who gave it.
         for user in ["bob", "carol", "dave"] {
             let bob = of(&keyward, user).await;
@@ -336,7 +336,7 @@ fn who_finds_room_at_another_member_is_proved_there() {
 #[test]
 fn who_is_proved_while_another_cluster_is_followed_is_not_sent_there() {
     paused(async {
-        let (members, keyward) = site_with(1, Auth::On);
+        let (members, keyward) = site_with(1, AuthSetting::On);
         members[0].hold_logins(true);
         let alice = of(&keyward, "alice").await;
         let put = begin(&alice, PUT, put(1)).await;

@@ -2,7 +2,7 @@
 
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 
 use crate::client::Client;
 use crate::member::Member;
@@ -13,7 +13,7 @@ const RULES: &str = "[[map]]\npeer = \"password:alice\"\nas = \"app\"\n\
                      [[map]]\npeer = \"password:mallory\"\ndeny = true\n\
                      [[user]]\nname = \"app\"\npassword_file = \"app\"\n";
 
-fn door(auth: Auth) -> (Member, Keyward) {
+fn door(auth: AuthSetting) -> (Member, Keyward) {
     let member = Member::new(1, &Tasks::default());
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("app"), "right").expect("written");
@@ -30,17 +30,17 @@ pub(crate) async fn logged_in(keyward: &Keyward, user: &str, password: &str) -> 
 #[test]
 fn no_rule_makes_it_anybody_once_auth_is_on() {
     paused(async {
-        let (member, keyward) = door(Auth::Off);
+        let (member, keyward) = door(AuthSetting::Off);
         for password in ["right", "wrong"] {
             let alice = logged_in(&keyward, "alice", password).await;
             assert_eq!(token_of(&member, &alice).await, None, "there are no users");
-            keyward.members.auth.set(Auth::On);
+            keyward.members.auth.set(AuthSetting::On);
             let end = alice.call(RANGE, range("k")).await.end;
             assert_eq!(end.told(), (Code::Unauthenticated, INVALID_TOKEN), "{password}");
             settled().await;
             assert!(member.was_called_again().is_none());
             assert_eq!(member.logins(), 0);
-            keyward.members.auth.set(Auth::Off);
+            keyward.members.auth.set(AuthSetting::Off);
         }
         let mallory = logged_in(&keyward, "mallory", "right").await;
         let end = mallory.call(RANGE, range("k")).await.end;
@@ -51,14 +51,14 @@ fn no_rule_makes_it_anybody_once_auth_is_on() {
 #[test]
 fn while_nobody_knows_whether_auth_is_on_its_token_is_not_called_bad() {
     paused(async {
-        let (member, keyward) = door(Auth::Off);
+        let (member, keyward) = door(AuthSetting::Off);
         let alice = logged_in(&keyward, "alice", "right").await;
-        keyward.members.auth.set(Auth::Unknown);
+        keyward.members.auth.set(AuthSetting::Unknown);
         let end = alice.call(RANGE, range("k")).await.end;
         assert_eq!(end.told(), (Code::Unavailable, "there is no connection available"));
         settled().await;
         assert!(member.was_called_again().is_none());
-        keyward.members.auth.set(Auth::Off);
+        keyward.members.auth.set(AuthSetting::Off);
         assert_eq!(token_of(&member, &alice).await, None);
     });
 }
@@ -66,10 +66,10 @@ fn while_nobody_knows_whether_auth_is_on_its_token_is_not_called_bad() {
 #[test]
 fn without_a_rule_its_password_must_verify() {
     paused(async {
-        let (member, keyward) = door(Auth::Off);
+        let (member, keyward) = door(AuthSetting::Off);
         let (honest, liar) =
             (logged_in(&keyward, "bob", "right").await, logged_in(&keyward, "root", "wrong").await);
-        keyward.members.auth.set(Auth::On);
+        keyward.members.auth.set(AuthSetting::On);
         assert_eq!(token_of(&member, &honest).await.as_deref(), Some("bob.1"));
         let end = liar.call(RANGE, range("k")).await.end;
         assert_eq!(end.told(), (Code::Unauthenticated, INVALID_TOKEN));
@@ -80,7 +80,7 @@ fn without_a_rule_its_password_must_verify() {
 #[test]
 fn one_that_etcd_has_proved_is_whom_the_rule_says() {
     paused(async {
-        let (member, keyward) = door(Auth::On);
+        let (member, keyward) = door(AuthSetting::On);
         let alice = logged_in(&keyward, "alice", "right").await;
         assert_eq!(
             token_of(&member, &alice).await.as_deref(),

@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
 use keyward::tasks::Tasks;
-use keyward::telemetry::unread::GivenUp;
-use keyward::upstream::membership::Auth;
+use keyward::telemetry::unread_metrics::GiveUpReason;
+use keyward::upstream::membership::AuthSetting;
 use tokio::time::sleep;
 
 use crate::client::{Client, Stream};
@@ -39,7 +39,7 @@ impl Site {
         let tasks = Tasks::default();
         let members: Vec<_> = (1..=members).map(|id| Rc::new(Member::new(id, &tasks))).collect();
         let all: Vec<&Member> = members.iter().map(|member| &**member).collect();
-        let keyward = Keyward::configured(&all, Auth::Off, lines);
+        let keyward = Keyward::configured(&all, AuthSetting::Off, lines);
         let [asked, writes, canceled] = std::array::from_fn(|_| Rc::<Cell<usize>>::default());
         let large = [LARGE, HUGE].map(|size| encode(&ranged_value(size)));
         for member in &members {
@@ -79,7 +79,7 @@ impl Site {
         (client, streams)
     }
 
-    fn given_up(&self, why: GivenUp) -> u64 {
+    fn given_up(&self, why: GiveUpReason) -> u64 {
         self.keyward.metrics.unread.given_up(why).get()
     }
 
@@ -121,7 +121,7 @@ fn malicious(connections: usize, members: u64) {
         assert!(site.asked.get() >= UNREAD, "the gets were made");
         others_get_everything(&site).await;
         assert!(site.bytes() <= 128 * MIB, "{} bytes", site.bytes());
-        assert_eq!(site.given_up(GivenUp::ForTime), 0, "nobody waited for that");
+        assert_eq!(site.given_up(GiveUpReason::ForTime), 0, "nobody waited for that");
         drop(unread);
         settled().await;
         assert_eq!(site.bytes(), 0, "all room was given back");
@@ -160,7 +160,7 @@ fn a_client_that_reads_gets_all_it_asked_for_however_much() {
             assert_eq!(outcome.message().len() - LARGE, outcome.message().len() % LARGE);
         }
         assert!(site.keyward.metrics.unread.asked_again.get() > 0, "not all had room at once");
-        assert_eq!(site.given_up(GivenUp::ForRoom) + site.given_up(GivenUp::ForTime), 0);
+        assert_eq!(site.given_up(GiveUpReason::ForRoom) + site.given_up(GiveUpReason::ForTime), 0);
         settled().await;
         assert_eq!(site.bytes(), 0);
     });
@@ -201,9 +201,9 @@ fn an_answer_that_nobody_reads_is_given_up_and_its_client_is_told_when_it_reads_
             stream.answered().await;
         }
         sleep(Duration::from_secs(19)).await;
-        assert_eq!((site.canceled.get(), site.given_up(GivenUp::ForTime)), (0, 0), "not yet");
+        assert_eq!((site.canceled.get(), site.given_up(GiveUpReason::ForTime)), (0, 0), "not yet");
         sleep(Duration::from_secs(2)).await;
-        assert_eq!((site.canceled.get(), site.given_up(GivenUp::ForTime)), (3, 3));
+        assert_eq!((site.canceled.get(), site.given_up(GiveUpReason::ForTime)), (3, 3));
         assert_eq!(site.bytes(), 0);
         for stream in streams {
             let outcome = stream.finish().await;
@@ -233,7 +233,7 @@ fn a_slow_reader_that_makes_progress_gets_everything() {
                 read += data.len();
             }
         }
-        assert_eq!(site.given_up(GivenUp::ForTime), 0);
+        assert_eq!(site.given_up(GiveUpReason::ForTime), 0);
     });
 }
 
@@ -244,7 +244,7 @@ fn an_answer_that_waits_for_its_member_is_not_given_up() {
         let tasks = Tasks::default();
         let member = Member::new(1, &tasks);
         let lines = "[limits]\nunread_timeout = \"20s\"\n[runtime]\nshards = 1\n";
-        let keyward = Keyward::configured(&[&member], Auth::Off, lines);
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let client = keyward.client().await;
         let framed = encode(&ranged_value(LARGE));
         let script = async {
@@ -256,6 +256,6 @@ fn an_answer_that_waits_for_its_member_is_not_given_up() {
         };
         let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         assert!(outcome.message().len() > LARGE);
-        assert_eq!(keyward.metrics.unread.given_up(GivenUp::ForTime).get(), 0);
+        assert_eq!(keyward.metrics.unread.given_up(GiveUpReason::ForTime).get(), 0);
     });
 }

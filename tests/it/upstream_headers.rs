@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::Auth;
+use keyward::upstream::membership::AuthSetting;
 
 use crate::member::Member;
 use crate::rig::{Keyward, one_member, paused};
@@ -96,7 +96,7 @@ fn exactly_one_token_arrives_and_it_is_ours() {
 fn no_token_is_injected_while_auth_is_off() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let keyward = Keyward::configured(&[&member], Auth::Off, "");
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, "");
         let client = keyward.logged_in("alice").await;
         let script = async {
             let call = member.called(RANGE).await;
@@ -113,7 +113,7 @@ fn no_token_is_injected_while_auth_is_off() {
 fn a_bad_token_is_refused_here_and_never_falls_back() {
     paused(async {
         let (member, keyward) = one_member();
-        keyward.members.auth.set(Auth::On);
+        keyward.members.auth.set(AuthSetting::On);
         for (name, value) in
             [("token", "kw1_garbage"), ("authorization", "Bearer foreign.12"), ("authorization", "x.1")]
         {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use h2::Reason;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Readiness, Reason as Unfit};
+use keyward::upstream::membership::{Readiness, UnreadyReason as Unfit};
 use tokio::time::Instant;
 
 use crate::client::{Client, Stream};

@@ -9,7 +9,9 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use h2::{Reason, RecvStream};
 use http::{HeaderMap, Request};
-use keyward::downstream::odd_authority::{AUTHORITY, Course, FRAMES, LARGEST, Shim, TABLE, WAITING};
+use keyward::downstream::odd_authority::{
+    AUTHORITY, AuthorityShim, FRAMES, LARGEST, ShimState, TABLE, WAITING,
+};
 use tokio::io::AsyncReadExt as _;
 
 use crate::choices::{Choices, for_any_bytes};
@@ -258,7 +260,7 @@ fn conversation(input: &[u8], authority: &str) -> Vec<u8> {
 }
 
 /// Everything that comes out where `bytes` come in pieces.
-fn through(shim: &mut Shim, bytes: &[u8], pieces: &mut Choices<'_>) -> Vec<u8> {
+fn through(shim: &mut AuthorityShim, bytes: &[u8], pieces: &mut Choices<'_>) -> Vec<u8> {
     let (mut made, mut rest) = (Vec::new(), bytes);
     while !rest.is_empty() {
         let length = if pieces.is_empty() { rest.len() } else { 1 + pieces.below(200) };
@@ -269,11 +271,11 @@ fn through(shim: &mut Shim, bytes: &[u8], pieces: &mut Choices<'_>) -> Vec<u8> {
         loop {
             // A block as it came, twice while it may pass; what was made of one; and a piece.
             assert!(
-                shim.held() <= 2 * (LARGEST + 9 * FRAMES) + FRAME + 8192 + WAITING + LIST + 64,
+                shim.buffered_bytes() <= 2 * (LARGEST + 9 * FRAMES) + FRAME + 8192 + WAITING + LIST + 64,
                 "{}",
-                shim.held()
+                shim.buffered_bytes()
             );
-            let some = shim.made().split();
+            let some = shim.output().split();
             if some.is_empty() {
                 break;
             }
@@ -290,15 +292,15 @@ fn the_library_reads_behind_it_what_it_reads_without_it(input: &[u8]) {
     let plain = heard(&good);
     assert!(plain.ended.is_none() && !plain.requests.is_empty(), "{plain:?}");
 
-    let mut shim = Shim::new(LIST);
+    let mut shim = AuthorityShim::new(LIST);
     assert_eq!(through(&mut shim, &good, &mut Choices::new(cuts)), good);
-    assert_eq!(shim.course(), Course::Ordinary);
+    assert_eq!(shim.course(), ShimState::Ordinary);
 
     let wrong = conversation(said, odd);
     assert_eq!(heard(&wrong).requests.len(), 0, "or there were nothing to do");
-    for (mut shim, bytes) in [(Shim::odd(LIST), &good), (Shim::new(LIST), &wrong)] {
+    for (mut shim, bytes) in [(AuthorityShim::odd(LIST), &good), (AuthorityShim::new(LIST), &wrong)] {
         let made = through(&mut shim, bytes, &mut Choices::new(cuts));
-        assert_eq!((shim.course(), shim.held()), (Course::Odd, 0));
+        assert_eq!((shim.course(), shim.buffered_bytes()), (ShimState::Odd, 0));
         let behind = heard(&made);
         assert_eq!((&behind.requests, behind.ended), (&plain.requests, None));
         assert!(behind.authorities.iter().all(|authority| authority.as_deref() == Some(AUTHORITY)));
@@ -330,9 +332,9 @@ fn what_the_library_writes_is_read_alike(input: &[u8]) {
     while tokio::io::AsyncRead::poll_read(pin!(&mut far), &mut cx, &mut read).is_ready() {}
     let plain = heard(read.filled());
     assert_eq!(plain.requests.len(), streams.len());
-    let mut shim = Shim::odd(LIST);
+    let mut shim = AuthorityShim::odd(LIST);
     let made = through(&mut shim, read.filled(), &mut choices);
-    assert_eq!(shim.course(), Course::Odd);
+    assert_eq!(shim.course(), ShimState::Odd);
     assert_eq!(heard(&made).requests, plain.requests);
 }
 
@@ -353,20 +355,20 @@ fn anything_passes_or_is_written_anew_or_ends(input: &[u8]) {
             *changed = byte;
         }
     }
-    let mut shim = Shim::new(LIST);
+    let mut shim = AuthorityShim::new(LIST);
     let made = through(&mut shim, &bytes, &mut Choices::new(&input[..input.len().min(9)]));
     let said = match shim.course() {
-        Course::Undecided => {
-            return assert!(bytes.starts_with(&made) && bytes.len() - made.len() <= shim.held());
+        ShimState::Undecided => {
+            return assert!(bytes.starts_with(&made) && bytes.len() - made.len() <= shim.buffered_bytes());
         }
-        Course::Ordinary => return assert_eq!(made, bytes),
-        Course::Odd => &made[..],
-        Course::Refused(_) => made.strip_suffix(&OFFENCE).expect("an end"),
+        ShimState::Ordinary => return assert_eq!(made, bytes),
+        ShimState::Odd => &made[..],
+        ShimState::Refused(_) => made.strip_suffix(&OFFENCE).expect("an end"),
     };
     // What was written is its own form: nothing is left to be changed.
-    let mut again = Shim::odd(LIST);
+    let mut again = AuthorityShim::odd(LIST);
     assert_eq!(through(&mut again, said, &mut Choices::new(&[])), said);
-    assert_eq!(again.course(), Course::Odd);
+    assert_eq!(again.course(), ShimState::Odd);
 }
 
 #[test]

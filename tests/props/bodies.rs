@@ -1,7 +1,7 @@
 //! Messages of any schema, from choices: as clients write them, or with the oddities on which decoders differ.
 
 use keyward::rpc::scan::MAX_NUMBER;
-use keyward::rpc::schema::{Field, Kind, MessageId};
+use keyward::rpc::schema::{FieldKind, MessageId, SchemaField};
 
 use crate::choices::Choices;
 
@@ -30,7 +30,7 @@ pub(crate) fn body(choices: &mut Choices<'_>, schema: MessageId, style: Style, d
         }
         let place = choices.below(known.len());
         let field = &known[place];
-        let nested_txn = field.kind == Kind::Message(MessageId::TxnRequest);
+        let nested_txn = field.kind == FieldKind::Message(MessageId::TxnRequest);
         let twice = style == Style::Odd && choices.one_in(16);
         let taken = (!field.repeated && written & (1 << place) != 0)
             || field.oneof.is_some_and(|oneof| oneofs & (1 << oneof) != 0);
@@ -47,15 +47,15 @@ pub(crate) fn body(choices: &mut Choices<'_>, schema: MessageId, style: Style, d
     out
 }
 
-fn put_field(choices: &mut Choices<'_>, field: &Field, style: Style, depth: u32, out: &mut Vec<u8>) {
+fn put_field(choices: &mut Choices<'_>, field: &SchemaField, style: Style, depth: u32, out: &mut Vec<u8>) {
     let number = u64::from(field.number);
     match field.kind {
-        Kind::Message(nested) => {
+        FieldKind::Message(nested) => {
             let nested = body(choices, nested, style, depth);
             put_bytes(number, &nested, out);
         }
-        Kind::Bytes => put_bytes(number, choices.bytes(6), out),
-        Kind::Text => {
+        FieldKind::Bytes => put_bytes(number, choices.bytes(6), out),
+        FieldKind::Text => {
             let text = choices.bytes(6);
             let lossy = String::from_utf8_lossy(text);
             put_bytes(number, if style == Style::Odd { text } else { lossy.as_bytes() }, out);
@@ -74,19 +74,19 @@ fn put_field(choices: &mut Choices<'_>, field: &Field, style: Style, depth: u32,
     }
 }
 
-fn scalar(choices: &mut Choices<'_>, kind: Kind, style: Style) -> u64 {
+fn scalar(choices: &mut Choices<'_>, kind: FieldKind, style: Style) -> u64 {
     match kind {
         _ if style == Style::Odd && choices.one_in(6) => choices.number(),
-        Kind::Bool => u64::from(choices.flag()),
+        FieldKind::Bool => u64::from(choices.flag()),
         // Negative ones are ten bytes on the wire, as protobuf has it.
-        Kind::Enum if choices.one_in(6) => i64::from(i32::MIN).cast_unsigned(),
-        Kind::Enum => u64::from(choices.byte() % 6),
+        FieldKind::Enum if choices.one_in(6) => i64::from(i32::MIN).cast_unsigned(),
+        FieldKind::Enum => u64::from(choices.byte() % 6),
         _ => choices.number(),
     }
 }
 
 /// A field that this schema does not have.
-fn put_unknown(choices: &mut Choices<'_>, known: &[Field], out: &mut Vec<u8>) {
+fn put_unknown(choices: &mut Choices<'_>, known: &[SchemaField], out: &mut Vec<u8>) {
     let number = 1 + u32::try_from(choices.number() % u64::from(MAX_NUMBER)).expect("29 bits");
     let number = if known.iter().any(|field| field.number == number) { MAX_NUMBER } else { number };
     let tag = u64::from(number) << 3;
@@ -108,7 +108,7 @@ fn put_unknown(choices: &mut Choices<'_>, known: &[Field], out: &mut Vec<u8>) {
 }
 
 /// One of the things on which decoders differ, or which some of them refuse.
-fn put_oddity(choices: &mut Choices<'_>, known: &[Field], out: &mut Vec<u8>) {
+fn put_oddity(choices: &mut Choices<'_>, known: &[SchemaField], out: &mut Vec<u8>) {
     let number = match known.len() {
         0 => 1,
         count => u64::from(known[choices.below(count)].number),

@@ -4,9 +4,9 @@
 use bytes::Bytes;
 use keyward::pb::{etcdserverpb as pb, mvccpb, v3electionpb as election, v3lockpb as lock};
 use keyward::rpc::method::{Effect, METHODS, Method};
-use keyward::rpc::scan::Fields;
+use keyward::rpc::scan::WireFields;
 use keyward::rpc::schema::MessageId;
-use keyward::rpc::{canonical, header, shape};
+use keyward::rpc::{body_shape, canonical, header};
 use prost::Message;
 
 use crate::bodies::{Style, body};
@@ -78,11 +78,11 @@ fn decide(method: &Method, body: &[u8]) {
         );
         let again = ours.expect("read");
         assert_eq!(canonical::check(schema, &again), Ok(()), "what is written again passes again");
-        assert_eq!(shape::lane(method, body), shape::lane(method, &again));
-        assert_eq!(shape::may_reissue(method, body), shape::may_reissue(method, &again));
+        assert_eq!(body_shape::lane(method, body), body_shape::lane(method, &again));
+        assert_eq!(body_shape::may_reissue(method, body), body_shape::may_reissue(method, &again));
     }
-    let effect = shape::effect(method, body);
-    let (_, _) = (shape::lane(method, body), shape::may_reissue(method, body));
+    let effect = body_shape::effect(method, body);
+    let (_, _) = (body_shape::lane(method, body), body_shape::may_reissue(method, body));
     match schema {
         MessageId::TxnRequest => {
             let writes =
@@ -92,7 +92,7 @@ fn decide(method: &Method, body: &[u8]) {
             assert!(!(effect == Effect::ReadOnly && (writes || gogo)), "an overlooked write: {body:02x?}");
         }
         MessageId::RangeRequest => {
-            let range = shape::range(body);
+            let range = body_shape::range(body);
             if let (Ok(()), Some(read)) = (canonical, read) {
                 let read = pb::RangeRequest::decode(&*read).expect("read before");
                 let lean = read.keys_only || read.count_only;
@@ -112,15 +112,15 @@ fn decide(method: &Method, body: &[u8]) {
             } else {
                 election::CampaignRequest::decode(&*read).expect("read before").lease
             };
-            assert_eq!(shape::lock_lease(body), lease);
-            assert_eq!(shape::may_reissue(method, body), lease != 0);
+            assert_eq!(body_shape::lock_lease(body), lease);
+            assert_eq!(body_shape::may_reissue(method, body), lease != 0);
         }
         MessageId::LeaseKeepAliveRequest if canonical.is_ok() => {
             let read = pb::LeaseKeepAliveRequest::decode(&*read.expect("canonical")).expect("read before");
-            assert_eq!(shape::keep_alive_id(body), Some(read.id));
+            assert_eq!(body_shape::keep_alive_id(body), Some(read.id));
         }
         _ => {
-            let (_, _) = (shape::keep_alive_id(body), shape::user_name(body));
+            let (_, _) = (body_shape::keep_alive_id(body), body_shape::user_name(body));
         }
     }
 }
@@ -137,11 +137,11 @@ fn writes(txn: &pb::TxnRequest) -> bool {
 /// Fields lie one after another and cover the body, up to the first fault; each is readable alone.
 fn fields_cover_the_body(input: &[u8]) {
     let mut end = 0;
-    for field in Fields::new(input) {
+    for field in WireFields::new(input) {
         let Ok(field) = field else { return };
         assert_eq!(field.range.start, end);
         end = field.range.end;
-        let alone: Vec<_> = Fields::new(&input[field.range.clone()]).collect();
+        let alone: Vec<_> = WireFields::new(&input[field.range.clone()]).collect();
         assert!(
             matches!(&alone[..], [Ok(same)] if same.number == field.number && same.value == field.value),
             "{alone:?}"
@@ -170,10 +170,10 @@ fn the_header_is_what_prost_reads(input: &[u8]) {
     }
     let answer = Bytes::from(answer);
     assert_eq!(header::revision_of(&answer), with.map(|header| header.revision));
-    let raw = header::of(&answer);
+    let raw = header::raw_header(&answer);
     assert_eq!(raw.as_deref().and_then(header::revision), header::revision_of(&answer));
     let any = Bytes::copy_from_slice(choices.rest());
-    let (_, _) = (header::revision_of(&any), header::of(&any));
+    let (_, _) = (header::revision_of(&any), header::raw_header(&any));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use keyward::rpc::frame::{PREFIX, encode};
-use keyward::rpc::inflate::{InflateFault, Inflater, Step};
+use keyward::rpc::inflate::{InflateFault, InflateStep, Inflater};
 
 use crate::choices::Choices;
 
@@ -18,12 +18,12 @@ fn inflated(compressed: &[u8], max: usize) -> Result<Bytes, InflateFault> {
     let mut added = 0;
     loop {
         match inflater.step()? {
-            Step::Added(count) => {
+            InflateStep::Added(count) => {
                 assert!(count > 0, "a step without progress");
                 added += count;
                 assert!(added <= max, "{added} of {max} bytes");
             }
-            Step::Complete(frame) => {
+            InflateStep::Complete(frame) => {
                 assert!((added..=max).contains(&(frame.len() - PREFIX)));
                 return Ok(frame);
             }

@@ -4,12 +4,12 @@ use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderValue};
-use keyward::downstream::session::{Proof, Realm, Sealer, Session, SessionKeys, SessionPeer};
+use keyward::downstream::session::{SealRealm, Sealer, Session, SessionKeys, SessionPeer, SessionProof};
 use keyward::identity::ClusterId;
 use keyward::refusal::{Code, Status};
 use keyward::rpc::call::Deadline;
-use keyward::rpc::method::{Effect, METHODS, Method, PathKind, path_kind};
-use keyward::rpc::outcome::{self, Asked, Verdict};
+use keyward::rpc::method::{Effect, METHODS, Method, RpcPathKind, path_kind};
+use keyward::rpc::outcome::{self, JudgedCall, StatusVerdict};
 use keyward::secret::Secret;
 
 use crate::choices::{Choices, for_any_bytes};
@@ -44,13 +44,13 @@ fn only_a_rows_own_path_is_known(input: &[u8]) {
     let kind = path_kind(&path);
     let row = METHODS.iter().find(|row| row.path == path);
     match kind {
-        PathKind::Known(method) => assert_eq!(Some(method), row),
-        PathKind::WellFormed { service, method } => {
+        RpcPathKind::Known(method) => assert_eq!(Some(method), row),
+        RpcPathKind::WellFormed { service, method } => {
             assert_eq!((row, format!("/{service}/{method}")), (None, path.clone()));
             assert!(path[1..].bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/".contains(&byte)));
             assert_eq!(path.matches('/').count(), 2);
         }
-        PathKind::Malformed => assert_eq!(row, None),
+        RpcPathKind::Malformed => assert_eq!(row, None),
     }
     assert_eq!(kind.refusal(&path).is_none(), row.is_some());
 }
@@ -80,15 +80,15 @@ fn a_status_is_read_and_written_alike(input: &[u8]) {
 /// What a status proves and becomes: never what makes a client send a write again that it did not cancel.
 fn judge(choices: &mut Choices<'_>, status: &Status) {
     let method = method(choices);
-    let proof = if choices.flag() { outcome::Proof::Token } else { outcome::Proof::NoToken };
-    let asked = Asked { method, effect: method.effect, proof };
+    let proof = if choices.flag() { outcome::CallProof::Token } else { outcome::CallProof::NoToken };
+    let asked = JudgedCall { method, effect: method.effect, proof };
     let told = outcome::translate(&asked, status, false).unwrap_or_else(|| status.clone());
     if method.effect != Effect::ReadOnly {
         assert!(!matches!(told.code, Code::Canceled | Code::DeadlineExceeded), "{status:?} to {told:?}");
     }
     let verdict = outcome::verdict(&asked, status);
     if status.code == Code::Ok {
-        assert_eq!((verdict, told.code), (Verdict::Final, Code::Ok), "a success is one");
+        assert_eq!((verdict, told.code), (StatusVerdict::Final, Code::Ok), "a success is one");
     }
     let _on_or_off = outcome::auth_state(&asked, status);
 }
@@ -120,7 +120,7 @@ fn a_timeout_is_read_as_the_specification_has_it(input: &[u8]) {
 
 static SEALER: LazyLock<Sealer> = LazyLock::new(|| {
     let sealer = Sealer::new(SessionKeys::new(&[Secret::new([7; 32])]).expect("a key"));
-    sealer.pin(&Realm::new(None, ClusterId(7)));
+    sealer.pin(&SealRealm::new(None, ClusterId(7)));
     sealer
 });
 
@@ -128,7 +128,7 @@ static SEALER: LazyLock<Sealer> = LazyLock::new(|| {
 static TOKEN: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let peer = SessionPeer::Password { user: "alice".into(), password: Secret::new("p".to_owned()) };
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
-    let session = Session::begin(peer, Proof::None, 0, now).expect("random bytes");
+    let session = Session::begin(peer, SessionProof::None, 0, now).expect("random bytes");
     SEALER.seal(&session).expect("sealed").expose().clone().into_bytes()
 });
 

@@ -12,9 +12,12 @@ use keyward::identity::Revision;
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::pb::{etcdserverpb as pb, mvccpb};
 use keyward::rpc::canonical;
-use keyward::rpc::scan::Fields;
+use keyward::rpc::scan::WireFields;
 use keyward::rpc::schema::MessageId;
-use keyward::watch::hub::{Credential, Hub, Input, Loss, Output, StreamId, Timing, Traits, WatchKey};
+use keyward::watch::hub::{
+    Hub, HubInput, HubOutput, HubTiming, StreamCredential, StreamLoss, UpstreamStreamId, WatchKey,
+    WatchTraits,
+};
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -33,7 +36,7 @@ const REASONS: [&str; 5] = [
 const MAX_STREAMS: usize = 4;
 
 /// Names of streams and watches that another hub gave, some of which are ours too.
-static STRANGERS: LazyLock<(Vec<StreamId>, Vec<WatchKey>)> = LazyLock::new(|| {
+static STRANGERS: LazyLock<(Vec<UpstreamStreamId>, Vec<WatchKey>)> = LazyLock::new(|| {
     let now = Instant::now();
     let mut hub = Hub::new(now, TIMING);
     let create = pb::WatchCreateRequest { key: "a".into(), ..Default::default() };
@@ -41,17 +44,17 @@ static STRANGERS: LazyLock<(Vec<StreamId>, Vec<WatchKey>)> = LazyLock::new(|| {
     let (mut streams, mut watches) = (Vec::new(), Vec::new());
     for _ in 0..12 {
         let mut out = Vec::new();
-        hub.handle(now, Input::Client(create.encode_to_vec().into()), &mut out);
+        hub.handle(now, HubInput::Client(create.encode_to_vec().into()), &mut out);
         watches.push(hub.newest());
         let stream = out.iter().find_map(|output| match output {
-            Output::Open { stream, .. } => Some(*stream),
+            HubOutput::Open { stream, .. } => Some(*stream),
             _ => None,
         });
         let stream = stream.or(streams.last().copied()).expect("a stream was opened");
-        hub.handle(now, Input::Opened { stream, traits: Traits::UNKNOWN }, &mut out);
-        hub.handle(now, Input::Lost { stream, why: Loss::Upstream }, &mut out);
+        hub.handle(now, HubInput::Opened { stream, traits: WatchTraits::UNKNOWN }, &mut out);
+        hub.handle(now, HubInput::Lost { stream, why: StreamLoss::Upstream }, &mut out);
         for output in out {
-            if let Output::Open { stream, .. } = output {
+            if let HubOutput::Open { stream, .. } = output {
                 streams.push(stream);
             }
         }
@@ -59,8 +62,8 @@ static STRANGERS: LazyLock<(Vec<StreamId>, Vec<WatchKey>)> = LazyLock::new(|| {
     (streams, watches)
 });
 
-const TIMING: Timing =
-    Timing { idle_progress: Some(Duration::from_secs(40)), progress_grace: Duration::from_secs(1) };
+const TIMING: HubTiming =
+    HubTiming { idle_progress: Some(Duration::from_secs(40)), progress_grace: Duration::from_secs(1) };
 
 /// An upstream stream that the hub has asked for and that is not gone.
 #[derive(Default)]
@@ -83,12 +86,12 @@ struct World<'a> {
     choices: Choices<'a>,
     hub: Hub,
     now: Instant,
-    traits: Traits,
+    traits: WatchTraits,
     cluster: u64,
     revision: i64,
-    streams: BTreeMap<StreamId, Upstream>,
-    named: HashSet<StreamId>,
-    checks: Vec<(WatchKey, StreamId)>,
+    streams: BTreeMap<UpstreamStreamId, Upstream>,
+    named: HashSet<UpstreamStreamId>,
+    checks: Vec<(WatchKey, UpstreamStreamId)>,
     upstream_ids: HashSet<i64>,
     /// Creates without an answer: the id and whether progress was asked for.
     waiting: VecDeque<(i64, bool)>,
@@ -135,7 +138,7 @@ fn survives(input: &[u8]) -> Counts {
 impl<'a> World<'a> {
     fn new(mut choices: Choices<'a>) -> Self {
         let now = Instant::now();
-        let traits = Traits {
+        let traits = WatchTraits {
             progress_trusted: choices.flag(),
             exact_refusals: choices.flag(),
             late_created: choices.flag(),
@@ -187,7 +190,7 @@ impl<'a> World<'a> {
                 self.waiting.push_back((create.watch_id, create.progress_notify));
             }
             let message = pb::WatchRequest { request_union: Some(request) }.encode_to_vec();
-            self.input(Input::Client(message.into()));
+            self.input(HubInput::Client(message.into()));
         }
     }
 
@@ -243,16 +246,16 @@ impl<'a> World<'a> {
                 _ => {}
             }
         }
-        self.input(Input::Client(message.into()));
+        self.input(HubInput::Client(message.into()));
         assert_eq!(self.ended, !good);
     }
 
     // ---- the driver
 
     /// Mostly one that is there.
-    fn stream(&mut self) -> StreamId {
+    fn stream(&mut self) -> UpstreamStreamId {
         let strangers = &STRANGERS.0;
-        let known: Vec<StreamId> = self.streams.keys().copied().collect();
+        let known: Vec<UpstreamStreamId> = self.streams.keys().copied().collect();
         match known.len() {
             count @ 1.. if !self.choices.one_in(12) => known[self.choices.below(count)],
             _ => strangers[self.choices.below(strangers.len())],
@@ -270,7 +273,7 @@ impl<'a> World<'a> {
         }
         let mut traits = self.traits;
         traits.progress_trusted ^= self.choices.one_in(16);
-        self.input(Input::Opened { stream, traits });
+        self.input(HubInput::Opened { stream, traits });
     }
 
     /// A write went ahead of a create, or of no create that there is.
@@ -281,7 +284,7 @@ impl<'a> World<'a> {
             false => strangers[self.choices.below(strangers.len())],
         };
         let revision = Revision(self.revision_near());
-        self.hub.overtaken(watch, revision);
+        self.hub.note_overtaking_write(watch, revision);
     }
 
     fn check(&mut self) {
@@ -294,7 +297,7 @@ impl<'a> World<'a> {
         };
         if self.choices.one_in(5) {
             let why = self.loss();
-            return self.input(Input::CheckFailed { watch, stream, why });
+            return self.input(HubInput::CheckFailed { watch, stream, why });
         }
         let revision = self.revision_near();
         let mut header = match self.choices.below(8) {
@@ -303,14 +306,14 @@ impl<'a> World<'a> {
         };
         spoil_for_all::<pb::ResponseHeader>(&mut header);
         let header = header.into();
-        self.input(Input::Checked { watch, stream, header, revision: Revision(revision) });
+        self.input(HubInput::Checked { watch, stream, header, revision: Revision(revision) });
     }
 
-    fn loss(&mut self) -> Loss {
+    fn loss(&mut self) -> StreamLoss {
         match self.choices.below(4) {
-            0 | 1 => Loss::Upstream,
-            2 => Loss::Credential,
-            _ => Loss::Denied(REASONS[self.choices.below(REASONS.len())].to_owned()),
+            0 | 1 => StreamLoss::Upstream,
+            2 => StreamLoss::Credential,
+            _ => StreamLoss::Denied(REASONS[self.choices.below(REASONS.len())].to_owned()),
         }
     }
 
@@ -318,13 +321,13 @@ impl<'a> World<'a> {
         let stream = self.stream();
         let why = self.loss();
         self.streams.remove(&stream);
-        self.input(Input::Lost { stream, why });
+        self.input(HubInput::Lost { stream, why });
     }
 
     fn pass_time(&mut self) {
         let jump = [10, 1_000, 40_000, 86_400_000][self.choices.below(4)];
         self.now += Duration::from_millis(jump);
-        self.input(Input::Tick);
+        self.input(HubInput::Tick);
         assert!(self.hub.next_deadline().is_none_or(|at| at > self.now), "a driver would tick for ever");
     }
 
@@ -349,10 +352,10 @@ impl<'a> World<'a> {
     fn upstream(&mut self) {
         let stream = self.stream();
         let message = self.response(stream);
-        self.input(Input::Upstream { stream, message });
+        self.input(HubInput::Upstream { stream, message });
     }
 
-    fn response(&mut self, on: StreamId) -> Bytes {
+    fn response(&mut self, on: UpstreamStreamId) -> Bytes {
         let revision = self.revision_near();
         let header = Some(self.header(revision));
         let mut choices = std::mem::replace(&mut self.choices, Choices::new(&[]));
@@ -426,11 +429,11 @@ impl<'a> World<'a> {
 
     // ---- what the hub does
 
-    fn input(&mut self, input: Input) {
+    fn input(&mut self, input: HubInput) {
         let size = match &input {
-            Input::Client(message) | Input::Upstream { message, .. } => message.len(),
-            Input::Checked { header, .. } => header.len(),
-            Input::Lost { why: Loss::Denied(reason), .. } => reason.len(),
+            HubInput::Client(message) | HubInput::Upstream { message, .. } => message.len(),
+            HubInput::Checked { header, .. } => header.len(),
+            HubInput::Lost { why: StreamLoss::Denied(reason), .. } => reason.len(),
             _ => 0,
         };
         self.came += size;
@@ -449,19 +452,19 @@ impl<'a> World<'a> {
         assert!(!self.ended || self.hub.next_deadline().is_none());
     }
 
-    fn carry_out(&mut self, output: Output) {
+    fn carry_out(&mut self, output: HubOutput) {
         match output {
-            Output::Open { stream, credential, .. } => {
+            HubOutput::Open { stream, credential, .. } => {
                 assert!(self.named.insert(stream), "{stream:?} named twice");
-                assert!(matches!(credential, Credential::Current | Credential::Fresh));
+                assert!(matches!(credential, StreamCredential::Current | StreamCredential::Fresh));
                 self.streams.insert(stream, Upstream::default());
                 self.counts.resumed += u32::from(!self.told.is_empty());
             }
-            Output::Close { stream } => {
+            HubOutput::Close { stream } => {
                 assert!(self.streams.remove(&stream).is_some(), "{stream:?} is not there to be closed");
                 self.counts.closed += 1;
             }
-            Output::Send { stream, message } => {
+            HubOutput::Send { stream, message } => {
                 let upstream = self.streams.get_mut(&stream).expect("sent on a stream that is there");
                 assert!(upstream.open, "sent on a stream that is not open");
                 assert_eq!(canonical::check(MessageId::WatchRequest, &message), Ok(()));
@@ -480,16 +483,16 @@ impl<'a> World<'a> {
                     RequestUnion::ProgressRequest(_) => {}
                 }
             }
-            Output::Check { watch, stream, key, .. } => {
+            HubOutput::Check { watch, stream, key, .. } => {
                 assert!(self.streams.get(&stream).is_some_and(|stream| stream.open), "read on no member");
                 assert!(!key.is_empty(), "an empty key is the first one");
                 self.checks.push((watch, stream));
             }
-            Output::Emit(message) => {
+            HubOutput::Emit(message) => {
                 self.said += message.len();
                 self.seen(&pb::WatchResponse::decode(message).expect("a response"));
             }
-            Output::End(_) => {
+            HubOutput::End(_) => {
                 self.ended = true;
                 self.streams.clear();
             }
@@ -580,7 +583,7 @@ impl<'a> World<'a> {
         for _ in 0..100 {
             let Some(stream) = self.streams.keys().next().copied() else { break };
             self.streams.remove(&stream);
-            self.input(Input::Lost { stream, why: Loss::Denied("denied".to_owned()) });
+            self.input(HubInput::Lost { stream, why: StreamLoss::Denied("denied".to_owned()) });
         }
         assert!(self.streams.is_empty(), "streams are opened for ever");
         if self.ended {
@@ -595,7 +598,7 @@ impl<'a> World<'a> {
         assert_eq!(self.hub.next_deadline(), None);
         assert!(self.said <= 64 * self.came + 4096, "{} bytes said for {}", self.said, self.came);
         let kept = format!("{:?}", self.hub);
-        for nothing in ["watches: {}", "streams: {}", "moving: {}", "told: {}", "pending: []"] {
+        for nothing in ["watches: {}", "streams: {}", "unsent: {}", "client_ids: {}", "pending: []"] {
             assert!(kept.contains(nothing), "{nothing} is not in {kept}");
         }
         assert!(kept.len() <= 2048 + 4 * self.largest, "{} characters are kept: {kept}", kept.len());
@@ -604,7 +607,7 @@ impl<'a> World<'a> {
 
 /// Parts that the hub does not read cross as they are. Here what is broken is broken for everyone.
 fn spoil_for_all<M: prost::Message + Default>(message: &mut Vec<u8>) {
-    while M::decode(&**message).is_err() && Fields::new(message).all(|field| field.is_ok()) {
+    while M::decode(&**message).is_err() && WireFields::new(message).all(|field| field.is_ok()) {
         message.push(7);
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use keyward::jwt::{Bad, Keys, Verifier};
+use keyward::jwt::{IssuerKeys, JwtRejection, Verifier};
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Map, Value, json};
 
@@ -30,7 +30,7 @@ static VERIFIERS: LazyLock<Vec<Verifier>> = LazyLock::new(|| {
     vec![Verifier {
         issuer: ISSUER.into(),
         audience: AUDIENCE.into(),
-        keys: Keys::read(&path).expect("a key"),
+        keys: IssuerKeys::read(&path).expect("a key"),
         algorithms: Vec::new(),
         subject: "sub".into(),
         leeway: Duration::from_secs(LEEWAY),
@@ -53,7 +53,7 @@ fn sign(header: &[u8], claims: &[u8]) -> Vec<u8> {
 }
 
 /// The subject, or why the token is not taken.
-fn verify(token: &[u8]) -> Result<String, Bad> {
+fn verify(token: &[u8]) -> Result<String, JwtRejection> {
     let verified = Verifier::verify_one_of(&VERIFIERS, token, now())?;
     assert!(verified.expires > now(), "it has expired");
     Ok(verified.peer.to_string())
@@ -130,7 +130,7 @@ fn any_claims(input: &[u8]) {
     let taken = verify(&sign(header.to_string().as_bytes(), input));
     match serde_json::from_slice::<Map<String, Value>>(input) {
         Ok(claims) => judged(&header, &claims),
-        Err(_) => assert_eq!(taken, Err(Bad::NotJwt)),
+        Err(_) => assert_eq!(taken, Err(JwtRejection::NotJwt)),
     }
 }
 

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use keyward::pb::{authpb, etcdserverpb as pb, health, v3electionpb as election, v3lockpb as lock};
-use keyward::rpc::scan::{self, Fields};
-use keyward::rpc::schema::{Field, Kind, MessageId};
+use keyward::rpc::scan::{self, WireFields};
+use keyward::rpc::schema::{FieldKind, MessageId, SchemaField};
 use prost::Message;
 
 use crate::bodies::{put_bytes, put_varint};
@@ -108,7 +108,7 @@ impl Read {
     }
 
     /// The last of a singular field counts, all of a repeated one, and one member of a oneof.
-    fn take(&mut self, field: &Field, value: Value) {
+    fn take(&mut self, field: &SchemaField, value: Value) {
         if let Some(oneof) = field.oneof {
             let others = self.schema.message().fields.iter().filter(|other| other.oneof == Some(oneof));
             others.for_each(|other| drop(self.fields.remove(&other.number)));
@@ -150,15 +150,17 @@ impl Read {
 
 fn read_ours(schema: MessageId, body: &[u8]) -> Option<Read> {
     let mut read = Read::new(schema);
-    for field in Fields::new(body) {
+    for field in WireFields::new(body) {
         let found = field.ok()?;
         let Some(known) = schema.field(found.number) else { continue };
         match (known.kind, found.value) {
-            (Kind::Message(nested), value) => {
+            (FieldKind::Message(nested), value) => {
                 read.take(known, Value::Nested(read_ours(nested, value.bytes()?)?));
             }
-            (Kind::Bytes | Kind::Text, value) => read.take(known, Value::Bytes(value.bytes()?.to_vec())),
-            (_, scan::Value::Varint(value)) => read.take(known, Value::Number(value)),
+            (FieldKind::Bytes | FieldKind::Text, value) => {
+                read.take(known, Value::Bytes(value.bytes()?.to_vec()))
+            }
+            (_, scan::WireValue::Varint(value)) => read.take(known, Value::Number(value)),
             (_, value) => {
                 let mut packed = value.bytes()?;
                 while !packed.is_empty() {
@@ -189,10 +191,10 @@ fn read_gogo(read: &mut Read, body: &[u8]) -> Option<()> {
             continue;
         };
         match (known.kind, wire_type) {
-            (Kind::Bytes | Kind::Text, 2) => {
+            (FieldKind::Bytes | FieldKind::Text, 2) => {
                 read.take(known, Value::Bytes(gogo_bytes(&mut rest)?.to_vec()));
             }
-            (Kind::Message(nested), 2) => {
+            (FieldKind::Message(nested), 2) => {
                 let body = gogo_bytes(&mut rest)?;
                 let merged = !known.repeated && known.oneof.is_none();
                 let before = if merged { read.fields.remove(&known.number) } else { None };
@@ -203,11 +205,11 @@ fn read_gogo(read: &mut Read, body: &[u8]) -> Option<()> {
                 read_gogo(&mut into, body)?;
                 read.take(known, Value::Nested(into));
             }
-            (Kind::Bool | Kind::Integer | Kind::Enum, 0) => {
+            (FieldKind::Bool | FieldKind::Integer | FieldKind::Enum, 0) => {
                 let value = gogo_number(known.kind, gogo_varint(&mut rest)?);
                 read.take(known, Value::Number(value));
             }
-            (Kind::Bool | Kind::Integer | Kind::Enum, 2) if known.repeated => {
+            (FieldKind::Bool | FieldKind::Integer | FieldKind::Enum, 2) if known.repeated => {
                 let mut packed = gogo_bytes(&mut rest)?;
                 while !packed.is_empty() {
                     let value = gogo_number(known.kind, gogo_varint(&mut packed)?);
@@ -220,10 +222,10 @@ fn read_gogo(read: &mut Read, body: &[u8]) -> Option<()> {
     Some(())
 }
 
-fn gogo_number(kind: Kind, value: u64) -> u64 {
+fn gogo_number(kind: FieldKind, value: u64) -> u64 {
     match kind {
-        Kind::Bool => u64::from(value != 0),
-        Kind::Enum => {
+        FieldKind::Bool => u64::from(value != 0),
+        FieldKind::Enum => {
             let cut = u32::try_from(value & u64::from(u32::MAX)).expect("32 bits");
             i64::from(cut.cast_signed()).cast_unsigned()
         }

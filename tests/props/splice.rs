@@ -5,9 +5,9 @@ use bytes::Bytes;
 use keyward::pb::etcdserverpb as pb;
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::rpc::canonical;
-use keyward::rpc::scan::Fields;
+use keyward::rpc::scan::WireFields;
 use keyward::rpc::schema::MessageId;
-use keyward::watch::hub::{Hub, Input, Output, StreamId, Timing, Traits};
+use keyward::watch::hub::{Hub, HubInput, HubOutput, HubTiming, UpstreamStreamId, WatchTraits};
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -23,7 +23,7 @@ const START: u64 = 5;
 struct Standing {
     hub: Hub,
     now: Instant,
-    stream: StreamId,
+    stream: UpstreamStreamId,
     /// The watch's id upstream, and the client's.
     upstream: i64,
     client: i64,
@@ -33,20 +33,20 @@ struct Standing {
 
 /// The hub after this create, a WatchRequest from revision [`START`]; none where it is not a create.
 fn standing(request: Vec<u8>) -> Option<Standing> {
-    let timing = Timing { idle_progress: None, progress_grace: std::time::Duration::from_secs(1) };
+    let timing = HubTiming { idle_progress: None, progress_grace: std::time::Duration::from_secs(1) };
     let now = Instant::now();
     let mut hub = Hub::new(now, timing);
     let mut out = Vec::new();
-    hub.handle(now, Input::Client(request.into()), &mut out);
+    hub.handle(now, HubInput::Client(request.into()), &mut out);
     let stream = out.iter().find_map(|output| match output {
-        Output::Open { stream, .. } => Some(*stream),
+        HubOutput::Open { stream, .. } => Some(*stream),
         _ => None,
     })?;
     out.clear();
-    let traits = Traits { late_created: false, ..Traits::UNKNOWN };
-    hub.handle(now, Input::Opened { stream, traits }, &mut out);
+    let traits = WatchTraits { late_created: false, ..WatchTraits::UNKNOWN };
+    hub.handle(now, HubInput::Opened { stream, traits }, &mut out);
     let sent = out.iter().find_map(|output| match output {
-        Output::Send { message, .. } => Some(message.clone()),
+        HubOutput::Send { message, .. } => Some(message.clone()),
         _ => None,
     })?;
     let create = pb::WatchRequest::decode(sent.clone()).expect("a request").request_union;
@@ -72,10 +72,10 @@ impl Standing {
     /// What the client is told of this message of the member's.
     fn hears(&mut self, message: Vec<u8>) -> Vec<Bytes> {
         let mut out = Vec::new();
-        let input = Input::Upstream { stream: self.stream, message: message.into() };
+        let input = HubInput::Upstream { stream: self.stream, message: message.into() };
         self.hub.handle(self.now, input, &mut out);
         let emitted = out.into_iter().filter_map(|output| match output {
-            Output::Emit(told) => Some(told),
+            HubOutput::Emit(told) => Some(told),
             _ => None,
         });
         emitted.collect()
@@ -84,7 +84,7 @@ impl Standing {
 
 /// The fields of that number, each as its bytes.
 fn fields_of(message: &[u8], number: u32) -> Vec<Vec<u8>> {
-    let fields = Fields::new(message).map(|field| field.expect("canonical"));
+    let fields = WireFields::new(message).map(|field| field.expect("canonical"));
     let wanted = fields.filter(|field| field.number == number);
     wanted.map(|field| message[field.range].to_vec()).collect()
 }
@@ -183,7 +183,7 @@ fn a_create_crosses(input: &[u8]) {
     put_varint(START, &mut create);
     let rest = body(&mut choices, MessageId::WatchCreateRequest, style, 0);
     // Fields that are there already would make it no create at all.
-    for field in Fields::new(&rest) {
+    for field in WireFields::new(&rest) {
         let Ok(field) = field else { break };
         if ![1, 3, 7].contains(&field.number) {
             create.extend(&rest[field.range]);
@@ -208,11 +208,11 @@ fn a_create_crosses(input: &[u8]) {
     (asked.progress_notify, asked.fragment) = (true, true);
     assert_eq!(sent, asked);
     let inside = |message: &[u8], wanted: fn(u32) -> bool| -> Vec<Vec<u8>> {
-        let fields = Fields::new(message).map(|field| field.expect("canonical"));
+        let fields = WireFields::new(message).map(|field| field.expect("canonical"));
         fields.filter(|field| wanted(field.number)).map(|field| message[field.range].to_vec()).collect()
     };
     let create_of = |message: &[u8]| {
-        let field = Fields::new(message).next().expect("a field").expect("canonical");
+        let field = WireFields::new(message).next().expect("a field").expect("canonical");
         field.value.bytes().expect("a message").to_vec()
     };
     let ours = |number: u32| ![3, 4, 7, 8].contains(&number);

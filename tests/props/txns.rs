@@ -1,8 +1,8 @@
 //! Txns: walked to their depth and no further, however they lie in one another and however many ops they have.
 
+use keyward::rpc::body_shape;
 use keyward::rpc::canonical::{self, MAX_TXN_DEPTH};
 use keyward::rpc::schema::MessageId;
-use keyward::rpc::shape;
 
 use crate::bodies::put_bytes;
 use crate::choices::{Choices, for_any_bytes};
@@ -49,7 +49,7 @@ fn txns_are_walked_to_their_depth(input: &[u8]) {
     let (txn, writes) = chain(&mut choices, depth);
     let checked = canonical::check(MessageId::TxnRequest, &txn);
     assert_eq!(checked.is_ok(), depth <= MAX_TXN_DEPTH, "{depth} deep: {checked:?}");
-    assert_eq!(shape::txn_is_read_only(&txn), depth <= MAX_TXN_DEPTH && !writes, "{depth} deep");
+    assert_eq!(body_shape::txn_is_read_only(&txn), depth <= MAX_TXN_DEPTH && !writes, "{depth} deep");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn the_border_is_exact() {
     for depth in [MAX_TXN_DEPTH, MAX_TXN_DEPTH + 1] {
         let (txn, _) = chain(&mut Choices::new(b""), depth);
         assert_eq!(canonical::check(MessageId::TxnRequest, &txn).is_ok(), depth == MAX_TXN_DEPTH);
-        assert_eq!(shape::txn_is_read_only(&txn), depth == MAX_TXN_DEPTH);
+        assert_eq!(body_shape::txn_is_read_only(&txn), depth == MAX_TXN_DEPTH);
     }
 }
 
@@ -82,7 +82,7 @@ fn many_ops_are_walked_once() {
             txn = outer;
         }
         assert_eq!(canonical::check(MessageId::TxnRequest, &txn), Ok(()));
-        assert!(shape::txn_is_read_only(&txn));
+        assert!(body_shape::txn_is_read_only(&txn));
     }
 }
 
@@ -92,7 +92,8 @@ fn many_ops_are_walked_once() {
 fn the_deepest_nesting_costs_no_stack() {
     for (depth, passes) in [(MAX_TXN_DEPTH, true), (MAX_TXN_DEPTH + 1, false), (100_000, false)] {
         let txn = nested(depth);
-        let walk = move || (canonical::check(MessageId::TxnRequest, &txn), shape::txn_is_read_only(&txn));
+        let walk =
+            move || (canonical::check(MessageId::TxnRequest, &txn), body_shape::txn_is_read_only(&txn));
         let small = std::thread::Builder::new().stack_size(32 * 1024).spawn(walk).expect("a thread");
         let (checked, is_read_only) = small.join().expect("no panic");
         assert_eq!((checked.is_ok(), is_read_only), (passes, passes), "{depth} deep: {checked:?}");

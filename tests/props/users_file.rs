@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use keyward::identity::UserName;
-use keyward::users::{Fault, Users, Wrong};
+use keyward::users::{UserLineFault, UserPasswordHashes, UsersFileFault};
 
 use crate::choices::Choices;
 
@@ -15,17 +15,17 @@ const HASH: &str = "$argon2id$v=19$m=19456,t=2,p=1$c29tZXNhbHRzb21lc2FsdA$\
 
 fn any_bytes(input: &[u8]) {
     let count = input.split(|byte| *byte == b'\n').count();
-    match Users::parse(input) {
+    match UserPasswordHashes::parse(input) {
         Ok(users) => {
             assert!(users.len() <= count);
-            assert!(users.says_the_same(&Users::parse(input).expect("as before")));
+            assert!(users.has_same_lines(&UserPasswordHashes::parse(input).expect("as before")));
         }
         Err(faults) => {
             assert!((1..=20).contains(&faults.len()));
             for fault in faults {
-                let Fault::Line { line, wrong } = fault else { panic!("of a few bytes: {fault}") };
+                let UsersFileFault::Line { line, wrong } = fault else { panic!("of a few bytes: {fault}") };
                 assert!((1..=count).contains(&line));
-                assert!(!matches!(wrong, Wrong::Again(earlier) if earlier >= line), "{fault}");
+                assert!(!matches!(wrong, UserLineFault::Again(earlier) if earlier >= line), "{fault}");
                 // Only the number of the line varies: nothing of the file is shown.
                 assert!(fault.to_string().len() < 120);
             }
@@ -69,13 +69,13 @@ fn lines(input: &[u8]) {
     any_bytes(&file);
     good &= names.values().all(|times| *times == 1);
     if good {
-        let users = Users::parse(&file).expect("nothing is wrong with it");
+        let users = UserPasswordHashes::parse(&file).expect("nothing is wrong with it");
         assert_eq!(users.len(), names.len());
         for name in names.keys() {
             let name = UserName::from(std::str::from_utf8(name).expect("ASCII"));
             assert!(users.line(&name).is_some());
         }
     } else if names.values().any(|times| *times > 1) {
-        assert!(Users::parse(&file).is_err(), "a user twice");
+        assert!(UserPasswordHashes::parse(&file).is_err(), "a user twice");
     }
 }

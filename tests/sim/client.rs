@@ -12,7 +12,7 @@ use h2::{RecvStream, SendStream};
 use http::{HeaderValue, Method, Request};
 use keyward::refusal::{Code, Status};
 use keyward::rpc::frame::{FrameReader, encode};
-use keyward::tasks::{Owned, Tasks};
+use keyward::tasks::{TaskHandle, Tasks};
 use tokio::io::DuplexStream;
 
 const WATCH: &str = "http://keyward.test/etcdserverpb.Watch/Watch";
@@ -21,7 +21,7 @@ const LARGEST: usize = 256 << 20;
 /// A connection to Keyward.
 pub(crate) struct Connection {
     send: SendRequest<Bytes>,
-    _drive: Owned,
+    _drive: TaskHandle,
 }
 
 /// How a stream ended, as its client sees it.

@@ -17,7 +17,7 @@ use keyward::pb::etcdserverpb::{
 };
 use keyward::refusal::{Code, Status};
 use keyward::rpc::frame::encode;
-use keyward::tasks::Owned;
+use keyward::tasks::TaskHandle;
 use prost::Message as _;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -89,7 +89,7 @@ pub(crate) enum Cut {
 /// A connection to a member.
 pub(crate) struct Connected {
     pub(crate) node: usize,
-    pub(crate) task: Option<Owned>,
+    pub(crate) task: Option<TaskHandle>,
     pub(crate) go_away: Rc<Notify>,
     pub(crate) budget: Rc<Cell<Option<usize>>>,
 }

@@ -9,25 +9,26 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use hyper_util::rt::TokioIo;
-use keyward::app::serving::{Parts, Serving};
+use keyward::app::shard_service::{ShardParts, ShardService};
 use keyward::config::{self, Endpoint, Scheme};
-use keyward::downstream::session::{Realm, Sealer};
+use keyward::downstream::session::{SealRealm, Sealer};
 use keyward::gateway::caller::Identities;
-use keyward::gateway::login::desk::Logins;
+use keyward::gateway::login::service::LoginService;
 use keyward::identity::{ClusterId, MemberId};
-use keyward::io::Stream;
+use keyward::io::ByteStream;
 use keyward::published::Published;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
-use keyward::upstream::choose::Chooser;
+use keyward::upstream::certificate_pool::CertificatePool;
+use keyward::upstream::choose::MemberChooser;
 use keyward::upstream::connect::{Connector, Dial};
-use keyward::upstream::credential::{CredentialSettings, Credentials, Pages};
-use keyward::upstream::fleet::Fleet;
+use keyward::upstream::credential::{CredentialSettings, Credentials, MetricsPages};
 use keyward::upstream::membership::{
-    self, Auth, ChangesSender, ControlChannels, Hint, MembersHandle, Membership, Readiness, Role,
+    self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, MembershipHint, Readiness,
+    Role,
 };
-use keyward::upstream::outage::Outage;
+use keyward::upstream::outage_state::Outage;
 use keyward::upstream::version::Version;
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
@@ -45,12 +46,12 @@ const UNREACHABLE: Duration = Duration::from_secs(10);
 
 /// Keyward in a run.
 pub(crate) struct Keyward {
-    serving: Serving,
+    serving: ShardService,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
     _drain: watch::Sender<Option<Instant>>,
-    changes: ChangesSender,
-    hints: mpsc::Receiver<Hint>,
+    changes: ChangeSender,
+    hints: mpsc::Receiver<MembershipHint>,
     /// Whether members have said for long enough that there is no leader, and whether none was there for long enough.
     lacked: Cell<(bool, bool)>,
 }
@@ -78,7 +79,7 @@ impl Keyward {
     pub(crate) fn before(
         members: &[(Address, Version)],
         cluster: u64,
-        auth: Auth,
+        auth: AuthSetting,
         seed: u64,
         tasks: &Tasks,
     ) -> Self {
@@ -93,7 +94,7 @@ impl Keyward {
                 .collect(),
             ..Membership::unknown(Instant::now())
         };
-        let (handle, changes, hinted) = MembersHandle::showing(membership);
+        let (handle, changes, hinted) = MembersHandle::publishing(membership);
         handle.auth.set(auth);
         let channels = ControlChannels::default();
         let all: HashMap<_, _> =
@@ -104,14 +105,14 @@ impl Keyward {
         tasks.spawn("credentials", control.run(tasks.clone())).detach();
         let config = configuration();
         let connector = Connector::over(dial(Arc::clone(&addresses)), None, Duration::from_secs(2));
-        let pages = Pages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
+        let pages = MetricsPages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let sealer = Sealer::new(keyward::reload::session_keys(&config).expect("keys"));
-        sealer.pin(&Realm::new(None, ClusterId(cluster)));
+        sealer.pin(&SealRealm::new(None, ClusterId(cluster)));
         let metrics = Arc::new(Metrics::new(
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
         ));
-        let (logins, control) = Logins::new(
+        let (logins, control) = LoginService::new(
             &config.passwords,
             Arc::clone(&credentials),
             handle.clone(),
@@ -120,8 +121,9 @@ impl Keyward {
         );
         tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
-        let fleet = Arc::new(Fleet::new(config.limits.certificate_connections, Arc::clone(&metrics)));
-        let parts = Parts {
+        let fleet =
+            Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(&metrics)));
+        let parts = ShardParts {
             tls: vec![None],
             identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
             config: Arc::new(Published::new(config)),
@@ -137,7 +139,7 @@ impl Keyward {
             defragmentations: Arc::default(),
             fleet,
         };
-        let serving = Serving::choosing(parts, Chooser::seeded(seed));
+        let serving = ShardService::with_chooser(parts, MemberChooser::seeded(seed));
         Self {
             serving,
             members: handle,
@@ -230,7 +232,7 @@ fn published(id: MemberId, version: Version) -> membership::Member {
         id,
         name: format!("m{id}").into(),
         endpoint: Endpoint { scheme: Scheme::Http, host: host(id), port: 2379 },
-        at: None,
+        resolved_ip: None,
         role: Role::Voter,
         version: Some(version),
         readiness: Readiness::Ready,
@@ -251,7 +253,7 @@ fn dial(addresses: Arc<[Address]>) -> Dial {
     Arc::new(move |endpoint| {
         let address = addresses.iter().find(|address| host(address.id) == endpoint.host);
         let dialled = address.map_or_else(|| Err(std::io::ErrorKind::NotFound.into()), Address::dial);
-        std::future::ready(dialled.map(|pipe| Box::new(pipe) as Stream)).boxed()
+        std::future::ready(dialled.map(|pipe| Box::new(pipe) as ByteStream)).boxed()
     })
 }
 

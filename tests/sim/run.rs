@@ -11,7 +11,7 @@ use keyward::identity::MemberId;
 use keyward::pb::etcdserverpb::WatchResponse;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Auth, Readiness, Reason};
+use keyward::upstream::membership::{AuthSetting, Readiness, UnreadyReason};
 use keyward::upstream::version::Version;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
@@ -171,7 +171,7 @@ impl World {
             let accept = wire::accept(cluster.clone(), node, dialled, tasks.clone());
             tasks.spawn("simulated address", accept).detach();
         }
-        let known = if auth { Auth::On } else { Auth::Off };
+        let known = if auth { AuthSetting::On } else { AuthSetting::Off };
         let keyward = Keyward::before(&addresses, CLUSTER, known, dice.next(), tasks);
         let large = dice.one_in(25);
         let late = (0..1 + dice.below(3)).map(|at| if at == 0 { 0 } else { dice.below(80) }).collect();
@@ -407,12 +407,12 @@ impl World {
         }
         let cluster = self.cluster.borrow();
         let id = cluster.truth.now().store.cluster_id();
-        let well: Vec<Option<Reason>> = cluster
+        let well: Vec<Option<UnreadyReason>> = cluster
             .nodes
             .iter()
             .map(|node| match (node.up, node.leaderless) {
-                (false, _) => Some(Reason::Unreachable),
-                (_, true) => Some(Reason::NoLeader),
+                (false, _) => Some(UnreadyReason::Unreachable),
+                (_, true) => Some(UnreadyReason::NoLeader),
                 _ => None,
             })
             .collect();

@@ -101,8 +101,8 @@ fn every_watch_keeps_its_promise_whatever_happens() {
 #[cfg(feature = "faults")]
 #[test]
 fn every_fault_is_caught_within_a_thousand_seeds() {
-    use keyward::watch::fault::Planted;
-    for fault in Planted::ALL {
+    use keyward::watch::planted_fault::PlantedFault;
+    for fault in PlantedFault::ALL {
         let (counts, failed) = run_all(THOUSAND, 1, || fault.turn_on());
         let Some((seed, why)) = failed.first() else {
             panic!("{fault:?} was not caught: {}", counts.table(THOUSAND))

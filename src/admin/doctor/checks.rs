@@ -1,64 +1,69 @@
-//! What is wrong, from what was gathered.
+//! The checks of `keyward doctor`.
 //!
-//! Owns: every check, its threshold and its fix. Must not know: how anything was gathered; the time is an argument. Invariants: a check
-//! that lacks what it needs says so in `unseen` and finds nothing; a command in a fix is one that etcdctl has.
+//! Owns: every check, its threshold and its fix. Must not know: how the inputs were gathered; the time is an
+//! argument. Invariants: a check without its inputs adds an entry to `unseen` and no finding; every command
+//! in a fix exists in etcdctl, etcdutl or keyward.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::certificates;
-use super::{Finding, Report, Severity};
-use crate::config::{Config, Keep, KeySource, Scheme};
-use crate::downstream::connection_table::Occupancy;
+use super::certificate_expiry;
+use super::{DoctorReport, Finding, Severity};
+use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
+use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
 use crate::upstream::choose::LAG;
 use crate::upstream::credential::RootHolders;
-use crate::upstream::examine::Examined;
+use crate::upstream::member_health::MemberHealthFigures;
 use crate::upstream::membership::{
-    Absence, Auth, Member, Membership, PeerUrls, Readiness, Reason, Role, Serving, Trouble,
+    AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
+    UnreadyReason,
 };
 
-/// A certificate that ends within this is to be renewed, and within that is nearly too late.
+/// A certificate expiring within `ENDS_SOON` is a warning, within `ENDS_NOW` an error.
 const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 3600);
 const ENDS_NOW: Duration = Duration::from_secs(7 * 24 * 3600);
-/// In percent of the quota.
+/// Thresholds of the database size, in percent of the quota.
 const QUOTA_NEAR: u64 = 80;
 const QUOTA_REACHED: u64 = 95;
-/// Revisions that are kept though nothing was ever compacted.
+/// Number of kept revisions to report if no compaction ever ran.
 const NEVER_COMPACTED: u64 = 10_000;
-/// The same where the last compaction was long ago.
+/// Number of kept revisions to report if the last compaction was longer than `LONG_AGO` ago.
 const LONG_KEPT: u64 = 100_000;
 const LONG_AGO: Duration = Duration::from_secs(24 * 3600);
-/// etcd refuses proposals past this (server/etcdserver/v3_server.go, maxGapBetweenApplyAndCommitIndex).
+/// etcd refuses proposals above this gap between committed and applied entries
+/// (server/etcdserver/v3_server.go, `maxGapBetweenApplyAndCommitIndex`).
 const UNAPPLIED: u64 = 5_000;
-/// What is minted and signed begins this long ago (rules 19); half of it is for the way.
+/// Clock difference reported as an error while Keyward mints certificates or signs tokens. Minted
+/// certificates are valid from five minutes before their issue (docs/decisions.md#d19); half of the five
+/// minutes is left for latency.
 const CLOCK: Duration = Duration::from_secs(150);
-/// A clock that runs apart by as much harms leases' ends and logs, no tokens.
+/// Clock difference reported as a warning: it shifts lease expiry and log times, and breaks no tokens.
 const CLOCK_NOTED: Duration = Duration::from_secs(5);
 
-/// For how long it is told that connections found no room.
+/// Period for reporting a refused connection at a connection limit.
 const LIMIT_REACHED_LATELY: Duration = Duration::from_secs(600);
 
-/// What the checks look at.
-pub(super) struct Facts<'a> {
+/// Inputs of the checks.
+pub(super) struct DoctorInputs<'a> {
     pub(super) now: SystemTime,
     pub(super) config: &'a Config,
-    /// Keys that say otherwise in the file.
+    /// Configuration keys whose changed values wait for a restart.
     pub(super) waiting: &'a [&'static str],
     pub(super) members: &'a Membership,
-    pub(super) auth: Auth,
-    /// What each member told anybody who asks; none where it told nothing.
-    pub(super) examined: &'a [(MemberId, Option<Examined>)],
+    pub(super) auth: AuthSetting,
+    /// The unauthenticated answers of each member; `None` for a member without an answer.
+    pub(super) examined: &'a [(MemberId, Option<MemberHealthFigures>)],
     pub(super) revocations_known: bool,
     pub(super) root_holders: &'a RootHolders,
-    pub(super) connections: &'a Occupancy,
+    pub(super) connections: &'a ConnectionOccupancy,
 }
 
-impl Facts<'_> {
-    /// All checks, the worst finding first.
-    pub(super) fn report(&self) -> Report {
-        let mut findings = Findings::default();
+impl DoctorInputs<'_> {
+    /// Runs all checks; findings are sorted, worst first.
+    pub(super) fn report(&self) -> DoctorReport {
+        let mut findings = DoctorFindings::default();
         self.cluster(&mut findings);
         for member in &self.members.members {
             self.member(member, &mut findings);
@@ -74,14 +79,14 @@ impl Facts<'_> {
             let fix = "keyward drain, and start it again; with several replicas, one after the other";
             findings.warning("restart_pending", *key, what, fix);
         }
-        let Findings { mut found, unseen } = findings;
+        let DoctorFindings { mut found, unseen } = findings;
         found.sort();
-        Report { findings: found, unseen }
+        DoctorReport { findings: found, unseen }
     }
 
-    /// Whether clients find room.
-    fn connections(&self, findings: &mut Findings) {
-        let Occupancy { open, most, full, address_full } = self.connections;
+    /// Checks the occupancy of the client connection limits.
+    fn connections(&self, findings: &mut DoctorFindings) {
+        let ConnectionOccupancy { open, most, full, address_full } = self.connections;
         let limits = &self.config.limits;
         let lately = |ago: &Duration| *ago < LIMIT_REACHED_LATELY;
         let reached =
@@ -89,12 +94,14 @@ impl Facts<'_> {
         if reached.is_some() || open.saturating_mul(10) >= limits.connections.saturating_mul(9) {
             let most = most.map(|(address, count)| format!("; the most, {count}, are of {address}"));
             let what = format!(
-                "{open} of {} connections are open{}{}: idle ones make room for newcomers, and where none is idle newcomers are refused",
+                "{open} of {} connections are open{}{}: idle ones make room for newcomers, and where none is \
+                 idle newcomers are refused",
                 limits.connections,
                 most.unwrap_or_default(),
                 reached.unwrap_or_default(),
             );
-            let fix = "see who they are; raise limits.connections with the limit of open files, or lower limits.connections_per_address";
+            let fix = "see who they are; raise limits.connections with the limit of open files, or lower \
+                limits.connections_per_address";
             findings.warning("connections_full", "limits.connections", what, fix);
         }
         if let Some((ago, address)) = address_full.filter(|(ago, _)| lately(ago)) {
@@ -103,20 +110,23 @@ impl Facts<'_> {
                 ago.as_secs(),
                 limits.client_connections.per_address
             );
-            let fix = "close connections there that nobody uses; where it stands for many clients, raise limits.connections_per_address, or \
-                       have the balancer say who they are (listener.proxy_protocol_from)";
+            let fix = "close connections there that nobody uses; where it stands for many clients, raise \
+                       limits.connections_per_address, or have the balancer say who they are \
+                       (listener.proxy_protocol_from)";
             findings.warning("address_full", address.to_string(), what, fix);
         }
     }
 
-    fn cluster(&self, findings: &mut Findings) {
+    fn cluster(&self, findings: &mut DoctorFindings) {
         let serving = self.members.serving();
-        if serving == Serving::LocalReadsOnly {
-            let what = "no member has a leader: the cluster has lost its quorum, only local reads are served (degraded)";
-            let fix = "save what is there: etcdctl snapshot save; then start the other members, or, where they are gone for good, \
-                       restore the snapshot to a new cluster (etcdutl snapshot restore)";
+        if serving == ServingState::LocalReadsOnly {
+            let what = "no member has a leader: the cluster has lost its quorum, only local reads are served \
+                (degraded)";
+            let fix = "save what is there: etcdctl snapshot save; then start the other members, or, where \
+                       they are gone for good, restore the snapshot to a new cluster (etcdutl snapshot \
+                       restore)";
             findings.error("quorum_lost", "cluster", what, fix);
-        } else if serving != Serving::Ready {
+        } else if serving != ServingState::Ready {
             let fix = "start members, or look at what stands between: etcdctl endpoint health --cluster";
             findings.error("serving", "cluster", format!("no calls can be served: {serving}"), fix);
         }
@@ -128,14 +138,15 @@ impl Facts<'_> {
         }
         for address in &self.members.unanswered {
             let fix = match address.trouble {
-                Trouble::Name => "mend the name's records, or cluster.endpoints",
-                Trouble::NotAllowed => "mend the SRV records, or add its host to cluster.allowed_hosts",
-                Trouble::Connection => "start the member, or look at the firewall between",
-                Trouble::Tls => {
-                    "mend its certificate, or cluster.tls: its ca or pinned_sha256, and the certificate that we show"
+                AddressFault::Name => "mend the name's records, or cluster.endpoints",
+                AddressFault::NotAllowed => "mend the SRV records, or add its host to cluster.allowed_hosts",
+                AddressFault::Connection => "start the member, or look at the firewall between",
+                AddressFault::Tls => {
+                    "mend its certificate, or cluster.tls: its ca or pinned_sha256, and the certificate that \
+                     we show"
                 }
-                Trouble::NoAnswer => "look at its log: it is starting, stopping, or stuck",
-                Trouble::Unidentified => "set cluster.probe to a user that may see Status",
+                AddressFault::NoAnswer => "look at its log: it is starting, stopping, or stuck",
+                AddressFault::Unidentified => "set cluster.probe to a user that may see Status",
             };
             findings.warning(
                 "address_unanswered",
@@ -146,28 +157,30 @@ impl Facts<'_> {
         }
     }
 
-    fn member(&self, member: &Member, findings: &mut Findings) {
+    fn member(&self, member: &Member, findings: &mut DoctorFindings) {
         let about = name_of(member);
         if let Readiness::NotReady(reason) = member.readiness {
             let at = format!("at {}: {reason}", member.endpoint);
             match reason {
-                Reason::Unprobed | Reason::ForeignCluster => {}
-                Reason::Learner => self.learner(member, findings),
-                // With auth on it tells nobody of which cluster it is.
-                Reason::UnverifiedCluster if member.role == Role::Learner => self.learner(member, findings),
-                Reason::Unreachable => {
+                UnreadyReason::Unprobed | UnreadyReason::ForeignCluster => {}
+                UnreadyReason::Learner => self.learner(member, findings),
+                // With auth on, a learner does not disclose its cluster id.
+                UnreadyReason::UnverifiedCluster if member.role == Role::Learner => {
+                    self.learner(member, findings)
+                }
+                UnreadyReason::Unreachable => {
                     let fix = "start it; if it is gone for good: etcdctl member remove, then member add";
                     findings.error("member_unreachable", about.clone(), at, fix);
                 }
-                Reason::NoLeader => {
+                UnreadyReason::NoLeader => {
                     let fix = "look at the network between the members' peer URLs, and at their disks";
                     findings.error("member_without_leader", about.clone(), at, fix);
                 }
-                Reason::UnverifiedCluster => {
+                UnreadyReason::UnverifiedCluster => {
                     let fix = "set cluster.probe to a user that may ask for Status";
                     findings.error("cluster_unverified", about.clone(), at, fix);
                 }
-                Reason::Unlisted => {
+                UnreadyReason::Unlisted => {
                     let fix = "stop it: it was removed from the cluster, or take it out of cluster.endpoints";
                     findings.warning("member_unlisted", about.clone(), at, fix);
                 }
@@ -177,7 +190,8 @@ impl Facts<'_> {
         let Some(vitals) = &member.vitals else {
             if member.readiness == Readiness::Ready {
                 findings.unseen(format!(
-                    "{about}: its raft log, since Status is refused to cluster.probe (before 3.5.32 and 3.6.12 it may need the role root)"
+                    "{about}: its raft log, since Status is refused to cluster.probe (before 3.5.32 and \
+                     3.6.12 it may need the role root)"
                 ));
             }
             return;
@@ -197,17 +211,18 @@ impl Facts<'_> {
         }
     }
 
-    /// What it complains about itself, by Status or else by `/health`.
-    fn alarms(&self, member: &Member, findings: &mut Findings) {
+    /// Checks the alarms of a member, as reported by Status or else by `/health`.
+    fn alarms(&self, member: &Member, findings: &mut DoctorFindings) {
         let about = name_of(member);
-        let unhealthy = self.told(member.id).and_then(|examined| examined.unhealthy.as_deref());
+        let unhealthy = self.examined_answers(member.id).and_then(|examined| examined.unhealthy.as_deref());
         let errors = member.vitals.as_ref().map(|vitals| vitals.errors.join(", ")).unwrap_or_default();
         let said = format!("{errors} {}", unhealthy.unwrap_or_default());
         if said.contains("NOSPACE") {
-            let revision = self.told(member.id).and_then(|told| told.revision);
+            let revision = self.examined_answers(member.id).and_then(|told| told.revision);
             let revision = revision.map_or_else(|| "REVISION".to_owned(), |revision| revision.to_string());
             let fix = format!(
-                "etcdctl compact {revision} && etcdctl defrag --cluster && etcdctl alarm disarm; then auto-compaction"
+                "etcdctl compact {revision} && etcdctl defrag --cluster && etcdctl alarm disarm; then \
+                 auto-compaction"
             );
             findings.error(
                 "alarm_nospace",
@@ -221,7 +236,7 @@ impl Facts<'_> {
             findings.error("alarm_corrupt", about.clone(), "its data differ from those of the others", fix);
         }
         let explained = ["NOSPACE", "CORRUPT"].iter().any(|alarm| said.contains(alarm))
-            || member.readiness == Readiness::NotReady(Reason::NoLeader)
+            || member.readiness == Readiness::NotReady(UnreadyReason::NoLeader)
             || member.role == Role::Learner;
         if let Some(reason) = unhealthy.filter(|_| !explained) {
             let what = if reason.is_empty() {
@@ -233,11 +248,11 @@ impl Facts<'_> {
         }
     }
 
-    /// How its database is doing.
-    fn store(&self, member: &Member, findings: &mut Findings) {
+    /// Checks the database, compaction and clock of a member.
+    fn store(&self, member: &Member, findings: &mut DoctorFindings) {
         let about = name_of(member);
         let vitals = member.vitals.as_deref();
-        let Some(told) = self.told(member.id) else {
+        let Some(told) = self.examined_answers(member.id) else {
             if member.readiness == Readiness::Ready {
                 findings.unseen(format!(
                     "{about}: its /metrics at {}, for quota, compactions and clock",
@@ -272,9 +287,9 @@ impl Facts<'_> {
         }
     }
 
-    fn compaction(&self, member: &Member, told: &Examined, findings: &mut Findings) {
+    fn compaction(&self, member: &Member, told: &MemberHealthFigures, findings: &mut DoctorFindings) {
         let (Some(revision), Some(compacted)) = (told.revision, told.compacted) else { return };
-        // All members compact alike: one of them is enough to tell.
+        // Compaction is replicated, so one member is enough.
         let first = self.examined.iter().find(|(_, told)| told.is_some()).map(|(id, _)| *id);
         if first != Some(member.id) {
             return;
@@ -293,11 +308,12 @@ impl Facts<'_> {
             }
             _ => return,
         };
-        let fix = "set both auto-compaction-mode and auto-compaction-retention (a file without the mode compacts nothing); now: etcdctl compact REVISION";
+        let fix = "set both auto-compaction-mode and auto-compaction-retention (a file without the mode \
+            compacts nothing); now: etcdctl compact REVISION";
         findings.warning("no_compaction", "cluster", what, fix);
     }
 
-    fn clock(&self, about: String, theirs: SystemTime, ours: SystemTime, findings: &mut Findings) {
+    fn clock(&self, about: String, theirs: SystemTime, ours: SystemTime, findings: &mut DoctorFindings) {
         let apart = theirs.duration_since(ours).unwrap_or_else(|ahead| ahead.duration());
         if apart < CLOCK_NOTED {
             return;
@@ -312,12 +328,12 @@ impl Facts<'_> {
         }
     }
 
-    fn learner(&self, member: &Member, findings: &mut Findings) {
+    fn learner(&self, member: &Member, findings: &mut DoctorFindings) {
         let about = name_of(member);
         let leader =
             self.members.leader.and_then(|id| self.members.get(id)).and_then(|leader| leader.vitals.as_ref());
         let (what, fix) = match (member.vitals.as_ref(), leader) {
-            // etcd's own condition (server/etcdserver/server.go, readyPercent).
+            // etcd's own condition for a promotion (server/etcdserver/server.go, `readyPercent`).
             (Some(learner), Some(leader))
                 if learner.applied.saturating_mul(10) > leader.raft_index.saturating_mul(9) =>
             {
@@ -339,25 +355,27 @@ impl Facts<'_> {
         findings.warning("learner", about, what, fix);
     }
 
-    fn absent(&self, findings: &mut Findings) {
+    fn absent(&self, findings: &mut DoctorFindings) {
         for absent in &self.members.absent {
             let id = absent.id;
             match absent.why {
-                Absence::Unstarted => {
+                AbsenceReason::Unstarted => {
                     let fix = format!("start it, or etcdctl member remove {id}");
                     let what = "it was added and never started; it counts for the quorum";
                     findings.warning("member_unstarted", format!("member {id}"), what, fix);
                 }
-                Absence::NoUsableUrl => {
+                AbsenceReason::NoUsableUrl => {
                     let https = self.config.cluster.scheme() == Scheme::Https;
                     let scheme = if https { "https" } else { "http" };
                     let what = "none of its client URLs can be used: Keyward does not reach it";
                     let fix = format!("restart it with --advertise-client-urls that begin with {scheme}://");
                     findings.error("member_without_address", format!("{} ({id})", absent.name), what, fix);
                 }
-                Absence::NotAllowed => {
-                    let what = "no host of its client URLs is among cluster.allowed_hosts: Keyward does not reach it";
-                    let fix = "add its host to cluster.allowed_hosts, or restart it with other --advertise-client-urls";
+                AbsenceReason::NotAllowed => {
+                    let what = "no host of its client URLs is among cluster.allowed_hosts: Keyward does not \
+                        reach it";
+                    let fix = "add its host to cluster.allowed_hosts, or restart it with other \
+                        --advertise-client-urls";
                     findings.error("member_without_address", format!("{} ({id})", absent.name), what, fix);
                 }
             }
@@ -374,7 +392,7 @@ impl Facts<'_> {
         }
     }
 
-    fn versions(&self, findings: &mut Findings) {
+    fn versions(&self, findings: &mut DoctorFindings) {
         let known = || self.members.members.iter().filter_map(|member| member.version);
         let lines: BTreeSet<_> = known().map(|version| version.line()).collect();
         let all: BTreeSet<_> = known().map(|version| version.to_string()).collect();
@@ -392,18 +410,18 @@ impl Facts<'_> {
         }
     }
 
-    /// Whom passwords and tokens reach that are sent to members.
-    fn passwords(&self, findings: &mut Findings) {
+    /// Checks the recipients of the passwords and tokens sent to members.
+    fn passwords(&self, findings: &mut DoctorFindings) {
         let cluster = &self.config.cluster;
         match &cluster.tls {
             Some(tls) if !tls.verifies_members() => {
-                let what = "members are not verified: whoever answers at their addresses, or stands between, gets every password, \
-                            token and value";
-                let fix = "take insecure_skip_verify out, and set cluster.tls.ca, or pinned_sha256 to the SHA-256 of each member's \
-                           certificate";
+                let what = "members are not verified: whoever answers at their addresses, or stands between, \
+                            gets every password, token and value";
+                let fix = "take insecure_skip_verify out, and set cluster.tls.ca, or pinned_sha256 to the \
+                           SHA-256 of each member's certificate";
                 findings.error("members_unverified", "cluster.tls.insecure_skip_verify", what, fix);
             }
-            None if self.auth == Auth::On && cluster.discovery.allowed_hosts.is_empty() => {
+            None if self.auth == AuthSetting::On && cluster.discovery.allowed_hosts.is_empty() => {
                 let configured = |member: &&Arc<Member>| {
                     cluster.endpoints.iter().any(|one| one.host == member.endpoint.host)
                 };
@@ -422,13 +440,13 @@ impl Facts<'_> {
         }
     }
 
-    /// Who may do what, and what would be lost.
-    fn identities(&self, findings: &mut Findings) {
+    /// Checks auth, the session keys and the persistence of revocations.
+    fn identities(&self, findings: &mut DoctorFindings) {
         let config = self.config;
         let shows = config.cluster.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
         self.passwords(findings);
         match self.auth {
-            Auth::Off => {
+            AuthSetting::Off => {
                 let fix = "etcdctl user add root && etcdctl user grant-role root root && etcdctl auth enable";
                 findings.warning(
                     "auth_off",
@@ -437,13 +455,13 @@ impl Facts<'_> {
                     fix,
                 );
             }
-            Auth::On if config.cluster.probe.is_none() && !shows => {
+            AuthSetting::On if config.cluster.probe.is_none() && !shows => {
                 let what = "auth is on, and Keyward has no user to ask for Status and MemberList";
                 let fix = "etcdctl user add keyward, then cluster.probe";
                 findings.warning("no_probe_user", "cluster.probe", what, fix);
             }
-            Auth::On => {}
-            Auth::Unknown => findings.unseen("whether auth is on: no member has told".to_owned()),
+            AuthSetting::On => {}
+            AuthSetting::Unknown => findings.unseen("whether auth is on: no member has told".to_owned()),
         }
         self.roots(findings);
         if config.session.key_source == KeySource::Random {
@@ -457,16 +475,16 @@ impl Facts<'_> {
             );
         }
         match config.revocation.keep {
-            Keep::Memory => {
+            RevocationPersistence::Memory => {
                 let what = "a restart forgets who was revoked, and no other replica knows";
                 let fix = "set revocation.etcd_prefix, or revocation.state_file where there is one replica";
                 findings.warning("revocation_forgotten", "revocation", what, fix);
             }
-            Keep::Etcd { .. } if self.auth == Auth::Off => {
+            RevocationPersistence::Etcd { .. } if self.auth == AuthSetting::Off => {
                 let what = "auth is off: whoever reaches etcd can undo a revocation";
                 findings.warning("revocation_open", "revocation.etcd_prefix", what, "turn auth on");
             }
-            Keep::Etcd { .. } | Keep::File(_) => {}
+            RevocationPersistence::Etcd { .. } | RevocationPersistence::File(_) => {}
         }
         if !self.revocations_known {
             let what = "it is not known who was revoked: logins and calls are refused";
@@ -475,12 +493,12 @@ impl Facts<'_> {
         }
     }
 
-    /// Who may do everything by a rule for many.
-    fn roots(&self, findings: &mut Findings) {
+    /// Checks for etcd users with the role `root` reached by a rule without an exact peer.
+    fn roots(&self, findings: &mut DoctorFindings) {
         let RootHolders { found, untold, unlisted } = self.root_holders;
         for user in found {
-            let what = "this user has the role root, and a [[map]] rule, or mapping.default, leads to it that spells no peer out: \
-                        whoever matches may do everything";
+            let what = "this user has the role root, and a [[map]] rule, or mapping.default, leads to it \
+                        that spells no peer out: whoever matches may do everything";
             let fix = format!("spell the peer out in the rule, or etcdctl user revoke-role {user} root");
             findings.warning("root_by_pattern", format!("user {user}"), what, fix);
         }
@@ -490,14 +508,14 @@ impl Facts<'_> {
             findings.unseen(format!("whether users have the role root to whom rules for many lead: {names}"));
         }
         if *unlisted {
-            let what = "who has the role root of the users to whom rules with as = \"same\" lead: cluster.probe may not list users, or \
-                        there are too many";
+            let what = "who has the role root of the users to whom rules with as = \"same\" lead: \
+                        cluster.probe may not list users, or there are too many";
             findings.unseen(what.to_owned());
         }
     }
 
-    fn certificates(&self, findings: &mut Findings) {
-        for certificate in certificates::all(self.config) {
+    fn certificates(&self, findings: &mut DoctorFindings) {
+        for certificate in certificate_expiry::configured_certificates(self.config) {
             let left = certificate.ends.duration_since(self.now).unwrap_or_default();
             if left > ENDS_SOON {
                 continue;
@@ -520,19 +538,19 @@ impl Facts<'_> {
         }
     }
 
-    fn told(&self, member: MemberId) -> Option<&Examined> {
+    fn examined_answers(&self, member: MemberId) -> Option<&MemberHealthFigures> {
         self.examined.iter().find(|(id, _)| *id == member)?.1.as_ref()
     }
 }
 
-/// What was found so far.
+/// Findings and unreadable inputs so far.
 #[derive(Default)]
-struct Findings {
+struct DoctorFindings {
     found: Vec<Finding>,
     unseen: Vec<String>,
 }
 
-impl Findings {
+impl DoctorFindings {
     fn add(
         &mut self,
         severity: Severity,

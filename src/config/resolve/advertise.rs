@@ -1,18 +1,21 @@
-//! What clients are told of where members are: us, and which part of us is about which member.
+//! Advertised client URLs: Keyward's own addresses, shared and per member.
 //!
-//! Owns: `[advertise]`, what listeners say of members, and what follows where neither says it. Must not know: the cluster,
-//! so that a name that no member has is no fault. Invariants: a URL never comes from what a client says; what follows from
-//! listeners leads a client back by TLS if and only if it came by TLS, and by a socket if and only if it came by one.
+//! Owns: `[advertise]`, the members of listeners, and the URLs derived from listeners. Must not know: the
+//! cluster, so a name of no existing member is no fault. Invariants: no URL stems from client input; a
+//! derived URL leads a client back by TLS if and only if the client came by TLS, and by a unix socket if and
+//! only if the client came by a unix socket.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Resolver;
-use crate::config::{Address, Advertise, Advertised, Endpoint, Listener, Scheme, ServerTls, file};
-use crate::identity::named::NamedMember;
+use crate::config::{
+    Address, AdvertisedUrls, Endpoint, Listener, ListenerClientUrls, Scheme, ServerTls, toml_file,
+};
+use crate::identity::named_member::NamedMember;
 
-/// Where a listener is reached that says so itself, by its name.
-pub(super) type Reached = BTreeMap<String, Vec<String>>;
+/// The configured `client_urls` of listeners, by listener name.
+pub(super) type ConfiguredClientUrls = BTreeMap<String, Vec<String>>;
 
 const CLIENT_URLS: &str = "advertise.client_urls";
 const MEMBERS: &str = "advertise.members";
@@ -26,7 +29,7 @@ impl Resolver<'_> {
         named
     }
 
-    /// Hosts are told apart as TLS does it: in lower case.
+    /// Resolves TLS server names. Hosts are compared in lower case, as in TLS.
     pub(super) fn server_names(
         &mut self,
         listener: &str,
@@ -55,9 +58,9 @@ impl Resolver<'_> {
         names
     }
 
-    /// Where listeners are reached that say so themselves, by their names.
-    pub(super) fn reached(&mut self, rows: &mut [file::Listener]) -> Reached {
-        let mut reached = Reached::new();
+    /// Takes the configured `client_urls` of all listeners, by listener name.
+    pub(super) fn reached(&mut self, rows: &mut [toml_file::TomlListener]) -> ConfiguredClientUrls {
+        let mut reached = ConfiguredClientUrls::new();
         for (index, row) in rows.iter_mut().enumerate() {
             let (Some(name), Some(urls)) = (&row.name, row.client_urls.take()) else { continue };
             let urls = self.urls(&format!("listener[{index}].client_urls"), urls);
@@ -66,13 +69,13 @@ impl Resolver<'_> {
         reached
     }
 
-    /// URLs lose the `/` at their end, so that clients see what etcd would write.
+    /// Resolves the advertised URLs. A URL loses its trailing `/`, so clients see the form used by etcd.
     pub(super) fn advertise(
         &mut self,
-        advertise: file::Advertise,
-        reached: &Reached,
+        advertise: toml_file::TomlAdvertise,
+        reached: &ConfiguredClientUrls,
         listeners: &[Arc<Listener>],
-    ) -> Advertise {
+    ) -> AdvertisedUrls {
         let everywhere = advertise.client_urls.map(|urls| self.urls(CLIENT_URLS, urls));
         let mut named = Vec::new();
         for (name, urls) in advertise.members.unwrap_or_default() {
@@ -84,7 +87,7 @@ impl Resolver<'_> {
         let mut shared: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         let mut rows = Vec::new();
         for listener in listeners {
-            // One member's own is nobody else's, unless there is nothing else.
+            // The URL of a per-member listener is shared only if no further listener fits.
             let back = listeners.iter().find(|other| other.member.is_none() && alike(other, listener));
             let back = if listener.member.is_none() { listener } else { back.unwrap_or(listener) };
             let client_urls = shared.entry(&back.name).or_insert_with(|| {
@@ -92,7 +95,7 @@ impl Resolver<'_> {
                 told.unwrap_or_else(|| vec![self.derived(CLIENT_URLS, back, None)])
             });
             let mut members = named.clone();
-            // What the listener itself has of a member goes before what others have.
+            // The listener's own member URLs win over those of further listeners.
             let mine = own.iter().filter(|(of, ..)| Arc::ptr_eq(of, listener));
             let others = own.iter().filter(|(of, ..)| alike(of, listener));
             for (_, member, urls) in mine.chain(others) {
@@ -101,16 +104,16 @@ impl Resolver<'_> {
                 }
             }
             let name = Arc::clone(&listener.name);
-            rows.push(Advertised { listener: name, client_urls: client_urls.clone(), members });
+            rows.push(ListenerClientUrls { listener: name, client_urls: client_urls.clone(), members });
         }
-        Advertise { rows }
+        AdvertisedUrls { rows }
     }
 
-    /// What listeners have of members for whom no URL is `named`.
+    /// The member URLs from listeners, for members without a URL in `named`.
     fn members_own<'a>(
         &mut self,
         named: &[(NamedMember, Vec<String>)],
-        reached: &Reached,
+        reached: &ConfiguredClientUrls,
         listeners: &'a [Arc<Listener>],
     ) -> Vec<(&'a Arc<Listener>, NamedMember, Vec<String>)> {
         let mut own = Vec::new();
@@ -151,7 +154,7 @@ impl Resolver<'_> {
         checked
     }
 
-    /// The listener's own address, or its port on `host`.
+    /// The listener's own URL, or its port on `host`.
     fn derived(&mut self, path: &str, listener: &Listener, host: Option<&str>) -> String {
         let address = match &listener.address {
             Address::Tcp(address) => *address,
@@ -164,8 +167,8 @@ impl Resolver<'_> {
         let url = Endpoint { scheme, host, port: address.port() };
         if nowhere {
             let reason = format!(
-                "not set, and {url}, the address of listener {:?}, leads clients nowhere; clients that ask for the \
-                 member list will follow it, so name an address that they can reach",
+                "not set, and {url}, the address of listener {:?}, leads clients nowhere; clients that ask \
+                 for the member list will follow it, so name an address that they can reach",
                 &*listener.name
             );
             self.findings.warn(path, reason);
@@ -174,19 +177,19 @@ impl Resolver<'_> {
     }
 }
 
-/// Whether who came by the one can come by the other as well, with what it knows of TLS and of sockets.
+/// True if a client of `one` can connect to `other` with the same use of TLS and unix sockets.
 fn alike(one: &Listener, other: &Listener) -> bool {
     let is_socket = |listener: &Listener| matches!(listener.address, Address::Unix(_));
     one.tls.is_some() == other.tls.is_some() && is_socket(one) == is_socket(other)
 }
 
-/// A unix socket as etcd's own clients write it: `unix:///path`, with TLS `unixs:///path`.
+/// True for a unix socket URL as written by etcd's own clients: `unix:///path`, with TLS `unixs:///path`.
 fn is_socket(url: &str) -> bool {
     let path = url.strip_prefix("unix://").or_else(|| url.strip_prefix("unixs://"));
     path.is_some_and(|path| path.starts_with('/') && !path.contains(char::is_control))
 }
 
-/// What a client can name in TLS: no address, no port.
+/// True for a valid TLS server name: no address, no port.
 fn is_host(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (1..=253).contains(&text.len()) && text.bytes().all(plain) && text.parse::<std::net::IpAddr>().is_err()

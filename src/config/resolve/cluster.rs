@@ -1,25 +1,25 @@
-//! The cluster behind us: endpoints, TLS towards them, as whom it is probed.
+//! Resolves the etcd cluster: endpoints, TLS towards members, the user for probes.
 //!
-//! Owns: `[cluster]`. Must not know: listeners.
-//! Invariants: endpoints are of one scheme and no two the same, or DNS says them; TLS is there exactly where they are https.
+//! Owns: `[cluster]`. Must not know: listeners. Invariants: endpoints have one scheme and no duplicates, or
+//! stem from SRV records; TLS is set if and only if the endpoints are https.
 
 use std::time::Duration;
 
 use super::{DAY, MOMENT, Resolver, SECOND};
 use crate::config::{
-    ClientTls, Cluster, ClusterPin, Discovery, Endpoint, MemberTrust, OutageTimes, Scheme, Serves, Srv, file,
-    values,
+    ClientTls, Cluster, ClusterPin, Discovery, Endpoint, MemberPreference, MemberTrust, OutageTimes, Scheme,
+    Srv, toml_file, values,
 };
 
-fn serves(target: Option<file::Target>) -> Serves {
+fn serves(target: Option<toml_file::TomlMemberPreference>) -> MemberPreference {
     match target {
-        None | Some(file::Target::Any) => Serves::Any,
-        Some(file::Target::Leader) => Serves::Leader,
+        None | Some(toml_file::TomlMemberPreference::Any) => MemberPreference::Any,
+        Some(toml_file::TomlMemberPreference::Leader) => MemberPreference::Leader,
     }
 }
 
 impl Resolver<'_> {
-    pub(super) fn cluster(&mut self, cluster: file::Cluster) -> Cluster {
+    pub(super) fn cluster(&mut self, cluster: toml_file::TomlCluster) -> Cluster {
         let endpoints_told = cluster.endpoints.is_some();
         let endpoints = if cluster.srv.is_some() { Vec::new() } else { self.endpoints(cluster.endpoints) };
         let srv = cluster.srv.and_then(|srv| self.srv(srv, endpoints_told));
@@ -42,7 +42,8 @@ impl Resolver<'_> {
                 self.client_tls(tls)
             }
             None if https => {
-                let reason = "https endpoints need the CA that members verify under (system roots are not used), or pinned_sha256";
+                let reason = "https endpoints need the CA that members verify under (system roots are not \
+                    used), or pinned_sha256";
                 self.findings.missing("cluster.tls.ca", reason);
                 None
             }
@@ -85,7 +86,7 @@ impl Resolver<'_> {
 
     fn outage_times(&mut self, election: Option<String>, unreachable: Option<String>) -> OutageTimes {
         let OutageTimes { election_timeout, unreachable_timeout } = OutageTimes::default();
-        // etcd takes no longer one.
+        // etcd rejects a longer election timeout.
         let elections = MOMENT..=50 * SECOND;
         OutageTimes {
             election_timeout: self.duration(
@@ -103,8 +104,8 @@ impl Resolver<'_> {
         }
     }
 
-    fn pin(&mut self, id: Option<String>, identity: Option<file::ClusterIdentity>) -> ClusterPin {
-        let follows = matches!(identity, Some(file::ClusterIdentity::Follow));
+    fn pin(&mut self, id: Option<String>, identity: Option<toml_file::TomlClusterIdentity>) -> ClusterPin {
+        let follows = matches!(identity, Some(toml_file::TomlClusterIdentity::Follow));
         if follows && id.is_some() {
             let reason =
                 "names one cluster, and identity = \"follow\" goes wherever the endpoints lead; choose one";
@@ -117,7 +118,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn srv(&mut self, srv: file::ClusterSrv, beside_endpoints: bool) -> Option<Srv> {
+    fn srv(&mut self, srv: toml_file::TomlClusterSrv, beside_endpoints: bool) -> Option<Srv> {
         if beside_endpoints {
             let reason = "says what the endpoints are, and cluster.endpoints does so too; choose one";
             self.findings.fault("cluster.srv", reason);
@@ -127,8 +128,8 @@ impl Resolver<'_> {
         let domain = domain.and_then(|domain| self.checked(path, values::domain(&domain)));
         let name = srv.name.and_then(|name| self.checked("cluster.srv.name", values::service_name(&name)));
         let scheme = match srv.scheme {
-            Some(file::ClusterScheme::Http) => Scheme::Http,
-            Some(file::ClusterScheme::Https) | None => Scheme::Https,
+            Some(toml_file::TomlClusterScheme::Http) => Scheme::Http,
+            Some(toml_file::TomlClusterScheme::Https) | None => Scheme::Https,
         };
         Some(Srv { domain: domain?, name, scheme })
     }
@@ -145,7 +146,8 @@ impl Resolver<'_> {
                 self.checked(&format!("cluster.dns[{index}]"), values::name_server(text))
             })
             .collect();
-        // Whoever answers for DNS does not say by that whom the passwords go to.
+        // By default SRV targets outside of the domain are not allowed: a forged DNS answer must not redirect
+        // passwords.
         let below = |srv: &Srv| vec![srv.domain.clone(), format!("*.{}", srv.domain)];
         let allowed = allowed.or_else(|| srv.as_ref().map(below));
         let forms = allowed.iter().flatten().enumerate();
@@ -177,7 +179,7 @@ impl Resolver<'_> {
         endpoints
     }
 
-    fn client_tls(&mut self, tls: file::ClusterTls) -> Option<ClientTls> {
+    fn client_tls(&mut self, tls: toml_file::TomlClusterTls) -> Option<ClientTls> {
         let path = "cluster.tls";
         let identity = match (tls.cert, tls.key) {
             (None, None) => None,
@@ -187,7 +189,7 @@ impl Resolver<'_> {
         Some(ClientTls { trust: trust?, identity })
     }
 
-    /// One way only: beside a weaker one a stronger one would promise what does not hold.
+    /// Exactly one kind of trust is accepted: beside a weaker kind, a stronger kind would be a false promise.
     fn member_trust(
         &mut self,
         ca: Option<String>,
@@ -208,8 +210,9 @@ impl Resolver<'_> {
             return None;
         }
         if unverified {
-            let reason = "members are NOT verified: whoever answers at their addresses, or stands between, gets every password, token \
-                          and value. For a test, or to read a fingerprint; then set pinned_sha256";
+            let reason = "members are NOT verified: whoever answers at their addresses, or stands between, \
+                          gets every password, token and value. For a test, or to read a fingerprint; then \
+                          set pinned_sha256";
             self.findings.warn(UNVERIFIED, reason);
             return Some(MemberTrust::Unverified);
         }
@@ -258,7 +261,7 @@ mod tests {
         assert_eq!((by_srv.endpoints.len(), by_srv.scheme()), (0, Scheme::Http));
         let record = |cluster: &Cluster| cluster.discovery.srv.as_ref().map(Srv::record);
         assert_eq!(record(&by_srv).as_deref(), Some("_etcd-client-blue._tcp.example.com."));
-        // Whoever answers for DNS leads no password elsewhere.
+        // A forged DNS answer must not redirect passwords.
         for host in ["example.com", "m1.example.com", "a.b.Example.com"] {
             assert!(by_srv.discovery.allows(host), "{host}");
         }

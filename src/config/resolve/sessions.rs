@@ -1,19 +1,22 @@
-//! Sessions: their keys, and where it is kept who was revoked.
+//! Resolves sessions: the session keys, and the persistence of revocations.
 //!
-//! Owns: `[session]`, `[revocation]`. Must not know: tokens, etcd.
-//! Invariants: there is always a key; where revocations are in etcd they have a prefix of their own.
+//! Owns: `[session]`, `[revocation]`. Must not know: tokens, etcd. Invariants: at least one key exists;
+//! revocations in etcd use a separate key prefix.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::users::Rows;
+use super::user_tables::UserRows;
 use super::{DAY, Resolver, SECOND, secrets, values};
-use crate::config::users::Credential;
-use crate::config::{Keep, KeySource, Login, Realm, Revocation, Session, SessionKey, file};
+use crate::config::upstream_users::UserCredential;
+use crate::config::{
+    EtcdLogin, KeySource, RealmSetting, Revocation, RevocationPersistence, SessionKey, SessionSettings,
+    toml_file,
+};
 use crate::secret::Secret;
 
 impl Resolver<'_> {
-    pub(super) fn session(&mut self, session: file::Session) -> Session {
+    pub(super) fn session(&mut self, session: toml_file::TomlSession) -> SessionSettings {
         let path = "session.key_files";
         let names = session.key_files.unwrap_or_default();
         let mut keys: Vec<SessionKey> = Vec::new();
@@ -27,8 +30,8 @@ impl Resolver<'_> {
             }
         }
         if names.is_empty() {
-            let reason = "no key file: sessions are sealed with a random key, so every client must log in again \
-                          after a restart, and no other replica accepts its session";
+            let reason = "no key file: sessions are sealed with a random key, so every client must log in \
+                          again after a restart, and no other replica accepts its session";
             self.findings.warn(path, reason);
             let mut key = zeroize::Zeroizing::new([0; 32]);
             match getrandom::fill(key.as_mut()) {
@@ -40,10 +43,10 @@ impl Resolver<'_> {
             self.findings
                 .fault("session.realm", "a realm is 1 to 128 bytes; leave it out for the cluster's id");
         }
-        let realm = session.realm.map_or(Realm::ClusterId, |realm| Realm::Named(realm.into()));
+        let realm = session.realm.map_or(RealmSetting::ClusterId, |realm| RealmSetting::Named(realm.into()));
         let key_source = if names.is_empty() { KeySource::Random } else { KeySource::Files };
         let not_before = session.not_before.map_or(0, |text| self.not_before(&text));
-        Session { keys, key_source, realm, not_before }
+        SessionSettings { keys, key_source, realm, not_before }
     }
 
     fn not_before(&mut self, text: &str) -> u64 {
@@ -56,11 +59,13 @@ impl Resolver<'_> {
         seconds
     }
 
-    /// A user who logs in to members.
-    fn login_of(&mut self, path: &str, name: &str, rows: &Rows) -> Option<Login> {
+    /// The password login of a user at members.
+    fn login_of(&mut self, path: &str, name: &str, rows: &UserRows) -> Option<EtcdLogin> {
         let user = self.user_named(path, name, rows)?;
         match rows.users.named.get(&user) {
-            Some(Credential::Password(password)) => Some(Login { user, password: Arc::clone(password) }),
+            Some(UserCredential::Password(password)) => {
+                Some(EtcdLogin { user, password: Arc::clone(password) })
+            }
             _ if rows.faulty.contains(name) => None,
             _ => {
                 self.findings.fault(path, "logs in with a password: its [[user]] needs a password_file");
@@ -71,12 +76,12 @@ impl Resolver<'_> {
 
     pub(super) fn revocation(
         &mut self,
-        revocation: file::Revocation,
-        rows: &Rows,
-        probe: Option<&Login>,
+        revocation: toml_file::TomlRevocation,
+        rows: &UserRows,
+        probe: Option<&EtcdLogin>,
     ) -> Revocation {
         let max_age = self.duration("revocation.max_age", revocation.max_age, 60 * SECOND, 5 * SECOND..=DAY);
-        let file = revocation.state_file.map(|name| self.place(&name));
+        let file = revocation.state_file.map(|name| self.written_path(&name));
         let login = match revocation.user {
             Some(name) => self.login_of("revocation.user", &name, rows),
             None => probe.cloned(),
@@ -87,15 +92,15 @@ impl Resolver<'_> {
                     let reason = "has no effect, since revocation.etcd_prefix is set";
                     self.findings.warn("revocation.state_file", reason);
                 }
-                // Everything below the prefix is Keyward's alone.
+                // All keys below the prefix are reserved for Keyward.
                 if prefix.trim_matches('/').is_empty() || !prefix.ends_with('/') {
                     let reason = "is a name that ends with a slash, as in \"/keyward/revocations/\"";
                     self.findings.fault("revocation.etcd_prefix", reason);
                 }
-                Keep::Etcd { prefix: Arc::from(prefix), login }
+                RevocationPersistence::Etcd { prefix: Arc::from(prefix), login }
             }
-            (None, Some(file)) => Keep::File(file),
-            (None, None) => Keep::Memory,
+            (None, Some(file)) => RevocationPersistence::File(file),
+            (None, None) => RevocationPersistence::Memory,
         };
         Revocation { keep, max_age }
     }

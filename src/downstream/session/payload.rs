@@ -1,33 +1,36 @@
-//! The bytes inside the box.
+//! The plaintext bytes of a sealed session.
 //!
-//! Owns: their layout. Must not know: keys.
-//! Invariants: padded to a multiple of [`BLOCK`], so that the token's length tells nothing of what is in it; what an
-//! earlier release sealed is still read; who is known without a password is known by its line in the users file, so that
-//! a session key alone makes nobody of the file's.
+//! Owns: the layout of the plaintext. Must not know: keys.
+//! Invariants: the plaintext is padded to a multiple of [`BLOCK`], so that the token's length hides the
+//! contents. Sessions sealed by an earlier release can still be read. A user of the users file is proved by
+//! the digest of the user's line, so a session key alone is not enough to forge a session of the file's
+//! users.
 //!
-//! 2 (1) · proof (1) · kind of peer (1) · issued at (8) · proved at (8) · generation (8) · id (16) · name length (2) ·
-//! password length (2) · name · password · zeros. Numbers are big-endian. The first layout had neither the 2 nor
-//! "proved at", and began with a proof of 0 or 1.
+//! 2 (1) · proof (1) · kind of peer (1) · issued at (8) · proved at (8) · generation (8) · id (16) · name
+//! length (2) · password length (2) · name · password · zeros. Numbers are big-endian. The first layout had
+//! neither the 2 nor "proved at", and began with a proof of 0 or 1.
 
 use zeroize::Zeroizing;
 
-use super::{Namespace, Proof, Session, SessionId, SessionPeer};
+use super::{PeerNamespace, Session, SessionId, SessionPeer, SessionProof};
 use crate::identity::UserName;
 use crate::secret::Secret;
 
-/// A name and password of 81 bytes together fit into one.
+/// Padding unit. A name and a password of 81 bytes together fit into one block.
 const BLOCK: usize = 128;
 const HEAD: usize = 47;
-/// The first byte. The first layout has a proof there.
+/// The first byte. The first layout has a proof of 0 or 1 in the same place.
 const LAYOUT: u8 = 2;
-/// Of name and of password. The token has to fit into a header list of 64 KiB, many clients allow 8 KiB.
+/// Longest name, and longest password. The token has to fit into a header list of 64 KiB; many clients allow
+/// only 8 KiB.
 const LONGEST: usize = 4096;
 
 const WITH_PASSWORD: u8 = 1;
 const KNOWN_TO_FILE: u8 = 3;
 
 impl SessionPeer {
-    /// Whether it fits into a session: one that does not is not worth a look at its password.
+    /// True if name and password fit into a session. If not, the login is refused without a check of the
+    /// password.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.user().as_str().len() <= LONGEST
@@ -41,16 +44,17 @@ impl SessionPeer {
         }
     }
 
-    /// Whether a login makes such a pair. The others would go by a name that nothing vouches for.
-    fn is_proved_by(&self, proof: Proof) -> bool {
+    /// True if a login can produce the pair of peer and proof. Any other pair would name a user without a
+    /// matching proof.
+    fn is_proved_by(&self, proof: SessionProof) -> bool {
         match (self, proof) {
-            (Self::Password { .. }, Proof::None | Proof::Etcd { .. })
-            | (Self::Known { namespace: Namespace::File, .. }, Proof::File { .. }) => true,
+            (Self::Password { .. }, SessionProof::None | SessionProof::Etcd { .. })
+            | (Self::Known { namespace: PeerNamespace::File, .. }, SessionProof::File { .. }) => true,
             (Self::Password { .. } | Self::Known { .. }, _) => false,
         }
     }
 
-    /// `None` for a kind that we do not know, or one that carries what its kind does not.
+    /// `None` for an unknown kind, or for a password on a kind of peer without one.
     fn read(kind: u8, name: &[u8], password: &[u8]) -> Option<Self> {
         let user = UserName::from(str::from_utf8(name).ok()?);
         match kind {
@@ -58,15 +62,17 @@ impl SessionPeer {
                 let password = Secret::new(str::from_utf8(password).ok()?.to_owned());
                 Some(Self::Password { user, password })
             }
-            KNOWN_TO_FILE => password.is_empty().then_some(Self::Known { namespace: Namespace::File, user }),
+            KNOWN_TO_FILE => {
+                password.is_empty().then_some(Self::Known { namespace: PeerNamespace::File, user })
+            }
             _ => None,
         }
     }
 }
 
-impl Proof {
-    /// Its number, and what it was measured against.
-    fn written(self) -> (u8, u64) {
+impl SessionProof {
+    /// The proof's number, and the state of the password source.
+    fn encoded(self) -> (u8, u64) {
         match self {
             Self::None => (0, 0),
             Self::Etcd { auth_revision } => (1, auth_revision),
@@ -84,14 +90,14 @@ impl Proof {
     }
 }
 
-/// `None` when name or password are longer than [`LONGEST`].
+/// `None` if name or password is longer than [`LONGEST`].
 pub(super) fn encode(session: &Session) -> Option<Zeroizing<Vec<u8>>> {
     let name = session.peer.user().as_str().as_bytes();
     let password = session.peer.password().map_or(&[][..], |password| password.expose().as_bytes());
     let length = (HEAD + name.len() + password.len()).next_multiple_of(BLOCK);
-    // Its whole capacity at once: growing would leave copies of the password behind.
+    // Allocate the whole capacity at once: growing the buffer would leave copies of the password in memory.
     let mut out = Zeroizing::new(Vec::with_capacity(length));
-    let (proof, proved_at) = session.proof.written();
+    let (proof, proved_at) = session.proof.encoded();
     out.extend_from_slice(&[LAYOUT, proof, session.peer.kind()]);
     out.extend_from_slice(&session.issued_at.to_be_bytes());
     out.extend_from_slice(&proved_at.to_be_bytes());
@@ -107,26 +113,26 @@ pub(super) fn encode(session: &Session) -> Option<Zeroizing<Vec<u8>>> {
     Some(out)
 }
 
-/// `None` for bytes of another layout: only a release that we do not know seals such.
+/// `None` for bytes in an unknown layout: only an unknown release could have sealed such a session.
 pub(super) fn decode(bytes: &[u8]) -> Option<Session> {
     match bytes.split_first()? {
         (&LAYOUT, rest) => {
             let ([proof, kind], rest) = rest.split_first_chunk()?;
             let (issued_at, rest) = number(rest)?;
             let (proved_at, rest) = number(rest)?;
-            session(Proof::read(*proof, proved_at)?, *kind, issued_at, rest)
+            session(SessionProof::read(*proof, proved_at)?, *kind, issued_at, rest)
         }
         (&proof @ (0 | 1), rest) => {
             let (&kind @ WITH_PASSWORD, rest) = rest.split_first()? else { return None };
             let (issued_at, rest) = number(rest)?;
-            session(Proof::read(proof, 0)?, kind, issued_at, rest)
+            session(SessionProof::read(proof, 0)?, kind, issued_at, rest)
         }
         _ => None,
     }
 }
 
-/// What both layouts end with: generation, id, name, password, zeros.
-fn session(proof: Proof, kind: u8, issued_at: u64, rest: &[u8]) -> Option<Session> {
+/// The part common to both layouts: generation, id, name, password, zeros.
+fn session(proof: SessionProof, kind: u8, issued_at: u64, rest: &[u8]) -> Option<Session> {
     let (generation, rest) = number(rest)?;
     let (id, rest) = rest.split_first_chunk()?;
     let (name, rest) = rest.split_first_chunk()?;
@@ -171,10 +177,12 @@ mod tests {
         let [by_password, by_file] = [login("alice", "pw"), known_to_file("alice")];
         let written = |session: &Session| decode(&encode(session).unwrap());
         assert!(written(&by_password).is_some() && written(&by_file).is_some());
-        for proof in [Proof::None, Proof::Etcd { auth_revision: 7 }] {
+        for proof in [SessionProof::None, SessionProof::Etcd { auth_revision: 7 }] {
             assert!(written(&Session { proof, ..known_to_file("alice") }).is_none(), "{proof:?}");
         }
-        assert!(written(&Session { proof: Proof::File { line: 7 }, ..login("alice", "pw") }).is_none());
+        assert!(
+            written(&Session { proof: SessionProof::File { line: 7 }, ..login("alice", "pw") }).is_none()
+        );
     }
 
     #[test]

@@ -1,162 +1,173 @@
-//! Who is which etcd user, by the rules of one configuration.
+//! The mapping from peers to etcd users, by the rules of a configuration.
 //!
-//! Owns: what the rules and Keyward's credentials make of a peer. Must not know: how a peer proved itself, whether it was
-//! revoked. Invariants (rules 9, 11): a peer that is no etcd user is nobody; one that proved nothing is lent nothing.
+//! Owns: the result of the rules and of Keyward's credentials for a peer. Must not know: how a peer proved
+//! itself, whether a session was revoked.
+//! Invariants (docs/decisions.md#d09, docs/decisions.md#d11): a peer mapped to no etcd user goes upstream
+//! without a user; a peer without proof gets none of Keyward's credentials.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Caller, Grounds};
+use super::{Caller, CallerGrounds};
 use crate::config::{Config, Identify, Listener};
-use crate::gateway::Client;
+use crate::gateway::ClientConnection;
 use crate::identity::{Peer, UserName};
 use crate::jwt::Issuers;
-use crate::policy::mapping::{Mapped, Mapping};
-use crate::upstream::credential::{Credentials, Identity, PasswordIdentity};
-use crate::upstream::send::As;
-use crate::users::{LineMark, Users};
+use crate::policy::mapping::{Mapping, MappingResult};
+use crate::upstream::credential::{Credentials, PasswordIdentity, UpstreamIdentity};
+use crate::upstream::send::UpstreamUser;
+use crate::users::{UserLineMark, UserPasswordHashes};
 
-/// Who is which etcd user, and as whom Keyward can act. Published whole; one of them holds for one call.
+/// The rules, and the etcd users that Keyward can prove. Published whole; a call keeps the same version from
+/// start to end.
 #[derive(Debug)]
 pub struct Identities {
     pub(super) issuers: Arc<Issuers>,
     mapping: Mapping,
-    /// The users file that was read with them: a rule for its users counts together with their lines.
-    users: Arc<Users>,
-    ways: Vec<Ways>,
+    /// The users file read together with the rules: rules for users of the file hold together with the users'
+    /// lines.
+    users: Arc<UserPasswordHashes>,
+    ways: Vec<IdentificationWays>,
     credentials: Arc<Credentials>,
 }
 
-/// What clients of a listener may show, in the order in which it is looked at. It follows from the rules and issuers, too:
-/// those that are replaced take it along.
+/// The ways of identification accepted by a listener, in order of precedence. The ways also follow from rules
+/// and issuers, so all are replaced together.
 #[derive(Debug)]
-struct Ways {
+struct IdentificationWays {
     listener: Arc<str>,
     ca: Option<Arc<str>>,
     identify: Vec<Identify>,
 }
 
-/// A peer, and what the rules say of it.
+/// A peer, and the rules' decision.
 #[derive(Clone)]
-pub(super) struct Standing {
-    /// Its name, for the record.
+pub(super) struct PeerStanding {
+    /// The peer's name, for the access record.
     pub(super) peer: Rc<str>,
-    pub(super) rank: Rank,
-    pub(super) grounds: Grounds,
+    pub(super) rank: PeerRank,
+    pub(super) grounds: CallerGrounds,
 }
 
-impl Standing {
-    /// The session's password was accepted once, and is not what the call goes upstream with: nobody there looks at it.
-    pub(super) fn proved_elsewhere(self) -> Self {
+impl PeerStanding {
+    /// Marks a session whose password was accepted once and is not used upstream, so etcd does not see the
+    /// password.
+    pub(super) fn with_recheck(self) -> Self {
         match self.rank {
-            Rank::Known(caller) => {
-                let rank = Rank::Known(Rc::new(Caller { again: true, ..Caller::clone(&caller) }));
+            PeerRank::Known(caller) => {
+                let rank = PeerRank::Known(Rc::new(Caller { needs_recheck: true, ..Caller::clone(&caller) }));
                 Self { rank, ..self }
             }
             _ => self,
         }
     }
 
-    /// Whether that is so.
-    pub(super) fn again(&self) -> bool {
-        matches!(&self.rank, Rank::Known(caller) if caller.again)
+    /// True if marked by [`PeerStanding::proved_elsewhere`].
+    pub(super) fn needs_recheck(&self) -> bool {
+        matches!(&self.rank, PeerRank::Known(caller) if caller.needs_recheck)
     }
 }
 
 #[derive(Clone)]
-pub(super) enum Rank {
-    /// It is somebody upstream, or may go there as nobody.
+pub(super) enum PeerRank {
+    /// The peer is an etcd user, or may go upstream without a user.
     Known(Rc<Caller>),
-    /// No rule knows it, or Keyward has no credential for the user: refused, except where there are no users.
+    /// No rule matches, or Keyward has no credential for the user: refused, unless auth is off.
     Unknown,
-    /// A rule refuses it.
+    /// A rule denies the peer.
     Denied,
-    /// A rule knows whom it says it is, but it has proved nothing: auth was off when it logged in.
+    /// A rule names a user, but the peer has no proof: auth was off at the login.
     Unproved,
 }
 
-/// The credential that a peer brought itself, made when it is needed.
+/// The peer's own credential, created on demand.
 #[derive(Clone, Copy)]
-pub(super) enum Brought<'a> {
+pub(super) enum OwnCredential<'a> {
     Nothing,
-    /// One that etcd has accepted.
+    /// A credential accepted by etcd.
     Proved(&'a dyn Fn() -> Arc<PasswordIdentity>),
-    /// One that etcd has not looked at.
+    /// A credential not checked by etcd yet.
     Unproved(&'a dyn Fn() -> Arc<PasswordIdentity>),
 }
 
 impl Identities {
-    /// What a configuration says. `credentials` have its users.
+    /// The mapping of a configuration; `credentials` hold the configured users.
     #[must_use]
     pub fn of(config: &Config, credentials: &Arc<Credentials>) -> Self {
         Self {
             issuers: Arc::clone(&config.issuers),
             mapping: Mapping::new(config.mapping.as_ref().clone()),
             users: Arc::clone(&config.passwords.users),
-            ways: config.listeners.iter().map(|listener| Ways::of(listener)).collect(),
+            ways: config.listeners.iter().map(|listener| IdentificationWays::of(listener)).collect(),
             credentials: Arc::clone(credentials),
         }
     }
 
-    /// What this client may show. As its listener was started where that is gone, or asks for other certificates since:
-    /// that waits for a restart, and what follows from it as well.
-    pub(super) fn ways<'a>(&'a self, client: &'a Client) -> &'a [Identify] {
+    /// The ways accepted from this client. If the configuration has no such listener any more, or has the
+    /// listener with another client CA, the ways at the listener's start hold until a restart.
+    pub(super) fn ways<'a>(&'a self, client: &'a ClientConnection) -> &'a [Identify] {
         let listener = &client.listener;
         let found = self.ways.iter().find(|ways| ways.listener == listener.name);
         let same = found.filter(|ways| ways.ca.as_deref() == listener.client_ca().map(|ca| &*ca.name));
         same.map_or(&listener.identify, |ways| &ways.identify)
     }
 
-    /// Whether these rules were read with this line of the user's.
-    pub(super) fn know(&self, user: &UserName, line: LineMark) -> bool {
+    /// True if the rules were read together with this line of the user.
+    pub(super) fn contains_line(&self, user: &UserName, line: UserLineMark) -> bool {
         self.users.line(user) == Some(line)
     }
 
-    /// As that user, without a password of the client's. None where Keyward has no credential for it.
-    fn acting(&self, user: &UserName) -> Option<As> {
-        self.credentials.acting(user)
+    /// Keyward's own credential for the user, if configured.
+    fn acting(&self, user: &UserName) -> Option<UpstreamUser> {
+        self.credentials.act_as(user)
     }
 
-    /// What the rules say of a peer, whose proof ends at `until`.
+    /// The rules' decision on a peer with a proof valid until `until`.
     pub(super) fn standing(
         &self,
-        client: &Client,
-        grounds: Grounds,
+        client: &ClientConnection,
+        grounds: CallerGrounds,
         until: Option<Instant>,
-        brought: Brought<'_>,
-    ) -> Standing {
+        brought: OwnCredential<'_>,
+    ) -> PeerStanding {
         let peer = &grounds.peer;
         let address = client.origin.remote.map(|remote| remote.ip());
-        let known = |whom| Rank::Known(Rc::new(Caller::new(whom, until, grounds.clone())));
-        let mut again = matches!(brought, Brought::Proved(_));
+        let known = |whom| PeerRank::Known(Rc::new(Caller::new(whom, until, grounds.clone())));
+        let mut again = matches!(brought, OwnCredential::Proved(_));
         let rank = match (self.mapping.user_of(peer, address), brought) {
-            (Mapped::Denied, _) => Rank::Denied,
-            // Once its password was accepted, a user is proved by its entry, where it has one.
-            (Mapped::Itself, Brought::Proved(own)) => {
-                let (whom, by_own) = self.credentials.acting_or(own());
+            (MappingResult::Denied, _) => PeerRank::Denied,
+            // After the password was accepted, the user's `[[user]]` row is the upstream credential, if
+            // configured.
+            (MappingResult::Itself, OwnCredential::Proved(own)) => {
+                let (whom, by_own) = self.credentials.act_as_or_password(own());
                 again = !by_own;
                 known(whom)
             }
-            (Mapped::Itself, Brought::Unproved(own)) => known(As::User(Identity::Password(own()))),
-            // Its password, which upstream will be looked at, is all that it has: no rule lends it more (rules 11).
-            (_, Brought::Unproved(_)) => Rank::Unproved,
-            (Mapped::Anonymous, _) => known(As::Nobody),
-            (Mapped::User(user), _) => self.acting(&user).map_or(Rank::Unknown, known),
-            // By Keyward's own credential: the client's token never goes upstream.
-            (Mapped::Itself, Brought::Nothing) => match peer {
-                Peer::EtcdToken(user) => self.credentials.acting_or_signed(user).map_or(Rank::Unknown, known),
-                _ => Rank::Unknown,
+            (MappingResult::Itself, OwnCredential::Unproved(own)) => {
+                known(UpstreamUser::User(UpstreamIdentity::Password(own())))
+            }
+            // The unproved password, to be checked upstream, is the peer's only credential: no rule grants
+            // another (docs/decisions.md#d11).
+            (_, OwnCredential::Unproved(_)) => PeerRank::Unproved,
+            (MappingResult::Anonymous, _) => known(UpstreamUser::Nobody),
+            (MappingResult::User(user), _) => self.acting(&user).map_or(PeerRank::Unknown, known),
+            // Goes upstream with Keyward's own credential, never with the client's token.
+            (MappingResult::Itself, OwnCredential::Nothing) => match peer {
+                Peer::EtcdToken(user) => {
+                    self.credentials.act_as_or_signed(user).map_or(PeerRank::Unknown, known)
+                }
+                _ => PeerRank::Unknown,
             },
-            (Mapped::Unknown, _) => Rank::Unknown,
+            (MappingResult::Unknown, _) => PeerRank::Unknown,
         };
-        let standing = Standing { peer: peer.to_string().into(), rank, grounds };
-        if again { standing.proved_elsewhere() } else { standing }
+        let standing = PeerStanding { peer: peer.to_string().into(), rank, grounds };
+        if again { standing.with_recheck() } else { standing }
     }
 }
 
-impl Ways {
+impl IdentificationWays {
     fn of(listener: &Listener) -> Self {
         Self {
             listener: Arc::clone(&listener.name),

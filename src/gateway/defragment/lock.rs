@@ -1,9 +1,10 @@
-//! What replicas tell each other of defragmentations, by keys in etcd.
+//! Coordination of defragmentations between replicas, by keys in etcd.
 //!
-//! Owns: those keys: `PREFIX` + `defragment/lock`, which lives by a lease, and `PREFIX` + `defragment/done/ID` for each member
-//! done, which lives for ten minutes. Must not know: what is done under the lock. Invariants: all of it is done as the caller,
-//! who may do it, since who may defragment may write everywhere; a lock that was lost lets nothing begin; what cannot be
-//! kept lasts a minute at most.
+//! Owns: the keys `PREFIX` + `defragment/lock`, bound to a lease, and `PREFIX` + `defragment/done/ID`, which
+//! records a defragmented member for ten minutes. Must not know: the work done under the lock. Invariants:
+//! every request is made as the caller's user, because a user permitted to defragment may write every key;
+//! after the lock is lost, no further defragmentation begins; a lock that cannot be renewed expires within a
+//! minute.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -16,7 +17,7 @@ use bytes::Bytes;
 use prost::Message;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{LATELY, Trouble, ask_anywhere};
+use super::{DefragmentFailure, LATELY, ask_anywhere};
 use crate::identity::MemberId;
 use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::pb::etcdserverpb::request_op::Request;
@@ -26,8 +27,8 @@ use crate::pb::etcdserverpb::{
     RangeResponse, RequestOp, TxnRequest, TxnResponse,
 };
 use crate::refusal::{Code, Status};
-use crate::upstream::read::ReadError;
-use crate::upstream::send::{As, Door};
+use crate::upstream::own_requests::ReadError;
+use crate::upstream::send::{UpstreamClient, UpstreamUser};
 
 const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
 const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
@@ -39,38 +40,42 @@ const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 /// How long a lock outlives its replica.
 const TTL: Duration = Duration::from_secs(60);
 
-/// What became of the attempt.
-pub(super) enum Taken {
-    /// It is ours.
-    Ours(Lock),
-    /// Somebody else has it.
-    Anothers,
-    /// The store is full: it takes no key.
+/// The result of trying to take the lock.
+pub(super) enum DefragmentLockAttempt {
+    /// The lock was taken.
+    Ours(DefragmentLock),
+    /// Another replica holds the lock.
+    HeldElsewhere,
+    /// The store is full and accepts no key.
     NoSpace,
 }
 
-/// The lock, ours.
-pub(super) struct Lock {
-    door: Rc<Door>,
-    whom: As,
+/// The lock, held by this replica.
+pub(super) struct DefragmentLock {
+    door: Rc<UpstreamClient>,
+    whom: UpstreamUser,
     prefix: Arc<str>,
-    /// What the key holds: nobody else's does.
+    /// The key's value, unique to this holder.
     mark: Bytes,
     lease: i64,
 }
 
-/// Takes the lock, if it is free.
+/// Takes the lock if free.
 ///
 /// # Errors
-/// A member refused it, or none answered.
-pub(super) async fn take(door: &Rc<Door>, whom: &As, prefix: Arc<str>) -> Result<Taken, ReadError> {
+/// A member refused the request, or no member answered.
+pub(super) async fn take(
+    door: &Rc<UpstreamClient>,
+    whom: &UpstreamUser,
+    prefix: Arc<str>,
+) -> Result<DefragmentLockAttempt, ReadError> {
     let granted = grant(door, whom, TTL).await;
     let lease = match granted {
-        Err(ReadError::Refused(status)) if is_full(&status) => return Ok(Taken::NoSpace),
+        Err(ReadError::Refused(status)) if is_full(&status) => return Ok(DefragmentLockAttempt::NoSpace),
         granted => granted?,
     };
     let mark = Bytes::from(format!("{lease:x}"));
-    let lock = Lock { door: Rc::clone(door), whom: whom.clone(), prefix, mark, lease };
+    let lock = DefragmentLock { door: Rc::clone(door), whom: whom.clone(), prefix, mark, lease };
     let free = Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Create.into(),
@@ -80,23 +85,23 @@ pub(super) async fn take(door: &Rc<Door>, whom: &As, prefix: Arc<str>) -> Result
     };
     let look = RangeRequest { key: lock.key(), ..RangeRequest::default() };
     let answer = match lock.txn(free, lease, Some(look)).await {
-        Err(ReadError::Refused(status)) if is_full(&status) => return Ok(Taken::NoSpace),
+        Err(ReadError::Refused(status)) if is_full(&status) => return Ok(DefragmentLockAttempt::NoSpace),
         answer => answer?,
     };
-    // One whose answer was lost may have taken it.
+    // An earlier try whose answer was lost may have taken the lock.
     let holds = |response: &Response| match response {
         Response::ResponseRange(range) => range.kvs.iter().any(|kv| kv.value == lock.mark),
         _ => false,
     };
     let ours = answer.responses.iter().filter_map(|op| op.response.as_ref()).any(holds);
     if answer.succeeded || ours {
-        return Ok(Taken::Ours(lock));
+        return Ok(DefragmentLockAttempt::Ours(lock));
     }
     lock.release().await;
-    Ok(Taken::Anothers)
+    Ok(DefragmentLockAttempt::HeldElsewhere)
 }
 
-impl Lock {
+impl DefragmentLock {
     fn key(&self) -> Bytes {
         format!("{}defragment/lock", self.prefix).into()
     }
@@ -105,7 +110,7 @@ impl Lock {
         format!("{}defragment/done/", self.prefix)
     }
 
-    /// Puts the lock with `lease` if `compare` holds, else reads.
+    /// Puts the lock key with `lease` if `compare` holds, else runs the `otherwise` read.
     async fn txn(
         &self,
         compare: Compare,
@@ -130,13 +135,13 @@ impl Lock {
         ask(&self.door, &self.whom, path, message).await
     }
 
-    /// Members that a replica has done lately.
+    /// The members recently defragmented by any replica.
     ///
     /// # Errors
-    /// It could not be read.
+    /// The keys could not be read.
     pub(super) async fn lately(&self) -> Result<BTreeSet<MemberId>, ReadError> {
         let prefix = self.done();
-        // The digits and letters of ids all come before the tilde.
+        // All hexadecimal digits sort before the tilde.
         let all = RangeRequest {
             key: prefix.clone().into(),
             range_end: format!("{prefix}~").into(),
@@ -151,7 +156,8 @@ impl Lock {
         Ok(found.kvs.iter().filter_map(|kv| id(&kv.key)).collect())
     }
 
-    /// Notes that a member is done. Where that fails it may be done again too soon, which is no harm.
+    /// Records a defragmented member. A failure is harmless: the member may only be defragmented again too
+    /// early.
     pub(super) async fn note(&self, member: MemberId) {
         let noted = async {
             let lease = grant(&self.door, &self.whom, LATELY).await?;
@@ -164,15 +170,18 @@ impl Lock {
         }
     }
 
-    /// Keeps the lock while `work` goes on. What was begun is seen to its end.
+    /// Renews the lock while `work` runs. `work`, once begun, runs to its end.
     ///
     /// # Errors
-    /// [`Trouble::Another`]: it was lost before `work` began.
-    pub(super) async fn held_while<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Trouble> {
+    /// [`DefragmentFailure::Another`]: the lock was lost before `work` began.
+    pub(super) async fn held_while<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, DefragmentFailure> {
         match self.renewed().await {
             Ok(true) => {}
-            Ok(false) => return Err(Trouble::Another),
-            // It has filled up since the lock was taken; what is under way is what helps it.
+            Ok(false) => return Err(DefragmentFailure::Another),
+            // The store filled up after the lock was taken; the defragmentation may free the space.
             Err(ReadError::Refused(status)) if is_full(&status) => tracing::warn!(
                 "etcd has no space to keep the lock of a defragmentation: other replicas may not know of it"
             ),
@@ -184,18 +193,20 @@ impl Lock {
         turns.tick().await;
         loop {
             tokio::select! {
-                biased; // the work first: it is what is waited for
+                biased; // a finished defragmentation first
                 done = &mut work => return Ok(done),
                 _ = turns.tick() => match self.renewed().await {
                     Ok(true) => {}
-                    Ok(false) => tracing::warn!("the lock of a defragmentation was lost while a member is under way"),
+                    Ok(false) => tracing::warn!(
+                        "the lock of a defragmentation was lost while a member is under way"
+                    ),
                     Err(error) => tracing::info!(?error, "the lock of a defragmentation could not be kept"),
                 },
             }
         }
     }
 
-    /// Binds the lock to a lease that lives for a whole TTL more; false where it is ours no more.
+    /// Binds the lock to a new lease of a full TTL. Returns false if another replica holds the lock.
     async fn renewed(&mut self) -> Result<bool, ReadError> {
         let lease = grant(&self.door, &self.whom, TTL).await?;
         let ours = Compare {
@@ -210,7 +221,7 @@ impl Lock {
         Ok(kept)
     }
 
-    /// Gives it back. Where that fails it ends by itself.
+    /// Releases the lock. After a failure the lock expires with its lease.
     pub(super) async fn release(self) {
         let revoke = LeaseRevokeRequest { id: self.lease };
         let revoked: Result<crate::pb::etcdserverpb::LeaseRevokeResponse, _> =
@@ -221,15 +232,15 @@ impl Lock {
     }
 }
 
-async fn grant(door: &Rc<Door>, whom: &As, ttl: Duration) -> Result<i64, ReadError> {
+async fn grant(door: &Rc<UpstreamClient>, whom: &UpstreamUser, ttl: Duration) -> Result<i64, ReadError> {
     let ttl = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
     let granted: LeaseGrantResponse = ask(door, whom, GRANT, &LeaseGrantRequest { ttl, id: 0 }).await?;
     Ok(granted.id)
 }
 
 async fn ask<T: Message + Default>(
-    door: &Rc<Door>,
-    whom: &As,
+    door: &Rc<UpstreamClient>,
+    whom: &UpstreamUser,
     path: &'static str,
     message: &impl Message,
 ) -> Result<T, ReadError> {
@@ -237,7 +248,7 @@ async fn ask<T: Message + Default>(
     T::decode(answer).map_err(|_unreadable| ReadError::Lost)
 }
 
-/// etcd's words, not ours: it takes no key any more.
+/// True for etcd's error of a full store, recognized by etcd's own text.
 fn is_full(status: &Status) -> bool {
     status.code == Code::ResourceExhausted && status.message == NO_SPACE
 }

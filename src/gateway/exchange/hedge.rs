@@ -1,8 +1,9 @@
-//! A second member that is asked beside the first, which takes long to answer.
+//! Hedged reads: asking a second member when the first member is slow to answer.
 //!
-//! Owns: when there is a second, and which answer counts. Must not know: how one is asked. Invariants: none unless
-//! `cluster.hedge_after` says so; only a linearizable read that any member can serve has a second, one, within what may be sent
-//! again, and where there is room at once; the first good answer counts, and the other stream is reset.
+//! Owns: when a second member is asked, and the choice between the two answers. Must not know: how a member
+//! is asked. Invariants: reads are hedged only if `cluster.hedge_after` is set; only a linearizable read
+//! servable by any member is hedged, at most once, within the retry budget, and only if the second member has
+//! a free in-flight slot now; the first good answer is used, and the other stream is reset.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,39 +11,41 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::turn::Pass;
-use super::{Attempt, Course, Exchange};
-use crate::gateway::access_log::Record;
-use crate::gateway::retries::Trouble;
+use super::member_slot::SendPermit;
+use super::{Attempt, CallProgress, Exchange};
+use crate::gateway::access_log::AccessRecord;
+use crate::gateway::retries::RetryCause;
 use crate::identity::{ClusterId, MemberId};
-use crate::lease::claim::Claim;
-use crate::rpc::method::{Effect, Lane, Stream};
-use crate::upstream::balance::is_still_served;
-use crate::upstream::choose::Wanted;
+use crate::lease::lock_wait::LockWait;
+use crate::rpc::method::{Effect, Lane, StreamingSides};
+use crate::upstream::choose::MemberTarget;
 use crate::upstream::membership::Member;
-use crate::upstream::send::is_another;
+use crate::upstream::send::is_different_cluster;
+use crate::upstream::waiting_calls::is_still_served;
 
 impl Exchange<'_> {
-    /// After what time a second member is asked; none where that is not to be.
-    pub(super) fn hedge_after(&self, claim: Option<&Claim>, course: &Course) -> Option<Duration> {
+    /// The delay before a second member is asked; `None` if the call may not be hedged.
+    pub(super) fn hedge_after(&self, claim: Option<&LockWait>, course: &CallProgress) -> Option<Duration> {
         let after = self.gateway.hedge_after?;
-        // What is local goes home, what names a member or the leader to that one: only these may go anywhere.
-        let anywhere = matches!(self.wanted, Wanted::Any | Wanted::Near);
-        let reads = self.effect == Effect::ReadOnly && self.method.stream == Stream::Unary;
+        // A local read goes to the home member, and a call may name a member or the leader: only the
+        // remaining calls may go to any member.
+        let anywhere = matches!(self.wanted, MemberTarget::Any | MemberTarget::Near);
+        let reads = self.effect == Effect::ReadOnly && self.method.stream == StreamingSides::Unary;
         let short = self.lane == Lane::Unary && !self.takes_long();
         (anywhere && reads && short && claim.is_none() && !course.hedged).then_some(after)
     }
 
-    /// One attempt at `member`, and after that time another beside it. Returns who came first, and with what.
+    /// Makes an attempt at `pass`'s member, and after the delay `after` another attempt at a second member.
+    /// Returns the deciding member and its result.
     pub(super) async fn hedged(
         &self,
         after: Duration,
-        pass: &Pass,
-        course: &mut Course,
-        record: &mut Record,
+        pass: &SendPermit,
+        course: &mut CallProgress,
+        record: &mut AccessRecord,
     ) -> (Arc<Member>, Attempt) {
         let member = Arc::clone(&pass.member);
-        let Course { served, tried, healed, hedged, .. } = course;
+        let CallProgress { served, tried, healed, hedged, .. } = course;
         let served = served.flatten();
         let tried: &[MemberId] = tried;
         let mut first = pin!(self.attempt(None, pass, tried, healed, record.attempts));
@@ -51,7 +54,7 @@ impl Exchange<'_> {
             self.second(&member, served, tried).await
         };
         let second = tokio::select! {
-            biased; // what was answered needs no second
+            biased; // an answered call needs no second attempt
             attempt = &mut first => return (Arc::clone(&member), attempt),
             second = second => second,
         };
@@ -65,14 +68,15 @@ impl Exchange<'_> {
         let mut renewed = Vec::new();
         let mut second = pin!(self.attempt(None, &other, tried, &mut renewed, record.attempts));
         let first_ended = tokio::select! {
-            biased; // of two good answers the first
+            biased; // prefer the first member's answer if both answered
             attempt = &mut first => Some(attempt),
             attempt = &mut second => match attempt {
                 Attempt::Answered(_) => {
                     self.gateway.metrics.tries.hedges_won.inc();
                     return (Arc::clone(&second_member), attempt);
                 }
-                // The first decides, as if there had been no other.
+                // The second attempt failed: the first attempt decides, as if no second attempt had been
+                // made.
                 _ => None,
             },
         };
@@ -91,34 +95,40 @@ impl Exchange<'_> {
         (member, ended)
     }
 
-    /// Another ready member of the cluster that was `served`, with room, to which the caller is proved, within what may be
-    /// sent again. Dropped where the first answers meanwhile.
-    async fn second(&self, first: &Member, served: Option<ClusterId>, tried: &[MemberId]) -> Option<Pass> {
+    /// Chooses a second ready member of the cluster `served`, with a free in-flight slot, authenticates the
+    /// caller there and draws on the retry budget. The future is dropped if the first member answers
+    /// meanwhile.
+    async fn second(
+        &self,
+        first: &Member,
+        served: Option<ClusterId>,
+        tried: &[MemberId],
+    ) -> Option<SendPermit> {
         let mut avoid = tried.to_vec();
         avoid.push(first.id);
         let door = &self.gateway.door;
-        // Both of one snapshot.
+        // The member and the cluster must come from the same snapshot.
         let member = {
             let members = door.members.snapshot.load();
             let chosen = self.choose_among(&members, &avoid)?;
             let suits = chosen.is_ready() && !avoid.contains(&chosen.id);
-            (suits && !is_another(served, members.cluster)).then_some(chosen)?
+            (suits && !is_different_cluster(served, members.cluster)).then_some(chosen)?
         };
-        let turn = self.gateway.turns.at(&member);
+        let turn = self.gateway.member_queues.at(&member);
         if !turn.has_room() {
             return None;
         }
-        let shown = door.shown(&self.whom, &member).await.ok()?;
-        // A login may have taken a while.
+        let shown = door.credential_for(&self.user, &member).await.ok()?;
+        // A login may have taken seconds, so check the member again.
         let members = door.members.snapshot.load();
-        if is_another(served, members.cluster) || !is_still_served(&members, &member) {
+        if is_different_cluster(served, members.cluster) || !is_still_served(&members, &member) {
             return None;
         }
         let place = turn.enter()?;
-        if !self.gateway.retries.take(Trouble::Members, Instant::now()) {
+        if !self.gateway.retries.take(RetryCause::Members, Instant::now()) {
             self.gateway.metrics.tries.refused.inc();
             return None;
         }
-        Some(Pass { member, shown, place: Some(self.kept(place)) })
+        Some(SendPermit { member, credential: shown, place: Some(self.track_slot(place)) })
     }
 }

@@ -1,12 +1,12 @@
-//! How often a password may be tried.
+//! Limits on failed logins (docs/decisions.md#d15).
 //!
-//! Owns: counting wrong passwords by user and address together, by user and by address, and how long the next one has
-//! to wait. Must not know: passwords, what checks them, clocks (time is an argument).
-//! Invariants: it is asked only about passwords of which nothing is known, so that it keeps nobody out whose password
-//! was right before; a try counts as a wrong one until it is known not to be; memory is bounded whatever is tried. What
-//! is refused tells nothing of who has logged in: a user who once logged in from an address is not kept out there for
-//! what others do, but a try that is let through for this reason alone ([`Try::is_unannounced`]) is answered as if it
-//! had been refused here unless it succeeds, and is counted apart.
+//! Owns: counting wrong passwords per user and address, per user, and per address, and the wait before the
+//! next try. Must not know: passwords, password sources, clocks (time is an argument).
+//! Invariants: the limits apply only to passwords with no known result, so a password known to be right is
+//! never kept out; a try counts as wrong until settled otherwise; memory is bounded whatever is tried. A
+//! refusal reveals no earlier login: failures from elsewhere do not lock a user out of an address with an
+//! earlier login, but a try let through for this reason alone ([`LoginAttempt::is_unannounced`]) is answered
+//! as if refused here unless it succeeds, and is counted apart.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -19,115 +19,123 @@ use tokio::time::Instant;
 use crate::config::FailedLogins;
 use crate::identity::UserName;
 
-/// Entries in memory: some 64 bytes each. Those unused for longest go first.
+/// Entries in memory, of some 64 bytes each. The least recently used are evicted first.
 const ENTRIES: usize = 65_536;
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
-/// What is counted. One wrong password is forgotten after each `forgets`.
+/// The limits of a kind of count. After each `forgets` a wrong password is forgotten.
 #[derive(Clone, Copy, Debug)]
-struct Rule {
-    /// Wrong ones at once; past them each waits twice as long as the one before. 0: not counted.
+struct FailureRule {
+    /// Wrong passwords allowed at once; each further try waits twice as long as the try before. 0 disables
+    /// the count.
     free: u32,
     longest_wait: Duration,
     forgets: Duration,
 }
 
-/// Who tried how often.
-pub struct Attempts {
-    pair: Rule,
-    user: Rule,
-    address: Rule,
-    counts: Counts,
+/// Counts of wrong passwords, with their limits.
+pub struct LoginLimiter {
+    pair: FailureRule,
+    user: FailureRule,
+    address: FailureRule,
+    counts: FailureCounts,
     hasher: RandomState,
 }
 
-/// A try that was let through. To be given to [`Attempts::settle`].
+/// A try let through by the limits. To be given to [`LoginLimiter::settle`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it counts as a wrong password until it is settled"]
-pub struct Try {
+pub struct LoginAttempt {
     at: Instant,
-    /// What counts it, and the last try there before it.
+    /// Keys of the counts with this try, each with the time of the previous try.
     counted: [Option<(u64, Instant)>; 3],
-    /// The key under which it is kept that this user has logged in from this address.
+    /// Key of the record that the user has logged in from this address.
     known_here: u64,
     is_unannounced: bool,
 }
 
-/// Whom an address stands for: who has one of IPv6 has all that begin with the same 64 bits. A unix socket has none.
+/// The network of a client address. IPv6 addresses with the same first 64 bits are in the same network.
+/// Clients of a unix socket have no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Network(Option<u128>);
+pub(super) struct ClientNetwork(Option<u128>);
 
-/// How a try ended.
+/// The result of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub enum AttemptOutcome {
     /// The password was right.
     Right,
-    /// It was wrong.
+    /// The password was wrong.
     Wrong,
-    /// Nobody could say.
+    /// No source gave an answer.
     Untold,
 }
 
 /// Too many wrong passwords.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many wrong passwords")]
-pub struct Limited;
+pub struct TooManyFailures;
 
 #[derive(Clone, Copy)]
-struct Count {
+struct FailureCount {
     wrong: u32,
-    /// When the next one is forgotten, counted from here.
+    /// Start of the current `forgets` period; a wrong password is forgotten at its end.
     since: Instant,
     last: Instant,
 }
 
-/// Two halves: the recent one fills, then becomes the old one, whose unused remains are dropped at the next turn.
-struct Counts {
+/// A two-generation map. When full, `recent` becomes `old`, and the entries left in the former `old` are
+/// evicted. A lookup moves an entry to `recent`.
+struct FailureCounts {
     half: usize,
-    recent: HashMap<u64, Count>,
-    old: HashMap<u64, Count>,
+    recent: HashMap<u64, FailureCount>,
+    old: HashMap<u64, FailureCount>,
 }
 
-impl Attempts {
-    /// Nobody has tried yet.
+impl LoginLimiter {
+    /// Starts without any counts.
     #[must_use]
     pub fn new(limits: FailedLogins) -> Self {
-        let rule = |free, longest: Duration, forgets| Rule {
+        let rule = |free, longest: Duration, forgets| FailureRule {
             free,
             longest_wait: longest.min(limits.longest_wait),
             forgets: Duration::from_secs(forgets),
         };
         Self {
             pair: rule(limits.per_user_and_address, limits.longest_wait, 60),
-            // These two keep out whoever did nothing wrong, too: never for long.
+            // The limits per user and per address also delay innocent clients, so the waits are short.
             user: rule(limits.per_user, Duration::from_secs(10), 10),
             address: rule(limits.per_address, Duration::from_secs(1), 1),
-            counts: Counts { half: ENTRIES / 2, recent: HashMap::new(), old: HashMap::new() },
+            counts: FailureCounts { half: ENTRIES / 2, recent: HashMap::new(), old: HashMap::new() },
             hasher: RandomState::new(),
         }
     }
 
-    /// Whether a password of which nothing is known may be checked now.
+    /// Counts a try, if a password with no known result may be checked now.
     ///
     /// # Errors
-    /// [`Limited`].
-    pub fn begin(&mut self, user: &UserName, from: Option<IpAddr>, now: Instant) -> Result<Try, Limited> {
-        let network = Network::of(from);
+    /// [`TooManyFailures`].
+    pub fn begin(
+        &mut self,
+        user: &UserName,
+        from: Option<IpAddr>,
+        now: Instant,
+    ) -> Result<LoginAttempt, TooManyFailures> {
+        let network = ClientNetwork::of(from);
         let pair = self.hasher.hash_one((0, user, network));
         let known_here = self.hasher.hash_one((3, user, network));
         let user = self.hasher.hash_one((1, user));
         let address = network.0.map(|network| self.hasher.hash_one((2, network)));
         let mut is_open =
-            |key, rule: &Rule| self.counts.find(key, now).is_none_or(|count| count.open(rule, now));
+            |key, rule: &FailureRule| self.counts.find(key, now).is_none_or(|count| count.open(rule, now));
         if !is_open(pair, &self.pair) {
-            return Err(Limited);
+            return Err(TooManyFailures);
         }
         let is_unannounced =
             !is_open(user, &self.user) || address.is_some_and(|key| !is_open(key, &self.address));
         let counted = if is_unannounced {
             let known = self.counts.find(known_here, now).is_some_and(|count| count.open(&self.pair, now));
             if !known {
-                return Err(Limited);
+                return Err(TooManyFailures);
             }
             [Some((known_here, self.pair)), None, None]
         } else {
@@ -140,34 +148,34 @@ impl Attempts {
             count.add(&rule, now);
             Some((key, before))
         });
-        Ok(Try { at: now, counted, known_here, is_unannounced })
+        Ok(LoginAttempt { at: now, counted, known_here, is_unannounced })
     }
 
-    /// Takes down how a try ended. One that was not wrong leaves nothing that another try could notice.
-    pub fn settle(&mut self, tried: Try, how: Settled, now: Instant) {
+    /// Records the result of a try. A try that was not wrong leaves no trace visible to another try.
+    pub fn settle(&mut self, tried: LoginAttempt, how: AttemptOutcome, now: Instant) {
         for (key, before) in tried.counted.into_iter().flatten() {
             let count = self.counts.at(key, now);
             match how {
-                Settled::Wrong => count.last = now,
-                Settled::Right | Settled::Untold => count.take_back(tried.at, before),
+                AttemptOutcome::Wrong => count.last = now,
+                AttemptOutcome::Right | AttemptOutcome::Untold => count.take_back(tried.at, before),
             }
         }
-        if how == Settled::Right {
+        if how == AttemptOutcome::Right {
             self.counts.at(tried.known_here, now);
         }
     }
 }
 
-impl Try {
-    /// Whether the limits would have refused it, had its user not logged in from its address before. Nobody may be told
-    /// so: unless its password is right, it is answered as one that was refused.
+impl LoginAttempt {
+    /// True if the try passed only because its user had logged in from the same address before. The client
+    /// must not learn this: unless the password is right, the answer is a refusal by the limits.
     #[must_use]
     pub fn is_unannounced(&self) -> bool {
         self.is_unannounced
     }
 }
 
-impl Network {
+impl ClientNetwork {
     pub(super) fn of(address: Option<IpAddr>) -> Self {
         Self(address.map(|address| match address.to_canonical() {
             IpAddr::V4(address) => u128::from(address.to_bits()),
@@ -176,8 +184,8 @@ impl Network {
     }
 }
 
-impl Count {
-    fn open(&self, rule: &Rule, now: Instant) -> bool {
+impl FailureCount {
+    fn open(&self, rule: &FailureRule, now: Instant) -> bool {
         let wrong = self.after(rule, now).wrong;
         if rule.free == 0 || wrong < rule.free {
             return true;
@@ -186,14 +194,14 @@ impl Count {
         now >= self.last + doubled.min(rule.longest_wait)
     }
 
-    /// What is left of it by now.
-    fn after(self, rule: &Rule, now: Instant) -> Self {
+    /// The count as of `now`, less the wrong passwords forgotten meanwhile.
+    fn after(self, rule: &FailureRule, now: Instant) -> Self {
         let turns = now.saturating_duration_since(self.since).as_millis() / rule.forgets.as_millis().max(1);
         let turns = u32::try_from(turns).unwrap_or(u32::MAX).min(self.wrong);
         Self { wrong: self.wrong - turns, since: self.since + rule.forgets.saturating_mul(turns), ..self }
     }
 
-    fn add(&mut self, rule: &Rule, now: Instant) {
+    fn add(&mut self, rule: &FailureRule, now: Instant) {
         *self = self.after(rule, now);
         if self.wrong == 0 {
             self.since = now;
@@ -202,7 +210,7 @@ impl Count {
         self.last = now;
     }
 
-    /// Takes back a try that began `at`, where the one before it was at `before`.
+    /// Takes back a try begun at `at`, where the previous try began at `before`.
     fn take_back(&mut self, at: Instant, before: Instant) {
         self.wrong = self.wrong.saturating_sub(1);
         if self.last == at {
@@ -211,18 +219,20 @@ impl Count {
     }
 }
 
-impl Counts {
-    fn find(&mut self, key: u64, now: Instant) -> Option<Count> {
+impl FailureCounts {
+    fn find(&mut self, key: u64, now: Instant) -> Option<FailureCount> {
         let known = self.recent.contains_key(&key) || self.old.contains_key(&key);
         known.then(|| *self.at(key, now))
     }
 
-    fn at(&mut self, key: u64, now: Instant) -> &mut Count {
+    fn at(&mut self, key: u64, now: Instant) -> &mut FailureCount {
         if self.recent.len() >= self.half && !self.recent.contains_key(&key) {
             self.old = std::mem::take(&mut self.recent);
         }
         let kept = self.old.remove(&key);
-        self.recent.entry(key).or_insert_with(|| kept.unwrap_or(Count { wrong: 0, since: now, last: now }))
+        self.recent
+            .entry(key)
+            .or_insert_with(|| kept.unwrap_or(FailureCount { wrong: 0, since: now, last: now }))
     }
 }
 
@@ -232,8 +242,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn attempts() -> Attempts {
-        Attempts::new(FailedLogins {
+    fn attempts() -> LoginLimiter {
+        LoginLimiter::new(FailedLogins {
             per_user_and_address: 5,
             per_user: 20,
             per_address: 50,
@@ -245,7 +255,13 @@ mod tests {
         Some(IpAddr::from([10, 0, 0, last]))
     }
 
-    fn try_as(attempts: &mut Attempts, user: &str, from: Option<IpAddr>, how: Settled, now: Instant) -> bool {
+    fn try_as(
+        attempts: &mut LoginLimiter,
+        user: &str,
+        from: Option<IpAddr>,
+        how: AttemptOutcome,
+        now: Instant,
+    ) -> bool {
         let begun = attempts.begin(&user.into(), from, now);
         let allowed = begun.is_ok();
         if let Ok(tried) = begun {
@@ -260,14 +276,16 @@ mod tests {
         let mut allowed = Vec::new();
         for second in 0..200_u32 {
             let now = start + second * SECOND;
-            while try_as(&mut attempts, "alice", address(1), Settled::Wrong, now) {
+            while try_as(&mut attempts, "alice", address(1), AttemptOutcome::Wrong, now) {
                 allowed.push(second);
             }
         }
-        // After a minute one is forgotten, so that the last wait is as long as the one before, not twice as long.
+        // A wrong password is forgotten each minute, so the last wait equals the wait before instead of
+        // doubling.
         assert_eq!(allowed, [0, 0, 0, 0, 0, 1, 3, 7, 15, 31, 60, 92, 124, 180]);
         let later = start + 3600 * SECOND;
-        let free = (0..10).filter(|_| try_as(&mut attempts, "alice", address(1), Settled::Wrong, later));
+        let free =
+            (0..10).filter(|_| try_as(&mut attempts, "alice", address(1), AttemptOutcome::Wrong, later));
         assert_eq!(free.count(), 5, "forgotten");
     }
 
@@ -278,18 +296,18 @@ mod tests {
         let under_way: Vec<_> = (0..9).filter_map(|_| attempts.begin(&user, address(1), now).ok()).collect();
         assert_eq!(under_way.len(), 5);
         for tried in under_way {
-            attempts.settle(tried, Settled::Untold, now);
+            attempts.settle(tried, AttemptOutcome::Untold, now);
         }
         for _ in 0..100 {
-            assert!(try_as(&mut attempts, "alice", address(1), Settled::Untold, now));
-            assert!(try_as(&mut attempts, "bob", address(1), Settled::Right, now));
+            assert!(try_as(&mut attempts, "alice", address(1), AttemptOutcome::Untold, now));
+            assert!(try_as(&mut attempts, "bob", address(1), AttemptOutcome::Right, now));
         }
     }
 
     #[test]
     fn one_address_has_so_many_under_way_and_those_that_were_right_are_taken_back() {
         let (mut attempts, now) = (attempts(), Instant::now());
-        for how in [Settled::Right, Settled::Untold, Settled::Wrong] {
+        for how in [AttemptOutcome::Right, AttemptOutcome::Untold, AttemptOutcome::Wrong] {
             let names = (0..100).map(|n| UserName::from(format!("{how:?}{n}").as_str()));
             let under_way: Vec<_> =
                 names.filter_map(|name| attempts.begin(&name, address(1), now).ok()).collect();
@@ -300,26 +318,27 @@ mod tests {
         assert!(attempts.begin(&"other".into(), address(1), now).is_err(), "fifty were wrong");
     }
 
-    /// What somebody who only guesses is told, while others log in as `user`, or nobody does.
+    /// The answers to a guesser, with or without logins of `user` from the same address.
     fn guesses_beside_logins(user: &str, logs_in: bool) -> Vec<bool> {
         let (mut attempts, start) = (attempts(), Instant::now());
         let mut told = Vec::new();
         for second in 0..300_u32 {
             let now = start + second * SECOND;
             if logs_in {
-                let _tried = try_as(&mut attempts, user, address(1), Settled::Right, now);
+                let _tried = try_as(&mut attempts, user, address(1), AttemptOutcome::Right, now);
             }
             for n in 0..second % 7 {
                 let begun = attempts.begin(&user.into(), address(1), now + n * SECOND / 10);
                 told.push(begun.is_ok_and(|tried| {
                     let announced = !tried.is_unannounced();
-                    attempts.settle(tried, Settled::Wrong, now + n * SECOND / 10);
+                    attempts.settle(tried, AttemptOutcome::Wrong, now + n * SECOND / 10);
                     announced
                 }));
             }
             if second % 60 > 30 {
                 for n in 0..60 {
-                    let _tried = try_as(&mut attempts, &format!("u{n}"), address(1), Settled::Wrong, now);
+                    let _tried =
+                        try_as(&mut attempts, &format!("u{n}"), address(1), AttemptOutcome::Wrong, now);
                 }
             }
         }
@@ -336,38 +355,43 @@ mod tests {
     #[test]
     fn many_addresses_guess_one_user_together_no_faster_and_keep_her_out_nowhere_that_she_is_known() {
         let (mut attempts, start) = (attempts(), Instant::now());
-        assert!(try_as(&mut attempts, "alice", address(200), Settled::Right, start));
-        let guesses = |attempts: &mut Attempts, now| {
-            (0..100).filter(|from| try_as(attempts, "alice", address(*from), Settled::Wrong, now)).count()
+        assert!(try_as(&mut attempts, "alice", address(200), AttemptOutcome::Right, start));
+        let guesses = |attempts: &mut LoginLimiter, now| {
+            (0..100)
+                .filter(|from| try_as(attempts, "alice", address(*from), AttemptOutcome::Wrong, now))
+                .count()
         };
         assert_eq!(guesses(&mut attempts, start), 20);
         assert_eq!(guesses(&mut attempts, start + SECOND), 1);
-        assert!(!try_as(&mut attempts, "alice", address(150), Settled::Right, start), "not known there");
-        assert!(try_as(&mut attempts, "alice", address(200), Settled::Right, start));
-        assert!(try_as(&mut attempts, "bob", address(1), Settled::Right, start));
+        assert!(
+            !try_as(&mut attempts, "alice", address(150), AttemptOutcome::Right, start),
+            "not known there"
+        );
+        assert!(try_as(&mut attempts, "alice", address(200), AttemptOutcome::Right, start));
+        assert!(try_as(&mut attempts, "bob", address(1), AttemptOutcome::Right, start));
     }
 
     #[test]
     fn one_address_guesses_many_users_no_faster() {
         let (mut attempts, start) = (attempts(), Instant::now());
-        assert!(try_as(&mut attempts, "known", address(1), Settled::Right, start));
-        let guesses = |attempts: &mut Attempts, from: Option<IpAddr>| {
-            let wrong = |n: &u32| try_as(attempts, &format!("u{n}"), from, Settled::Wrong, start);
+        assert!(try_as(&mut attempts, "known", address(1), AttemptOutcome::Right, start));
+        let guesses = |attempts: &mut LoginLimiter, from: Option<IpAddr>| {
+            let wrong = |n: &u32| try_as(attempts, &format!("u{n}"), from, AttemptOutcome::Wrong, start);
             (0..100).filter(wrong).count()
         };
         assert_eq!(guesses(&mut attempts, address(1)), 50);
         assert_eq!(guesses(&mut attempts, address(2)), 50);
-        assert!(!try_as(&mut attempts, "new", address(1), Settled::Right, start));
-        assert!(try_as(&mut attempts, "known", address(1), Settled::Right, start));
+        assert!(!try_as(&mut attempts, "new", address(1), AttemptOutcome::Right, start));
+        assert!(try_as(&mut attempts, "known", address(1), AttemptOutcome::Right, start));
         assert!(
-            try_as(&mut attempts, "new", address(1), Settled::Right, start + 2 * SECOND),
+            try_as(&mut attempts, "new", address(1), AttemptOutcome::Right, start + 2 * SECOND),
             "never for long"
         );
         let six = |last: &str| Some(format!("2001:db8::{last}").parse().unwrap());
         assert_eq!(guesses(&mut attempts, six("1")), 50);
-        assert!(!try_as(&mut attempts, "new", six("ffff"), Settled::Right, start), "the same network");
+        assert!(!try_as(&mut attempts, "new", six("ffff"), AttemptOutcome::Right, start), "the same network");
         let mapped = Some("::ffff:10.0.0.2".parse().unwrap());
-        assert!(!try_as(&mut attempts, "new", mapped, Settled::Right, start), "the same address");
+        assert!(!try_as(&mut attempts, "new", mapped, AttemptOutcome::Right, start), "the same address");
         assert_eq!(guesses(&mut attempts, None), 100, "a unix socket has no address");
     }
 
@@ -379,24 +403,27 @@ mod tests {
             per_address: 0,
             longest_wait: Duration::from_secs(60),
         };
-        let (mut attempts, now) = (Attempts::new(limits), Instant::now());
-        assert!((0..1000).all(|_| try_as(&mut attempts, "alice", address(1), Settled::Wrong, now)));
+        let (mut attempts, now) = (LoginLimiter::new(limits), Instant::now());
+        assert!((0..1000).all(|_| try_as(&mut attempts, "alice", address(1), AttemptOutcome::Wrong, now)));
     }
 
     #[test]
     fn a_flood_of_users_and_addresses_takes_no_more_memory_than_there_is() {
         const FLOOD: u32 = 100_000;
         let (mut attempts, now) = (attempts(), Instant::now());
-        while try_as(&mut attempts, "alice", address(1), Settled::Wrong, now) {}
+        while try_as(&mut attempts, "alice", address(1), AttemptOutcome::Wrong, now) {}
         let (mut most, mut room) = (0, 0);
         for n in 0..FLOOD {
             let from = IpAddr::from(u32::to_be_bytes(0x2000_0000 + n));
-            assert!(try_as(&mut attempts, &format!("u{n}"), Some(from), Settled::Wrong, now));
-            let Counts { recent, old, .. } = &attempts.counts;
+            assert!(try_as(&mut attempts, &format!("u{n}"), Some(from), AttemptOutcome::Wrong, now));
+            let FailureCounts { recent, old, .. } = &attempts.counts;
             most = most.max(recent.len() + old.len());
             room = room.max(recent.capacity() + old.capacity());
             if n % 1000 == 0 {
-                assert!(!try_as(&mut attempts, "alice", address(1), Settled::Wrong, now), "after {n} others");
+                assert!(
+                    !try_as(&mut attempts, "alice", address(1), AttemptOutcome::Wrong, now),
+                    "after {n} others"
+                );
             }
         }
         assert!(most > ENTRIES / 2 && most <= ENTRIES, "{most} entries");
@@ -407,12 +434,15 @@ mod tests {
     fn memory_is_bounded_and_who_goes_on_guessing_is_not_forgotten() {
         let (mut attempts, now) = (attempts(), Instant::now());
         attempts.counts.half = 64;
-        while try_as(&mut attempts, "alice", address(1), Settled::Wrong, now) {}
+        while try_as(&mut attempts, "alice", address(1), AttemptOutcome::Wrong, now) {}
         for n in 0..1000 {
             let from = IpAddr::from(u32::to_be_bytes(n));
-            assert!(try_as(&mut attempts, &format!("u{n}"), Some(from), Settled::Wrong, now));
+            assert!(try_as(&mut attempts, &format!("u{n}"), Some(from), AttemptOutcome::Wrong, now));
             assert!(attempts.counts.recent.len() + attempts.counts.old.len() <= 128);
-            assert!(!try_as(&mut attempts, "alice", address(1), Settled::Wrong, now), "after {n} others");
+            assert!(
+                !try_as(&mut attempts, "alice", address(1), AttemptOutcome::Wrong, now),
+                "after {n} others"
+            );
         }
     }
 }

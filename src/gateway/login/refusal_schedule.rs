@@ -1,11 +1,13 @@
 //! The times at which refused logins are answered.
 //!
-//! Owns: these times. Must not know: user names, passwords, what checks them, clocks (time is an argument).
-//! Invariants: etcd refuses an unknown user without a bcrypt, and a line of the users file costs something else than a
-//! password of etcd, so the time of a refusal depends on its network, on how many logins were tried, and on what a
-//! check costs in general, and never on what its own check cost. Each refusal has a slot of several times the cost of a
-//! check, so that also many at once, on a busy machine, are checked before they are answered. A login whose password is
-//! right waits for no slot.
+//! Owns: the schedule of the answers. Must not know: user names, passwords, password sources, clocks (time is
+//! an argument).
+//! Invariants: the time of a refusal depends on the client's network, on the number of logins tried and on
+//! the usual cost of a check, never on the cost of the refused check. Otherwise the time would reveal users:
+//! etcd refuses an unknown user without a bcrypt, and comparing with a line of the users file costs another
+//! amount than comparing with a password at etcd. Each refusal has a slot several times as long as a check,
+//! so even many logins at once on a busy machine are checked before the answer is due. A login with the right
+//! password waits for no slot.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,44 +15,44 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::gateway::exchange::PATIENCE;
-use crate::gateway::login::limits::Network;
+use crate::gateway::login::limits::ClientNetwork;
 
-/// The least slot: several bcrypts of etcd's default cost on a busy machine, and half of the time within which
-/// `etcdctl` gives a login up.
+/// Shortest slot: several bcrypts of etcd's default cost on a busy machine, and half of `etcdctl`'s time
+/// limit of a login.
 const LEAST_SLOT: Duration = Duration::from_secs(1);
-/// The longest slot. A slot is one of few lengths, so that its length tells nothing of single checks.
+/// Longest slot. Slots have few possible lengths, so a length reveals no single check.
 const LONGEST_SLOT: Duration = Duration::from_secs(4);
-/// A slot is at least so many checks long.
+/// Shortest slot in units of the cost of a check.
 const CHECKS_IN_A_SLOT: u32 = 4;
-/// So many refusals may share a slot if they come from different networks: a member makes two checks at a time.
+/// Refusals of different networks that may share a slot: a member makes two checks at a time.
 const NETWORKS_IN_A_SLOT: u32 = 4;
-/// After so many refusals in a row no two share a slot: members that refuse everybody are asked more slowly (see
-/// `credential::breaker`, which begins later than this).
+/// After so many refusals in a row no two refusals share a slot, since members that only refuse are asked
+/// more slowly (see `credential::breaker`, with a later start).
 const REFUSALS_IN_A_ROW: u32 = 16;
-/// Networks are forgotten when their last slot is over; that is looked for when there are so many.
+/// Number of networks at which networks without a future slot are forgotten.
 const PRUNED_AT: usize = 64;
 
-/// When refusals are answered.
+/// The schedule of refusals.
 #[derive(Debug)]
 pub(super) struct RefusalSchedule {
-    /// The cost of a check that ran alone and was not cut short.
+    /// Average cost of a check that ran alone and was not cut short.
     check_cost: Duration,
     /// The end of the last slot of each network.
-    networks: HashMap<Network, Instant>,
+    networks: HashMap<ClientNetwork, Instant>,
     prune_at: usize,
-    /// The begin of the next slot that any network gets.
+    /// Start of the next slot, whatever the network.
     next_slot: Instant,
     refusals_in_a_row: u32,
 }
 
-/// The slot of one login, which it uses only if it is refused.
+/// The slot of a login, used only if the login is refused.
 #[derive(Debug)]
 #[must_use = "a slot that is not used is given back"]
-pub(super) struct Slot {
-    network: Network,
+pub(super) struct RefusalSlot {
+    network: ClientNetwork,
     end: Instant,
     length: Duration,
-    /// By how much the slots of other networks were put off.
+    /// Delay added to the slots of the networks after this slot.
     step: Duration,
 }
 
@@ -65,24 +67,25 @@ impl RefusalSchedule {
         }
     }
 
-    /// A check accepted its password, and ran alone: so long it takes.
+    /// Learns the duration of a check that ran alone and accepted its password.
     pub(super) fn learn_accepted(&mut self, took: Duration) {
         self.check_cost = if self.check_cost.is_zero() { took } else { self.check_cost * 7 / 8 + took / 8 };
     }
 
-    /// A check refused its password, and ran alone. It may have been cut short, so that nothing becomes shorter by it.
+    /// Learns the duration of a check that ran alone and refused its password. The check may have been cut
+    /// short, so the learned cost never falls.
     pub(super) fn learn_refused(&mut self, took: Duration) {
         if took > self.check_cost {
             self.learn_accepted(took);
         }
     }
 
-    /// The slot of a login of `network` that begins `now`.
-    pub(super) fn reserve(&mut self, network: Network, now: Instant) -> Slot {
+    /// Reserves the slot of a login of `network` that begins `now`.
+    pub(super) fn reserve(&mut self, network: ClientNetwork, now: Instant) -> RefusalSlot {
         let length = self.slot_length();
         let step =
             if self.refusals_in_a_row < REFUSALS_IN_A_ROW { length / NETWORKS_IN_A_SLOT } else { length };
-        // Past this nobody waits for an answer any more.
+        // Callers give up after `PATIENCE`, so no slot ends later.
         let latest = now + PATIENCE;
         let begin = self.next_slot.max(now);
         self.next_slot = (begin + step).min(latest);
@@ -92,11 +95,11 @@ impl RefusalSchedule {
         }
         let last = self.networks.entry(network).or_insert(now);
         *last = (begin.max(*last) + length).min(latest);
-        Slot { network, end: *last, length, step }
+        RefusalSlot { network, end: *last, length, step }
     }
 
-    /// The login was not refused: its slot is free for the next one.
-    pub(super) fn release(&mut self, slot: &Slot, is_accepted: bool) {
+    /// Frees the slot of an accepted or unanswered login, for the next login.
+    pub(super) fn release(&mut self, slot: &RefusalSlot, is_accepted: bool) {
         if is_accepted {
             self.refusals_in_a_row = 0;
         }
@@ -106,9 +109,9 @@ impl RefusalSchedule {
         self.next_slot = self.next_slot.checked_sub(slot.step).unwrap_or(self.next_slot);
     }
 
-    /// When a refusal that is known `now` is answered: at the end of its slot, or of a later one if the check took
+    /// The time to answer a refusal known `now`: the end of its slot, or of a later slot if the check took
     /// longer.
-    pub(super) fn answer_at(&mut self, slot: &Slot, now: Instant) -> Instant {
+    pub(super) fn answer_at(&mut self, slot: &RefusalSlot, now: Instant) -> Instant {
         self.refusals_in_a_row = self.refusals_in_a_row.saturating_add(1);
         let late = now.saturating_duration_since(slot.end);
         let slots = u32::try_from(late.as_micros().div_ceil(slot.length.as_micros().max(1)));
@@ -134,11 +137,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const CHECK: Duration = Duration::from_millis(200);
 
-    fn network(last: u8) -> Network {
-        Network::of(Some(IpAddr::from([10, 0, 0, last])))
+    fn network(last: u8) -> ClientNetwork {
+        ClientNetwork::of(Some(IpAddr::from([10, 0, 0, last])))
     }
 
-    /// When `logins` of these networks at once are answered if they were checked two at a time, each in `cost`.
+    /// The times of the answers to simultaneous logins of `networks`, checked two at a time, each in `cost`.
     fn answered(schedule: &mut RefusalSchedule, networks: &[u8], cost: Duration) -> Vec<Duration> {
         let start = Instant::now();
         let slots: Vec<_> = networks.iter().map(|last| schedule.reserve(network(*last), start)).collect();
@@ -168,7 +171,7 @@ mod tests {
         assert_eq!([cheap[0], cheap[1], cheap[4]], [SECOND, SECOND * 5 / 4, 2 * SECOND]);
         let mut schedule = new();
         drop(answered(&mut schedule, &networks, CHECK));
-        // By now members make pauses after each refusal.
+        // By now members pause after each refusal.
         schedule.next_slot = Instant::now();
         let slow = answered(&mut schedule, &[100, 101, 102, 103], 5 * CHECK);
         assert_eq!(slow, [1, 2, 3, 4].map(|second| second * SECOND));
@@ -220,7 +223,7 @@ mod tests {
         let (mut schedule, start) = (new(), Instant::now());
         for n in 0..10_000 {
             let address = IpAddr::from(u32::to_be_bytes(n));
-            let _slot = schedule.reserve(Network::of(Some(address)), start + n * SECOND);
+            let _slot = schedule.reserve(ClientNetwork::of(Some(address)), start + n * SECOND);
         }
         assert!(schedule.networks.len() <= PRUNED_AT, "{}", schedule.networks.len());
     }

@@ -1,44 +1,46 @@
-//! When a member is asked to check passwords no more, or more slowly.
+//! Circuit breaker for password checks at one member: when logins stop or slow down.
 //!
-//! Owns: that decision, for one member. Must not know: who logs in, clocks (time is an argument).
-//! Invariants: a member that does not answer is asked by one login at a time, and ever more rarely, until it answers; a
-//! member that refuses everybody is left most of its time for others; one login that is accepted ends both.
+//! Owns: the decision for one member. Must not know: the callers of logins, clocks (time is an argument).
+//! Invariants: a member without answers gets one login at a time, with growing backoff, until the member
+//! answers; a member refusing every login is left idle most of the time, for other work; one accepted login
+//! resets the breaker.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Logins without an answer in a row, after which the member is left alone.
+/// Consecutive logins without an answer before the breaker opens.
 const SILENT: u32 = 5;
 const FIRST_REST: Duration = Duration::from_millis(250);
-/// Well below what a call waits: whoever wants a token then still gets one.
+/// Longest backoff. Well below a call's waiting time, so a call waiting for a token still gets a login.
 const LONGEST_REST: Duration = Duration::from_secs(2);
-/// Refusals in a row, after which each is followed by a rest of some times what it took.
+/// Consecutive refusals before each refusal is followed by a pause of `REST_PER_REFUSAL` times the login's
+/// duration.
 const REFUSED: u32 = 30;
 const REST_PER_REFUSAL: u32 = 4;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How a login ended, as far as it tells of its member.
+/// The outcome of a login, as far as relevant for the member's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum LoginVerdict {
     Accepted,
     Refused,
-    /// No answer, or none about the password.
+    /// No answer, or no answer about the password.
     Nothing,
 }
 
-/// One member's breaker.
+/// The circuit breaker of one member.
 #[derive(Debug, Default)]
-pub(super) struct Breaker {
+pub(super) struct LoginBreaker {
     silent: u32,
     refused: u32,
-    /// Nobody asks before.
+    /// Logins are not allowed before this time.
     closed_until: Option<Instant>,
 }
 
-impl Breaker {
-    /// Whether a login may be made now. One that may while the member was silent is its trial: until it has ended, or its
-    /// time is over, no other may.
+impl LoginBreaker {
+    /// Returns true if a login may start now. While the member is silent, an allowed login is a trial: no
+    /// further login is allowed until the trial has ended or `trial` has passed.
     pub(super) fn allows(&mut self, now: Instant, trial: Duration) -> bool {
         match self.closed_until {
             None => true,
@@ -50,17 +52,17 @@ impl Breaker {
         }
     }
 
-    /// Takes down how a login ended. Returns for how long its place stays taken.
-    pub(super) fn note(&mut self, heard: Heard, took: Duration, now: Instant) -> Duration {
+    /// Records the outcome of a login. Returns for how long the login keeps occupying its place.
+    pub(super) fn note(&mut self, heard: LoginVerdict, took: Duration, now: Instant) -> Duration {
         match heard {
-            Heard::Accepted => *self = Self::default(),
-            Heard::Refused => {
+            LoginVerdict::Accepted => *self = Self::default(),
+            LoginVerdict::Refused => {
                 *self = Self { refused: self.refused.saturating_add(1), ..Self::default() };
                 if self.refused > REFUSED {
                     return (took * REST_PER_REFUSAL).min(LONGEST_PAUSE);
                 }
             }
-            Heard::Nothing => {
+            LoginVerdict::Nothing => {
                 self.silent = self.silent.saturating_add(1);
                 if let Some(more) = self.silent.checked_sub(SILENT) {
                     let rest = FIRST_REST.saturating_mul(1 << more.min(8)).min(LONGEST_REST);
@@ -71,7 +73,7 @@ impl Breaker {
         Duration::ZERO
     }
 
-    /// Whether it has nothing to remember.
+    /// True if the breaker has no failure on record.
     pub(super) fn is_at_rest(&self) -> bool {
         self.silent == 0 && self.refused == 0
     }
@@ -86,27 +88,27 @@ mod tests {
 
     #[test]
     fn a_silent_member_is_asked_ever_more_rarely_and_by_one_at_a_time() {
-        let (mut breaker, start) = (Breaker::default(), Instant::now());
+        let (mut breaker, start) = (LoginBreaker::default(), Instant::now());
         let mut asked = Vec::new();
         for milli in 0..10_000 {
             let now = start + milli * MILLI;
             while breaker.allows(now, TRIAL) {
                 assert!(!breaker.allows(now, TRIAL) || asked.len() < 5, "one at a time");
-                breaker.note(Heard::Nothing, Duration::ZERO, now);
+                breaker.note(LoginVerdict::Nothing, Duration::ZERO, now);
                 asked.push(milli);
             }
         }
         assert_eq!(asked, [0, 0, 0, 0, 0, 250, 750, 1750, 3750, 5750, 7750, 9750]);
         assert!(breaker.allows(start + 20_000 * MILLI, TRIAL));
-        breaker.note(Heard::Accepted, Duration::ZERO, start + 20_001 * MILLI);
+        breaker.note(LoginVerdict::Accepted, Duration::ZERO, start + 20_001 * MILLI);
         assert!(breaker.is_at_rest() && (0..9).all(|_| breaker.allows(start + 20_001 * MILLI, TRIAL)));
     }
 
     #[test]
     fn a_trial_that_never_ends_is_not_waited_for_for_ever() {
-        let (mut breaker, start) = (Breaker::default(), Instant::now());
+        let (mut breaker, start) = (LoginBreaker::default(), Instant::now());
         for _ in 0..5 {
-            breaker.note(Heard::Nothing, Duration::ZERO, start);
+            breaker.note(LoginVerdict::Nothing, Duration::ZERO, start);
         }
         assert!(breaker.allows(start + 250 * MILLI, TRIAL));
         assert!(!breaker.allows(start + 250 * MILLI + TRIAL - MILLI, TRIAL));
@@ -115,25 +117,25 @@ mod tests {
 
     #[test]
     fn a_member_that_refuses_everybody_gets_time_to_breathe() {
-        let (mut breaker, now) = (Breaker::default(), Instant::now());
+        let (mut breaker, now) = (LoginBreaker::default(), Instant::now());
         let took = 50 * MILLI;
-        let refuse = |breaker: &mut Breaker| breaker.note(Heard::Refused, took, now);
+        let refuse = |breaker: &mut LoginBreaker| breaker.note(LoginVerdict::Refused, took, now);
         assert!((0..30).all(|_| refuse(&mut breaker).is_zero()), "some are always wrong");
         assert_eq!(refuse(&mut breaker), 200 * MILLI);
-        assert_eq!(breaker.note(Heard::Refused, 60_000 * MILLI, now), LONGEST_PAUSE);
+        assert_eq!(breaker.note(LoginVerdict::Refused, 60_000 * MILLI, now), LONGEST_PAUSE);
         assert!(breaker.allows(now, TRIAL), "slower, never closed");
-        breaker.note(Heard::Accepted, took, now);
+        breaker.note(LoginVerdict::Accepted, took, now);
         assert!(refuse(&mut breaker).is_zero());
     }
 
     #[test]
     fn an_answer_of_any_kind_ends_a_silence() {
-        let (mut breaker, now) = (Breaker::default(), Instant::now());
+        let (mut breaker, now) = (LoginBreaker::default(), Instant::now());
         for _ in 0..9 {
-            breaker.note(Heard::Nothing, Duration::ZERO, now);
+            breaker.note(LoginVerdict::Nothing, Duration::ZERO, now);
         }
         assert!(!breaker.allows(now, TRIAL));
-        breaker.note(Heard::Refused, Duration::ZERO, now);
+        breaker.note(LoginVerdict::Refused, Duration::ZERO, now);
         assert!(breaker.allows(now, TRIAL));
     }
 }

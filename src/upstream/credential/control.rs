@@ -1,7 +1,9 @@
-//! The control side of credentials: makes the logins, and keeps tokens alive.
+//! The control side of credentials: makes logins and keeps tokens alive.
 //!
-//! Owns: how many logins a member is given at a time. Must not know: who waits for them, when a member has had enough.
-//! Invariants: a login runs to its end whoever leaves; a member has at most `logins_per_member` of ours under way.
+//! Owns: the limit of concurrent logins per member. Must not know: the waiters of a login, the circuit
+//! breaker's rules.
+//! Invariants: a login runs to completion even if all waiters leave; a member has at most `logins_per_member`
+//! in-flight logins of Keyward.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,49 +16,50 @@ use http::HeaderValue;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 
-use super::breaker::{Breaker, Heard};
-use super::identity::LoginRequest;
-use super::keep_alive::KeepAlive;
-use super::revision::Questions;
-use super::{Credentials, LoginFailure, wire};
+use super::breaker::{LoginBreaker, LoginVerdict};
+use super::keep_alive::TokenKeepAlive;
+use super::password_identity::LoginRequest;
+use super::signing_revision::RevisionRequests;
+use super::{Credentials, LoginFailure, auth_calls};
 use crate::identity::MemberId;
 use crate::tasks::Tasks;
 use crate::upstream::membership::ControlChannels;
 
-/// What the control runtime runs for [`Credentials`]. Without it, nobody logs in.
+/// The part of [`Credentials`] run by the control runtime. Without the running part, no login is made.
 pub struct CredentialControl {
     credentials: Arc<Credentials>,
     requests: mpsc::Receiver<LoginRequest>,
-    questions: Questions,
+    questions: RevisionRequests,
     channels: ControlChannels,
 }
 
-type Gates = HashMap<MemberId, Rc<Gate>>;
+type LoginGates = HashMap<MemberId, Rc<LoginGate>>;
 
-/// One member's turnstile. It holds its own queue: first come, first served.
-struct Gate {
+/// Concurrency limit of one member's logins. Waiting logins are served first come, first served.
+struct LoginGate {
     places: Semaphore,
-    breaker: RefCell<Breaker>,
+    breaker: RefCell<LoginBreaker>,
 }
 
 impl CredentialControl {
     pub(super) fn new(
         credentials: Arc<Credentials>,
         requests: mpsc::Receiver<LoginRequest>,
-        questions: Questions,
+        questions: RevisionRequests,
         channels: ControlChannels,
     ) -> Self {
         Self { credentials, requests, questions, channels }
     }
 
-    /// Serves logins and keeps tokens alive until dropped, by tasks among `tasks`.
+    /// Serves logins and keeps tokens alive until dropped, by tasks spawned among `tasks`.
     ///
     /// Must run on a [`LocalSet`](tokio::task::LocalSet) with time enabled.
     pub async fn run(mut self, tasks: Tasks) {
-        let keep_alive = KeepAlive::new(Arc::clone(&self.credentials), self.channels.clone(), tasks.clone());
+        let keep_alive =
+            TokenKeepAlive::new(Arc::clone(&self.credentials), self.channels.clone(), tasks.clone());
         let _keeper = tasks.spawn("credential keep-alive", keep_alive.run());
         let _asker = tasks.spawn("auth revision", ask(self.questions, self.channels.clone()));
-        let mut gates = Gates::new();
+        let mut gates = LoginGates::new();
         while let Some(request) = self.requests.recv().await {
             begin(&self.credentials, &self.channels, &mut gates, request, &tasks);
         }
@@ -66,16 +69,16 @@ impl CredentialControl {
 fn begin(
     credentials: &Arc<Credentials>,
     channels: &ControlChannels,
-    gates: &mut Gates,
+    gates: &mut LoginGates,
     request: LoginRequest,
     tasks: &Tasks,
 ) {
     let settings = &credentials.shared.settings;
     gates.retain(|_, gate| Rc::strong_count(gate) > 1 || !gate.breaker.borrow().is_at_rest());
     let gate = gates.entry(request.member()).or_insert_with(|| {
-        Rc::new(Gate { places: Semaphore::new(settings.logins_per_member), breaker: RefCell::default() })
+        Rc::new(LoginGate { places: Semaphore::new(settings.logins_per_member), breaker: RefCell::default() })
     });
-    // One for the map; the others are the logins that wait or are under way.
+    // The map holds one reference; each waiting or in-flight login holds another.
     let before = Rc::strong_count(gate) - 1;
     if before >= settings.logins_per_member + settings.logins_waiting {
         request.land(Err(LoginFailure::Busy));
@@ -85,7 +88,8 @@ fn begin(
     let credentials = Arc::clone(credentials);
     let login = async move {
         let _place = gate.places.acquire().await;
-        // Refused on another member, or the member found silent, while it waited for its turn.
+        // While the request waited for a place, another member may have refused the password, or the breaker
+        // may have opened for the silent member.
         if let Some(refused) = request.identity().refused() {
             return request.land(Err(refused));
         }
@@ -98,21 +102,21 @@ fn begin(
         let identity = Arc::clone(request.identity());
         credentials.note(&request, &outcome);
         request.land(outcome);
-        credentials.keep(&identity);
+        credentials.cache_identity(&identity);
         let rest = gate.breaker.borrow_mut().note(heard, now - begun, now);
         tokio::time::sleep(rest).await;
     };
     tasks.spawn("login", login).detach();
 }
 
-/// Asks for the auth revision, one question after another.
-async fn ask(mut questions: Questions, channels: ControlChannels) {
+/// Answers requests for the auth revision, one after another.
+async fn ask(mut questions: RevisionRequests, channels: ControlChannels) {
     while let Some(signer) = questions.recv().await {
         signer.revisions().answer(&signer, &channels).await;
     }
 }
 
-/// One login on one member, within the time that it may take.
+/// Makes a login on the requested member, within the login timeout.
 async fn log_in(
     credentials: &Credentials,
     channels: &ControlChannels,
@@ -120,18 +124,18 @@ async fn log_in(
 ) -> Result<HeaderValue, LoginFailure> {
     let identity = request.identity();
     let channel = channels.load().get(&request.member()).cloned().ok_or(LoginFailure::NoAnswer)?;
-    let login = wire::authenticate(channel, identity.user(), identity.password());
+    let login = auth_calls::authenticate(channel, identity.user(), identity.password());
     tokio::time::timeout(credentials.shared.settings.login_timeout, login)
         .await
         .unwrap_or(Err(LoginFailure::NoAnswer))
 }
 
-/// What an outcome tells of its member.
-fn heard(outcome: &Result<HeaderValue, LoginFailure>) -> Heard {
+/// Classifies an outcome for the member's circuit breaker.
+fn heard(outcome: &Result<HeaderValue, LoginFailure>) -> LoginVerdict {
     match outcome {
-        Ok(_) | Err(LoginFailure::AuthDisabled) => Heard::Accepted,
-        Err(why) if why.is_refusal() => Heard::Refused,
-        Err(_) => Heard::Nothing,
+        Ok(_) | Err(LoginFailure::AuthDisabled) => LoginVerdict::Accepted,
+        Err(why) if why.is_refusal() => LoginVerdict::Refused,
+        Err(_) => LoginVerdict::Nothing,
     }
 }
 
@@ -174,7 +178,7 @@ mod tests {
     use crate::secret::Secret;
     use crate::upstream::credential::CredentialSettings;
 
-    /// Whoever tries a name writes it into our log: it must not end the line there.
+    /// Callers choose the user name in our log: a name must not break the log line.
     #[tokio::test]
     async fn a_users_name_makes_no_log_lines() {
         let settings = CredentialSettings::default();

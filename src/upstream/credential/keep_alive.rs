@@ -1,10 +1,11 @@
-//! Simple tokens are touched, not renewed: use on a member extends them there, so that those in use but idle are used.
+//! Keeps simple tokens alive by touches. etcd has no renewal: using a token on a member extends the token's
+//! life on the member, so idle tokens in use are touched.
 //!
-//! Owns: which tokens are due, and how many touches a member is sent. Must not know: who uses an identity, how a login is made,
-//! how a token's lifetime is learned (`lifetimes`).
-//! Invariants: a token in use is touched on its own member at most a third of its life after its last use, give or take
-//! a round, unless the member's [`Allowance`] is used up; a member that hangs delays no other member's touches; logins are never
-//! made here.
+//! Owns: the choice of due tokens, and the rate of touches per member. Must not know: the users of an
+//! identity, how to make a login, how a TTL is learned (`lifetimes`).
+//! Invariants: a token in use is touched on its own member at most a third of its TTL after its last use,
+//! plus or minus a round, unless the member's [`TouchAllowance`] is used up; a hanging member delays no
+//! touches of another member; the keep-alive makes no logins.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,52 +15,53 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use tokio::time::Instant;
 
-use super::lifetimes::{DeadToken, Plan};
-use super::wire::{self, Touched};
-use super::{Credentials, PasswordIdentity, Shared, Token, lock};
+use super::auth_calls::{self, TouchVerdict};
+use super::lifetimes::{DeadToken, TouchPlan};
+use super::{CredentialContext, Credentials, PasswordIdentity, Token, lock};
 use crate::identity::MemberId;
-use crate::tasks::{Owned, Tasks};
+use crate::tasks::{TaskHandle, Tasks};
 use crate::upstream::membership::ControlChannels;
 
-/// How often it is looked which tokens are due: a quarter of the shortest interval, within these.
+/// Limits of the time between two rounds. A round runs every quarter of the shortest touch interval.
 const ROUNDS: (Duration, Duration) = (Duration::from_millis(125), Duration::from_secs(5));
-/// A touch that takes longer has told nothing.
+/// Time limit of a touch; a slower touch counts as unknown.
 const LONGEST_TOUCH: Duration = Duration::from_secs(2);
-/// Touches under way per member.
+/// Maximum of in-flight touches per member.
 const AT_A_TIME: usize = 16;
-/// One member is sent one touch per this time, for all identities together: 200 a second. That is more than the most identities
-/// that are kept (`CredentialSettings::proved`) need at etcd's default lifetime, and next to nothing for a member.
+/// Minimum average time between touches sent to a member, over all identities: 200 touches a second. The rate
+/// exceeds the need of the largest set of kept identities (`CredentialSettings::proved`) at etcd's default
+/// TTL, and is negligible load for a member.
 const TOUCH_COST: Duration = Duration::from_millis(5);
 
 /// The loop that touches tokens.
-pub(super) struct KeepAlive {
+pub(super) struct TokenKeepAlive {
     credentials: Arc<Credentials>,
     channels: ControlChannels,
     tasks: Tasks,
-    under_way: HashMap<MemberId, Owned>,
-    allowances: HashMap<MemberId, Allowance>,
+    under_way: HashMap<MemberId, TaskHandle>,
+    allowances: HashMap<MemberId, TouchAllowance>,
 }
 
-/// How many touches a member may be sent now: unused time adds up for the longest round.
+/// Allowance of touches for a member. Unused allowance accumulates for at most the longest round.
 #[derive(Debug)]
-struct Allowance {
+struct TouchAllowance {
     saved: Duration,
     at: Instant,
 }
 
-/// A token of an identity in use, and how long it was not used.
-struct Idle {
+/// A token of an identity in use, and the time since the token's last use.
+struct IdleToken {
     identity: Arc<PasswordIdentity>,
     token: Token,
     unused: Duration,
 }
 
-impl KeepAlive {
+impl TokenKeepAlive {
     pub(super) fn new(credentials: Arc<Credentials>, channels: ControlChannels, tasks: Tasks) -> Self {
         Self { credentials, channels, tasks, under_way: HashMap::new(), allowances: HashMap::new() }
     }
 
-    /// Runs until dropped, and its touches with it.
+    /// Runs until dropped. Dropping also aborts the touches.
     pub(super) async fn run(mut self) {
         loop {
             tokio::time::sleep(self.credentials.shared.round()).await;
@@ -72,9 +74,9 @@ impl KeepAlive {
         }
     }
 
-    /// The tokens of identities in use, by member. Identities that nobody uses lose theirs.
-    fn idle_tokens(&self) -> BTreeMap<MemberId, Vec<Idle>> {
-        let mut idle: BTreeMap<MemberId, Vec<Idle>> = BTreeMap::new();
+    /// Returns the tokens of identities in use, by member. Identities not in use lose their tokens.
+    fn idle_tokens(&self) -> BTreeMap<MemberId, Vec<IdleToken>> {
+        let mut idle: BTreeMap<MemberId, Vec<IdleToken>> = BTreeMap::new();
         for identity in self.credentials.known() {
             let tokens = identity.tokens();
             if !identity.is_in_use() && !tokens.is_empty() {
@@ -83,19 +85,19 @@ impl KeepAlive {
             }
             for (&member, token) in tokens.iter() {
                 let (identity, token, unused) = (Arc::clone(&identity), token.clone(), token.unused_for());
-                idle.entry(member).or_default().push(Idle { identity, token, unused });
+                idle.entry(member).or_default().push(IdleToken { identity, token, unused });
             }
         }
         idle
     }
 
-    /// Touches as many of `due` as the member's allowance lets, the first ones first.
-    fn touch_all(&mut self, member: MemberId, mut due: Vec<Idle>, interval: Duration, now: Instant) {
+    /// Touches as many tokens of `due`, in order, as the member's allowance permits.
+    fn touch_all(&mut self, member: MemberId, mut due: Vec<IdleToken>, interval: Duration, now: Instant) {
         let Some(channel) = self.channels.load().get(&member).cloned() else { return };
         if due.is_empty() || self.under_way.get(&member).is_some_and(|touches| !touches.is_finished()) {
             return;
         }
-        let allowance = self.allowances.entry(member).or_insert_with(|| Allowance::full(now));
+        let allowance = self.allowances.entry(member).or_insert_with(|| TouchAllowance::full(now));
         let postponed = due.split_off(allowance.take(due.len(), now)).len();
         let counters = &self.credentials.shared.counters;
         counters.touches_postponed.fetch_add(u64::try_from(postponed).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -103,13 +105,13 @@ impl KeepAlive {
         let limit = interval.min(LONGEST_TOUCH);
         let touches = async move {
             futures_util::stream::iter(due)
-                .for_each_concurrent(AT_A_TIME, |Idle { identity, token, .. }| {
+                .for_each_concurrent(AT_A_TIME, |IdleToken { identity, token, .. }| {
                     let (credentials, channel) = (&credentials, channel.clone());
                     async move {
                         let unused = token.unused_for();
-                        let touched = tokio::time::timeout(limit, wire::touch(channel, &token));
-                        let touched = touched.await.unwrap_or(Touched::Unknown);
-                        credentials.take_in(&identity, member, &token, unused, touched);
+                        let touched = tokio::time::timeout(limit, auth_calls::touch(channel, &token));
+                        let touched = touched.await.unwrap_or(TouchVerdict::Unknown);
+                        credentials.record_touch(&identity, member, &token, unused, touched);
                     }
                 })
                 .await;
@@ -118,10 +120,11 @@ impl KeepAlive {
     }
 }
 
-/// The tokens to touch now, those that were not used for longest first. A token that was silent for a whole life is dropped.
-fn due_tokens(plan: Plan, member: MemberId, mut idle: Vec<Idle>) -> Vec<Idle> {
+/// Returns the tokens to touch now, longest unused first. Drops tokens not confirmed alive for a whole TTL.
+fn due_tokens(plan: TouchPlan, member: MemberId, mut idle: Vec<IdleToken>) -> Vec<IdleToken> {
     idle.sort_by_key(|idle| std::cmp::Reverse(idle.unused));
-    // One token tests whether tokens live longer. An adopted one was issued elsewhere, and its end would tell nothing.
+    // A single token tests for a longer TTL. An adopted token was issued elsewhere, so its death would say
+    // nothing about the TTL.
     let test =
         plan.test_age.and_then(|age| Some((idle.iter().position(|idle| !idle.token.is_adopted())?, age)));
     let mut due = Vec::new();
@@ -140,12 +143,12 @@ fn due_tokens(plan: Plan, member: MemberId, mut idle: Vec<Idle>) -> Vec<Idle> {
     due
 }
 
-impl Allowance {
+impl TouchAllowance {
     fn full(now: Instant) -> Self {
         Self { saved: ROUNDS.1, at: now }
     }
 
-    /// How many of `wanted` touches may be made now.
+    /// Takes up to `wanted` touches from the allowance, and returns the number granted.
     fn take(&mut self, wanted: usize, now: Instant) -> usize {
         self.saved = (self.saved + now.saturating_duration_since(self.at)).min(ROUNDS.1);
         self.at = now;
@@ -156,17 +159,17 @@ impl Allowance {
     }
 }
 
-impl Shared {
+impl CredentialContext {
     fn round(&self) -> Duration {
         (lock(&self.lifetimes).shortest() / 3 / 4).clamp(ROUNDS.0, ROUNDS.1)
     }
 
-    /// How long a token lives on this member after its last use, as far as is known.
+    /// The TTL of a token on the member after its last use, as far as known.
     pub(super) fn token_ttl(&self, member: MemberId) -> Duration {
         lock(&self.lifetimes).ttl(member)
     }
 
-    /// `token` was alive after it had not been used for `unused`.
+    /// Records that a token was alive after `unused` without use.
     pub(super) fn token_survived(&self, member: MemberId, unused: Duration) {
         let mut lifetimes = lock(&self.lifetimes);
         if lifetimes.survived(member, unused, Instant::now()) {
@@ -175,9 +178,9 @@ impl Shared {
         }
     }
 
-    /// `token` was found dead after it had not been used for `unused`.
+    /// Records that `token` was found dead after `unused` without use.
     pub(super) fn token_died(&self, member: MemberId, token: &Token, unused: Duration) {
-        // Issued by another member: its end tells nothing of how long tokens live here.
+        // Issued by another member: the token's death says nothing about the TTL on `member`.
         if token.is_adopted() {
             return;
         }
@@ -188,15 +191,16 @@ impl Shared {
             let ttl_ms = lifetimes.ttl(member).as_millis();
             tracing::warn!(
                 %member, ttl_ms,
-                "tokens die sooner than cluster.token_ttl says, touching more often: set it to etcd's --auth-token-ttl"
+                "tokens die sooner than cluster.token_ttl says, touching more often: \
+                 set it to etcd's --auth-token-ttl"
             );
         }
     }
 }
 
 impl Credentials {
-    /// Tokens may have been lost otherwise than by their age: of this member, since its process or our connection to it is
-    /// another; of all, where none is named, since auth was turned on or off.
+    /// Records that tokens may have been lost for a reason unrelated to age. With a member: the member's
+    /// process or our connection was replaced. With `None`: auth was turned on or off, for all members.
     pub fn tokens_may_be_lost(&self, member: Option<MemberId>) {
         let (mut lifetimes, now) = (lock(&self.shared.lifetimes), Instant::now());
         match member {
@@ -205,34 +209,35 @@ impl Credentials {
         }
     }
 
-    fn take_in(
+    fn record_touch(
         &self,
         identity: &PasswordIdentity,
         member: MemberId,
         token: &Token,
         unused: Duration,
-        touched: Touched,
+        touched: TouchVerdict,
     ) {
         let counters = &self.shared.counters;
         let counter = match touched {
-            Touched::Alive => {
+            TouchVerdict::Alive => {
                 token.mark_touched();
                 self.shared.token_survived(member, unused);
                 &counters.touches_alive
             }
-            Touched::Dead => {
+            TouchVerdict::Dead => {
                 if identity.drop_token(member, token) {
                     self.shared.token_died(member, token, unused);
                 }
                 &counters.touches_dead
             }
-            Touched::Unknown => &counters.touches_unknown,
+            TouchVerdict::Unknown => &counters.touches_unknown,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Between four fifths and the whole of `interval`, by token, so that those obtained together are not touched together.
+/// Returns a time between four fifths of `interval` and `interval`, depending on the token, so that tokens
+/// obtained together are not touched together.
 fn jittered(interval: Duration, token: &Token) -> Duration {
     let fifth = interval / 5;
     // The golden ratio spreads successive serials evenly.
@@ -245,11 +250,11 @@ fn jittered(interval: Duration, token: &Token) -> Duration {
 mod tests {
     use super::*;
 
-    /// However many tokens are due, and however often it is looked.
+    /// The limit holds for any number of due tokens and any frequency of rounds.
     #[test]
     fn a_member_is_sent_no_more_touches_than_its_allowance() {
         let mut now = Instant::now();
-        let mut allowance = Allowance::full(now);
+        let mut allowance = TouchAllowance::full(now);
         assert_eq!(allowance.take(10, now), 10);
         let first = allowance.take(usize::MAX, now);
         assert_eq!(first, 990, "what a long round may have saved");

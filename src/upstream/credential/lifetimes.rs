@@ -1,13 +1,15 @@
-//! How long simple tokens live on each member: `cluster.token_ttl`, corrected by what members do.
+//! The TTL of simple tokens on each member: `cluster.token_ttl`, corrected by observation.
 //!
-//! etcd does not put `--auth-token-ttl` on the wire, and the configured value may be wrong in both directions. A token may also
-//! be lost for another reason than its age: its member restarted, its user's password was set, auth was turned off and on.
+//! etcd does not send `--auth-token-ttl` to clients, and the configured value may be too long or too short. A
+//! token may also be lost for a reason unrelated to age: the member restarted, the user's password was
+//! changed, or auth was turned off and on.
 //!
-//! Owns: the lifetime assumed of each member's tokens, and when it changes. Must not know: tokens, how a token is touched.
-//! Pure: the caller passes the time.
-//! Invariants: the assumed lifetime is between [`SWEEP`] and the configured one; one lost token never shortens it, nor do losses
-//! with a disturbance of the member between them; a shortened lifetime is tested again and again, and a token that outlives it
-//! lengthens it, so that every wrong conclusion ends.
+//! Owns: the assumed TTL of each member's tokens, and changes to the assumed TTL. Must not know: tokens, how
+//! to touch a token. Pure: the caller passes the time.
+//! Invariants: the assumed TTL is between [`SWEEP`] and the configured TTL; a single lost token never
+//! shortens the assumed TTL, nor do losses with a disturbance of the member in between; a shortened TTL is
+//! tested repeatedly, and a token outliving the assumed TTL lengthens it, so that every wrong conclusion is
+//! corrected.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,29 +20,32 @@ use crate::identity::MemberId;
 
 /// etcd counts a token's life in whole seconds, and removes dead tokens once a second.
 pub(super) const SWEEP: Duration = Duration::from_secs(1);
-/// Shorter intervals between touches of one token would load members for lifetimes that nobody configures.
+/// Shortest interval between touches of one token. Shorter intervals would load members for the sake of TTLs
+/// that are never configured.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a shortened lifetime is left alone before it is tested; after each shortening and each failed test twice as long.
+/// First and longest waiting time before a shortened TTL is tested. Each shortening and each failed test
+/// doubles the waiting time.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
-/// The assumed lifetimes, by member: `--auth-token-ttl` is a flag of each member's own.
+/// The assumed TTLs by member, because `--auth-token-ttl` is a flag of each member.
 #[derive(Debug)]
 pub(super) struct Lifetimes {
     configured: Duration,
-    members: HashMap<MemberId, Assumed>,
+    members: HashMap<MemberId, AssumedTtl>,
 }
 
-/// What is assumed of one member's tokens.
+/// The assumptions about one member's tokens.
 #[derive(Clone, Copy, Debug)]
-struct Assumed {
+struct AssumedTtl {
     ttl: Duration,
-    /// A token certainly lived this long without use since the last disturbance.
+    /// A token certainly lived so long without use since the last disturbance.
     survived: Duration,
-    /// Tokens that were last seen alive before then may have been lost with the member's process.
+    /// Time of the last disturbance. Tokens last seen alive before the disturbance may have been lost with
+    /// the member's process.
     disturbed_at: Option<Instant>,
-    /// A token that was found dead younger than `ttl`. The next one that is found dead so confirms it.
+    /// A token found dead at an age below `ttl`. A second early death confirms a shorter TTL.
     early_death: Option<EarlyDeath>,
-    /// From then on a token is left without use for longer than `ttl`, to see whether it outlives it.
+    /// From this time on, one token is left without use for longer than `ttl`, to test for a longer TTL.
     test_at: Instant,
     patience: Duration,
 }
@@ -48,29 +53,31 @@ struct Assumed {
 #[derive(Clone, Copy, Debug)]
 struct EarlyDeath {
     unused: Duration,
-    /// Tokens that were issued later have this serial or a higher one. Others may have died of the same cause.
+    /// Tokens issued after the early death have this serial number or a higher number. Older tokens may have
+    /// died of the same cause.
     next_serial: u64,
 }
 
-/// A token that a member did not know any more.
+/// A token no longer known to a member.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeadToken {
-    /// How long it had not been used.
+    /// Time since the token's last use.
     pub(super) unused: Duration,
-    /// Its serial.
+    /// The token's serial number.
     pub(super) serial: u64,
-    /// The serial that the next token to be issued will have.
+    /// The serial number of the next token to be issued.
     pub(super) next_serial: u64,
 }
 
-/// When the tokens of one member are touched.
+/// The schedule for touching one member's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// How long a token lives after its last use, as far as is known.
+pub(super) struct TouchPlan {
+    /// The TTL of a token after its last use, as far as known.
     pub(super) ttl: Duration,
-    /// After how long without use a token is touched.
+    /// Time without use after which a token is touched.
     pub(super) interval: Duration,
-    /// After how long without use the one token is touched that tests whether tokens outlive `ttl`; none while no test is due.
+    /// Time without use after which the test token is touched, to test for a TTL longer than `ttl`. None
+    /// while no test is due.
     pub(super) test_age: Option<Duration>,
 }
 
@@ -79,51 +86,53 @@ impl Lifetimes {
         Self { configured, members: HashMap::new() }
     }
 
-    /// How long a token lives on this member after its last use, as far as is known.
+    /// The TTL of a token on the member after its last use, as far as known.
     pub(super) fn ttl(&self, member: MemberId) -> Duration {
         self.members.get(&member).map_or(self.configured, |assumed| assumed.ttl)
     }
 
-    /// When this member's tokens are touched.
-    pub(super) fn plan(&self, member: MemberId, now: Instant) -> Plan {
+    /// Returns the schedule for touching the member's tokens.
+    pub(super) fn plan(&self, member: MemberId, now: Instant) -> TouchPlan {
         let ttl = self.ttl(member);
         let assumed = self.members.get(&member);
-        // So far above that a survivor has certainly outlived `ttl`, and well below the age at which a token of the configured
-        // lifetime dies.
+        // Far enough above `ttl` for a survivor to prove a longer TTL, and well below the age of death under
+        // the configured TTL.
         let age = (ttl + ttl / 2 + SWEEP).min(self.configured * 5 / 6);
         let is_tested = assumed.is_some_and(|assumed| assumed.test_at <= now && age > ttl + SWEEP);
         let test_age = is_tested.then_some(age);
-        Plan { ttl, interval: (ttl / 3).max(SHORTEST_INTERVAL), test_age }
+        TouchPlan { ttl, interval: (ttl / 3).max(SHORTEST_INTERVAL), test_age }
     }
 
-    /// The shortest of all assumed lifetimes.
+    /// The shortest of all assumed TTLs.
     pub(super) fn shortest(&self) -> Duration {
         self.members.values().map(|assumed| assumed.ttl).fold(self.configured, Duration::min)
     }
 
-    /// A token was alive after it had not been used for `unused`. Whether that lengthened the assumed lifetime.
+    /// Records that a token was alive after `unused` without use. Returns true if the assumed TTL was
+    /// lengthened.
     pub(super) fn survived(&mut self, member: MemberId, unused: Duration, now: Instant) -> bool {
         let configured = self.configured;
         let assumed = self.assumed(member, now);
         let certain = unused.saturating_sub(SWEEP);
         assumed.survived = assumed.survived.max(certain);
-        // shortened → no longer suspected: this token was older.
+        // suspected → no longer suspected: the surviving token was older.
         assumed.early_death = assumed.early_death.filter(|death| death.unused > certain);
         if certain <= assumed.ttl {
             return false;
         }
-        // shortened → longer, at last as configured. A third of twice the old lifetime is less than this token lived.
+        // shortened → longer, finally as configured. A third of the doubled TTL is less than the survivor's
+        // age.
         let doubled = assumed.ttl * 2;
         assumed.ttl = if doubled < configured * 4 / 5 { doubled } else { configured };
         assumed.test_at = now;
         true
     }
 
-    /// A token was found dead. Whether that shortened the assumed lifetime.
+    /// Records that a token was found dead. Returns true if the assumed TTL was shortened.
     pub(super) fn died(&mut self, member: MemberId, dead: DeadToken, now: Instant) -> bool {
         let assumed = self.assumed(member, now);
         if dead.unused >= assumed.ttl {
-            // It was due, or it was the test's: tested → left alone for longer.
+            // The token's TTL had passed, or the token was the test's: tested → left alone for longer.
             assumed.wait_longer(now);
             return false;
         }
@@ -133,9 +142,10 @@ impl Lifetimes {
             return false;
         }
         match assumed.early_death {
-            // Issued before the first was found dead: lost with it.
+            // Issued before the first death: lost with the first token.
             Some(first) if dead.serial < first.next_serial => false,
-            // suspected → shortened. The longer of the two: the other may have been lost otherwise.
+            // suspected → shortened. Take the longer age: the younger token may have died of a different
+            // cause.
             Some(first) => {
                 assumed.ttl = first.unused.max(dead.unused);
                 assumed.early_death = None;
@@ -151,25 +161,25 @@ impl Lifetimes {
         }
     }
 
-    /// This member's tokens may have been lost, and it may have other flags now: its process or its connection is another one, or
-    /// auth was turned on or off.
+    /// Records that the member's tokens may have been lost and the member's flags may have changed: the
+    /// process or the connection was replaced, or auth was turned on or off.
     pub(super) fn disturbed(&mut self, member: MemberId, now: Instant) {
         self.assumed(member, now).disturbed(now);
     }
 
-    /// etcd refused a password: the user's tokens may have died with the one before.
+    /// Records that etcd refused a password: the user's tokens may have died with the previous password.
     pub(super) fn users_changed(&mut self) {
         self.members.values_mut().for_each(|assumed| assumed.early_death = None);
     }
 
-    /// The same as [`Lifetimes::disturbed`] of all members.
+    /// Like [`Lifetimes::disturbed`], for all members.
     pub(super) fn all_disturbed(&mut self, now: Instant) {
         self.members.values_mut().for_each(|assumed| assumed.disturbed(now));
     }
 
-    fn assumed(&mut self, member: MemberId, now: Instant) -> &mut Assumed {
+    fn assumed(&mut self, member: MemberId, now: Instant) -> &mut AssumedTtl {
         let ttl = self.configured;
-        self.members.entry(member).or_insert(Assumed {
+        self.members.entry(member).or_insert(AssumedTtl {
             ttl,
             survived: Duration::ZERO,
             disturbed_at: None,
@@ -180,7 +190,7 @@ impl Lifetimes {
     }
 }
 
-impl Assumed {
+impl AssumedTtl {
     fn disturbed(&mut self, now: Instant) {
         (self.early_death, self.survived, self.disturbed_at) = (None, Duration::ZERO, Some(now));
     }
@@ -198,25 +208,26 @@ mod tests {
     const A: MemberId = MemberId(0xa);
     const B: MemberId = MemberId(0xb);
 
-    /// What happens to tokens, each issued after the one before was found dead.
+    /// An event in the life of tokens; each token is issued after the previous token was found dead.
     #[derive(Clone, Copy)]
-    enum Event {
+    enum TokenEvent {
         Alive(f64),
         Dead(f64),
-        /// Of a token that was issued before the last death.
+        /// Death of a token issued before the last death.
         DeadWithIt(f64),
-        /// The member restarted since the token was last seen alive.
+        /// Death of a token after a restart of the member; the restart happened after the token was last seen
+        /// alive.
         DeadAfterRestart(f64),
         Disturbed,
         PasswordRefused,
     }
-    use Event::{Alive, Dead, DeadAfterRestart, DeadWithIt, Disturbed, PasswordRefused};
+    use TokenEvent::{Alive, Dead, DeadAfterRestart, DeadWithIt, Disturbed, PasswordRefused};
 
     fn seconds(seconds: f64) -> Duration {
         Duration::from_secs_f64(seconds)
     }
 
-    fn ttl_after(events: &[Event]) -> f64 {
+    fn ttl_after(events: &[TokenEvent]) -> f64 {
         let mut lifetimes = Lifetimes::new(seconds(300.0));
         let mut now = Instant::now();
         let mut serial = 0;
@@ -282,7 +293,8 @@ mod tests {
         }
     }
 
-    /// The ratchet: a false lesson ends by tokens that live longer, each test touching one token late.
+    /// Prevents a ratchet: a wrongly shortened TTL is corrected by tokens that live longer; each test touches
+    /// one token late.
     #[test]
     fn a_lifetime_that_was_shortened_wrongly_grows_back() {
         let mut lifetimes = Lifetimes::new(seconds(300.0));
@@ -291,7 +303,10 @@ mod tests {
             let dead = DeadToken { unused: SWEEP, serial, next_serial: serial + 1 };
             lifetimes.died(A, dead, now);
         }
-        assert_eq!(lifetimes.plan(A, now), Plan { ttl: SWEEP, interval: SHORTEST_INTERVAL, test_age: None });
+        assert_eq!(
+            lifetimes.plan(A, now),
+            TouchPlan { ttl: SWEEP, interval: SHORTEST_INTERVAL, test_age: None }
+        );
         let begun = now;
         now += PATIENCE.0;
         let mut tests = 0_u32;
@@ -306,7 +321,7 @@ mod tests {
         assert_eq!(lifetimes.plan(A, now).interval, seconds(100.0));
     }
 
-    /// Where the configured lifetime is too long, tests cost one login each, ever more rarely.
+    /// If the configured TTL is too long, each test costs one login, with growing time between tests.
     #[test]
     fn a_lifetime_that_is_truly_short_is_tested_ever_more_rarely() {
         let mut lifetimes = Lifetimes::new(seconds(300.0));
@@ -337,7 +352,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(
             lifetimes.plan(A, now),
-            Plan { ttl: seconds(300.0), interval: seconds(100.0), test_age: None }
+            TouchPlan { ttl: seconds(300.0), interval: seconds(100.0), test_age: None }
         );
         for serial in 0..2 {
             lifetimes.died(A, DeadToken { unused: seconds(6.0), serial, next_serial: serial + 1 }, now);

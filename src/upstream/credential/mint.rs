@@ -1,9 +1,10 @@
-//! Client certificates made here: short-lived, for one etcd user, their keys in memory only.
+//! Client certificates minted by Keyward: short-lived, for one etcd user, with keys in memory only.
 //!
-//! Owns: how long such a certificate is good, and how long it is used. Must not know: what it says (`authority`), who asks
-//! for which user, connections.
-//! Invariants (rules 19): good for the configured time and never past its authority's; its beginning lies back far enough
-//! for a member whose clock is behind; a new key each time, wiped where we hold it.
+//! Owns: the validity of a minted certificate, and how long a certificate is used. Must not know: the content
+//! of a certificate (`authority`), the caller of a mint, connections.
+//! Invariants (docs/decisions.md#d19): a certificate is valid for the configured lifetime and never beyond
+//! the authority's validity; not-before lies far enough back for a member with a slow clock; each certificate
+//! has a new key, wiped from memory owned by Keyward.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,50 +19,50 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::certificate::{Leaf, Times};
-use crate::authority::{Authority, Useless};
-use crate::config::users;
+use super::leaf::{CertificatePeriod, Leaf};
+use crate::authority::{Authority, UnusableAuthority};
+use crate::config::upstream_users;
 use crate::identity::UserName;
-use crate::upstream::tls::Towards;
+use crate::upstream::member_tls::MemberTls;
 
-/// How far a member's clock may be behind ours.
+/// Largest tolerated lag of a member's clock behind the clock of Keyward.
 const BEHIND: Duration = Duration::from_secs(300);
 
-/// Why there is no certificate.
+/// Reasons for not having a certificate.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MintError {
-    /// The authority's own time is over, or has not begun.
+    /// The authority's certificate has expired or is not valid yet.
     #[error("mint.ca is not good at this time")]
     NotNow,
-    /// The authority's certificate or key cannot be used; the check of the configuration took it.
+    /// The authority's certificate or key cannot be used, although the configuration passed its check.
     #[error("mint.ca {0}")]
-    Unusable(#[from] Useless),
-    /// Members were not looked at yet, or one trusts the authority between members.
+    Unusable(#[from] UnusableAuthority),
+    /// Members were not checked yet, or a member trusts the authority for peer connections.
     #[error("mint.ca was not held against the members' peer URLs yet")]
     NotHeld,
-    /// The certificate could not be made.
+    /// Making the certificate failed.
     #[error("no certificate could be made: {0}")]
     Failed(Arc<str>),
 }
 
-/// The authorities that may be minted from: no member trusts them between members, as far as could be seen. The newest
-/// last; one that is not among them mints nothing.
+/// The authorities allowed to mint: as far as could be checked, no member trusts an allowed authority for
+/// peer connections. Oldest first; an authority not listed mints no certificate.
 #[derive(Clone)]
-pub(super) struct Held(Arc<watch::Sender<Vec<Bundle>>>);
+pub(super) struct CheckedAuthorities(Arc<watch::Sender<Vec<MintChain>>>);
 
-/// What stands in `mint.ca`.
-type Bundle = Vec<CertificateDer<'static>>;
+/// The certificate chain in `mint.ca`.
+type MintChain = Vec<CertificateDer<'static>>;
 
-/// Authorities that are remembered as held: one comes with a change of the configuration.
+/// Maximum of remembered authorities. Each change of `mint.ca` in the configuration adds an authority.
 const HELD: usize = 8;
 
-impl Default for Held {
+impl Default for CheckedAuthorities {
     fn default() -> Self {
         Self(Arc::new(watch::Sender::new(Vec::new())))
     }
 }
 
-impl Held {
+impl CheckedAuthorities {
     pub(super) fn add(&self, authority: &[CertificateDer<'static>]) {
         self.0.send_if_modified(|held| {
             let new = held.iter().all(|known| known != authority);
@@ -73,7 +74,7 @@ impl Held {
         });
     }
 
-    /// Nobody was looked at any more.
+    /// Forgets all checks of members.
     pub(super) fn clear(&self) {
         self.0.send_modify(Vec::clear);
     }
@@ -84,22 +85,26 @@ impl Held {
 }
 
 /// Mints certificates from one authority.
-pub(super) struct Mint {
+pub(super) struct CertificateMint {
     authority: Authority,
     chain: Vec<CertificateDer<'static>>,
     lifetime: Duration,
-    towards: Towards,
-    held: Held,
+    towards: MemberTls,
+    held: CheckedAuthorities,
     minted: AtomicU64,
     failing: AtomicBool,
 }
 
-impl Mint {
-    /// Mints from the configured authority, for connections towards `towards`.
+impl CertificateMint {
+    /// Mints from the configured authority, for connections using `towards`.
     ///
     /// # Errors
     /// The authority cannot be used.
-    pub(super) fn new(config: &users::Mint, towards: Towards, held: Held) -> Result<Arc<Self>, MintError> {
+    pub(super) fn new(
+        config: &upstream_users::MintAuthority,
+        towards: MemberTls,
+        held: CheckedAuthorities,
+    ) -> Result<Arc<Self>, MintError> {
         let authority = Authority::new(&config.authority)?;
         let chain = config.authority.chain().to_vec();
         let (minted, failing) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -107,29 +112,29 @@ impl Mint {
         Ok(Arc::new(Self { authority, chain, lifetime, towards, held, minted, failing }))
     }
 
-    /// What is minted from.
+    /// The certificate chain of the mint authority.
     pub(super) fn authority(&self) -> &[CertificateDer<'static>] {
         &self.chain
     }
 
-    /// Whether members were looked at.
+    /// True if the authority was checked against the members and may mint.
     pub(super) fn is_held(&self) -> bool {
         self.held.has(&self.chain)
     }
 
-    /// Waits for that. Cancel-safe.
+    /// Waits until the authority may mint. Cancel-safe.
     pub(super) async fn held(&self) {
         let mut changes = self.held.0.subscribe();
-        // Its sender is ours.
+        // The wait cannot fail: `self` owns the sender.
         drop(changes.wait_for(|held| held.contains(&self.chain)).await);
     }
 
-    /// How many certificates were made.
+    /// Number of certificates minted.
     pub(super) fn minted(&self) -> u64 {
         self.minted.load(Ordering::Relaxed)
     }
 
-    /// Tells how minting goes where that changes: whoever calls asks again and again.
+    /// Logs a change between working and failing. Callers retry often, so only changes are logged.
     pub(super) fn note(&self, made: Result<(), &MintError>) {
         let failed = made.is_err();
         if self.failing.swap(failed, Ordering::Relaxed) != failed {
@@ -140,8 +145,8 @@ impl Mint {
         }
     }
 
-    /// A new certificate for `user`, and until when to use it: some two thirds of its time, so that many do not end at
-    /// once.
+    /// Mints a certificate for `user`. The certificate is used for some two thirds of its lifetime; the share
+    /// is random, so that many certificates do not expire at once.
     pub(super) fn leaf(&self, user: &UserName, now: SystemTime) -> Result<Leaf, MintError> {
         if !self.is_held() {
             return Err(MintError::NotHeld);
@@ -160,15 +165,18 @@ impl Mint {
         key.zeroize();
         let mut chain = vec![signed.map_err(|error| failed(&error))?.der().clone()];
         chain.extend(self.chain.iter().cloned());
-        let tls = self.towards.showing(CertifiedKey::new(chain, signing?)).map_err(|error| failed(&error))?;
+        let tls = self
+            .towards
+            .with_certificate(CertifiedKey::new(chain, signing?))
+            .map_err(|error| failed(&error))?;
         self.minted.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(?user, life_s = life.as_secs(), "minted a certificate");
         let mut dice = [0];
         getrandom::fill(&mut dice).map_err(|error| failed(&error))?;
-        // From six to seven tenths.
+        // Between 60 % and 70 % of the lifetime.
         let share = (6.0 + f64::from(dice[0]) / 256.0) / 10.0;
         let used = life.mul_f64(share);
-        let times = Times { minted: Instant::now(), used, good: begins..now + used };
+        let times = CertificatePeriod { minted: Instant::now(), used, good: begins..now + used };
         Ok(Leaf { tls, times: Some(times) })
     }
 }
@@ -196,14 +204,14 @@ mod tests {
     use crate::config::MemberTrust;
     use crate::pem::{Chain, PrivateKey, Roots};
 
-    /// A root, as etcd trusts it, and a mint below it.
-    struct House {
+    /// A root authority trusted by etcd, and a mint below the root.
+    struct MintFixture {
         root: CertificateDer<'static>,
-        mint: Arc<Mint>,
-        held: Held,
+        mint: Arc<CertificateMint>,
+        held: CheckedAuthorities,
     }
 
-    impl House {
+    impl MintFixture {
         fn held(self) -> Self {
             self.held.add(self.mint.authority());
             self
@@ -217,7 +225,11 @@ mod tests {
         crate::pem::KeyPair::new(Chain::read(&cert).unwrap(), PrivateKey::read(&private).unwrap()).unwrap()
     }
 
-    fn house(lifetime: Duration, ends: Option<SystemTime>, of: &'static rcgen::SignatureAlgorithm) -> House {
+    fn house(
+        lifetime: Duration,
+        ends: Option<SystemTime>,
+        of: &'static rcgen::SignatureAlgorithm,
+    ) -> MintFixture {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let root = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -235,21 +247,26 @@ mod tests {
         let authority = pair(folder.path(), &cert.pem(), &key.serialize_pem());
         let roots = folder.path().join("root.pem");
         std::fs::write(&roots, root.pem()).unwrap();
-        let towards = Towards::new(&MemberTrust::Authorities(Roots::read(&roots).unwrap())).unwrap();
-        let held = Held::default();
-        let mint = Mint::new(&users::Mint { authority, lifetime }, towards, held.clone()).unwrap();
-        House { root: root.der().clone(), mint, held }.held()
+        let towards = MemberTls::new(&MemberTrust::Authorities(Roots::read(&roots).unwrap())).unwrap();
+        let held = CheckedAuthorities::default();
+        let mint = CertificateMint::new(
+            &upstream_users::MintAuthority { authority, lifetime },
+            towards,
+            held.clone(),
+        )
+        .unwrap();
+        MintFixture { root: root.der().clone(), mint, held }.held()
     }
 
-    /// The certificates of a leaf, as a member would see them.
+    /// The certificates presented by a leaf, as seen by a member.
     fn shown(leaf: &Leaf) -> Vec<CertificateDer<'static>> {
         let certificate =
             leaf.tls.client_auth_cert_resolver.resolve(&[], &[SignatureScheme::ECDSA_NISTP256_SHA256]);
         certificate.unwrap().cert.clone()
     }
 
-    /// What etcd's TLS says of them at this time: as for clients, under the root alone.
-    fn verified(house: &House, chain: &[CertificateDer<'static>], at: SystemTime) -> bool {
+    /// Verifies a client certificate chain under the root alone at a given time, as etcd's TLS does.
+    fn verified(house: &MintFixture, chain: &[CertificateDer<'static>], at: SystemTime) -> bool {
         let mut roots = RootCertStore::empty();
         roots.add(house.root.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -288,7 +305,7 @@ mod tests {
         }
     }
 
-    /// A thief of such an authority's key signs what it likes: beside certificates for clients none of it is worth anything.
+    /// A stolen mint key can sign any certificate, but only client certificates verify.
     #[test]
     fn what_a_mint_signs_is_no_member_and_no_other_mint() {
         let authority = |name: &str, constraints, usages: &[ExtendedKeyUsagePurpose]| {
@@ -335,7 +352,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_certificate_is_replaced_after_two_thirds_of_its_life_and_by_one_with_another_key() {
         let house = house(Duration::from_secs(600), None, &rcgen::PKCS_ECDSA_P256_SHA256);
-        let showing = super::super::certificate::Showing { user: "alice".into(), epoch: 1 };
+        let showing =
+            super::super::certificate_identity::CertificateConnectionKey { user: "alice".into(), epoch: 1 };
         let identity = super::super::CertificateIdentity::minted(showing, Arc::clone(&house.mint));
         let began = Instant::now();
         let first = identity.leaf().unwrap();
@@ -356,10 +374,10 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_minted_before_the_authority_was_held_against_members() {
-        let House { mint, .. } = house(BEHIND, None, &rcgen::PKCS_ECDSA_P256_SHA256);
+        let MintFixture { mint, .. } = house(BEHIND, None, &rcgen::PKCS_ECDSA_P256_SHA256);
         let mint = Arc::into_inner(mint).unwrap();
-        let (held, now) = (Held::default(), SystemTime::now());
-        let mint = Mint { held: held.clone(), ..mint };
+        let (held, now) = (CheckedAuthorities::default(), SystemTime::now());
+        let mint = CertificateMint { held: held.clone(), ..mint };
         let mut waiting = Box::pin(mint.held());
         let stranger = house(BEHIND, None, &rcgen::PKCS_ECDSA_P256_SHA256);
         held.add(stranger.mint.authority());
@@ -368,7 +386,7 @@ mod tests {
         held.add(mint.authority());
         waiting.await;
         assert!(mint.leaf(&"alice".into(), now).is_ok());
-        // Those that were held long ago are forgotten.
+        // The oldest of more than `HELD` authorities is forgotten.
         for number in 0..HELD {
             held.add(&[CertificateDer::from(vec![u8::try_from(number).unwrap()])]);
         }
@@ -396,18 +414,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_certificate_that_was_refused_is_replaced_and_by_no_more_than_one_in_a_while() {
         let house = house(Duration::from_secs(600), None, &rcgen::PKCS_ECDSA_P256_SHA256);
-        let showing = super::super::certificate::Showing { user: "alice".into(), epoch: 1 };
+        let showing =
+            super::super::certificate_identity::CertificateConnectionKey { user: "alice".into(), epoch: 1 };
         let identity = super::super::CertificateIdentity::minted(showing, Arc::clone(&house.mint));
         let first = identity.leaf().unwrap();
         for _ in 0..100 {
             identity.refused(&identity.leaf().unwrap());
         }
         assert_eq!(shown(&identity.leaf().unwrap()), shown(&first), "another would be refused as well");
-        tokio::time::advance(super::super::certificate::AGAIN).await;
+        tokio::time::advance(super::super::certificate_identity::AGAIN).await;
         identity.refused(&first);
         let second = identity.leaf().unwrap();
         assert_ne!(shown(&second), shown(&first));
-        tokio::time::advance(super::super::certificate::AGAIN).await;
+        tokio::time::advance(super::super::certificate_identity::AGAIN).await;
         identity.refused(&first);
         assert_eq!(shown(&identity.leaf().unwrap()), shown(&second), "the first was replaced already");
         assert_eq!(house.mint.minted(), 2);

@@ -7,9 +7,9 @@ use futures_util::future::join_all;
 use tokio::task::LocalSet;
 use tokio::time::{advance, sleep, timeout};
 
-use super::scripted::{BCRYPT, Member};
+use super::scripted_member::{BCRYPT, ScriptedMember};
 use super::*;
-use crate::tasks::{Owned, Tasks};
+use crate::tasks::{TaskHandle, Tasks};
 
 const A: MemberId = MemberId(0xa);
 const B: MemberId = MemberId(0xb);
@@ -19,10 +19,10 @@ const MINUTE: Duration = Duration::from_secs(60);
 struct World {
     credentials: Arc<Credentials>,
     logins: Tasks,
-    control: Option<Owned>,
+    control: Option<TaskHandle>,
 }
 
-fn world(settings: CredentialSettings, members: &[(MemberId, &Member)]) -> World {
+fn world(settings: CredentialSettings, members: &[(MemberId, &ScriptedMember)]) -> World {
     let tasks = Tasks::default();
     let channels = ControlChannels::default();
     channels.store(Arc::new(members.iter().map(|(id, member)| (*id, member.channel(&tasks))).collect()));
@@ -51,7 +51,7 @@ fn secret(password: &str) -> Secret<String> {
     Secret::new(password.to_owned())
 }
 
-fn logins(member: &Member) -> usize {
+fn logins(member: &ScriptedMember) -> usize {
     member.with(|state| state.logins.len())
 }
 
@@ -66,7 +66,8 @@ fn a_storm_of_logins_costs_one_per_user_and_member_and_admits_no_wrong_password(
     run(async {
         let names: Vec<_> = (0..20).map(|n| (format!("user{n}"), format!("right{n}"))).collect();
         let users: Vec<_> = names.iter().map(|(name, password)| (&**name, &**password)).collect();
-        let [a, b, c] = [Member::new(&users), Member::new(&users), Member::new(&users)];
+        let [a, b, c] =
+            [ScriptedMember::new(&users), ScriptedMember::new(&users), ScriptedMember::new(&users)];
         let world = world(CredentialSettings::default(), &[(A, &a), (B, &b), (C, &c)]);
         let orders = [[A, B, C], [B, C, A], [C, A, B]];
         let right = (0..200).map(|n| {
@@ -105,7 +106,7 @@ fn a_storm_of_logins_costs_one_per_user_and_member_and_admits_no_wrong_password(
 #[test]
 fn a_login_goes_on_when_its_waiters_leave() {
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let alice = world.identity("alice", "a");
         assert!(timeout(BCRYPT / 2, alice.token(A)).await.is_err(), "bcrypt is slower");
@@ -120,7 +121,7 @@ fn a_login_goes_on_when_its_waiters_leave() {
 #[test]
 fn ten_callers_with_the_same_dead_token_cause_one_login() {
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let alice = world.identity("alice", "a");
         let dead = alice.token(A).await.unwrap();
@@ -140,7 +141,7 @@ fn ten_callers_with_the_same_dead_token_cause_one_login() {
 #[test]
 fn a_refused_password_is_asked_again_ever_more_rarely_and_harms_no_other() {
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let wrong = world.identity("alice", "b");
         let mut asked = Vec::new();
@@ -165,7 +166,7 @@ fn a_refused_password_is_asked_again_ever_more_rarely_and_harms_no_other() {
 #[test]
 fn a_changed_password_ends_the_old_one_and_never_lends_it_the_new_token() {
     run(async {
-        let member = Member::new(&[("alice", "old"), ("bob", "b")]);
+        let member = ScriptedMember::new(&[("alice", "old"), ("bob", "b")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let (old, bob) = (world.identity("alice", "old"), world.identity("bob", "b"));
         let token = old.token(A).await.unwrap();
@@ -185,7 +186,7 @@ fn a_changed_password_ends_the_old_one_and_never_lends_it_the_new_token() {
 #[test]
 fn a_token_that_a_stream_needs_is_touched_and_never_renewed() {
     run(async {
-        let [a, b] = [Member::new(&[("alice", "a")]), Member::new(&[("alice", "a")])];
+        let [a, b] = [ScriptedMember::new(&[("alice", "a")]), ScriptedMember::new(&[("alice", "a")])];
         let world = world(CredentialSettings::default(), &[(A, &a), (B, &b)]);
         let alice = world.identity("alice", "a");
         let stream = alice.hold();
@@ -209,7 +210,7 @@ fn a_token_that_a_stream_needs_is_touched_and_never_renewed() {
 #[test]
 fn a_token_in_use_is_not_touched() {
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let token = world.identity("alice", "a").token(A).await.unwrap();
         for _ in 0..60 {
@@ -221,7 +222,7 @@ fn a_token_in_use_is_not_touched() {
     });
 }
 
-/// For so many times 10 s tokens are wanted, as by calls that come now and then.
+/// Requests a token of each identity every 10 s for `rounds` rounds, as occasional calls would.
 async fn called_for(identities: &[Arc<PasswordIdentity>], rounds: usize) {
     for _ in 0..rounds {
         for identity in identities {
@@ -234,7 +235,7 @@ async fn called_for(identities: &[Arc<PasswordIdentity>], rounds: usize) {
 #[test]
 fn a_shorter_life_is_learned_and_restarts_teach_nothing() {
     run(async {
-        let member = Member::new(&[("alice", "a"), ("bob", "b")]);
+        let member = ScriptedMember::new(&[("alice", "a"), ("bob", "b")]);
         member.with(|state| state.token_ttl = Duration::from_secs(5));
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let identities = [world.identity("alice", "a"), world.identity("bob", "b")];
@@ -256,11 +257,12 @@ fn a_shorter_life_is_learned_and_restarts_teach_nothing() {
     });
 }
 
-/// Members restart, tokens die young: before and after it, idle tokens are touched as the configuration says.
+/// Restarted members lose young tokens. Idle tokens must be touched at the configured rate before and after
+/// the restarts.
 #[test]
 fn restarts_do_not_change_how_often_tokens_are_touched() {
     run(async {
-        let member = Member::new(&[("alice", "a"), ("bob", "b")]);
+        let member = ScriptedMember::new(&[("alice", "a"), ("bob", "b")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let identities = [world.identity("alice", "a"), world.identity("bob", "b")];
         let streams = identities.each_ref().map(PasswordIdentity::hold);
@@ -271,7 +273,7 @@ fn restarts_do_not_change_how_often_tokens_are_touched() {
             }
             sleep(Duration::from_millis(1500)).await;
             member.restart();
-            // A call may find its token dead before or after the members' task sees the new connection.
+            // A call may find the token dead before or after the members' task sees the new connection.
             let tell = || world.credentials.tokens_may_be_lost(Some(A));
             if restart % 2 == 0 {
                 tell();
@@ -293,11 +295,11 @@ fn restarts_do_not_change_how_often_tokens_are_touched() {
     });
 }
 
-/// An operator corrects a member's flag, or what was learned was wrong.
+/// Covers an operator correcting a member's flag, and a wrongly learned TTL.
 #[test]
 fn a_learned_life_is_unlearned_when_tokens_outlive_it() {
     run(async {
-        let member = Member::new(&[("alice", "a"), ("bob", "b")]);
+        let member = ScriptedMember::new(&[("alice", "a"), ("bob", "b")]);
         member.with(|state| state.token_ttl = Duration::from_secs(2));
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let identities = [world.identity("alice", "a"), world.identity("bob", "b")];
@@ -321,7 +323,7 @@ fn a_learned_life_is_unlearned_when_tokens_outlive_it() {
 #[test]
 fn a_member_that_hangs_delays_no_other_members_touches() {
     run(async {
-        let [a, b] = [Member::new(&[("alice", "a")]), Member::new(&[("alice", "a")])];
+        let [a, b] = [ScriptedMember::new(&[("alice", "a")]), ScriptedMember::new(&[("alice", "a")])];
         for member in [&a, &b] {
             member.with(|state| state.token_ttl = Duration::from_secs(2));
         }
@@ -343,7 +345,7 @@ fn a_member_that_hangs_delays_no_other_members_touches() {
 #[test]
 fn each_answer_to_a_login_means_what_etcd_means() {
     run(async {
-        let [a, b] = [Member::new(&[("alice", "a")]), Member::new(&[("alice", "a")])];
+        let [a, b] = [ScriptedMember::new(&[("alice", "a")]), ScriptedMember::new(&[("alice", "a")])];
         let world = world(CredentialSettings::default(), &[(A, &a), (B, &b)]);
         a.with(|state| drop(state.users.insert("cert".into(), None)));
         assert!(matches!(world.verify("cert", "x", &[A]).await, Err(LoginFailure::NoPassword)));
@@ -365,7 +367,7 @@ fn each_answer_to_a_login_means_what_etcd_means() {
 #[test]
 fn a_login_that_is_not_answered_ends() {
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         member.with(|state| state.silent = true);
         let mut world = world(CredentialSettings::default(), &[(A, &member)]);
         let alice = world.identity("alice", "a");
@@ -391,7 +393,7 @@ fn a_login_that_is_not_answered_ends() {
 #[test]
 fn who_asks_for_proof_joins_a_login_under_way_on_any_member() {
     run(async {
-        let [a, b] = [Member::new(&[("alice", "a")]), Member::new(&[("alice", "a")])];
+        let [a, b] = [ScriptedMember::new(&[("alice", "a")]), ScriptedMember::new(&[("alice", "a")])];
         let world = world(CredentialSettings::default(), &[(A, &a), (B, &b)]);
         let alice = world.identity("alice", "a");
         let (token, proved) = tokio::join!(alice.token(A), world.verify("alice", "a", &[B]));
@@ -403,7 +405,7 @@ fn who_asks_for_proof_joins_a_login_under_way_on_any_member() {
 #[test]
 fn a_proof_that_nobody_kept_alive_is_renewed() {
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let alice = world.verify("alice", "a", &[A]).await.unwrap();
         assert!(alice.is_proved());
@@ -421,7 +423,7 @@ fn a_proof_that_nobody_kept_alive_is_renewed() {
 #[test]
 fn a_login_too_many_is_told_so() {
     run(async {
-        let member = Member::new(&[]);
+        let member = ScriptedMember::new(&[]);
         let settings = CredentialSettings { logins_waiting: 3, ..Default::default() };
         let world = world(settings, &[(A, &member)]);
         let names: Vec<_> = (0..10).map(|n| n.to_string()).collect();
@@ -434,7 +436,7 @@ fn a_login_too_many_is_told_so() {
 #[test]
 fn wrong_passwords_are_bounded_and_push_out_nobody() {
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         let settings = CredentialSettings { unproved: 16, ..Default::default() };
         let world = world(settings, &[(A, &member)]);
         world.verify("alice", "a", &[A]).await.unwrap();
@@ -442,7 +444,8 @@ fn wrong_passwords_are_bounded_and_push_out_nobody() {
             drop(world.identity("alice", &wrong.to_string()));
             world.credentials.unproved.run_pending_tasks();
         }
-        // What a cache lets go of is dropped when no thread of the process can be reading it, those of other tests as well.
+        // The cache drops evicted identities only when no thread of the process can be reading a cache,
+        // including threads of concurrent tests.
         let sizes = || (world.credentials.known().len(), lock(&world.credentials.known).identities.len());
         let bounded = |(alive, listed): (usize, usize)| alive <= 17 && listed <= 64;
         for more in 0..100_000 {
@@ -460,8 +463,8 @@ fn wrong_passwords_are_bounded_and_push_out_nobody() {
     });
 }
 
-/// Returns when no more identities than these are in memory. The cache frees what it has let go when no other thread, such as that of
-/// another test, may still read in a cache.
+/// Waits until at most `kept` identities are in memory. The cache frees evicted identities only when no
+/// thread, such as a concurrent test, may still read a cache.
 fn let_go(world: &World, kept: usize) {
     const TURNS: usize = 1_000_000;
     let freed = (0..TURNS).any(|_| {
@@ -478,7 +481,7 @@ fn let_go(world: &World, kept: usize) {
 fn a_flood_of_users_takes_no_more_memory_than_there_is_and_pushes_out_nobody() {
     const FLOOD: u32 = 100_000;
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         world.verify("alice", "a", &[A]).await.unwrap();
         let mut most = 0;
@@ -486,7 +489,8 @@ fn a_flood_of_users_takes_no_more_memory_than_there_is_and_pushes_out_nobody() {
             drop(world.identity(&format!("user{n}"), "guess"));
             most = most.max(lock(&world.credentials.known).identities.len());
         }
-        // Those that are kept, and as many again that are gone; more while others keep the cache from freeing what it let go.
+        // The kept identities and as many dropped ones; more while a concurrent test delays the cache from
+        // freeing evicted identities.
         assert!((1_000..FLOOD as usize / 2).contains(&most), "{most} identities");
         let_go(&world, 1_001);
         assert!(world.credentials.unproved.entry_count() <= 1_000);
@@ -498,7 +502,7 @@ fn a_flood_of_users_takes_no_more_memory_than_there_is_and_pushes_out_nobody() {
 #[test]
 fn an_identity_that_only_a_stream_still_holds_is_not_made_twice() {
     run(async {
-        let member = Member::new(&[("alice", "a")]);
+        let member = ScriptedMember::new(&[("alice", "a")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let alice = world.verify("alice", "a", &[A]).await.unwrap();
         for cache in [&world.credentials.proved, &world.credentials.unproved] {
@@ -513,7 +517,7 @@ fn an_identity_that_only_a_stream_still_holds_is_not_made_twice() {
 #[test]
 fn debug_shows_no_secret() {
     run(async {
-        let member = Member::new(&[("alice", "hunter2")]);
+        let member = ScriptedMember::new(&[("alice", "hunter2")]);
         let world = world(CredentialSettings::default(), &[(A, &member)]);
         let alice = world.verify("alice", "hunter2", &[A]).await.unwrap();
         let token = alice.current(A).unwrap();

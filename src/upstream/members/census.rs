@@ -1,12 +1,13 @@
-//! From what was heard at each address to who the members are: pure.
+//! Derives the membership from the last answer of each address. Pure.
 //!
-//! Owns: which cluster is pinned, which address stands for which member, who is ready, who leads. Must not know: how
-//! anything was asked, time (it only passes on when the cluster was last seen whole).
-//! Invariants: a member's identity is what it says itself, never its address; an answer from another cluster makes
-//! nobody ready; the leader is named only where the members of the highest term do not contradict each other; a member stays
-//! where it was found for as long as it answers there, in whatever order addresses are told, and leaves only for a configured
-//! endpoint; a suspicion is of a member at one address; one that moves while it is suspected is so at the other address too, until it
-//! has answered there.
+//! Owns: the pinned cluster, the address standing for each member, readiness, the leader. Must not know: how
+//! addresses are probed, time (the time of the last confirmation is passed through).
+//! Invariants: a member's identity is the id in its answer, never its address; an answer from a different
+//! cluster makes no member ready; the leader is the member named by most voters of the highest term with a
+//! named leader; a member keeps its address as long as the member answers at that address, regardless of the
+//! order of addresses, and moves only to a configured endpoint; a suspicion is bound to a member at one
+//! address; a member moved while suspected stays suspected at the new address, until the member has answered
+//! at the new address.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,71 +19,73 @@ use tokio::time::Instant;
 use crate::config::{ClusterPin, Discovery, Endpoint, Scheme};
 use crate::identity::{ClusterId, MemberId};
 use crate::upstream::membership::{
-    Absence, Absent, Foreign, Member, Membership, PeerUrls, Peering, Readiness, Reason, Role,
+    AbsenceReason, AbsentMember, ForeignAddress, Member, MemberPeerUrls, Membership, PeerUrls, Readiness,
+    Role, UnreadyReason,
 };
+use crate::upstream::store_status::StoreStatus;
 use crate::upstream::version::Version;
-use crate::upstream::vitals::Vitals;
 
-/// What a member said of itself.
+/// A member's answer about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct MemberProbeAnswer {
     pub(super) member: MemberId,
-    /// `None` where it tells none to the probing user.
+    /// `None` if the member hides its cluster id from the probing user.
     pub(super) cluster: Option<ClusterId>,
     pub(super) version: Option<Version>,
     pub(super) role: Role,
-    pub(super) leader: Sight,
-    /// 0 where it tells none.
+    pub(super) leader: LeaderView,
+    /// 0 if the member reports no term.
     pub(super) term: u64,
-    /// `None` where it tells none.
-    pub(super) vitals: Option<Arc<Vitals>>,
+    /// `None` if the member reports no store state.
+    pub(super) vitals: Option<Arc<StoreStatus>>,
 }
 
-/// Which leader a member sees.
+/// The leader as seen by a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(super) enum LeaderView {
     Nobody,
-    /// One that it does not name.
+    /// A leader exists, but the member does not name its id.
     Somebody,
     Member(MemberId),
 }
 
-/// One address and what was heard there last.
+/// One address and the last answer at this address.
 #[derive(Clone, Debug)]
-pub(super) struct Sighting {
+pub(super) struct AddressObservation {
     pub(super) endpoint: Endpoint,
-    /// At which address of the endpoint's name; `None` where the host is one itself.
+    /// The IP address probed, among the addresses of the endpoint's name; `None` if the host is an IP
+    /// address.
     pub(super) at: Option<IpAddr>,
-    pub(super) source: Source,
-    pub(super) seen: Seen,
+    pub(super) source: AddressSource,
+    pub(super) seen: ProbeObservation,
 }
 
-impl Sighting {
-    /// Whether it is where the member was found.
+impl AddressObservation {
+    /// True if `member` was found at this address.
     pub(super) fn is_of(&self, member: &Member) -> bool {
-        self.endpoint == member.endpoint && self.at == member.at
+        self.endpoint == member.endpoint && self.at == member.resolved_ip
     }
 }
 
-/// How we came to an address. The order is the preference.
+/// The origin of an address. The order of the variants is the order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Source {
+pub(super) enum AddressSource {
     Configured,
     Listed,
 }
 
-/// What was heard at an address.
+/// The last observation at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum ProbeObservation {
     NotAsked,
-    Answered(Answer),
-    /// Nothing, where this member answered before.
-    Silent(Option<Answer>),
+    Answered(MemberProbeAnswer),
+    /// No answer; the value is the last answer received earlier at this address.
+    Silent(Option<MemberProbeAnswer>),
 }
 
-/// A member as the member list has it.
+/// A member as described by the member list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Listed {
+pub(super) struct ListedMember {
     pub(super) id: MemberId,
     pub(super) name: Arc<str>,
     pub(super) role: Role,
@@ -90,42 +93,44 @@ pub(super) struct Listed {
     pub(super) peer_urls: Arc<[String]>,
 }
 
-/// Everything that the membership follows from.
-pub(super) struct Facts<'a> {
+/// All inputs of the membership.
+pub(super) struct CensusInput<'a> {
     pub(super) pin: ClusterPin,
     pub(super) pinned: Option<ClusterId>,
-    /// Of the configured endpoints: no other is used.
+    /// The scheme of the configured endpoints; URLs with a different scheme are not used.
     pub(super) scheme: Scheme,
-    /// What hosts of the list may be used.
+    /// The host patterns allowed for listed addresses.
     pub(super) discovery: &'a Discovery,
-    pub(super) sightings: &'a [Sighting],
-    pub(super) list: Option<&'a [Listed]>,
-    /// Whether the list was refused where it was last asked for.
+    pub(super) sightings: &'a [AddressObservation],
+    pub(super) list: Option<&'a [ListedMember]>,
+    /// True if etcd refused the last request for the member list.
     pub(super) refused: bool,
-    /// Who is known to be of the pinned cluster: by an answer of its own that named it, or by the last list that was had.
+    /// Members known to belong to the pinned cluster: each named the cluster in an answer, or is in the last
+    /// member list.
     pub(super) known: &'a BTreeSet<MemberId>,
-    /// For the suspicions, which outlive snapshots.
+    /// The previous snapshot, source of suspicions and counters that outlive snapshots.
     pub(super) before: &'a Membership,
 }
 
-/// Which cluster was chosen when none was configured, and who named another.
+/// The cluster chosen when no cluster id is configured, and the endpoints naming a different cluster.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Pinning {
+pub(super) struct ClusterVote {
     pub(super) cluster: ClusterId,
-    pub(super) rivals: Vec<Foreign>,
+    pub(super) rivals: Vec<ForeignAddress>,
 }
 
-/// Chooses the cluster that most configured endpoints name, once every one was asked; of equals the one that has a
-/// leader, then the one named first. `None` while some were not asked, or none names a cluster.
-pub(super) fn choose_cluster(sightings: &[Sighting]) -> Option<Pinning> {
-    let configured = || sightings.iter().filter(|sighting| sighting.source == Source::Configured);
-    if configured().any(|sighting| sighting.seen == Seen::NotAsked) {
+/// Chooses the cluster named by most configured endpoints, after all configured endpoints were probed. A tie
+/// goes to a cluster with a leader, then to the cluster named first. `None` if an endpoint was not probed
+/// yet, or no endpoint names a cluster.
+pub(super) fn choose_cluster(sightings: &[AddressObservation]) -> Option<ClusterVote> {
+    let configured = || sightings.iter().filter(|sighting| sighting.source == AddressSource::Configured);
+    if configured().any(|sighting| sighting.seen == ProbeObservation::NotAsked) {
         return None;
     }
     let named: Vec<(&Endpoint, ClusterId, bool)> = configured()
         .filter_map(|sighting| match &sighting.seen {
-            Seen::Answered(answer) => {
-                Some((&sighting.endpoint, answer.cluster?, answer.leader != Sight::Nobody))
+            ProbeObservation::Answered(answer) => {
+                Some((&sighting.endpoint, answer.cluster?, answer.leader != LeaderView::Nobody))
             }
             _ => None,
         })
@@ -135,18 +140,18 @@ pub(super) fn choose_cluster(sightings: &[Sighting]) -> Option<Pinning> {
         let led = named.iter().any(|(_, named, led)| *named == cluster && *led);
         (voices, led)
     };
-    // min_by_key keeps the first of equals.
+    // min_by_key keeps the first of equal elements.
     let (_, cluster, _) = *named.iter().min_by_key(|(_, cluster, _)| Reverse(rank(*cluster)))?;
     let rivals = named
         .iter()
         .filter(|(_, named, _)| *named != cluster)
-        .map(|(endpoint, cluster, _)| Foreign { endpoint: (*endpoint).clone(), cluster: *cluster })
+        .map(|(endpoint, cluster, _)| ForeignAddress { endpoint: (*endpoint).clone(), cluster: *cluster })
         .collect();
-    Some(Pinning { cluster, rivals })
+    Some(ClusterVote { cluster, rivals })
 }
 
-/// Who the members are.
-pub(super) fn take(facts: &Facts<'_>, confirmed: Instant) -> Membership {
+/// Derives the membership from `facts`.
+pub(super) fn derive_membership(facts: &CensusInput<'_>, confirmed: Instant) -> Membership {
     let mut found = Membership { cluster: facts.pinned, ..Membership::unknown(confirmed) };
     found.peer_urls = facts.peer_urls();
     found.foreign = facts.sightings.iter().filter_map(|sighting| facts.foreign(sighting)).collect();
@@ -157,13 +162,13 @@ pub(super) fn take(facts: &Facts<'_>, confirmed: Instant) -> Membership {
         }
     }
     let ours = found.members.iter().filter(|member| member.is_ours());
-    let answers: Vec<&Answer> = ours.filter_map(|member| facts.answer(member.id)).collect();
+    let answers: Vec<&MemberProbeAnswer> = ours.filter_map(|member| facts.answer(member.id)).collect();
     found.term = answers.iter().map(|answer| answer.term).max().unwrap_or(0);
     found.leader = leader(&answers);
     found
 }
 
-/// The address of a URL that may be used: of the scheme of the configured endpoints, with a host and a port.
+/// The endpoint of a usable URL: the URL has the scheme of the configured endpoints, a host and a port.
 pub(in crate::upstream) fn usable(url: &str, scheme: Scheme) -> Option<Endpoint> {
     let uri: http::Uri = url.parse().ok()?;
     let wanted = match scheme {
@@ -177,17 +182,17 @@ pub(in crate::upstream) fn usable(url: &str, scheme: Scheme) -> Option<Endpoint>
     Some(Endpoint { scheme, host: host.to_owned(), port: uri.port_u16()? })
 }
 
-/// Whether who says this of its cluster may be of the pinned one: it names no other.
+/// True if an answer with this cluster id may come from the pinned cluster: the id is absent or equal.
 pub(super) fn is_ours(cluster: Option<ClusterId>, pinned: Option<ClusterId>) -> bool {
     cluster.is_none() || cluster == pinned
 }
 
-/// The leader that most voters of the highest term name; nobody where two are named equally often.
-fn leader(answers: &[&Answer]) -> Option<MemberId> {
+/// The leader named by most voters of the highest term with a named leader; `None` on a tie.
+fn leader(answers: &[&MemberProbeAnswer]) -> Option<MemberId> {
     let named =
         answers.iter().filter(|answer| answer.role == Role::Voter).filter_map(|answer| match answer.leader {
-            Sight::Member(leader) => Some((answer.term, leader)),
-            Sight::Nobody | Sight::Somebody => None,
+            LeaderView::Member(leader) => Some((answer.term, leader)),
+            LeaderView::Nobody | LeaderView::Somebody => None,
         });
     let named: Vec<(u64, MemberId)> = named.collect();
     let newest = named.iter().map(|(term, _)| *term).max()?;
@@ -199,17 +204,17 @@ fn leader(answers: &[&Answer]) -> Option<MemberId> {
     (voices.values().filter(|count| *count == most).count() == 1).then_some(*leader)
 }
 
-/// What it says itself, if it says enough of itself to be believed; else what the list says.
-fn role(answer: &Answer, listed: Option<&Listed>) -> Role {
+/// The role in the member's answer. If the answer hides the cluster id, a learner in the list is a learner.
+fn role(answer: &MemberProbeAnswer, listed: Option<&ListedMember>) -> Role {
     match (answer.cluster, listed) {
         (None, Some(listed)) if listed.role == Role::Learner => Role::Learner,
         _ => answer.role,
     }
 }
 
-impl Facts<'_> {
+impl CensusInput<'_> {
     fn peer_urls(&self) -> PeerUrls {
-        let of_one = |listed: &Listed| Peering {
+        let of_one = |listed: &ListedMember| MemberPeerUrls {
             member: listed.id,
             name: Arc::clone(&listed.name),
             urls: Arc::clone(&listed.peer_urls),
@@ -221,26 +226,32 @@ impl Facts<'_> {
         }
     }
 
-    /// Every member that is listed or answers; without a list those too that answered before.
+    /// The id of every member listed or answering. Without a list, members that answered earlier are
+    /// included.
     fn ids(&self) -> BTreeSet<MemberId> {
         let listed = self.list.into_iter().flatten().map(|listed| listed.id);
         let heard = self.sightings.iter().filter_map(|sighting| match &sighting.seen {
-            Seen::Answered(answer) if self.is_ours(answer) => Some(answer.member),
-            Seen::Silent(Some(answer)) if self.list.is_none() && self.is_ours(answer) => Some(answer.member),
+            ProbeObservation::Answered(answer) if self.is_ours(answer) => Some(answer.member),
+            ProbeObservation::Silent(Some(answer)) if self.list.is_none() && self.is_ours(answer) => {
+                Some(answer.member)
+            }
             _ => None,
         });
         listed.chain(heard).collect()
     }
 
-    /// An answer of no other cluster, as far as it tells. While none is pinned yet an answer that names one is nobody's.
-    fn is_ours(&self, answer: &Answer) -> bool {
+    /// True unless the answer names a different cluster. While no cluster is pinned, an answer naming any
+    /// cluster is not ours.
+    fn is_ours(&self, answer: &MemberProbeAnswer) -> bool {
         is_ours(answer.cluster, self.pinned)
     }
 
-    /// Whether it is certain of which cluster the answer is. Where auth is on learners tell nobody; voters do (see `probe`), unless
-    /// something in between lets no watch pass: as long as nobody has named a cluster there is nothing to hold them against. Once one
-    /// has, who names none must have done so before, or be in the list of those who did. Where an id is configured only that counts.
-    fn is_verified(&self, answer: &Answer, listed: Option<&Listed>) -> bool {
+    /// True if the answer proves membership in the pinned cluster. With auth on, a learner hides its cluster
+    /// id; voters reveal the id (see `probe`), unless an intermediary blocks watches. While no cluster is
+    /// pinned, an answer without an id is accepted, because no id exists to compare with. Afterwards, a
+    /// member without an id must have named the cluster earlier or be listed. If the configuration pins an
+    /// id, only an answer with an id is accepted.
+    fn is_verified(&self, answer: &MemberProbeAnswer, listed: Option<&ListedMember>) -> bool {
         answer.cluster.is_some()
             || match (self.pin, self.pinned) {
                 (ClusterPin::Id(_), _) => false,
@@ -251,54 +262,56 @@ impl Facts<'_> {
             }
     }
 
-    fn foreign(&self, sighting: &Sighting) -> Option<Foreign> {
-        let Seen::Answered(answer) = &sighting.seen else { return None };
+    fn foreign(&self, sighting: &AddressObservation) -> Option<ForeignAddress> {
+        let ProbeObservation::Answered(answer) = &sighting.seen else { return None };
         let cluster = answer.cluster?;
-        (self.pinned? != cluster).then(|| Foreign { endpoint: sighting.endpoint.clone(), cluster })
+        (self.pinned? != cluster).then(|| ForeignAddress { endpoint: sighting.endpoint.clone(), cluster })
     }
 
-    /// The address that stands for a member: one that answers before one that does not, a configured one before a
-    /// listed one, the one that stood for it before any other, then in their order.
-    fn stands_for(&self, id: MemberId) -> Option<&Sighting> {
+    /// The address standing for a member. Preferred, in this order: an address that answers, a configured
+    /// address, the previous address of the member, the first in the list.
+    fn choose_address(&self, id: MemberId) -> Option<&AddressObservation> {
         let stood = self.before.get(id);
-        let rank = |sighting: &&Sighting| match &sighting.seen {
-            Seen::Answered(answer) if self.is_ours(answer) && answer.member == id => Some(0),
-            Seen::Silent(Some(answer)) if self.is_ours(answer) && answer.member == id => Some(1),
+        let rank = |sighting: &&AddressObservation| match &sighting.seen {
+            ProbeObservation::Answered(answer) if self.is_ours(answer) && answer.member == id => Some(0),
+            ProbeObservation::Silent(Some(answer)) if self.is_ours(answer) && answer.member == id => Some(1),
             _ => None,
         };
-        let moves = |sighting: &Sighting| stood.is_none_or(|member| !sighting.is_of(member));
+        let moves = |sighting: &AddressObservation| stood.is_none_or(|member| !sighting.is_of(member));
         let candidates =
             self.sightings.iter().filter_map(|sighting| Some((rank(&sighting)?, sighting.source, sighting)));
         let best = candidates.min_by_key(|(rank, source, sighting)| (*rank, *source, moves(sighting)));
         best.map(|(_, _, sighting)| sighting)
     }
 
-    /// What the member says now.
-    fn answer(&self, id: MemberId) -> Option<&Answer> {
-        match &self.stands_for(id)?.seen {
-            Seen::Answered(answer) => Some(answer),
+    /// The member's current answer.
+    fn answer(&self, id: MemberId) -> Option<&MemberProbeAnswer> {
+        match &self.choose_address(id)?.seen {
+            ProbeObservation::Answered(answer) => Some(answer),
             _ => None,
         }
     }
 
-    fn member(&self, id: MemberId) -> Result<Member, Absent> {
+    fn member(&self, id: MemberId) -> Result<Member, AbsentMember> {
         let listed = self.list.into_iter().flatten().find(|listed| listed.id == id);
         let known = self.before.get(id);
-        let stands = self.stands_for(id);
+        let stands = self.choose_address(id);
         let (endpoint, at, readiness) = match (stands, listed) {
             (Some(sighting), _) => (sighting.endpoint.clone(), sighting.at, self.readiness(sighting, listed)),
             (None, Some(listed)) => {
                 let (endpoint, readiness) = self.by_list(listed)?;
                 (endpoint, None, readiness)
             }
-            (None, None) => return Err(Absent { id, name: "".into(), why: Absence::NoUsableUrl }),
+            (None, None) => {
+                return Err(AbsentMember { id, name: "".into(), why: AbsenceReason::NoUsableUrl });
+            }
         };
         let last = stands.and_then(|sighting| match &sighting.seen {
-            Seen::Answered(answer) | Seen::Silent(Some(answer)) => Some(answer),
-            Seen::NotAsked | Seen::Silent(None) => None,
+            ProbeObservation::Answered(answer) | ProbeObservation::Silent(Some(answer)) => Some(answer),
+            ProbeObservation::NotAsked | ProbeObservation::Silent(None) => None,
         });
         let listed_role = listed.map_or(Role::Voter, |listed| listed.role);
-        let stayed = known.filter(|member| member.endpoint == endpoint && member.at == at);
+        let stayed = known.filter(|member| member.endpoint == endpoint && member.resolved_ip == at);
         let suspicion = match (stayed, known) {
             (Some(member), _) => Arc::clone(&member.suspicion),
             (None, Some(member)) => Arc::new(member.suspicion.carried()),
@@ -308,7 +321,7 @@ impl Facts<'_> {
             id,
             name: listed.map_or_else(|| "".into(), |listed| Arc::clone(&listed.name)),
             endpoint,
-            at,
+            resolved_ip: at,
             role: last.map_or(listed_role, |answer| role(answer, listed)),
             version: last.and_then(|answer| answer.version),
             readiness,
@@ -321,45 +334,52 @@ impl Facts<'_> {
         })
     }
 
-    fn readiness(&self, sighting: &Sighting, listed: Option<&Listed>) -> Readiness {
-        let Seen::Answered(answer) = &sighting.seen else {
-            return Readiness::NotReady(Reason::Unreachable);
+    fn readiness(&self, sighting: &AddressObservation, listed: Option<&ListedMember>) -> Readiness {
+        let ProbeObservation::Answered(answer) = &sighting.seen else {
+            return Readiness::NotReady(UnreadyReason::Unreachable);
         };
         let learns = role(answer, listed) == Role::Learner;
         if learns && listed.is_some() {
-            // The list knows it, and a learner tells nobody of which cluster it is where auth is on.
-            Readiness::NotReady(Reason::Learner)
+            // The member is listed, and with auth on a learner hides its cluster id.
+            Readiness::NotReady(UnreadyReason::Learner)
         } else if !self.is_verified(answer, listed) {
-            Readiness::NotReady(Reason::UnverifiedCluster)
+            Readiness::NotReady(UnreadyReason::UnverifiedCluster)
         } else if self.list.is_some() && listed.is_none() {
-            Readiness::NotReady(Reason::Unlisted)
+            Readiness::NotReady(UnreadyReason::Unlisted)
         } else if learns {
-            Readiness::NotReady(Reason::Learner)
-        } else if answer.leader == Sight::Nobody {
-            Readiness::NotReady(Reason::NoLeader)
+            Readiness::NotReady(UnreadyReason::Learner)
+        } else if answer.leader == LeaderView::Nobody {
+            Readiness::NotReady(UnreadyReason::NoLeader)
         } else {
             Readiness::Ready
         }
     }
 
-    /// A listed member that never answered anywhere: its first usable URL, and what is there.
-    fn by_list(&self, listed: &Listed) -> Result<(Endpoint, Readiness), Absent> {
-        let absent = |why| Absent { id: listed.id, name: Arc::clone(&listed.name), why };
+    /// The first usable URL of a listed member that never answered at any address, and the member's
+    /// readiness.
+    fn by_list(&self, listed: &ListedMember) -> Result<(Endpoint, Readiness), AbsentMember> {
+        let absent = |why| AbsentMember { id: listed.id, name: Arc::clone(&listed.name), why };
         if listed.name.is_empty() && listed.client_urls.is_empty() {
-            return Err(absent(Absence::Unstarted));
+            return Err(absent(AbsenceReason::Unstarted));
         }
         let usable = || listed.client_urls.iter().filter_map(|url| usable(url, self.scheme));
         let mut allowed = usable().filter(|endpoint| self.discovery.allows(&endpoint.host));
         let endpoint = allowed.next().ok_or_else(|| {
-            absent(if usable().next().is_some() { Absence::NotAllowed } else { Absence::NoUsableUrl })
+            absent(if usable().next().is_some() {
+                AbsenceReason::NotAllowed
+            } else {
+                AbsenceReason::NoUsableUrl
+            })
         })?;
         let there = || self.sightings.iter().filter(|sighting| sighting.endpoint == endpoint);
         let reason = if there().any(|sighting| self.foreign(sighting).is_some()) {
-            Reason::ForeignCluster
-        } else if there().any(|sighting| matches!(sighting.seen, Seen::Answered(_) | Seen::Silent(_))) {
-            Reason::Unreachable
+            UnreadyReason::ForeignCluster
+        } else if there().any(|sighting| {
+            matches!(sighting.seen, ProbeObservation::Answered(_) | ProbeObservation::Silent(_))
+        }) {
+            UnreadyReason::Unreachable
         } else {
-            Reason::Unprobed
+            UnreadyReason::Unprobed
         };
         Ok((endpoint, Readiness::NotReady(reason)))
     }
@@ -378,8 +398,8 @@ mod tests {
         Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port }
     }
 
-    fn answer(member: u64, leader: Sight, term: u64) -> Answer {
-        Answer {
+    fn answer(member: u64, leader: LeaderView, term: u64) -> MemberProbeAnswer {
+        MemberProbeAnswer {
             member: MemberId(member),
             cluster: Some(OURS),
             version: Version::parse("3.5.1").ok(),
@@ -390,20 +410,20 @@ mod tests {
         }
     }
 
-    fn led_by(member: u64, leader: u64) -> Seen {
-        Seen::Answered(answer(member, Sight::Member(MemberId(leader)), 2))
+    fn led_by(member: u64, leader: u64) -> ProbeObservation {
+        ProbeObservation::Answered(answer(member, LeaderView::Member(MemberId(leader)), 2))
     }
 
-    fn configured(port: u16, seen: Seen) -> Sighting {
-        Sighting { endpoint: endpoint(port), at: None, source: Source::Configured, seen }
+    fn configured(port: u16, seen: ProbeObservation) -> AddressObservation {
+        AddressObservation { endpoint: endpoint(port), at: None, source: AddressSource::Configured, seen }
     }
 
-    fn by_url(port: u16, seen: Seen) -> Sighting {
-        Sighting { endpoint: endpoint(port), at: None, source: Source::Listed, seen }
+    fn by_url(port: u16, seen: ProbeObservation) -> AddressObservation {
+        AddressObservation { endpoint: endpoint(port), at: None, source: AddressSource::Listed, seen }
     }
 
-    fn listed(id: u64, port: u16) -> Listed {
-        Listed {
+    fn listed(id: u64, port: u16) -> ListedMember {
+        ListedMember {
             id: MemberId(id),
             name: format!("m{id}").into(),
             role: Role::Voter,
@@ -412,10 +432,14 @@ mod tests {
         }
     }
 
-    fn facts<'a>(sightings: &'a [Sighting], list: Option<&'a [Listed]>, before: &'a Membership) -> Facts<'a> {
+    fn facts<'a>(
+        sightings: &'a [AddressObservation],
+        list: Option<&'a [ListedMember]>,
+        before: &'a Membership,
+    ) -> CensusInput<'a> {
         static DISCOVERY: LazyLock<Discovery> = LazyLock::new(Discovery::default);
         static NOBODY: BTreeSet<MemberId> = BTreeSet::new();
-        Facts {
+        CensusInput {
             pin: ClusterPin::FirstAnswer,
             pinned: Some(OURS),
             scheme: Scheme::Http,
@@ -428,19 +452,19 @@ mod tests {
         }
     }
 
-    fn census(sightings: &[Sighting], list: Option<&[Listed]>) -> Membership {
+    fn census(sightings: &[AddressObservation], list: Option<&[ListedMember]>) -> Membership {
         census_of(ClusterPin::FirstAnswer, Some(OURS), sightings, list)
     }
 
     fn census_of(
         pin: ClusterPin,
         pinned: Option<ClusterId>,
-        sightings: &[Sighting],
-        list: Option<&[Listed]>,
+        sightings: &[AddressObservation],
+        list: Option<&[ListedMember]>,
     ) -> Membership {
         let now = Instant::now();
         let before = Membership::unknown(now);
-        take(&Facts { pin, pinned, ..facts(sightings, list, &before) }, now)
+        derive_membership(&CensusInput { pin, pinned, ..facts(sightings, list, &before) }, now)
     }
 
     fn states(membership: &Membership) -> Vec<(u64, u16, Readiness)> {
@@ -466,24 +490,28 @@ mod tests {
         let list = [listed(1, 21)];
         let both = [by_url(21, led_by(1, 1)), configured(11, led_by(1, 1))];
         assert_eq!(states(&census(&both, Some(&list))), [(1, 11, Ready)]);
-        let silent = Seen::Silent(Some(answer(1, Sight::Nobody, 1)));
+        let silent = ProbeObservation::Silent(Some(answer(1, LeaderView::Nobody, 1)));
         let one = [configured(11, silent.clone()), by_url(21, led_by(1, 1))];
         assert_eq!(states(&census(&one, Some(&list))), [(1, 21, Ready)]);
-        let none = [configured(11, silent), by_url(21, Seen::Silent(None))];
-        assert_eq!(states(&census(&none, Some(&list))), [(1, 11, NotReady(Reason::Unreachable))]);
+        let none = [configured(11, silent), by_url(21, ProbeObservation::Silent(None))];
+        assert_eq!(states(&census(&none, Some(&list))), [(1, 11, NotReady(UnreadyReason::Unreachable))]);
     }
 
-    fn resolved(last: u8, seen: Seen) -> Sighting {
-        Sighting { at: Some(IpAddr::from([127, 0, 0, last])), ..configured(11, seen) }
+    fn resolved(last: u8, seen: ProbeObservation) -> AddressObservation {
+        AddressObservation { at: Some(IpAddr::from([127, 0, 0, last])), ..configured(11, seen) }
     }
 
-    fn after(before: &Membership, sightings: &[Sighting], list: Option<&[Listed]>) -> Membership {
-        take(&facts(sightings, list, before), Instant::now())
+    fn after(
+        before: &Membership,
+        sightings: &[AddressObservation],
+        list: Option<&[ListedMember]>,
+    ) -> Membership {
+        derive_membership(&facts(sightings, list, before), Instant::now())
     }
 
     fn at(membership: &Membership) -> (Option<IpAddr>, u16) {
         let member = membership.get(MemberId(1)).unwrap();
-        (member.at, member.endpoint.port)
+        (member.resolved_ip, member.endpoint.port)
     }
 
     #[test]
@@ -494,20 +522,21 @@ mod tests {
         assert_eq!(at(&first), (ip(1), 11));
         let turned = after(&first, &[resolved(2, ours()), resolved(1, ours())], None);
         assert_eq!(at(&turned), (ip(1), 11), "another order moves nobody");
-        // It moves when nobody answers there any more, or somebody else; and stays then, too.
-        let silent = Seen::Silent(Some(answer(1, Sight::Nobody, 1)));
+        // The member moves if its address is silent or has a different member, and keeps the new address
+        // afterwards.
+        let silent = ProbeObservation::Silent(Some(answer(1, LeaderView::Nobody, 1)));
         for gone in [silent.clone(), led_by(2, 1)] {
             let moved = after(&turned, &[resolved(2, ours()), resolved(1, gone)], None);
             assert_eq!(at(&moved), (ip(2), 11));
             let back = after(&moved, &[resolved(1, ours()), resolved(2, ours())], None);
             assert_eq!(at(&back), (ip(2), 11));
         }
-        // A name leads there no more.
+        // The name no longer resolves to the first address.
         assert_eq!(at(&after(&turned, &[resolved(2, ours())], None)), (ip(2), 11));
-        // Where nobody answers nowhere it is shown where it was.
+        // If all addresses are silent, the member keeps its last address.
         let down = after(&turned, &[resolved(2, silent.clone()), resolved(1, silent)], None);
         assert_eq!(at(&down), (ip(1), 11));
-        // A configured endpoint is preferred all the same.
+        // A configured endpoint is preferred over the previous address.
         let list = [listed(1, 21)];
         let by_list = census(&[by_url(21, ours())], Some(&list));
         assert_eq!(at(&by_list), (None, 21));
@@ -515,7 +544,7 @@ mod tests {
         assert_eq!(at(&both), (ip(1), 11));
     }
 
-    /// What was sent to the first address says nothing of the second.
+    /// A connection lost at the first address proves no fault of the second.
     #[test]
     fn a_suspicion_is_of_a_member_at_one_address() {
         let before = census(&[resolved(1, led_by(1, 1))], None);
@@ -524,73 +553,80 @@ mod tests {
         before.members[0].suspect();
         assert!(!stays.members[0].is_ready());
         assert!(moved.members[0].is_ready());
-        // Where it was lost before it was found elsewhere, that nobody has answered there since may be the same loss.
+        // The member was lost before it was found at the second address: until an answer arrives, the second
+        // address may be lost too.
         let moved = after(&stays, &[resolved(2, led_by(1, 1))], None);
         assert!(!moved.members[0].is_ready());
     }
 
     #[test]
     fn learners_the_leaderless_and_the_unlisted_take_no_traffic() {
-        let mut learner = answer(3, Sight::Member(MemberId(1)), 2);
+        let mut learner = answer(3, LeaderView::Member(MemberId(1)), 2);
         learner.role = Role::Learner;
         let sightings = [
             configured(11, led_by(1, 1)),
-            configured(12, Seen::Answered(answer(2, Sight::Nobody, 3))),
-            configured(13, Seen::Answered(learner)),
+            configured(12, ProbeObservation::Answered(answer(2, LeaderView::Nobody, 3))),
+            configured(13, ProbeObservation::Answered(learner)),
             configured(14, led_by(4, 1)),
         ];
         let list = [listed(1, 11), listed(2, 12), listed(3, 13)];
         let seen = census(&sightings, Some(&list));
         let expected = [
             (1, 11, Ready),
-            (2, 12, NotReady(Reason::NoLeader)),
-            (3, 13, NotReady(Reason::Learner)),
-            (4, 14, NotReady(Reason::Unlisted)),
+            (2, 12, NotReady(UnreadyReason::NoLeader)),
+            (3, 13, NotReady(UnreadyReason::Learner)),
+            (4, 14, NotReady(UnreadyReason::Unlisted)),
         ];
         assert_eq!(states(&seen), expected);
         assert_eq!(seen.get(MemberId(3)).unwrap().role, Role::Learner);
-        // Without a list whoever answers is a member.
+        // Without a list, every answering member of the cluster is accepted.
         assert_eq!(states(&census(&sightings, None))[3], (4, 14, Ready));
     }
 
     #[test]
     fn another_cluster_is_quarantined() {
-        let mut stranger = answer(1, Sight::Member(MemberId(1)), 9);
+        let mut stranger = answer(1, LeaderView::Member(MemberId(1)), 9);
         stranger.cluster = Some(OTHER);
-        let sightings = [configured(11, Seen::Answered(stranger)), configured(12, led_by(2, 2))];
+        let sightings = [configured(11, ProbeObservation::Answered(stranger)), configured(12, led_by(2, 2))];
         let list = [listed(1, 11), listed(2, 12)];
         let seen = census(&sightings, Some(&list));
-        assert_eq!(states(&seen), [(1, 11, NotReady(Reason::ForeignCluster)), (2, 12, Ready)]);
-        assert_eq!(seen.foreign, [Foreign { endpoint: endpoint(11), cluster: OTHER }]);
+        assert_eq!(states(&seen), [(1, 11, NotReady(UnreadyReason::ForeignCluster)), (2, 12, Ready)]);
+        assert_eq!(seen.foreign, [ForeignAddress { endpoint: endpoint(11), cluster: OTHER }]);
         assert_eq!((seen.leader, seen.term), (Some(MemberId(2)), 2), "its word counts for nothing");
-        // Not even the same member id without a list makes it a member.
+        // Without a list, even an equal member id does not make the stranger a member.
         assert_eq!(states(&census(&sightings, None)), [(2, 12, Ready)]);
     }
 
     #[test]
     fn a_cluster_id_that_is_not_told_is_enough_only_where_none_is_configured() {
-        let mut silent_on_cluster = answer(1, Sight::Member(MemberId(1)), 0);
+        let mut silent_on_cluster = answer(1, LeaderView::Member(MemberId(1)), 0);
         silent_on_cluster.cluster = None;
-        let sightings = [configured(11, Seen::Answered(silent_on_cluster))];
+        let sightings = [configured(11, ProbeObservation::Answered(silent_on_cluster))];
         let of = |pin, pinned| states(&census_of(pin, pinned, &sightings, None));
         assert_eq!(of(ClusterPin::FirstAnswer, None), [(1, 11, Ready)]);
-        assert_eq!(of(ClusterPin::Id(OURS), Some(OURS)), [(1, 11, NotReady(Reason::UnverifiedCluster))]);
+        assert_eq!(
+            of(ClusterPin::Id(OURS), Some(OURS)),
+            [(1, 11, NotReady(UnreadyReason::UnverifiedCluster))]
+        );
     }
 
     #[test]
     fn once_a_cluster_is_known_who_tells_none_must_be_known_or_listed() {
         let nameless = |member: u64, port| {
-            let mut answer = answer(member, Sight::Member(MemberId(member)), 9);
+            let mut answer = answer(member, LeaderView::Member(MemberId(member)), 9);
             answer.cluster = None;
-            configured(port, Seen::Answered(answer))
+            configured(port, ProbeObservation::Answered(answer))
         };
         let sightings = [configured(11, led_by(1, 1)), nameless(2, 12)];
-        let seen = |pinned, list: Option<&[Listed]>, known: &[u64]| {
+        let seen = |pinned, list: Option<&[ListedMember]>, known: &[u64]| {
             let known = known.iter().copied().map(MemberId).collect();
             let before = Membership::unknown(Instant::now());
-            take(&Facts { pinned, known: &known, ..facts(&sightings, list, &before) }, Instant::now())
+            derive_membership(
+                &CensusInput { pinned, known: &known, ..facts(&sightings, list, &before) },
+                Instant::now(),
+            )
         };
-        let unverified = NotReady(Reason::UnverifiedCluster);
+        let unverified = NotReady(UnreadyReason::UnverifiedCluster);
         let stranger = seen(Some(OURS), None, &[1]);
         assert_eq!(states(&stranger), [(1, 11, Ready), (2, 12, unverified)]);
         assert_eq!((stranger.leader, stranger.term), (Some(MemberId(1)), 2), "its word counts for nothing");
@@ -598,7 +634,7 @@ mod tests {
             states(&seen(Some(OURS), Some(&[listed(1, 11)]), &[1])),
             [(1, 11, Ready), (2, 12, unverified)]
         );
-        // Auth was turned on, or there is no list to be had any more: it is who it was.
+        // Auth was turned on, or the list became unavailable: a known member stays known.
         assert_eq!(states(&seen(Some(OURS), None, &[1, 2]))[1], (2, 12, Ready));
         assert_eq!(states(&seen(Some(OURS), Some(&[listed(1, 11), listed(2, 12)]), &[]))[1], (2, 12, Ready));
         assert_eq!(states(&seen(None, None, &[])), [(2, 12, Ready)], "nobody is held against nothing");
@@ -606,13 +642,13 @@ mod tests {
 
     #[test]
     fn a_learner_that_the_list_has_is_one_whether_or_not_it_tells_its_cluster() {
-        let mut shy = answer(2, Sight::Somebody, 0);
+        let mut shy = answer(2, LeaderView::Somebody, 0);
         shy.cluster = None;
-        let sightings = [configured(11, led_by(1, 1)), configured(12, Seen::Answered(shy))];
-        let list = [listed(1, 11), Listed { role: Role::Learner, ..listed(2, 12) }];
+        let sightings = [configured(11, led_by(1, 1)), configured(12, ProbeObservation::Answered(shy))];
+        let list = [listed(1, 11), ListedMember { role: Role::Learner, ..listed(2, 12) }];
         for pin in [ClusterPin::Id(OURS), ClusterPin::FirstAnswer] {
             let seen = census_of(pin, Some(OURS), &sightings, Some(&list));
-            assert_eq!(states(&seen)[1], (2, 12, NotReady(Reason::Learner)));
+            assert_eq!(states(&seen)[1], (2, 12, NotReady(UnreadyReason::Learner)));
             assert_eq!(seen.members[1].role, Role::Learner);
             let promoted = census_of(pin, Some(OURS), &[configured(12, led_by(2, 1))], Some(&list));
             assert_eq!(states(&promoted)[1], (2, 12, Ready), "it says itself that it votes by now");
@@ -623,42 +659,48 @@ mod tests {
     fn listed_members_without_a_usable_address_are_shown_as_absent() {
         let mut https = listed(2, 12);
         https.client_urls = ["https://127.0.0.1:12".to_owned()].into();
-        let unstarted =
-            Listed { name: "".into(), role: Role::Learner, client_urls: Arc::default(), ..listed(3, 13) };
+        let unstarted = ListedMember {
+            name: "".into(),
+            role: Role::Learner,
+            client_urls: Arc::default(),
+            ..listed(3, 13)
+        };
         let list = [listed(1, 11), https, unstarted, listed(4, 14)];
-        let seen = census(&[configured(11, led_by(1, 1)), by_url(14, Seen::Silent(None))], Some(&list));
-        assert_eq!(states(&seen), [(1, 11, Ready), (4, 14, NotReady(Reason::Unreachable))]);
+        let seen =
+            census(&[configured(11, led_by(1, 1)), by_url(14, ProbeObservation::Silent(None))], Some(&list));
+        assert_eq!(states(&seen), [(1, 11, Ready), (4, 14, NotReady(UnreadyReason::Unreachable))]);
         let absent: Vec<_> = seen.absent.iter().map(|absent| (absent.id.0, absent.why)).collect();
-        assert_eq!(absent, [(2, Absence::NoUsableUrl), (3, Absence::Unstarted)]);
+        assert_eq!(absent, [(2, AbsenceReason::NoUsableUrl), (3, AbsenceReason::Unstarted)]);
     }
 
     #[test]
     fn a_member_that_left_the_list_and_is_silent_is_gone() {
         let sightings = [
             configured(11, led_by(1, 1)),
-            configured(12, Seen::Silent(Some(answer(2, Sight::Member(MemberId(1)), 2)))),
+            configured(12, ProbeObservation::Silent(Some(answer(2, LeaderView::Member(MemberId(1)), 2)))),
         ];
         assert_eq!(states(&census(&sightings, Some(&[listed(1, 11)]))), [(1, 11, Ready)]);
         let shown = states(&census(&sightings, None));
-        assert_eq!(shown, [(1, 11, Ready), (2, 12, NotReady(Reason::Unreachable))]);
+        assert_eq!(shown, [(1, 11, Ready), (2, 12, NotReady(UnreadyReason::Unreachable))]);
     }
 
     #[test]
     fn the_leader_is_whom_the_highest_term_names() {
         let named = |member: u16, leader: Option<u64>, term| {
             configured(member, {
-                let leader = leader.map_or(Sight::Nobody, |id| Sight::Member(MemberId(id)));
-                Seen::Answered(answer(u64::from(member), leader, term))
+                let leader = leader.map_or(LeaderView::Nobody, |id| LeaderView::Member(MemberId(id)));
+                ProbeObservation::Answered(answer(u64::from(member), leader, term))
             })
         };
-        let leader = |sightings: &[Sighting]| census(sightings, None).leader.map(|id| id.0);
-        // The old leader, cut off, still believes in itself.
+        let leader = |sightings: &[AddressObservation]| census(sightings, None).leader.map(|id| id.0);
+        // The isolated old leader still names itself.
         assert_eq!(leader(&[named(1, Some(1), 2), named(2, Some(3), 3), named(3, Some(3), 3)]), Some(3));
         assert_eq!(leader(&[named(1, Some(1), 2), named(2, None, 3)]), Some(1), "nobody names one in term 3");
         assert_eq!(leader(&[named(1, None, 4), named(2, None, 4)]), None);
         assert_eq!(leader(&[named(1, Some(1), 0), named(2, Some(2), 0)]), None, "a draw is no leader");
         assert_eq!(leader(&[named(1, Some(9), 2)]), Some(9), "it need not be reachable from here");
-        let dead = configured(3, Seen::Silent(Some(answer(3, Sight::Member(MemberId(3)), 7))));
+        let dead =
+            configured(3, ProbeObservation::Silent(Some(answer(3, LeaderView::Member(MemberId(3)), 7))));
         assert_eq!(leader(&[named(1, Some(1), 2), dead]), Some(1), "the silent have no voice");
     }
 
@@ -667,20 +709,22 @@ mod tests {
         let of = |port, cluster, leader| {
             let mut answer = answer(u64::from(port), leader, 1);
             answer.cluster = Some(cluster);
-            configured(port, Seen::Answered(answer))
+            configured(port, ProbeObservation::Answered(answer))
         };
-        let led = Sight::Member(MemberId(1));
-        assert_eq!(choose_cluster(&[of(1, OURS, led), configured(2, Seen::NotAsked)]), None);
-        assert_eq!(choose_cluster(&[configured(2, Seen::Silent(None))]), None);
-        let chosen =
-            |sightings: &[Sighting]| choose_cluster(sightings).map(|p| (p.cluster, p.rivals.len())).unwrap();
-        assert_eq!(chosen(&[of(1, OURS, led), configured(2, Seen::Silent(None))]), (OURS, 0));
+        let led = LeaderView::Member(MemberId(1));
+        assert_eq!(choose_cluster(&[of(1, OURS, led), configured(2, ProbeObservation::NotAsked)]), None);
+        assert_eq!(choose_cluster(&[configured(2, ProbeObservation::Silent(None))]), None);
+        let chosen = |sightings: &[AddressObservation]| {
+            choose_cluster(sightings).map(|p| (p.cluster, p.rivals.len())).unwrap()
+        };
+        assert_eq!(chosen(&[of(1, OURS, led), configured(2, ProbeObservation::Silent(None))]), (OURS, 0));
         assert_eq!(chosen(&[of(1, OTHER, led), of(2, OURS, led), of(3, OURS, led)]), (OURS, 1));
-        assert_eq!(chosen(&[of(1, OTHER, Sight::Nobody), of(2, OURS, led)]), (OURS, 1));
+        assert_eq!(chosen(&[of(1, OTHER, LeaderView::Nobody), of(2, OURS, led)]), (OURS, 1));
         assert_eq!(chosen(&[of(1, OTHER, led), of(2, OURS, led)]), (OTHER, 1));
         let rivals = choose_cluster(&[of(1, OURS, led), of(2, OURS, led), of(3, OTHER, led)]).unwrap().rivals;
-        assert_eq!(rivals, [Foreign { endpoint: endpoint(3), cluster: OTHER }]);
-        let not_asked_yet = Sighting { source: Source::Listed, ..configured(9, Seen::NotAsked) };
+        assert_eq!(rivals, [ForeignAddress { endpoint: endpoint(3), cluster: OTHER }]);
+        let not_asked_yet =
+            AddressObservation { source: AddressSource::Listed, ..configured(9, ProbeObservation::NotAsked) };
         assert_eq!(chosen(&[of(1, OURS, led), not_asked_yet]), (OURS, 0));
     }
 
@@ -714,7 +758,7 @@ mod tests {
     fn peer_urls_are_those_of_the_list_and_a_refused_list_is_told_apart() {
         let list = [listed(1, 11), listed(2, 12)];
         let told = census(&[], Some(&list)).peer_urls;
-        let of_one = |listed: &Listed| Peering {
+        let of_one = |listed: &ListedMember| MemberPeerUrls {
             member: listed.id,
             name: Arc::clone(&listed.name),
             urls: Arc::clone(&listed.peer_urls),
@@ -722,8 +766,8 @@ mod tests {
         assert_eq!(told, PeerUrls::Listed(list.iter().map(of_one).collect()));
         assert_eq!(census(&[], None).peer_urls, PeerUrls::Unknown);
         let before = Membership::unknown(Instant::now());
-        let facts = Facts { pinned: None, refused: true, ..facts(&[], None, &before) };
-        assert_eq!(take(&facts, Instant::now()).peer_urls, PeerUrls::Refused);
+        let facts = CensusInput { pinned: None, refused: true, ..facts(&[], None, &before) };
+        assert_eq!(derive_membership(&facts, Instant::now()).peer_urls, PeerUrls::Refused);
     }
 
     #[test]

@@ -1,61 +1,66 @@
-//! Whether all members have become another cluster (`cluster.identity = "follow"`): pure.
+//! Decides if all members have become a different cluster (`cluster.identity = "follow"`). Pure.
 //!
-//! Owns: what counts as agreement, and how long it must last. Must not know: what follows from it.
-//! Invariants (rules 20): every configured endpoint, or target of an SRV record, names the new cluster and sees a leader there, and
-//! does so at more than half of the addresses that its name leads to; at none of them, nor at one that the last answers for its name
-//! have left out, anybody names another cluster, or none;
-//! all of that without a break for [`AGREED`]. Who is silent agrees to nothing: one endpoint that answers nowhere keeps us where we
-//! are, until it answers, leads elsewhere, or is taken out of the configuration.
+//! Owns: the definition of agreement, and its minimum duration. Must not know: the consequences of a
+//! decision.
+//! Invariants: each configured endpoint, or target of an SRV record, names the new cluster with a leader at
+//! more than half of the addresses of the endpoint's name; no answer at any of these addresses, nor at an
+//! address left out by the last DNS answers, hides the cluster id or names any cluster but the new one; all
+//! conditions hold without interruption for [`AGREED`]. Silence is no agreement: a single endpoint without
+//! any answer keeps Keyward on the old cluster until the endpoint answers, resolves to new addresses, or is
+//! removed from the configuration. Reason: `docs/decisions.md#d20`.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::census::{Seen, Sight, Sighting, Source};
+use super::census::{AddressObservation, AddressSource, LeaderView, ProbeObservation};
 use crate::config::Endpoint;
 use crate::identity::ClusterId;
 
-/// How long they must have agreed.
+/// Minimum duration of the agreement.
 pub(super) const AGREED: Duration = Duration::from_secs(3);
 
-/// The other cluster that the configured endpoints agree on now. `sightings` has each address that their names lead to now, and
-/// those left out where ours still answer; of an endpoint that leads nowhere, one without an answer.
-pub(super) fn agreed(pinned: ClusterId, sightings: &[Sighting]) -> Option<ClusterId> {
-    let configured = || sightings.iter().filter(|sighting| sighting.source == Source::Configured);
-    let mut endpoints: Vec<Addresses<'_>> = Vec::new();
+/// The different cluster agreed on by the configured endpoints. `sightings` has each current address of the
+/// endpoints, and left-out addresses still answered by our cluster; for an unresolvable endpoint, one
+/// sighting without an answer.
+pub(super) fn agreed(pinned: ClusterId, sightings: &[AddressObservation]) -> Option<ClusterId> {
+    let configured = || sightings.iter().filter(|sighting| sighting.source == AddressSource::Configured);
+    let mut endpoints: Vec<EndpointAgreement<'_>> = Vec::new();
     let mut named = None;
     for sighting in configured() {
         let at = endpoints.iter().position(|known| known.of == &sighting.endpoint);
         let at = at.unwrap_or_else(|| {
-            endpoints.push(Addresses { of: &sighting.endpoint, all: 0, agree: 0 });
+            endpoints.push(EndpointAgreement { of: &sighting.endpoint, all: 0, agree: 0 });
             endpoints.len() - 1
         });
         endpoints[at].all += 1;
-        let Seen::Answered(answer) = &sighting.seen else { continue };
-        // Who names none may be of the old cluster.
+        let ProbeObservation::Answered(answer) = &sighting.seen else { continue };
+        // A member hiding its cluster id may belong to the old cluster.
         let cluster = answer.cluster?;
         if cluster == pinned || named.is_some_and(|named| named != cluster) {
             return None;
         }
         named = Some(cluster);
-        endpoints[at].agree += usize::from(answer.leader != Sight::Nobody);
+        endpoints[at].agree += usize::from(answer.leader != LeaderView::Nobody);
     }
     named.filter(|_| endpoints.iter().all(|endpoint| endpoint.agree * 2 > endpoint.all))
 }
 
-/// Where one endpoint leads, and at how many of these addresses the other cluster is seen with a leader.
-struct Addresses<'a> {
+/// The number of an endpoint's addresses, and the number of addresses agreeing on the new cluster with a
+/// leader.
+struct EndpointAgreement<'a> {
     of: &'a Endpoint,
     all: usize,
     agree: usize,
 }
 
-/// Since when they agree, on what.
+/// The cluster agreed on, and the start of the agreement.
 #[derive(Debug, Default)]
-pub(super) struct Following(Option<(ClusterId, Instant)>);
+pub(super) struct FollowAgreement(Option<(ClusterId, Instant)>);
 
-impl Following {
-    /// Takes in what is agreed on now; the cluster to go to, once it is time.
+impl FollowAgreement {
+    /// Takes in the current agreement; returns the cluster to follow once the agreement has lasted long
+    /// enough.
     pub(super) fn look(&mut self, agreed: Option<ClusterId>, now: Instant) -> Option<ClusterId> {
         match (agreed, self.0) {
             (Some(agreed), Some((cluster, since))) if agreed == cluster => {
@@ -63,7 +68,10 @@ impl Following {
             }
             (agreed, _) => {
                 if let Some(cluster) = agreed {
-                    tracing::warn!(%cluster, within = ?AGREED, "all endpoints name another cluster: followed if that lasts");
+                    tracing::warn!(
+                        %cluster, within = ?AGREED,
+                        "all endpoints name another cluster: followed if that lasts"
+                    );
                 }
                 self.0 = agreed.map(|cluster| (cluster, now));
                 None
@@ -71,12 +79,12 @@ impl Following {
         }
     }
 
-    /// When to look again though nothing new was heard.
+    /// The time of the next check if no new answer arrives.
     pub(super) fn due(&self) -> Option<Instant> {
         self.0.map(|(_, since)| since + AGREED)
     }
 
-    /// Gone there, or nowhere.
+    /// Forgets the agreement, after following the cluster.
     pub(super) fn end(&mut self) {
         self.0 = None;
     }
@@ -87,20 +95,20 @@ mod tests {
     use super::*;
     use crate::config::Scheme;
     use crate::identity::MemberId;
-    use crate::upstream::members::census::Answer;
+    use crate::upstream::members::census::MemberProbeAnswer;
     use crate::upstream::membership::Role;
 
     const OLD: ClusterId = ClusterId(1);
     const NEW: ClusterId = ClusterId(2);
     const THIRD: ClusterId = ClusterId(3);
 
-    fn at(port: u16, source: Source, seen: Seen) -> Sighting {
+    fn at(port: u16, source: AddressSource, seen: ProbeObservation) -> AddressObservation {
         let endpoint = Endpoint { scheme: Scheme::Http, host: "m".into(), port };
-        Sighting { endpoint, at: None, source, seen }
+        AddressObservation { endpoint, at: None, source, seen }
     }
 
-    fn says(port: u16, cluster: Option<ClusterId>, leader: Sight) -> Sighting {
-        let seen = Seen::Answered(Answer {
+    fn says(port: u16, cluster: Option<ClusterId>, leader: LeaderView) -> AddressObservation {
+        let seen = ProbeObservation::Answered(MemberProbeAnswer {
             member: MemberId(port.into()),
             cluster,
             version: None,
@@ -109,28 +117,28 @@ mod tests {
             term: 1,
             vitals: None,
         });
-        at(port, Source::Configured, seen)
+        at(port, AddressSource::Configured, seen)
     }
 
-    fn of(port: u16, cluster: ClusterId) -> Sighting {
-        says(port, Some(cluster), Sight::Somebody)
+    fn of(port: u16, cluster: ClusterId) -> AddressObservation {
+        says(port, Some(cluster), LeaderView::Somebody)
     }
 
-    fn silent(port: u16) -> Sighting {
-        at(port, Source::Configured, Seen::Silent(None))
+    fn silent(port: u16) -> AddressObservation {
+        at(port, AddressSource::Configured, ProbeObservation::Silent(None))
     }
 
     #[test]
     fn every_endpoint_must_name_one_other_cluster() {
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), of(3, NEW)]), Some(NEW));
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), silent(3)]), None, "one says nothing");
-        let lost = at(3, Source::Configured, Seen::NotAsked);
+        let lost = at(3, AddressSource::Configured, ProbeObservation::NotAsked);
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), lost]), None, "one was not asked yet");
         assert_eq!(agreed(OLD, &[of(1, NEW), silent(2)]), None);
         assert_eq!(agreed(OLD, &[of(1, NEW)]), Some(NEW));
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), of(3, OLD)]), None, "one is still there");
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), of(3, THIRD)]), None, "they disagree");
-        let unnamed = says(3, None, Sight::Somebody);
+        let unnamed = says(3, None, LeaderView::Somebody);
         assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), unnamed]), None, "it may be of the old one");
         assert_eq!(agreed(OLD, &[of(1, OLD), of(2, OLD), silent(3)]), None);
         assert_eq!(agreed(OLD, &[]), None);
@@ -138,7 +146,7 @@ mod tests {
 
     #[test]
     fn who_sees_no_leader_agrees_to_nothing_and_disagrees_all_the_same() {
-        let leaderless = |port, cluster| says(port, Some(cluster), Sight::Nobody);
+        let leaderless = |port, cluster| says(port, Some(cluster), LeaderView::Nobody);
         assert_eq!(agreed(OLD, &[leaderless(1, NEW), leaderless(2, NEW), leaderless(3, NEW)]), None);
         assert_eq!(agreed(OLD, &[leaderless(1, NEW), of(2, NEW), of(3, NEW)]), None);
         assert_eq!(agreed(OLD, &[leaderless(1, OLD), of(2, NEW), of(3, NEW)]), None);
@@ -146,10 +154,10 @@ mod tests {
 
     #[test]
     fn of_the_addresses_of_each_endpoint_more_than_half_must_agree_and_none_differ() {
-        // All of one port are addresses of one endpoint.
+        // Sightings with an equal port are addresses of one endpoint.
         assert_eq!(agreed(OLD, &[of(1, NEW), silent(1)]), None, "a half is not more than half");
         assert_eq!(agreed(OLD, &[of(1, NEW), of(1, NEW), silent(1)]), Some(NEW));
-        let leaderless = says(1, Some(NEW), Sight::Nobody);
+        let leaderless = says(1, Some(NEW), LeaderView::Nobody);
         assert_eq!(agreed(OLD, &[of(1, NEW), of(1, NEW), leaderless.clone()]), Some(NEW));
         assert_eq!(agreed(OLD, &[of(1, NEW), leaderless]), None);
         assert_eq!(agreed(OLD, &[of(1, NEW), of(1, NEW), of(1, NEW), of(1, OLD)]), None, "one differs");
@@ -165,7 +173,7 @@ mod tests {
     fn what_only_the_member_list_names_has_no_voice() {
         for cluster in [OLD, NEW] {
             let mut listed = of(4, cluster);
-            listed.source = Source::Listed;
+            listed.source = AddressSource::Listed;
             assert_eq!(agreed(OLD, &[of(1, NEW), of(2, NEW), listed.clone()]), Some(NEW));
             assert_eq!(agreed(OLD, &[of(1, NEW), silent(2), listed]), None);
         }
@@ -173,7 +181,7 @@ mod tests {
 
     #[test]
     fn they_must_agree_without_a_break() {
-        let (mut following, start) = (Following::default(), Instant::now());
+        let (mut following, start) = (FollowAgreement::default(), Instant::now());
         let after = |millis| start + Duration::from_millis(millis);
         assert_eq!(following.look(Some(NEW), start), None);
         assert_eq!(following.due(), Some(start + AGREED));

@@ -1,7 +1,8 @@
-//! A member's metrics page, for what it tells nobody else: its id, whether it leads, whether it learns.
+//! Reads a member's metrics page: member id, leadership and learner flag, for members refusing Status to the
+//! probing user.
 //!
-//! Owns: reading the five lines of `/metrics` that matter. Must not know: how it is asked for, or why. Invariant: a page
-//! that lacks one of them is no page.
+//! Owns: parsing the five relevant lines of `/metrics`. Must not know: how the page is requested, or why.
+//! Invariant: a page lacking one of the four required lines is rejected (the version is optional).
 
 use std::net::IpAddr;
 
@@ -10,13 +11,13 @@ use http::StatusCode;
 use crate::config::Endpoint;
 use crate::identity::MemberId;
 use crate::upstream::connect::Connector;
-use crate::upstream::examine;
+use crate::upstream::member_health;
 use crate::upstream::membership::Role;
 use crate::upstream::version::Version;
 
-/// What the page tells.
+/// The content of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Page {
+pub(super) struct MemberMetricsPage {
     pub(super) member: MemberId,
     pub(super) is_leader: bool,
     pub(super) has_leader: bool,
@@ -24,32 +25,36 @@ pub(super) struct Page {
     pub(super) version: Option<Version>,
 }
 
-/// Fetches and reads the page over a connection of its own. `connector` must offer HTTP/1.1. `None` where there is no
-/// such page, as on a port that serves gRPC only.
-pub(super) async fn fetch(connector: &Connector, endpoint: &Endpoint, at: Option<IpAddr>) -> Option<Page> {
+/// Fetches and parses the page over a connection of its own. `connector` must offer HTTP/1.1. `None` if no
+/// such page is served, as on a gRPC-only port.
+pub(super) async fn fetch(
+    connector: &Connector,
+    endpoint: &Endpoint,
+    at: Option<IpAddr>,
+) -> Option<MemberMetricsPage> {
     read(&text(connector, endpoint, at).await?)
 }
 
-/// The page as it is; see [`fetch`].
+/// The raw text of the page; see [`fetch`].
 pub(in crate::upstream) async fn text(
     connector: &Connector,
     endpoint: &Endpoint,
     at: Option<IpAddr>,
 ) -> Option<String> {
-    let page = examine::get(connector, endpoint, at, "/metrics").await;
+    let page = member_health::get(connector, endpoint, at, "/metrics").await;
     let page = page.filter(|page| page.status == StatusCode::OK)?;
     Some(std::str::from_utf8(&page.body).ok()?.to_owned())
 }
 
-/// The revision of users and roles as this member knows it; etcd shows it from 3.4.8 on.
+/// The auth revision known to this member; exported by etcd since 3.4.8.
 pub(in crate::upstream) fn auth_revision(page: &str) -> Option<u64> {
     let value = page.lines().find_map(|line| line.strip_prefix("etcd_debugging_auth_revision "))?;
-    // A float, as all of them: large ones have an exponent.
+    // A float, as every metric; large values have an exponent.
     let value = value.parse::<f64>().ok().filter(|value| (1.0..1e15).contains(value))?;
     format!("{value:.0}").parse().ok()
 }
 
-fn read(page: &str) -> Option<Page> {
+fn read(page: &str) -> Option<MemberMetricsPage> {
     let (mut member, mut is_leader, mut has_leader, mut role, mut version) = (None, None, None, None, None);
     for line in page.lines() {
         match line.split_once(' ') {
@@ -67,7 +72,13 @@ fn read(page: &str) -> Option<Page> {
             _ => {}
         }
     }
-    Some(Page { member: member?, is_leader: is_leader?, has_leader: has_leader?, role: role?, version })
+    Some(MemberMetricsPage {
+        member: member?,
+        is_leader: is_leader?,
+        has_leader: has_leader?,
+        role: role?,
+        version,
+    })
 }
 
 fn label<'a>(name: &'a str, start: &str) -> Option<&'a str> {
@@ -78,7 +89,8 @@ fn label<'a>(name: &'a str, start: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    const PAGE: &str = "# HELP etcd_server_id Server or member ID in hexadecimal format. 1 for 'server_id' label.\n\
+    const PAGE: &str = "# HELP etcd_server_id Server or member ID in hexadecimal format. \
+        1 for 'server_id' label.\n\
         # TYPE etcd_server_id gauge\n\
         etcd_server_id{server_id=\"8e9e05c52164694d\"} 1\n\
         etcd_server_has_leader 1\n\
@@ -100,7 +112,7 @@ mod tests {
     #[test]
     fn the_page_tells_who_it_is_and_whether_it_leads() {
         let page = read(PAGE).unwrap();
-        let expected = Page {
+        let expected = MemberMetricsPage {
             member: MemberId(0x8e9e_05c5_2164_694d),
             is_leader: false,
             has_leader: true,
@@ -110,7 +122,7 @@ mod tests {
         assert_eq!(page, expected);
         let leader =
             read(&PAGE.replace("is_leader 0", "is_leader 1").replace("is_learner 0", "is_learner 1"));
-        assert_eq!(leader, Some(Page { is_leader: true, role: Role::Learner, ..expected }));
+        assert_eq!(leader, Some(MemberMetricsPage { is_leader: true, role: Role::Learner, ..expected }));
     }
 
     #[test]

@@ -1,11 +1,13 @@
-//! Asking one address who is there: Status, and where that is refused what else tells it.
+//! Probes one address for its member: Status, and fallback calls if Status is refused.
 //!
-//! Owns: the calls of a probe, its own login (so that finding members depends on nothing that depends on members),
-//! what etcd's refusals mean. Must not know: other addresses, what follows from an answer.
-//! Invariants: a token goes only where the call without one was refused, and only after this address gave it; a
-//! refused password is not tried again for half a minute; in plaintext a password goes only where the cluster that is served has
-//! named itself; a probe never writes. Status is asked only of a member that has just said that it is in its own member list: one
-//! that was removed panics at it (`failed to find local ID`, 3.4 to 3.7) in the second before it ends, at MemberList none does.
+//! Owns: the calls of a probe, a login of its own (so that finding members depends on no known member), the
+//! meaning of etcd's refusals. Must not know: other addresses, the conclusions drawn from an answer.
+//! Invariants: a token is sent only after a call without a token was refused, and only to the address that
+//! issued the token; a refused password is not tried again for half a minute; without a verified certificate
+//! a password is sent only if the served cluster has named itself at the address, or the address is
+//! configured and names no different cluster; a probe never writes. Status is requested only from a member
+//! that has just listed itself in its own member list: in the second before its end, a removed member panics
+//! on Status (`failed to find local ID`, 3.4 to 3.7) and answers MemberList safely.
 
 mod calls;
 
@@ -22,122 +24,126 @@ use tonic::metadata::{AsciiMetadataValue, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
-use crate::config::{Endpoint, Login};
+use crate::config::{Endpoint, EtcdLogin};
 use crate::identity::{ClusterId, MemberId};
 use crate::pb::etcdserverpb::auth_client::AuthClient;
 use crate::pb::etcdserverpb::{AuthenticateRequest, MemberListResponse, ResponseHeader};
 use crate::upstream::connect::{ConnectError, Connector};
-use crate::upstream::members::census::{Answer, Listed, Sight, Source};
-use crate::upstream::members::metrics_page::{self, Page};
-use crate::upstream::members::pace::LEAST;
-use crate::upstream::membership::{Auth, Role};
+use crate::upstream::members::census::{AddressSource, LeaderView, ListedMember, MemberProbeAnswer};
+use crate::upstream::members::metrics_page::{self, MemberMetricsPage};
+use crate::upstream::members::probe_time_limit::LEAST;
+use crate::upstream::membership::{AuthSetting, Role};
 use calls::{
-    Heard, header_of_a_watch, is_in_its_list, is_refused_login, listed, member_list, member_list_with_leader,
-    peek, status, told_by_list, told_by_status,
+    ProbeCallError, count_one_key, header_of_a_watch, is_in_its_list, is_refused_login, listed, member_list,
+    member_list_with_leader, status, told_by_list, told_by_status,
 };
 
-/// How long a login may take: etcd's own limit. One that is given up still burns bcrypt there.
+/// Time limit of a login, long enough for etcd's own request limit. A login given up earlier still costs the
+/// member a bcrypt computation.
 const LOGIN: Duration = Duration::from_secs(8);
-/// Between logins that failed: for the password, and for anything else.
+/// Pauses after a failed login: after a refused password, and after any different failure.
 const AFTER_REFUSED_LOGIN: Duration = Duration::from_secs(30);
 const AFTER_FAILED_LOGIN: Duration = Duration::from_secs(1);
-/// How old a metrics page may be: each costs the member some milliseconds.
+/// Maximum age of a metrics page before a fresh one is fetched: each page costs the member some milliseconds.
 const PAGE_AGE: Duration = Duration::from_secs(2);
-/// How old it may be where no newer one is to be had: who the member is seldom changes.
+/// Maximum age of a metrics page when no fresh page can be fetched: the member at an address seldom changes.
 const PAGE_KEPT: Duration = Duration::from_secs(10);
-/// A user that should not exist: asks etcd whether auth is on, without a password and without its bcrypt.
+/// A user that should not exist. A login as this user shows if auth is on, without a password and without
+/// bcrypt on etcd.
 const NOBODY: &str = "keyward-asks-whether-auth-is-on";
 
-/// As whom members are probed; replaced at run time.
-pub type ProbeLogin = Arc<ArcSwapOption<Login>>;
+/// The credentials of the probing user; replaced at run time.
+pub type ProbeLogin = Arc<ArcSwapOption<EtcdLogin>>;
 
-/// What became of the connections to one address.
+/// Record of the connections made to one address.
 #[derive(Default)]
-pub(super) struct Dialled {
-    /// How many there were.
+pub(super) struct DialHistory {
+    /// Number of connections made so far.
     pub(super) times: AtomicU32,
-    /// Why there is none, where the last one could not be made.
+    /// The error of the last connection attempt; empty if the attempt succeeded.
     pub(super) failure: ArcSwapOption<ConnectError>,
 }
 
-/// Asks one address. Lives in the probe's future while one is under way.
+/// Probes one address. Owned by the probe's future while a probe is in flight.
 pub(super) struct Prober {
     pub(super) endpoint: Endpoint,
     pub(super) at: Option<IpAddr>,
-    /// Which place it is of: one that was dropped may come again.
+    /// Serial of the place being probed: a dropped place may come back with a new serial.
     pub(super) serial: u64,
     channel: Channel,
-    dialled: Arc<Dialled>,
+    dialled: Arc<DialHistory>,
     http1: Connector,
-    identity: Identity,
-    verified: Verified,
+    identity: ProbeIdentity,
+    verified: MemberVerification,
     login: ProbeLogin,
-    /// The login that the rest is about.
-    user: Option<Arc<Login>>,
+    /// The login to which `token` and `no_login_before` belong.
+    user: Option<Arc<EtcdLogin>>,
     token: Option<AsciiMetadataValue>,
-    /// The connection over which it came.
+    /// The connection that delivered the token.
     token_of: u32,
     no_login_before: Option<Instant>,
-    page: Option<Read>,
-    named: Option<Named>,
-    /// What this probe shall ask, and within which limits.
-    want: Want,
-    /// What the fastest call of this probe took that was answered.
+    page: Option<CachedMetricsPage>,
+    named: Option<ConnectionMember>,
+    /// The content and limits of the current probe.
+    want: ProbeRequest,
+    /// Duration of the fastest answered call of the current probe.
     took: Option<Duration>,
 }
 
-/// Who was found at the end of a connection, and over which one, when.
-struct Named {
+/// The member identified over connection number `of`, and the time of identification.
+struct ConnectionMember {
     of: u32,
     at: Instant,
     who: Option<(MemberId, ClusterId)>,
 }
 
-/// A metrics page and when it was read, at which term.
-struct Read {
+/// A metrics page, the time of reading, and the term at that time.
+struct CachedMetricsPage {
     at: Instant,
     term: u64,
-    page: Page,
+    page: MemberMetricsPage,
 }
 
-/// Whether a connection alone proves a user.
+/// The user proven by the connection alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Identity {
+pub(super) enum ProbeIdentity {
     None,
-    /// We show a client certificate, whose common name may be a user.
+    /// Keyward presents a client certificate; its common name may be an etcd user.
     Certificate,
 }
 
-/// Whether a TLS handshake has shown that a member is at the other end.
+/// The proof by TLS that the server is a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verified {
-    /// By an authority of `cluster.tls.ca`, or a pinned fingerprint.
+pub(super) enum MemberVerification {
+    /// Verified by an authority of `cluster.tls.ca`, or by a pinned fingerprint.
     Yes,
     /// Plaintext, or `cluster.tls.insecure_skip_verify`.
     No,
 }
 
-/// What a probe shall ask beyond who is there, and how.
+/// The content of a probe beyond the member's identity, and the limits of the probe.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Want {
+pub(super) struct ProbeRequest {
     pub(super) list: bool,
-    /// Whether auth is on; with what is believed so far.
-    pub(super) auth: Option<Auth>,
-    /// A new leader is suspected: nothing remembered counts.
+    /// If set, the probe also determines the auth setting; the value is the current belief.
+    pub(super) auth: Option<AuthSetting>,
+    /// A leader change is suspected: cached results are ignored.
     pub(super) fresh: bool,
-    /// The member here is in no list of the cluster: it may be about to learn that it was removed, and is not asked for its Status.
+    /// The member at this address is in no list of the cluster. The member may be about to learn of its
+    /// removal, so Status is not requested.
     pub(super) unlisted: bool,
-    /// The member was a learner at its last probe: it is asked for Status alone, since a learner serves no member list.
+    /// The member was a learner at its last probe: only Status is requested, because a learner refuses
+    /// MemberList.
     pub(super) learner: bool,
-    /// How long one call may take.
+    /// Time limit of one call.
     pub(super) limit: Duration,
-    /// The cluster that is served.
+    /// The served cluster.
     pub(super) pinned: Option<ClusterId>,
-    /// How we came to the address.
-    pub(super) source: Source,
+    /// The origin of the address.
+    pub(super) source: AddressSource,
 }
 
-impl Default for Want {
+impl Default for ProbeRequest {
     fn default() -> Self {
         Self {
             list: false,
@@ -147,57 +153,57 @@ impl Default for Want {
             learner: false,
             limit: LEAST,
             pinned: None,
-            source: Source::Listed,
+            source: AddressSource::Listed,
         }
     }
 }
 
-/// What a probe told.
+/// The result of a probe.
 #[derive(Debug)]
-pub(super) struct Report {
-    pub(super) told: Result<Told, Silence>,
-    /// `None` where it was not asked for or not answered.
-    pub(super) list: Option<Result<Vec<Listed>, Refusal>>,
-    pub(super) auth: Option<Auth>,
+pub(super) struct ProbeReport {
+    pub(super) told: Result<IdentifiedMember, ProbeFailure>,
+    /// `None` if the list was not requested or not answered.
+    pub(super) list: Option<Result<Vec<ListedMember>, ProbeRefusal>>,
+    pub(super) auth: Option<AuthSetting>,
     pub(super) login_refused: bool,
-    /// Who is in the member's own list, wherever it told one.
+    /// The ids in the member's own list, if the member answered MemberList.
     pub(super) ids: Option<BTreeSet<MemberId>>,
-    /// What its fastest call took that was answered.
+    /// Duration of the fastest answered call.
     pub(super) took: Option<Duration>,
 }
 
-/// Who answered.
+/// The answer of an identified member.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
-    pub(super) answer: Answer,
-    /// Status was refused: this comes from the metrics page and what else is told to anybody.
+pub(super) struct IdentifiedMember {
+    pub(super) answer: MemberProbeAnswer,
+    /// Status was refused; the answer is assembled from the metrics page and from calls that need no rights.
     pub(super) makeshift: bool,
 }
 
-/// Why nobody is known to be there.
+/// Why no member is known at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Silence {
-    /// No connection, or it broke, or the member is starting or stopping.
+pub(super) enum ProbeFailure {
+    /// No connection, or the connection broke, or the member is starting or stopping.
     Gone,
     /// No answer in time.
     Late,
-    /// Somebody answers and says to the probing user neither its member id nor its leader.
+    /// A server answers, but the probing user learned neither the member id nor the leader.
     Unidentified,
-    /// The member is not in its own member list: it was removed, and ends within a second.
+    /// The member is missing from its own member list: the member was removed, and ends within a second.
     Removed,
 }
 
 /// Why a call has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// It needs a user, and there is none.
+pub(super) enum ProbeRefusal {
+    /// The call needs a user, and no valid credential is available.
     NoUser,
-    /// The user may not.
+    /// The user lacks the permission.
     Denied,
-    /// A learner does not serve it.
+    /// A learner refuses the call.
     Learner,
     NoLeader,
-    Silent(Silence),
+    Silent(ProbeFailure),
 }
 
 impl Prober {
@@ -205,9 +211,9 @@ impl Prober {
         endpoint: Endpoint,
         at: Option<IpAddr>,
         serial: u64,
-        (channel, dialled): (Channel, Arc<Dialled>),
+        (channel, dialled): (Channel, Arc<DialHistory>),
         http1: Connector,
-        (identity, verified): (Identity, Verified),
+        (identity, verified): (ProbeIdentity, MemberVerification),
         login: ProbeLogin,
     ) -> Self {
         let user = login.load_full();
@@ -227,39 +233,39 @@ impl Prober {
             no_login_before: None,
             page: None,
             named: None,
-            want: Want::default(),
+            want: ProbeRequest::default(),
             took: None,
         }
     }
 
-    /// Takes another channel to the same address.
+    /// Replaces the channel by a new channel to the same address.
     pub(super) fn use_channel(&mut self, channel: Channel) {
         self.channel = channel;
     }
 
-    /// Forgets a token that came over another connection than this one: at its end there may be another member by now, even of
-    /// another cluster, which would wait for a token's index without an answer.
+    /// Drops a token delivered by an earlier connection: the new connection may end at a different member,
+    /// even of a different cluster, and such a member would wait for the token's index without answering.
     fn follow_connection(&mut self) {
         if self.token_of != self.dialled.times.load(Ordering::Relaxed) {
             self.token = None;
         }
     }
 
-    /// One probe. Never fails: what it could not learn is in the report.
-    pub(super) async fn ask(mut self, want: Want) -> (Self, Report) {
+    /// Runs one probe. Never fails: missing results are marked in the report.
+    pub(super) async fn ask(mut self, want: ProbeRequest) -> (Self, ProbeReport) {
         (self.want, self.took) = (want, None);
         self.follow_login();
         self.follow_connection();
         let mut login_refused = false;
         let own_list = if want.learner {
-            Err(Refusal::Learner)
+            Err(ProbeRefusal::Learner)
         } else {
             self.as_user(&mut login_refused, member_list).await
         };
-        let told = self.told(&own_list, &mut login_refused).await;
+        let told = self.identify_member(&own_list, &mut login_refused).await;
         let ids =
             own_list.as_ref().ok().map(|list| list.members.iter().map(|one| MemberId(one.id)).collect());
-        let mut report = Report { told, list: None, auth: None, login_refused, ids, took: None };
+        let mut report = ProbeReport { told, list: None, auth: None, login_refused, ids, took: None };
         if report.told.is_ok() {
             if want.list {
                 report.list = Some(own_list.and_then(|list| listed(&list)));
@@ -272,42 +278,42 @@ impl Prober {
         (self, report)
     }
 
-    /// Who is there, after its own member list or what was said instead. Wherever a version refuses the list to a user it refuses
-    /// Status too.
-    async fn told(
+    /// Identifies the member, given its own member list or the refusal of MemberList. Every etcd version
+    /// refusing MemberList to a user also refuses Status to the same user.
+    async fn identify_member(
         &mut self,
-        own_list: &Result<MemberListResponse, Refusal>,
+        own_list: &Result<MemberListResponse, ProbeRefusal>,
         login_refused: &mut bool,
-    ) -> Result<Told, Silence> {
+    ) -> Result<IdentifiedMember, ProbeFailure> {
         match own_list {
-            Ok(list) if !is_in_its_list(list) => return Err(Silence::Removed),
+            Ok(list) if !is_in_its_list(list) => return Err(ProbeFailure::Removed),
             Ok(list) if self.want.unlisted => {
-                let answer = told_by_list(list).ok_or(Silence::Gone)?;
-                return Ok(Told { answer, makeshift: false });
+                let answer = told_by_list(list).ok_or(ProbeFailure::Gone)?;
+                return Ok(IdentifiedMember { answer, makeshift: false });
             }
-            // A learner serves no list, and says by that that it is one.
-            Ok(_) | Err(Refusal::Learner) => {}
-            Err(Refusal::Silent(silence)) => return Err(*silence),
-            Err(Refusal::NoUser | Refusal::Denied | Refusal::NoLeader) => {
+            // A learner refuses MemberList, and so reveals its role.
+            Ok(_) | Err(ProbeRefusal::Learner) => {}
+            Err(ProbeRefusal::Silent(silence)) => return Err(*silence),
+            Err(ProbeRefusal::NoUser | ProbeRefusal::Denied | ProbeRefusal::NoLeader) => {
                 return self.told_without_status().await;
             }
         }
         let began = Instant::now();
         match self.as_user(login_refused, status).await {
             Ok(status) => told_by_status(&status, began.elapsed())
-                .map(|answer| Told { answer, makeshift: false })
-                .ok_or(Silence::Gone),
-            Err(Refusal::Silent(silence)) => Err(silence),
+                .map(|answer| IdentifiedMember { answer, makeshift: false })
+                .ok_or(ProbeFailure::Gone),
+            Err(ProbeRefusal::Silent(silence)) => Err(silence),
             Err(_) => self.told_without_status().await,
         }
     }
 
-    async fn told_without_status(&mut self) -> Result<Told, Silence> {
-        let answer = self.makeshift(self.want.fresh).await?;
-        Ok(Told { answer, makeshift: true })
+    async fn told_without_status(&mut self) -> Result<IdentifiedMember, ProbeFailure> {
+        let answer = self.identify_without_status(self.want.fresh).await?;
+        Ok(IdentifiedMember { answer, makeshift: true })
     }
 
-    /// Whoever is somebody else now has neither the token nor the refusals of who was before.
+    /// After a change of the probing user, drops the token and the login pause of the previous user.
     fn follow_login(&mut self) {
         let now = self.login.load_full();
         if now.as_ref().map(Arc::as_ptr) != self.user.as_ref().map(Arc::as_ptr) {
@@ -315,70 +321,73 @@ impl Prober {
         }
     }
 
-    /// Makes a call with the token if there is one; where it is refused for want of a good one, once more after a
-    /// login.
+    /// Makes a call with the token, if a token is present. If the call is refused for its credential, logs in
+    /// and makes the call once more.
     async fn as_user<T, F>(
         &mut self,
         login_refused: &mut bool,
         call: impl Fn(Channel, Option<AsciiMetadataValue>) -> F,
-    ) -> Result<T, Refusal>
+    ) -> Result<T, ProbeRefusal>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let mut result = self.limited(call(self.channel.clone(), self.token.clone())).await;
-        if let Err(refused @ (Heard::BadToken | Heard::NoUser)) = result {
+        if let Err(refused @ (ProbeCallError::BadToken | ProbeCallError::NoUser)) = result {
             self.token = None;
             if self.may_send_password().await {
                 *login_refused |= self.log_in().await;
             }
-            // A bad token may be worse than none: where auth was turned off meanwhile.
-            if self.token.is_some() || refused == Heard::BadToken {
+            // A bad token may be worse than no token: auth may have been turned off meanwhile.
+            if self.token.is_some() || refused == ProbeCallError::BadToken {
                 result = self.limited(call(self.channel.clone(), self.token.clone())).await;
             }
         }
         result.map_err(|heard| match heard {
-            Heard::BadToken | Heard::NoUser => Refusal::NoUser,
-            Heard::Denied => Refusal::Denied,
-            Heard::Learner => Refusal::Learner,
-            Heard::NoLeader => Refusal::NoLeader,
-            Heard::Gone => Refusal::Silent(Silence::Gone),
-            Heard::Late => Refusal::Silent(Silence::Late),
+            ProbeCallError::BadToken | ProbeCallError::NoUser => ProbeRefusal::NoUser,
+            ProbeCallError::Denied => ProbeRefusal::Denied,
+            ProbeCallError::Learner => ProbeRefusal::Learner,
+            ProbeCallError::NoLeader => ProbeRefusal::NoLeader,
+            ProbeCallError::Gone => ProbeRefusal::Silent(ProbeFailure::Gone),
+            ProbeCallError::Late => ProbeRefusal::Silent(ProbeFailure::Late),
         })
     }
 
-    /// The call's answer within the limit, whose time is noted.
+    /// Runs a call within the time limit, and records the duration of an answered call.
     async fn limited<T>(
         &mut self,
         call: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T, Heard> {
+    ) -> Result<T, ProbeCallError> {
         let began = Instant::now();
         let result = calls::limited(self.want.limit, call).await;
-        if !matches!(result, Err(Heard::Gone | Heard::Late)) {
+        if !matches!(result, Err(ProbeCallError::Gone | ProbeCallError::Late)) {
             let took = began.elapsed();
             self.took = Some(self.took.map_or(took, |before| before.min(took)));
         }
         result
     }
 
-    /// Whether the probing user's password may go to this address. A verified handshake shows a member. Without one anybody may
-    /// answer, so that whoever is there must have named the cluster that is served, which needs no user. Where that cannot be had, an
-    /// endpoint of the configuration is the operator's word, and an address that others told is not.
+    /// True if the probing user's password may be sent to this address. A verified handshake proves the
+    /// member. Without a verified handshake any server may answer, so the server must have named the served
+    /// cluster, by a call that needs no user. If the cluster id is unavailable, a configured endpoint is
+    /// trusted as the operator's choice; an address from the member list is not.
     async fn may_send_password(&mut self) -> bool {
-        if self.verified == Verified::Yes || self.user.is_none() {
+        if self.verified == MemberVerification::Yes || self.user.is_none() {
             return true;
         }
-        let named = self.named().await.map(|(_, cluster)| cluster);
+        let named = self.identify_connection().await.map(|(_, cluster)| cluster);
         let may = may_send_password(named, self.want.pinned, self.want.source);
         if !may {
             tracing::debug!(
                 endpoint = %self.endpoint, ?named,
-                "the password of cluster.probe is not sent: nothing shows that a member of the cluster is here"
+                "the password of cluster.probe is not sent: nothing shows that a member of the cluster is \
+                 here"
             );
         }
         may
     }
 
-    /// Logs in as the probing user, if there is one and it is time. Says whether etcd refused the password.
+    /// Logs in as the probing user, unless no user is configured or the login pause lasts. Returns true if
+    /// etcd refused the password.
     async fn log_in(&mut self) -> bool {
         let Some(login) = &self.user else { return false };
         if self.no_login_before.is_some_and(|time| Instant::now() < time) {
@@ -404,12 +413,12 @@ impl Prober {
         refused
     }
 
-    /// Who is there, from what is told to anybody: whether it answers and sees a leader, by a call that needs
-    /// neither quorum nor rights; the rest from its metrics page.
-    async fn makeshift(&mut self, fresh: bool) -> Result<Answer, Silence> {
+    /// Identifies the member by calls that need no rights. A call that needs neither quorum nor rights shows
+    /// the presence of a leader; the metrics page shows the rest.
+    async fn identify_without_status(&mut self, fresh: bool) -> Result<MemberProbeAnswer, ProbeFailure> {
         let (leads, header) = self.sees_leader().await?;
         let (now, term) = (Instant::now(), header.as_ref().map_or(0, |header| header.raft_term));
-        let good = |read: &Read| {
+        let good = |read: &CachedMetricsPage| {
             !fresh && now < read.at + PAGE_AGE && read.term == term && read.page.has_leader == leads
         };
         if !self.page.as_ref().is_some_and(good) {
@@ -418,27 +427,27 @@ impl Prober {
                 .ok()
                 .flatten();
             self.page = match fetched {
-                Some(page) => Some(Read { at: now, term, page }),
+                Some(page) => Some(CachedMetricsPage { at: now, term, page }),
                 None => self.page.take().filter(|read| now < read.at + PAGE_KEPT),
             };
         }
         let page = self.page.as_ref().map(|read| read.page);
         let named = match &header {
             Some(header) => Some((MemberId(header.member_id), ClusterId(header.cluster_id))),
-            // One that only its page tells of.
+            // A learner is identified by its metrics page alone.
             None if page.is_some_and(|page| page.role == Role::Learner) => None,
-            None => self.named().await,
+            None => self.identify_connection().await,
         };
         let member = named
             .map(|(member, _)| member)
             .or_else(|| page.map(|page| page.member))
-            .ok_or(Silence::Unidentified)?;
+            .ok_or(ProbeFailure::Unidentified)?;
         let leader = match page {
-            _ if !leads => Sight::Nobody,
-            Some(page) if page.is_leader => Sight::Member(member),
-            Some(_) | None => Sight::Somebody,
+            _ if !leads => LeaderView::Nobody,
+            Some(page) if page.is_leader => LeaderView::Member(member),
+            Some(_) | None => LeaderView::Somebody,
         };
-        Ok(Answer {
+        Ok(MemberProbeAnswer {
             member,
             cluster: named.map(|(_, cluster)| cluster),
             version: page.and_then(|page| page.version),
@@ -449,14 +458,16 @@ impl Prober {
         })
     }
 
-    /// Who is at the end of the connection, where every call is refused: asked once per connection, since that leads to one
-    /// process; where it was not told, again when a metrics page would be. A known learner is not asked: it tells nobody.
-    async fn named(&mut self) -> Option<(MemberId, ClusterId)> {
+    /// Identifies the member behind the connection when every call is refused. A result holds for the whole
+    /// connection, because a connection leads to one process; a failed attempt is repeated at the age limit
+    /// of a metrics page. A known learner is not asked: a learner reveals its id to no caller.
+    async fn identify_connection(&mut self) -> Option<(MemberId, ClusterId)> {
         if self.want.learner {
             return None;
         }
         let (now, of) = (Instant::now(), self.dialled.times.load(Ordering::Relaxed));
-        let good = |named: &&Named| named.of == of && (named.who.is_some() || now < named.at + PAGE_AGE);
+        let good =
+            |named: &&ConnectionMember| named.of == of && (named.who.is_some() || now < named.at + PAGE_AGE);
         if let Some(named) = self.named.as_ref().filter(good) {
             return named.who;
         }
@@ -464,37 +475,43 @@ impl Prober {
         let who = header
             .filter(|header| header.cluster_id != 0 && header.member_id != 0)
             .map(|header| (MemberId(header.member_id), ClusterId(header.cluster_id)));
-        // Which of two connections it came over is not known.
+        // If the connection changed meanwhile, the answer cannot be assigned to either connection.
         let who = who.filter(|_| self.dialled.times.load(Ordering::Relaxed) == of);
-        self.named = Some(Named { of, at: now, who });
+        self.named = Some(ConnectionMember { of, at: now, who });
         who
     }
 
-    /// Whether the member sees a leader, and its header where it gives one to this user.
-    async fn sees_leader(&mut self) -> Result<(bool, Option<ResponseHeader>), Silence> {
-        // A user without further rights may list members from the version on that checks at all; without a user even
-        // the refusal tells that the check for a leader before it was passed. No read: a learner would serve that.
+    /// True if the member sees a leader; also the response header, if the member grants one to this user.
+    async fn sees_leader(&mut self) -> Result<(bool, Option<ResponseHeader>), ProbeFailure> {
+        // MemberList with `hasleader`: a refusal for a missing user or missing rights also proves that the
+        // earlier check for a leader passed. Most versions checking rights allow the call to any user (not
+        // 3.4.42, 3.5.28 and 3.6.9, which require root). A read would not do: learners serve reads.
         match self.limited(member_list_with_leader(self.channel.clone(), self.token.clone())).await {
             Ok(list) => Ok((true, list.header)),
-            Err(Heard::NoLeader) => Ok((false, None)),
-            Err(Heard::NoUser | Heard::BadToken | Heard::Denied | Heard::Learner) => Ok((true, None)),
-            Err(Heard::Late) => Err(Silence::Late),
-            Err(Heard::Gone) => Err(Silence::Gone),
+            Err(ProbeCallError::NoLeader) => Ok((false, None)),
+            Err(
+                ProbeCallError::NoUser
+                | ProbeCallError::BadToken
+                | ProbeCallError::Denied
+                | ProbeCallError::Learner,
+            ) => Ok((true, None)),
+            Err(ProbeCallError::Late) => Err(ProbeFailure::Late),
+            Err(ProbeCallError::Gone) => Err(ProbeFailure::Gone),
         }
     }
 
-    /// Whether auth is on. A refusal of a read without a token says on; that such a read is allowed says off only
-    /// where no client certificate names a user, and a member may lag behind: a change is believed only when a
-    /// login, which is linearizable, confirms it.
-    async fn auth(&self, believed: Auth) -> Option<Auth> {
-        let seems = match calls::limited(self.want.limit, peek(self.channel.clone())).await {
-            Ok(_) => Auth::Off,
-            Err(Heard::NoUser | Heard::Denied) => Auth::On,
+    /// Determines the auth setting. A refused read without a token means on. An allowed read means off only
+    /// if no client certificate names a user, and the member may lag behind: a change is believed only after
+    /// confirmation by a login, which is linearizable.
+    async fn auth(&self, believed: AuthSetting) -> Option<AuthSetting> {
+        let seems = match calls::limited(self.want.limit, count_one_key(self.channel.clone())).await {
+            Ok(_) => AuthSetting::Off,
+            Err(ProbeCallError::NoUser | ProbeCallError::Denied) => AuthSetting::On,
             Err(_) => return None,
         };
         let certain = match seems {
-            Auth::On => believed != Auth::Off,
-            _ => believed == Auth::Off && self.identity == Identity::None,
+            AuthSetting::On => believed != AuthSetting::Off,
+            _ => believed == AuthSetting::Off && self.identity == ProbeIdentity::None,
         };
         if certain {
             return Some(seems);
@@ -502,21 +519,21 @@ impl Prober {
         let request = AuthenticateRequest { name: NOBODY.to_owned(), password: String::new() };
         let mut client = AuthClient::new(self.channel.clone());
         match timeout(self.want.limit, client.authenticate(request)).await {
-            Ok(Ok(_)) => Some(Auth::On),
+            Ok(Ok(_)) => Some(AuthSetting::On),
             Ok(Err(status)) if status.message() == "etcdserver: authentication is not enabled" => {
-                Some(Auth::Off)
+                Some(AuthSetting::Off)
             }
-            Ok(Err(status)) if is_refused_login(&status) => Some(Auth::On),
+            Ok(Err(status)) if is_refused_login(&status) => Some(AuthSetting::On),
             Ok(Err(_)) | Err(_) => None,
         }
     }
 }
 
-/// Whether a password may go, unverified, to an address that named this cluster.
-fn may_send_password(named: Option<ClusterId>, pinned: Option<ClusterId>, source: Source) -> bool {
+/// True if a password may be sent, without a verified handshake, to an address that named cluster `named`.
+fn may_send_password(named: Option<ClusterId>, pinned: Option<ClusterId>, source: AddressSource) -> bool {
     match (named, pinned) {
         (Some(named), Some(pinned)) => named == pinned,
-        (Some(_) | None, None) | (None, Some(_)) => source == Source::Configured,
+        (Some(_) | None, None) | (None, Some(_)) => source == AddressSource::Configured,
     }
 }
 
@@ -536,11 +553,15 @@ mod tests {
             (None, None, true, false),
         ] {
             assert_eq!(
-                may_send_password(named, pinned, Source::Configured),
+                may_send_password(named, pinned, AddressSource::Configured),
                 configured,
                 "{named:?} {pinned:?}"
             );
-            assert_eq!(may_send_password(named, pinned, Source::Listed), listed, "{named:?} {pinned:?}");
+            assert_eq!(
+                may_send_password(named, pinned, AddressSource::Listed),
+                listed,
+                "{named:?} {pinned:?}"
+            );
         }
     }
 }

@@ -1,11 +1,13 @@
-//! Which addresses the configured endpoints are now: by SRV records, by DNS, by the hosts file.
+//! Resolves the configured endpoints to addresses: by SRV records, by DNS, by the hosts file.
 //!
-//! Owns: what was found of each name, when it is looked up again, the hosts file's print. Must not know: what answers there.
-//! Invariants: a name has at most one question under way; a question that fails leaves the last answer in place; a name that
-//! nobody wants any more is forgotten; an address needs no question. An address that answers leave out is told as such for
-//! [`LEFT_OUT`] of them, since a name server may give some of a name's addresses at a time: a member that is used there and goes
-//! on answering is left only then. After a change of the hosts file the next answer is all there is. Records of a domain are
-//! taken to be complete; targets of another form than is allowed are told, and never asked for.
+//! Owns: the last answer for each name, the time of the next lookup, the fingerprint of the hosts file. Must
+//! not know: the servers at the addresses.
+//! Invariants: a name has at most one lookup in flight; a failed lookup keeps the last answer; a name no
+//! longer used is forgotten; an IP address needs no lookup. A name server may return only some addresses of a
+//! name at a time: an address absent from answers is reported as left out for [`LEFT_OUT`] answers, and a
+//! member used at such an address is abandoned only afterwards, as long as the member answers. After a change
+//! of the hosts file the next answer is complete. The SRV records of a domain are complete; SRV targets with
+//! a host that is not allowed are reported and never resolved.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,63 +21,65 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::config::{Cluster, Discovery, Endpoint, Scheme, Srv};
-use crate::upstream::names::{Found, NameError, Names};
+use crate::upstream::names::{NameAnswer, NameError, NameResolver};
 
-/// Between two looks at the hosts file: a `stat`.
+/// Interval between two checks of the hosts file, each a `stat`.
 const HOSTS: Duration = Duration::from_millis(250);
 const HOSTS_FILE: &str = "/etc/hosts";
-/// Between two questions for a name where nobody said for how long an answer is good.
+/// Interval between two lookups of a name without a known TTL.
 const NAME: Duration = Duration::from_secs(5);
-/// The bounds of what is said.
+/// Bounds of a TTL.
 const SOONEST: Duration = Duration::from_secs(1);
 const LATEST: Duration = Duration::from_secs(30);
 const LATEST_SRV: Duration = Duration::from_secs(60);
-/// After a question that failed.
+/// Pause after a failed lookup.
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
-/// Between two questions when something points to a change.
+/// Minimum interval between two lookups while a change is suspected.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Answers in a row without an address, past which its name does not lead there any more.
+/// Number of consecutive answers without an address after which the name no longer leads to the address.
 const LEFT_OUT: u32 = 8;
 
-/// Where members are found first, as it is configured now.
+/// The configured endpoints and discovery settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Configured {
+struct SeedConfig {
     endpoints: Arc<[Endpoint]>,
     discovery: Discovery,
     scheme: Scheme,
 }
 
-impl Configured {
+impl SeedConfig {
     fn of(cluster: &Cluster) -> Self {
         let (endpoints, discovery) = (cluster.endpoints.clone().into(), cluster.discovery.clone());
         Self { endpoints, discovery, scheme: cluster.scheme() }
     }
 }
 
-/// Replaces, at run time, where members are found first. Cheap to clone.
+/// Replaces the configured endpoints at run time. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct SeedList(Arc<watch::Sender<Configured>>);
+pub struct SeedList(Arc<watch::Sender<SeedConfig>>);
 
 impl SeedList {
     pub(super) fn new(cluster: &Cluster) -> Self {
-        Self(Arc::new(watch::Sender::new(Configured::of(cluster))))
+        Self(Arc::new(watch::Sender::new(SeedConfig::of(cluster))))
     }
 
-    /// Whether [`Self::replace`] may take these: how members are spoken to, and who is asked for names, are as at the start.
+    /// True if [`Self::replace`] accepts `cluster`: the scheme of the endpoints and the name servers are
+    /// unchanged since the start.
     #[must_use]
     pub fn takes(&self, cluster: &Cluster) -> bool {
-        let (was, is) = (self.0.borrow(), Configured::of(cluster));
+        let (was, is) = (self.0.borrow(), SeedConfig::of(cluster));
         was.scheme == is.scheme && was.discovery.dns == is.discovery.dns
     }
 
-    /// From now on `cluster.endpoints`, or `cluster.srv`, and `cluster.allowed_hosts` are these. Endpoints that are gone are asked
-    /// no more; the cluster that was pinned stays. Says whether anything changed; what it does not take changes nothing.
+    /// Replaces `cluster.endpoints` or `cluster.srv`, and `cluster.allowed_hosts`. Removed endpoints are
+    /// probed no more; the pinned cluster stays. Returns true if a setting changed; an unacceptable `cluster`
+    /// changes no setting.
     pub fn replace(&self, cluster: &Cluster) -> bool {
         if !self.takes(cluster) {
             return false;
         }
-        let is = Configured::of(cluster);
+        let is = SeedConfig::of(cluster);
         self.0.send_if_modified(|now| {
             let changed = *now != is;
             *now = is;
@@ -84,66 +88,66 @@ impl SeedList {
     }
 }
 
-/// Where an endpoint leads.
+/// The addresses of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Lead {
-    /// Not known yet.
+pub(super) enum EndpointAddresses {
+    /// Not resolved yet.
     Unknown,
-    /// Nowhere; why.
+    /// The name resolves to no address, with the reason.
     Nowhere(Arc<str>),
-    /// To these addresses; none stands for the one that it is itself.
+    /// The addresses; `None` stands for the endpoint's host itself, which needs no lookup.
     To(Vec<Option<IpAddr>>),
 }
 
 pub(super) struct Seeds {
-    names: Names,
-    configured: watch::Receiver<Configured>,
-    srv: Option<Service>,
-    hosts: BTreeMap<String, Name>,
-    questions: FuturesUnordered<BoxFuture<'static, Answered>>,
-    /// What the hosts file looked like, and when it is looked at next.
-    print: Option<Print>,
+    names: NameResolver,
+    configured: watch::Receiver<SeedConfig>,
+    srv: Option<SrvLookup>,
+    hosts: BTreeMap<String, NameLookup>,
+    questions: FuturesUnordered<BoxFuture<'static, LookupAnswer>>,
+    /// The last fingerprint of the hosts file, and the time of the next check.
+    print: Option<HostsFileStamp>,
     look_at_file: Option<Instant>,
 }
 
-/// What is known of a name.
-struct Name {
+/// The last answer for one name.
+struct NameLookup {
     found: Result<Option<Vec<IpAddr>>, Arc<str>>,
-    /// Addresses that were told before, and how many answers in a row have left each of them out.
+    /// Addresses in earlier answers, and for each the number of consecutive answers without the address.
     left_out: Vec<(IpAddr, u32)>,
-    /// What is asked from then on is answered completely: the hosts file has changed.
+    /// Lookups begun from this time on return complete answers: the hosts file has changed.
     complete_from: Option<Instant>,
-    turn: Turn,
+    turn: LookupSchedule,
 }
 
-/// What is known of a domain's records.
-struct Service {
+/// The last answer for a domain's SRV records.
+struct SrvLookup {
     srv: Srv,
     found: Result<Option<Vec<Endpoint>>, Arc<str>>,
-    turn: Turn,
+    turn: LookupSchedule,
 }
 
-/// When something is asked.
-struct Turn {
+/// The schedule of one lookup.
+struct LookupSchedule {
     due: Instant,
     asked: Option<Instant>,
     under_way: bool,
 }
 
-type Print = (Option<SystemTime>, u64);
+type HostsFileStamp = (Option<SystemTime>, u64);
 
-enum Answered {
-    Host(String, Result<Found<IpAddr>, NameError>),
-    Service(Srv, Result<Found<Endpoint>, NameError>),
-    HostsFile(Option<Print>),
+enum LookupAnswer {
+    Host(String, Result<NameAnswer<IpAddr>, NameError>),
+    Service(Srv, Result<NameAnswer<Endpoint>, NameError>),
+    HostsFile(Option<HostsFileStamp>),
 }
 
-impl Turn {
+impl LookupSchedule {
     fn now(now: Instant) -> Self {
         Self { due: now, asked: None, under_way: false }
     }
 
-    /// Takes its turn, if it is there.
+    /// Starts the lookup, if due.
     fn take(&mut self, now: Instant) -> bool {
         let takes = !self.under_way && self.due <= now;
         if takes {
@@ -163,7 +167,7 @@ impl Turn {
             None => NAME,
         };
         let soonest = self.asked.map_or_else(Instant::now, |asked| asked + pause);
-        // What was brought forward meanwhile stays so.
+        // Keeps an earlier due time set while the lookup was in flight.
         self.due = if self.under_way && self.asked.is_some_and(|asked| self.due > asked) {
             self.due.min(soonest)
         } else {
@@ -179,7 +183,7 @@ impl Turn {
 }
 
 impl Seeds {
-    pub(super) fn new(names: Names, list: &SeedList, now: Instant) -> Self {
+    pub(super) fn new(names: NameResolver, list: &SeedList, now: Instant) -> Self {
         let configured = list.0.subscribe();
         let mut seeds = Self {
             names,
@@ -194,16 +198,20 @@ impl Seeds {
         seeds
     }
 
-    /// Takes over what is configured now.
+    /// Adopts the current configuration.
     fn follow(&mut self, now: Instant) {
         let configured = self.configured.borrow_and_update();
         let srv = configured.discovery.srv.as_ref();
         if self.srv.as_ref().map(|service| &service.srv) != srv {
-            self.srv = srv.map(|srv| Service { srv: srv.clone(), found: Ok(None), turn: Turn::now(now) });
+            self.srv = srv.map(|srv| SrvLookup {
+                srv: srv.clone(),
+                found: Ok(None),
+                turn: LookupSchedule::now(now),
+            });
         }
     }
 
-    /// The endpoints as they are now; none where DNS has not said them yet.
+    /// The current endpoints; empty while DNS has not answered.
     pub(super) fn endpoints(&self) -> Vec<Endpoint> {
         let configured = self.configured.borrow();
         match &self.srv {
@@ -215,62 +223,63 @@ impl Seeds {
         }
     }
 
-    /// Endpoints that DNS names and that may not be used.
+    /// Endpoints named by DNS with a host that is not allowed.
     pub(super) fn not_allowed(&self) -> Vec<Endpoint> {
         let configured = self.configured.borrow();
         let found = self.srv.iter().filter_map(|service| service.found.as_ref().ok()?.as_ref()).flatten();
         found.filter(|found| !configured.discovery.allows(&found.host)).cloned().collect()
     }
 
-    /// Why DNS names no endpoints, where that was asked in vain: the record, and why.
+    /// The SRV record that could not be resolved, and the reason.
     pub(super) fn fault(&self) -> Option<(Endpoint, Arc<str>)> {
-        let Service { srv, found, .. } = self.srv.as_ref()?;
+        let SrvLookup { srv, found, .. } = self.srv.as_ref()?;
         let why = found.as_ref().err()?;
         Some((Endpoint { scheme: srv.scheme, host: srv.record(), port: 0 }, Arc::clone(why)))
     }
 
-    /// Whether it is not known yet what the endpoints are.
+    /// True while the endpoints are unknown.
     pub(super) fn is_asking(&self) -> bool {
         self.srv.as_ref().is_some_and(|service| service.found == Ok(None))
     }
 
-    /// Whether an address that was found in the member list may be used.
+    /// True if a host from the member list may be used.
     pub(super) fn allows(&self, host: &str) -> bool {
         self.configured.borrow().discovery.allows(host)
     }
 
-    /// Of which form hosts must be that were found.
+    /// The patterns of allowed hosts.
     pub(super) fn discovery(&self) -> Discovery {
         self.configured.borrow().discovery.clone()
     }
 
-    /// Where an endpoint leads now.
-    pub(super) fn lead(&self, endpoint: &Endpoint) -> Lead {
+    /// The current addresses of an endpoint.
+    pub(super) fn lead(&self, endpoint: &Endpoint) -> EndpointAddresses {
         if !self.names.asks_for(&endpoint.host) {
-            return Lead::To(vec![None]);
+            return EndpointAddresses::To(vec![None]);
         }
         match self.hosts.get(&endpoint.host).map(|name| &name.found) {
-            Some(Ok(Some(found))) => Lead::To(found.iter().copied().map(Some).collect()),
-            Some(Err(why)) => Lead::Nowhere(Arc::clone(why)),
-            Some(Ok(None)) | None => Lead::Unknown,
+            Some(Ok(Some(found))) => EndpointAddresses::To(found.iter().copied().map(Some).collect()),
+            Some(Err(why)) => EndpointAddresses::Nowhere(Arc::clone(why)),
+            Some(Ok(None)) | None => EndpointAddresses::Unknown,
         }
     }
 
-    /// Whether an endpoint leads there now; also true where it is not known where to, or leads nowhere.
+    /// True if the endpoint leads to this address now, or does not resolve at all.
     pub(super) fn leads_to(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> bool {
         match self.lead(endpoint) {
-            Lead::To(addresses) => addresses.contains(&at),
-            Lead::Unknown | Lead::Nowhere(_) => true,
+            EndpointAddresses::To(addresses) => addresses.contains(&at),
+            EndpointAddresses::Unknown | EndpointAddresses::Nowhere(_) => true,
         }
     }
 
-    /// Whether an endpoint led there a few answers ago, and may again.
+    /// True if the endpoint led to this address a few answers ago, and may lead there again.
     pub(super) fn leaves_out(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> bool {
         let name = self.hosts.get(&endpoint.host);
         name.zip(at).is_some_and(|(name, at)| name.left_out.iter().any(|(left_out, _)| *left_out == at))
     }
 
-    /// Asks what is due, of the configured endpoints and of `listed` ones, and forgets what is of neither.
+    /// Starts the lookups due, for the configured endpoints and for `listed` endpoints, and forgets all names
+    /// used by neither.
     pub(super) fn ask(&mut self, listed: &[Endpoint], now: Instant) {
         if let Some(service) = &mut self.srv
             && service.turn.take(now)
@@ -278,7 +287,7 @@ impl Seeds {
             let (names, srv) = (self.names.clone(), service.srv.clone());
             let question = async move {
                 let found = names.services(&srv.record(), srv.scheme).await;
-                Answered::Service(srv, found)
+                LookupAnswer::Service(srv, found)
             };
             self.questions.push(question.boxed());
         }
@@ -287,7 +296,7 @@ impl Seeds {
         self.hosts.retain(|host, _| wanted().any(|wanted| wanted == host));
         for host in wanted().filter(|host| self.names.asks_for(host)) {
             if !self.hosts.contains_key(host) {
-                self.hosts.insert(host.clone(), Name::new(now));
+                self.hosts.insert(host.clone(), NameLookup::new(now));
             }
         }
         for (host, name) in self.hosts.iter_mut() {
@@ -295,7 +304,7 @@ impl Seeds {
                 let (names, host) = (self.names.clone(), host.clone());
                 let question = async move {
                     let found = names.addresses(&host).await;
-                    Answered::Host(host, found)
+                    LookupAnswer::Host(host, found)
                 };
                 self.questions.push(question.boxed());
             }
@@ -312,16 +321,17 @@ impl Seeds {
         }
     }
 
-    /// As though a name server had said so.
+    /// Takes in an answer as if sent by a name server.
     #[cfg(test)]
     pub(super) fn told(&mut self, host: &str, all: Vec<IpAddr>) {
-        let found = Ok(Found { all, good_for: None });
+        let found = Ok(NameAnswer { all, good_for: None });
         if let Some(name) = self.hosts.get_mut(host) {
             name.take_in(found, Some(Instant::now()), host);
         }
     }
 
-    /// A member was lost where this host led: its name may lead elsewhere now.
+    /// Brings the lookup of a host forward, because a member was lost at its address and the name may have
+    /// changed.
     pub(super) fn doubt(&mut self, host: &str) {
         if let Some(name) = self.hosts.get_mut(host) {
             name.turn.soon();
@@ -331,14 +341,14 @@ impl Seeds {
         }
     }
 
-    /// Waits until an endpoint may lead elsewhere, or something is due to be asked. Whether it may. Cancel-safe: a question
-    /// that was not answered stays among the questions.
+    /// Waits until the addresses of an endpoint may have changed, or a lookup is due. Returns true for a
+    /// possible change. Cancel-safe: unfinished lookups stay in `questions`.
     pub(super) async fn next(&mut self) -> bool {
         let names = self.hosts.values().map(|name| &name.turn);
         let turns = names.chain(self.srv.as_ref().map(|service| &service.turn));
-        let due = turns.filter_map(Turn::next).chain(self.look_at_file).min();
+        let due = turns.filter_map(LookupSchedule::next).chain(self.look_at_file).min();
         tokio::select! {
-            biased; // what was answered first
+            biased; // Finished lookups first.
             Some(answered) = self.questions.next() => self.answered(answered),
             Ok(()) = self.configured.changed() => {
                 self.follow(Instant::now());
@@ -349,17 +359,17 @@ impl Seeds {
         }
     }
 
-    /// Takes in an answer. Whether an endpoint may lead elsewhere by it.
-    fn answered(&mut self, answered: Answered) -> bool {
+    /// Takes in an answer. Returns true if the addresses of an endpoint may have changed.
+    fn answered(&mut self, answered: LookupAnswer) -> bool {
         match answered {
-            Answered::Host(host, found) => {
+            LookupAnswer::Host(host, found) => {
                 let Some(name) = self.hosts.get_mut(&host) else { return false };
                 let good_for = found.as_ref().ok().and_then(|found| found.good_for);
                 let asked = name.turn.asked;
                 name.turn.ended(good_for, LATEST, found.is_err());
                 name.take_in(found, asked, &host)
             }
-            Answered::Service(srv, found) => {
+            LookupAnswer::Service(srv, found) => {
                 let Some(service) = self.srv.as_mut().filter(|service| service.srv == srv) else {
                     return false;
                 };
@@ -369,14 +379,15 @@ impl Seeds {
                 for endpoint in changed.then(|| self.not_allowed()).into_iter().flatten() {
                     tracing::warn!(
                         %endpoint,
-                        "an SRV record names a host that is not among cluster.allowed_hosts: nothing is sent there"
+                        "an SRV record names a host that is not among cluster.allowed_hosts: nothing is \
+                         sent there"
                     );
                 }
                 changed
             }
-            Answered::HostsFile(print) => {
+            LookupAnswer::HostsFile(print) => {
                 if std::mem::replace(&mut self.print, print) != print {
-                    // The first look may come after the first answers: those may be of before.
+                    // The first check may follow the first answers, which may be older than the file.
                     let now = Instant::now();
                     for name in self.hosts.values_mut() {
                         (name.turn.due, name.complete_from) = (now, Some(now));
@@ -388,16 +399,16 @@ impl Seeds {
     }
 }
 
-impl Name {
+impl NameLookup {
     fn new(now: Instant) -> Self {
-        Self { found: Ok(None), left_out: Vec::new(), complete_from: None, turn: Turn::now(now) }
+        Self { found: Ok(None), left_out: Vec::new(), complete_from: None, turn: LookupSchedule::now(now) }
     }
 
-    /// Takes in an answer to what was asked then. Whether the name may lead elsewhere by it: in which order addresses are told says
-    /// nothing.
+    /// Takes in the answer to a lookup begun at `asked`. Returns true if the addresses may have changed; the
+    /// order of addresses is ignored.
     fn take_in(
         &mut self,
-        found: Result<Found<IpAddr>, NameError>,
+        found: Result<NameAnswer<IpAddr>, NameError>,
         asked: Option<Instant>,
         name: &str,
     ) -> bool {
@@ -431,10 +442,10 @@ impl Name {
     }
 }
 
-/// Whether the answer is another than the one before.
+/// Takes in an answer. Returns true if it differs from the last answer.
 fn take_in<T: PartialEq + std::fmt::Debug>(
     known: &mut Result<Option<Vec<T>>, Arc<str>>,
-    found: Result<Found<T>, NameError>,
+    found: Result<NameAnswer<T>, NameError>,
     name: &str,
 ) -> bool {
     match found {
@@ -462,17 +473,17 @@ fn take_in<T: PartialEq + std::fmt::Debug>(
     }
 }
 
-async fn look_at_hosts_file() -> Answered {
+async fn look_at_hosts_file() -> LookupAnswer {
     let print = tokio::fs::metadata(HOSTS_FILE).await.ok().map(|found| (found.modified().ok(), found.len()));
-    Answered::HostsFile(print)
+    LookupAnswer::HostsFile(print)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn turn_at(now: Instant) -> Turn {
-        let mut turn = Turn::now(now);
+    fn turn_at(now: Instant) -> LookupSchedule {
+        let mut turn = LookupSchedule::now(now);
         assert!(turn.take(now) && !turn.take(now), "one question at a time");
         turn
     }
@@ -510,12 +521,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_address_is_left_once_enough_answers_leave_it_out_or_the_hosts_file_has_changed() {
         let address = |last: u8| IpAddr::from([127, 0, 0, last]);
-        let mut name = Name::new(Instant::now());
-        let told = |name: &mut Name, all: &[u8]| {
+        let mut name = NameLookup::new(Instant::now());
+        let told = |name: &mut NameLookup, all: &[u8]| {
             let all = all.iter().copied().map(address).collect();
-            name.take_in(Ok(Found { all, good_for: None }), Some(Instant::now()), "m")
+            name.take_in(Ok(NameAnswer { all, good_for: None }), Some(Instant::now()), "m")
         };
-        let left_out = |name: &Name| name.left_out.iter().map(|(address, _)| *address).collect::<Vec<_>>();
+        let left_out =
+            |name: &NameLookup| name.left_out.iter().map(|(address, _)| *address).collect::<Vec<_>>();
         assert!(told(&mut name, &[1, 2, 3]));
         assert!(!told(&mut name, &[3, 1, 2]), "another order is no news");
         assert!(told(&mut name, &[2, 3]));
@@ -525,7 +537,7 @@ mod tests {
         }
         assert!(told(&mut name, &[2, 3]), "that is enough");
         assert!(left_out(&name).is_empty());
-        // Some at a time: each comes again before it is left.
+        // A name server returning some addresses at a time: each address comes back before it is dropped.
         for some in [[1], [2], [3], [1]] {
             assert!(told(&mut name, &some));
         }
@@ -536,11 +548,11 @@ mod tests {
             (2, &Ok(Some(vec![address(1)]))),
             "a failure says nothing"
         );
-        // What was asked before the file changed may be of before.
+        // The answer to a lookup begun before the change may be older than the change.
         let before = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
         name.complete_from = Some(Instant::now());
-        let late = Found { all: vec![address(1)], good_for: None };
+        let late = NameAnswer { all: vec![address(1)], good_for: None };
         name.take_in(Ok(late), Some(before), "m");
         assert_eq!(left_out(&name).len(), 2);
         assert!(told(&mut name, &[4]));
@@ -551,7 +563,7 @@ mod tests {
 
     #[test]
     fn a_failure_leaves_the_last_answer_in_place() {
-        let found = |all: &[u8]| Ok(Found { all: all.to_vec(), good_for: None });
+        let found = |all: &[u8]| Ok(NameAnswer { all: all.to_vec(), good_for: None });
         let mut known = Ok(None);
         assert!(take_in(&mut known, Err(NameError::Nowhere), "m"), "that it leads nowhere is news");
         assert!(known.is_err());

@@ -1,15 +1,16 @@
-//! A leader that the member list, as it was had last, does not have.
+//! Handles a leader missing from the last member list.
 //!
-//! Owns: when the list is asked for because of it. Must not know: how it is asked for.
+//! Owns: when a missing leader triggers a read of the list. Must not know: how the list is read.
 
 use tokio::time::Instant;
 
-use super::Task;
-use super::place::FORCED;
+use super::MembersTask;
+use super::probed_address::FORCED;
 use crate::upstream::membership::Membership;
 
-impl Task {
-    /// A leader that nobody knows the address of is newer than the member list: calls for the leader wait for the next list.
+impl MembersTask {
+    /// Schedules a read of the member list if the leader is missing from it: the leader is newer than the
+    /// list, and calls for the leader wait for the next list.
     pub(super) fn find_unlisted_leader(&mut self, before: &Membership, after: &Membership) {
         let Some(leader) = after.leader else { return };
         let has_no_address = after.absent.iter().any(|absent| absent.id == leader);
@@ -17,7 +18,7 @@ impl Task {
             return;
         }
         if before.leader == Some(leader) {
-            self.look_at_list_soon();
+            self.schedule_list_read();
         } else {
             self.list_due = self.list_asked.map_or_else(Instant::now, |asked| asked + FORCED);
         }

@@ -1,8 +1,9 @@
-//! The hub against a small, honest etcd: random schedules, faults included, and a checker of what the client saw.
+//! The hub against a small, honest etcd: random schedules with faults, and a checker of the client's view.
 //!
-//! The model keeps etcd's two channels per stream (control answers, and events with progress), its synced and unsynced
-//! watchers, batches with the member's revision in the header, fragments, lagging members, compaction, and the
-//! differences between versions that `Traits` names. It speaks prost, so it also checks the splices of `wire`.
+//! The model has etcd's two channels per stream (control answers; events with progress), synced and unsynced
+//! watchers, batches with the member's revision in the header, fragments, lagging members, compaction, and
+//! the version differences named by `Traits`. Messages are encoded with prost, so the model also checks the
+//! splices of `wire`.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -14,7 +15,10 @@ use tokio::time::Instant;
 use crate::identity::Revision;
 use crate::pb::{etcdserverpb as pb, mvccpb};
 
-use super::{Credential, Hub, Input, Loss, Output, StreamId, Timing, Traits, WatchKey};
+use super::{
+    Hub, HubInput, HubOutput, HubTiming, StreamCredential, StreamLoss, UpstreamStreamId, WatchKey,
+    WatchTraits,
+};
 
 const KEYS: u8 = 6;
 const BAD_TOKEN: &str = "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token";
@@ -22,7 +26,7 @@ const DENIED: &str = "rpc error: code = PermissionDenied desc = etcdserver: perm
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 const DUPLICATE: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 
-/// splitmix64: small, and the same everywhere.
+/// splitmix64: small, and the same on every platform.
 struct Dice(u64);
 
 impl Dice {
@@ -47,9 +51,10 @@ impl Dice {
     }
 }
 
-/// What happened in one run or in many: a promise is only kept where it was put to the test.
+/// Numbers of occurrences in a run or in all runs: the test requires a minimum of each, so that every promise
+/// is put to the test.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct ModelCounts {
     events: u64,
     creates: u64,
     resumes: u64,
@@ -68,7 +73,7 @@ struct Counts {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Event {
+struct ModelEvent {
     revision: i64,
     key: u8,
     delete: bool,
@@ -97,9 +102,9 @@ struct Watcher {
     notify: bool,
 }
 
-/// One Watch stream on a member, as its recvLoop and sendLoop keep it.
+/// A Watch stream on a member, with the state of etcd's recvLoop and sendLoop.
 struct Server {
-    credential: Credential,
+    credential: StreamCredential,
     member: usize,
     open: bool,
     token: u64,
@@ -110,12 +115,12 @@ struct Server {
     announced: HashSet<i64>,
     parked: HashMap<i64, Vec<pb::WatchResponse>>,
     outbox: VecDeque<pb::WatchResponse>,
-    /// The creates whose answers are on the way, in order.
+    /// Serial numbers of the creates with an answer on the way, in order.
     answered: VecDeque<u64>,
 }
 
-/// What the client asked, and what it may see.
-struct Asked {
+/// A create of the client, and the limits of its answer.
+struct ModelCreate {
     serial: u64,
     range: Range,
     id: i64,
@@ -123,15 +128,15 @@ struct Asked {
     fragment: bool,
     notify: bool,
     shown: i64,
-    /// Inside the hub.
+    /// The watch's key inside the hub.
     key: WatchKey,
-    /// The revision of the first write that its client sent after it.
+    /// The revision of the first write sent by the client after the create.
     written_behind: Option<i64>,
 }
 
-struct Seen {
-    asked: Asked,
-    /// The next revision and index in it that may come.
+struct ModelWatch {
+    asked: ModelCreate,
+    /// The next permitted revision, and index in the revision.
     next: (i64, usize),
     last: i64,
     told: i64,
@@ -140,12 +145,12 @@ struct Seen {
 }
 
 #[derive(Default)]
-struct Client {
+struct ModelClient {
     serial: u64,
-    waiting: VecDeque<Asked>,
-    watches: BTreeMap<i64, Seen>,
+    waiting: VecDeque<ModelCreate>,
+    watches: BTreeMap<i64, ModelWatch>,
     acks: HashMap<i64, u32>,
-    /// Of watches that were denied while they lived: not given again.
+    /// Ids of live watches that were denied: not assigned again.
     denied: HashSet<i64>,
     next_id: i64,
     shown: i64,
@@ -158,34 +163,36 @@ struct World {
     dice: Dice,
     hub: Hub,
     now: Instant,
-    traits: Traits,
-    history: Vec<Vec<Event>>,
+    traits: WatchTraits,
+    history: Vec<Vec<ModelEvent>>,
     compacted: i64,
     members: [i64; 3],
-    /// This one mostly sleeps.
+    /// Index of a member that rarely applies revisions; 3 for none.
     slow: usize,
-    servers: BTreeMap<StreamId, Server>,
-    /// Tokens below it are refused.
+    servers: BTreeMap<UpstreamStreamId, Server>,
+    /// Tokens below `valid` are refused.
     valid: u64,
-    /// What the driver has at hand.
+    /// The token at hand of the driver.
     cached: u64,
     denied: HashSet<u8>,
-    checks: Vec<(WatchKey, StreamId)>,
+    checks: Vec<(WatchKey, UpstreamStreamId)>,
     upstream_ids: HashSet<i64>,
-    /// Refusals of a create since it was last let in.
+    /// Number of refusals of a create since last accepted, by serial number.
     refusals: HashMap<u64, u32>,
     created: HashSet<u64>,
-    client: Client,
+    client: ModelClient,
     calm: bool,
-    counts: Counts,
+    counts: ModelCounts,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
         let now = Instant::now();
-        let timing =
-            Timing { idle_progress: Some(Duration::from_secs(30)), progress_grace: Duration::from_secs(1) };
+        let timing = HubTiming {
+            idle_progress: Some(Duration::from_secs(30)),
+            progress_grace: Duration::from_secs(1),
+        };
         let late_created = dice.one_in(2);
         let progress_trusted = late_created || !dice.one_in(3);
         let exact_refusals = progress_trusted || dice.one_in(2);
@@ -193,7 +200,7 @@ impl World {
         Self {
             hub: Hub::new(now, timing),
             now,
-            traits: Traits { progress_trusted, exact_refusals, late_created, refuses_negative_start },
+            traits: WatchTraits { progress_trusted, exact_refusals, late_created, refuses_negative_start },
             history: vec![Vec::new()],
             compacted: 0,
             members: [1; 3],
@@ -206,9 +213,9 @@ impl World {
             upstream_ids: HashSet::new(),
             refusals: HashMap::new(),
             created: HashSet::new(),
-            client: Client::default(),
+            client: ModelClient::default(),
             calm: false,
-            counts: Counts::default(),
+            counts: ModelCounts::default(),
             dice,
         }
     }
@@ -217,12 +224,12 @@ impl World {
         i64::try_from(self.history.len()).unwrap()
     }
 
-    fn at(&self, revision: i64) -> &[Event] {
+    fn at(&self, revision: i64) -> &[ModelEvent] {
         &self.history[usize::try_from(revision - 1).unwrap()]
     }
 
     /// The first event of `range` at or after a position.
-    fn next_event(&self, range: &Range, (revision, index): (i64, usize)) -> Option<(&Event, usize)> {
+    fn next_event(&self, range: &Range, (revision, index): (i64, usize)) -> Option<(&ModelEvent, usize)> {
         for at in revision.max(1)..=self.head() {
             let skip = if at == revision { index } else { 0 };
             let found = self.at(at).iter().enumerate().skip(skip).find(|(_, event)| range.has(event.key));
@@ -244,7 +251,7 @@ impl World {
         self.check_progress_is_answered();
     }
 
-    /// Until nothing moves any more, without faults.
+    /// Runs without faults until every member and stream is idle.
     fn settle(&mut self) {
         for _ in 0..20_000 {
             let busy = self.members.iter().any(|applied| *applied < self.head())
@@ -264,7 +271,7 @@ impl World {
         panic!("never came to rest");
     }
 
-    fn turn_server(&mut self, id: StreamId) {
+    fn turn_server(&mut self, id: UpstreamStreamId) {
         self.open(id);
         for _ in 0..4 {
             self.receive(id);
@@ -277,9 +284,9 @@ impl World {
     fn step(&mut self) {
         self.now += Duration::from_millis(self.dice.next() % 40);
         if self.hub.next_deadline().is_some_and(|at| at <= self.now) {
-            self.input(Input::Tick);
+            self.input(HubInput::Tick);
         }
-        let streams: Vec<StreamId> = self.servers.keys().copied().collect();
+        let streams: Vec<UpstreamStreamId> = self.servers.keys().copied().collect();
         let stream = (!streams.is_empty()).then(|| streams[self.dice.below(streams.len())]);
         let member = self.dice.below(3);
         match (self.dice.below(100), stream) {
@@ -310,7 +317,7 @@ impl World {
     fn write(&mut self) {
         let revision = self.head() + 1;
         let count = 1 + self.dice.below(4);
-        let events = (0..count).map(|index| Event {
+        let events = (0..count).map(|index| ModelEvent {
             revision,
             key: u8::try_from(self.dice.below(usize::from(KEYS))).unwrap(),
             delete: self.dice.one_in(5),
@@ -324,7 +331,7 @@ impl World {
         }
     }
 
-    /// The member applies one revision and tells its synced watchers.
+    /// The member applies a revision and notifies its synced watchers.
     fn apply(&mut self, member: usize) {
         if self.members[member] >= self.head() {
             return;
@@ -334,7 +341,8 @@ impl World {
         let events = self.at(revision).to_vec();
         for server in self.servers.values_mut().filter(|server| server.open && server.member == member) {
             for (id, watcher) in server.watchers.iter_mut().filter(|(_, watcher)| watcher.synced) {
-                let mine: Vec<&Event> = events.iter().filter(|event| watcher.range.has(event.key)).collect();
+                let mine: Vec<&ModelEvent> =
+                    events.iter().filter(|event| watcher.range.has(event.key)).collect();
                 if mine.is_empty() || watcher.next > revision {
                     continue;
                 }
@@ -370,7 +378,7 @@ impl World {
 
     // ---- the driver
 
-    fn input(&mut self, input: Input) {
+    fn input(&mut self, input: HubInput) {
         let mut out = Vec::new();
         self.hub.handle(self.now, input, &mut out);
         let held: usize = self.hub.watches.values().map(|watch| watch.cursor.held_bytes()).sum();
@@ -380,42 +388,42 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, output: Output) {
+    fn carry_out(&mut self, output: HubOutput) {
         match output {
-            Output::Open { stream, credential, .. } => {
+            HubOutput::Open { stream, credential, .. } => {
                 assert!(self.servers.insert(stream, Server::new(credential)).is_none(), "stream re-used");
                 assert!(self.servers.len() <= 6, "streams grow without bound");
             }
-            Output::Close { stream } => drop(self.servers.remove(&stream)),
-            Output::Send { stream, message } => {
+            HubOutput::Close { stream } => drop(self.servers.remove(&stream)),
+            HubOutput::Send { stream, message } => {
                 let server = self.servers.get_mut(&stream).expect("sent on a stream that is there");
                 assert!(server.open, "sent before the stream was open");
                 server.inbox.push_back(message);
             }
-            Output::Check { watch, stream, .. } => {
+            HubOutput::Check { watch, stream, .. } => {
                 self.counts.doubts += 1;
                 self.checks.push((watch, stream));
             }
-            Output::Emit(message) => self.seen(&message),
-            Output::End(end) => panic!("ended: {end:?}"),
+            HubOutput::Emit(message) => self.seen(&message),
+            HubOutput::End(end) => panic!("ended: {end:?}"),
         }
     }
 
-    fn open(&mut self, id: StreamId) {
+    fn open(&mut self, id: UpstreamStreamId) {
         let member = self.dice.below(3);
         let fails = !self.calm && self.dice.one_in(10);
         let Some(server) = self.servers.get_mut(&id).filter(|server| !server.open) else { return };
         if fails {
             self.servers.remove(&id);
-            return self.input(Input::Lost { stream: id, why: Loss::Upstream });
+            return self.input(HubInput::Lost { stream: id, why: StreamLoss::Upstream });
         }
-        if server.credential == Credential::Fresh {
+        if server.credential == StreamCredential::Fresh {
             self.cached = self.valid;
         }
         server.member = member;
         server.token = self.cached;
         server.open = true;
-        self.input(Input::Opened { stream: id, traits: self.traits });
+        self.input(HubInput::Opened { stream: id, traits: self.traits });
     }
 
     fn answer_check(&mut self) {
@@ -426,24 +434,24 @@ impl World {
         let (watch, stream) = self.checks.swap_remove(index);
         let Some(server) = self.servers.get(&stream) else { return };
         if !self.calm && self.dice.one_in(8) {
-            return self.input(Input::CheckFailed { watch, stream, why: Loss::Upstream });
+            return self.input(HubInput::CheckFailed { watch, stream, why: StreamLoss::Upstream });
         }
         let revision = self.head();
         let header = header(revision, server.member).encode_to_vec().into();
-        self.input(Input::Checked { watch, stream, header, revision: Revision(revision) });
+        self.input(HubInput::Checked { watch, stream, header, revision: Revision(revision) });
     }
 
-    fn cut(&mut self, id: StreamId) {
+    fn cut(&mut self, id: UpstreamStreamId) {
         for _ in 0..self.dice.below(4) {
             self.deliver(id);
         }
         if self.servers.remove(&id).is_some() {
             self.counts.cuts += 1;
-            self.input(Input::Lost { stream: id, why: Loss::Upstream });
+            self.input(HubInput::Lost { stream: id, why: StreamLoss::Upstream });
         }
     }
 
-    fn deliver(&mut self, id: StreamId) {
+    fn deliver(&mut self, id: UpstreamStreamId) {
         let Some(server) = self.servers.get_mut(&id) else { return };
         let Some(response) = server.outbox.pop_front() else { return };
         if response.created {
@@ -456,12 +464,12 @@ impl World {
         }
         self.counts.held += u64::from(response.fragment);
         let message = response.encode_to_vec().into();
-        self.input(Input::Upstream { stream: id, message });
+        self.input(HubInput::Upstream { stream: id, message });
     }
 
     // ---- one member's stream
 
-    fn receive(&mut self, id: StreamId) {
+    fn receive(&mut self, id: UpstreamStreamId) {
         let Some(message) = self.servers.get_mut(&id).and_then(|server| server.inbox.pop_front()) else {
             return;
         };
@@ -479,7 +487,7 @@ impl World {
         }
     }
 
-    fn server_create(&mut self, id: StreamId, create: &pb::WatchCreateRequest) {
+    fn server_create(&mut self, id: UpstreamStreamId, create: &pb::WatchCreateRequest) {
         assert!(create.watch_id >= 1 && self.upstream_ids.insert(create.watch_id), "upstream id used twice");
         assert!(
             create.fragment && create.progress_notify,
@@ -543,14 +551,14 @@ impl World {
         self.servers.get_mut(&id).unwrap().control.push_back(created);
     }
 
-    /// Revisions slip in between two lines of recvLoop.
+    /// Applies revisions between two lines of recvLoop.
     fn maybe_apply(&mut self, member: usize) {
         for _ in 0..self.dice.below(3) {
             self.apply(member);
         }
     }
 
-    fn server_progress(&mut self, id: StreamId) {
+    fn server_progress(&mut self, id: UpstreamStreamId) {
         let server = self.servers.get_mut(&id).unwrap();
         let applied = self.members[server.member];
         let response = answer(-1, applied, server.member);
@@ -564,7 +572,7 @@ impl World {
         }
     }
 
-    fn timed_progress(&mut self, id: StreamId) {
+    fn timed_progress(&mut self, id: UpstreamStreamId) {
         let Some(server) = self.servers.get_mut(&id).filter(|server| server.open) else { return };
         let applied = self.members[server.member];
         for (id, watcher) in &server.watchers {
@@ -574,7 +582,7 @@ impl World {
         }
     }
 
-    fn server_cancels(&mut self, id: StreamId) {
+    fn server_cancels(&mut self, id: UpstreamStreamId) {
         let Some(server) = self.servers.get_mut(&id) else { return };
         let announced = server.announced.iter().copied().filter(|id| server.watchers.contains_key(id)).min();
         let Some(watch_id) = announced else { return };
@@ -583,8 +591,8 @@ impl World {
         server.channel.push_back((pb::WatchResponse { canceled: true, ..ack }, false));
     }
 
-    /// Unsynced watchers get one batch each, with the member's own revision in the header.
-    fn sync(&mut self, id: StreamId) {
+    /// Sends each unsynced watcher a batch, with the member's own revision in the header.
+    fn sync(&mut self, id: UpstreamStreamId) {
         let Some(mut server) = self.servers.remove(&id) else { return };
         let applied = self.members[server.member];
         let compacted = self.compacted.min(applied);
@@ -606,7 +614,7 @@ impl World {
             let mut revisions = 0;
             let mut more = None;
             for revision in watcher.next..=applied {
-                let mine: Vec<&Event> =
+                let mine: Vec<&ModelEvent> =
                     self.at(revision).iter().filter(|e| watcher.range.has(e.key)).collect();
                 if mine.is_empty() {
                     continue;
@@ -628,8 +636,8 @@ impl World {
         self.servers.insert(id, server);
     }
 
-    /// sendLoop: whichever channel comes first.
-    fn send(&mut self, id: StreamId) {
+    /// sendLoop: takes a message from either channel.
+    fn send(&mut self, id: UpstreamStreamId) {
         let Some(server) = self.servers.get_mut(&id) else { return };
         let from_channel = server.control.is_empty() || self.dice.one_in(2);
         if !from_channel || server.channel.is_empty() {
@@ -670,9 +678,9 @@ impl World {
 
     fn ask(&mut self, request: pb::watch_request::RequestUnion) {
         if self.hub.accepts_client() {
-            self.hub.was_shown(None, Revision(self.client.shown));
+            self.hub.raise_shown_revision(None, Revision(self.client.shown));
             let message = pb::WatchRequest { request_union: Some(request) }.encode_to_vec().into();
-            self.input(Input::Client(message));
+            self.input(HubInput::Client(message));
         }
     }
 
@@ -690,14 +698,15 @@ impl World {
         };
         self.client.serial += 1;
         if self.dice.one_in(4) {
-            // Another call of its connection was answered, by a member that is about as far as any.
+            // Another call of the connection was answered, by a member near the head.
             let shown = self.head() - self.dice.int(0, 3);
             self.client.shown = self.client.shown.max(shown);
         }
-        let asked = Asked {
+        let asked = ModelCreate {
             serial: self.client.serial,
             range: Range { low, high },
-            // Not -1: etcd takes it, and a client cannot tell its progress from that of all.
+            // Id -1 is excluded: etcd accepts -1, but the client could not tell the watch's progress from
+            // stream-wide progress.
             id: if self.dice.one_in(4) { [-3, -2, 1, 2, 3, 4, 5, 9][self.dice.below(8)] } else { 0 },
             start,
             fragment: self.dice.one_in(3),
@@ -727,10 +736,10 @@ impl World {
         }
     }
 
-    /// The client writes, having heard nothing of its last creates. As the driver does it, the write waits until they are registered, or
-    /// goes ahead of those that take too long.
+    /// The client writes before the answers to its last creates. As in the driver, the write waits until the
+    /// watches are registered, or overtakes creates that take too long.
     fn write_behind(&mut self) {
-        let unregistered = |asked: &&Asked| self.hub.is_unregistered(asked.key);
+        let unregistered = |asked: &&ModelCreate| self.hub.is_unregistered(asked.key);
         let overtaken: Vec<WatchKey> =
             self.client.waiting.iter().filter(unregistered).map(|asked| asked.key).collect();
         if !overtaken.is_empty() && !self.dice.one_in(6) {
@@ -739,7 +748,7 @@ impl World {
         let known = (self.head() - self.dice.int(0, 4)).max(1);
         for key in overtaken {
             self.counts.overtaken += 1;
-            self.hub.overtaken(key, Revision(known));
+            self.hub.note_overtaking_write(key, Revision(known));
         }
         self.write();
         let revision = self.head();
@@ -802,7 +811,7 @@ impl World {
             return self.check_refusal(&asked, &response.cancel_reason);
         }
         let id = if asked.id == 0 {
-            let Client { watches, denied, next_id, .. } = &self.client;
+            let ModelClient { watches, denied, next_id, .. } = &self.client;
             let taken = |id: &i64| watches.contains_key(id) || denied.contains(id);
             self.client.next_id = (*next_id..).find(|id| !taken(id)).unwrap();
             self.client.next_id += 1;
@@ -818,17 +827,18 @@ impl World {
         }
         let start = if asked.start == 0 { revision + 1 } else { asked.start };
         let next = (start.max(1), 0);
-        let seen = Seen { asked, next, last: 0, told: start - 1, in_fragments: false, compacted: false };
+        let seen =
+            ModelWatch { asked, next, last: 0, told: start - 1, in_fragments: false, compacted: false };
         self.client.denied.remove(&id);
         self.client.watches.insert(id, seen);
     }
 
-    fn check_refusal(&mut self, asked: &Asked, reason: &str) {
+    fn check_refusal(&mut self, asked: &ModelCreate, reason: &str) {
         let refusals = self.refusals.remove(&asked.serial).unwrap_or(0);
         let curable = reason == BAD_TOKEN || (!self.traits.exact_refusals && reason == DENIED);
         let ours = reason == COMPACTED && !self.traits.refuses_negative_start;
         let expected = if curable { 2 } else { u32::from(!ours) };
-        // A stale token may come before the denial.
+        // A refusal for a stale token may precede the denial.
         assert!((expected..=2).contains(&refusals), "refused {refusals} times before it was told {reason}");
         self.counts.denied += 1;
     }
@@ -941,14 +951,14 @@ impl World {
                 return;
             }
             self.now += Duration::from_secs(1);
-            self.input(Input::Tick);
+            self.input(HubInput::Tick);
         }
         panic!("progress was never answered at {} (told {})", self.head(), self.client.told);
     }
 }
 
 impl Server {
-    fn new(credential: Credential) -> Self {
+    fn new(credential: StreamCredential) -> Self {
         Self {
             credential,
             member: 0,
@@ -979,7 +989,7 @@ fn answer(watch_id: i64, revision: i64, member: usize) -> pb::WatchResponse {
     pb::WatchResponse { header: Some(header(revision, member)), watch_id, ..Default::default() }
 }
 
-fn encode(event: &Event) -> mvccpb::Event {
+fn encode(event: &ModelEvent) -> mvccpb::Event {
     let kv = mvccpb::KeyValue {
         key: vec![event.key].into(),
         mod_revision: event.revision,
@@ -989,13 +999,13 @@ fn encode(event: &Event) -> mvccpb::Event {
     mvccpb::Event { r#type: i32::from(event.delete), kv: Some(kv), prev_kv: None }
 }
 
-fn decode(event: &mvccpb::Event) -> Event {
+fn decode(event: &mvccpb::Event) -> ModelEvent {
     let kv = event.kv.as_ref().unwrap();
     let delete = event.r#type == 1;
-    Event { revision: kv.mod_revision, key: kv.key[0], delete, value: kv.value.to_vec() }
+    ModelEvent { revision: kv.mod_revision, key: kv.key[0], delete, value: kv.value.to_vec() }
 }
 
-/// Says which seed failed.
+/// Prints the failing seed.
 struct Reproduce(u64);
 
 impl Drop for Reproduce {
@@ -1010,7 +1020,7 @@ impl Drop for Reproduce {
 fn every_watch_is_whole_whatever_happens_upstream() {
     let only = std::env::var("KEYWARD_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
     let count = std::env::var("KEYWARD_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(1000);
-    let mut total = Counts::default();
+    let mut total = ModelCounts::default();
     for seed in only.map_or(0..count, |seed| seed..seed + 1) {
         let _reproduce = Reproduce(seed);
         let mut world = World::new(seed);
@@ -1040,7 +1050,7 @@ fn every_watch_is_whole_whatever_happens_upstream() {
     }
 }
 
-impl Counts {
+impl ModelCounts {
     fn add(&mut self, other: &Self) {
         self.events += other.events;
         self.creates += other.creates;

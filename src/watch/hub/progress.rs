@@ -1,45 +1,51 @@
-//! Progress: what may be believed of upstream's, when the client is told, how idle watches stay fresh.
+//! Progress: trust in upstream's progress, answers to the client's progress requests, and refresh of idle
+//! watches.
 //!
-//! Owns: manual progress on both sides, and the timed one. Must not know: how a watch gets onto a stream.
-//! Invariants: a stream-wide progress counts only for watches that the member certainly knew when it spoke; the client is
-//! told one revision for all of its watches, never below what it was told before.
+//! Owns: manual progress on both sides, and timed progress. Must not know: how a watch gets onto a stream.
+//! Invariants: a stream-wide progress counts only for watches certainly registered when the member spoke; the
+//! client is told a single revision for all of its watches, never below a revision told before.
 
 use tokio::time::Instant;
 
-use super::{Hub, Incarnation, NO_WATCH, Place, Response, Stream, StreamId, Watch, wire};
+use super::{
+    Hub, HubStream, HubWatch, NO_WATCH, SplicedWatchResponse, UpstreamStreamId, WatchPlacement,
+    WatchRegistration, watch_messages,
+};
 
-/// How often upstream is asked again at once when the answers of several streams do not meet.
+/// Number of immediate repeats of the upstream requests when the progress of several streams does not allow a
+/// common answer.
 const TRIES: u32 = 3;
 
-/// One question of the client's, until it is answered. etcd drops those that it cannot answer at once; clients that
-/// ask once would wait for ever, so it is kept.
+/// A progress request of the client, until answered. etcd drops a request if it cannot answer at once; a
+/// client that asks only once would wait for ever, so the hub keeps the request.
 #[derive(Debug, Default)]
-pub(super) struct Round {
-    /// When to answer from what is known, or ask again; set once upstream was asked.
+pub(super) struct ProgressRound {
+    /// Time to answer from known progress, or to ask upstream again; set once upstream was asked.
     deadline: Option<Instant>,
     tries: u32,
-    /// All have spoken, and it was not enough: nothing to do before the deadline.
+    /// Every watch was covered and no answer was possible: no action before the deadline.
     in_vain: bool,
-    /// Asked again meanwhile: this answer may be older than that question.
-    again: bool,
+    /// The client asked again meanwhile: this answer may be older than the second request.
+    requested_again: bool,
 }
 
-impl Round {
+impl ProgressRound {
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 }
 
 impl Hub {
-    /// The client's request has its turn.
+    /// Starts a round for the client's progress request, once its turn has come.
     pub(super) fn ask_progress(&mut self) {
         match &mut self.round {
-            Some(round) => round.again = true,
-            None => self.round = Some(Round::default()),
+            Some(round) => round.requested_again = true,
+            None => self.round = Some(ProgressRound::default()),
         }
     }
 
-    /// A watch moved: the question waits until all stand upstream again.
+    /// Restarts the round after a watch was moved: the request waits until all watches are registered
+    /// upstream again.
     pub(super) fn interrupt_round(&mut self) {
         if let Some(round) = &mut self.round {
             round.deadline = None;
@@ -47,7 +53,7 @@ impl Hub {
     }
 
     pub(super) fn tick(&mut self, now: Instant) {
-        if self.round.as_ref().and_then(Round::deadline).is_some_and(|deadline| now >= deadline)
+        if self.round.as_ref().and_then(ProgressRound::deadline).is_some_and(|deadline| now >= deadline)
             && !self.answer_round()
         {
             self.interrupt_round();
@@ -58,17 +64,18 @@ impl Hub {
         }
     }
 
-    /// Starts, answers or drops the client's question, as far as it can go now.
-    pub(super) fn go_round(&mut self, now: Instant) {
+    /// Starts, answers or drops the client's progress request, as far as possible now.
+    pub(super) fn advance_progress_round(&mut self, now: Instant) {
         if self.round.is_none() {
             return;
         }
         let told = || self.watches.values().filter(|watch| watch.id.is_some());
         if told().next().is_none() {
-            // As etcd: nothing watches, nothing is said.
+            // As in etcd, a stream without watches gets no answer.
             self.round = None;
         } else if self.streams.values().any(|stream| stream.is_restoring()) {
-            // Known without a look at every watch, which each answer to thousands of creates would cost.
+            // A cheap test: a walk over all watches for each answer to thousands of creates would be
+            // expensive.
         } else if told().all(|watch| watch.is_live()) {
             if self.round.as_ref().is_some_and(|round| round.deadline.is_none()) {
                 self.begin_round(now);
@@ -81,7 +88,8 @@ impl Hub {
         self.ask_upstream();
         for watch in self.watches.values_mut() {
             let trusts = |stream| self.streams.get(&stream).is_some_and(|stream| stream.trusts_progress());
-            // A member whose progress may run ahead of its events is not asked: what is known must do.
+            // A member whose progress may run ahead of its events is not asked: the known progress must
+            // suffice.
             watch.confirmed = !watch.place.stream().is_some_and(trusts);
         }
         if let Some(round) = &mut self.round {
@@ -105,10 +113,10 @@ impl Hub {
             round.tries += 1;
             self.begin_round(now);
         } else {
-            // The streams never agree while events go on: bring their watches together.
+            // Under steady writes the streams never agree: move the watches onto fewer streams.
             round.tries = 0;
             self.retire_oldest();
-            self.find_places(now);
+            self.assign_streams(now);
             self.send_creates();
         }
     }
@@ -117,16 +125,17 @@ impl Hub {
         let mut asked = Vec::new();
         for (id, stream) in &mut self.streams {
             if stream.trusts_progress() && !stream.ids.is_empty() {
-                stream.asked += 1;
+                stream.progress_requests += 1;
                 asked.push(*id);
             }
         }
         for id in asked {
-            self.send(id, wire::progress_message());
+            self.send(id, watch_messages::progress_message());
         }
     }
 
-    /// Tells the client how far all of its watches are, if that is no step back and the cluster got there.
+    /// Tells the client the lowest revision reached by all watches, unless the revision would go back or is
+    /// not known to be reached by the cluster. Returns true if told.
     fn answer_round(&mut self) -> bool {
         let (mut lowest, mut highest, mut begun) = (i64::MAX, 0, 0);
         for cursor in self.watches.values().filter(|watch| watch.id.is_some()).map(|watch| &watch.cursor) {
@@ -135,22 +144,24 @@ impl Hub {
             highest = highest.max(cursor.floor());
         }
         if self.streams.values().any(|stream| stream.checking.is_some()) {
-            // How far the cluster is, is being asked.
+            // The cluster's revision is not known before the linearizable read is back.
             return false;
         }
-        // Not below where any of them begins, nor below what was told, nor where the cluster never was.
-        if highest > self.known.reached || lowest < begun.max(self.known.delivered).max(1) {
+        // Never below the start of a watch, below a revision told before, or above the cluster's revision.
+        if highest > self.cluster_view.reached || lowest < begun.max(self.cluster_view.delivered).max(1) {
             return false;
         }
-        self.known.delivered = lowest;
+        self.cluster_view.delivered = lowest;
         let header = Some(self.header_at(lowest));
-        self.emit(&Response { header, watch_id: NO_WATCH, ..Response::default() });
-        self.round = self.round.take().filter(|round| round.again).map(|_| Round::default());
+        self.emit(&SplicedWatchResponse { header, watch_id: NO_WATCH, ..SplicedWatchResponse::default() });
+        self.round =
+            self.round.take().filter(|round| round.requested_again).map(|_| ProgressRound::default());
         true
     }
 
-    /// Upstream has told everything up to `revision`: to one watch, or to all that it knew when it said so.
-    pub(super) fn progressed(&mut self, id: StreamId, revision: i64, response: Response) {
+    /// Handles upstream's progress up to `revision`: of a single watch, or of all watches registered when the
+    /// member spoke.
+    pub(super) fn progressed(&mut self, id: UpstreamStreamId, revision: i64, response: SplicedWatchResponse) {
         if response.watch_id == NO_WATCH {
             return self.stream_progressed(id, revision);
         }
@@ -158,38 +169,41 @@ impl Hub {
             return;
         };
         let Some(watch) = self.watches.get_mut(key) else { return };
-        let (Some(watch_id), Place::Upstream(_, incarnation)) = (watch.id, &mut watch.place) else { return };
+        let (Some(watch_id), WatchPlacement::Upstream(_, incarnation)) = (watch.id, &mut watch.place) else {
+            return;
+        };
         if incarnation.created.is_none() {
             return;
         }
-        incarnation.heard = true;
+        incarnation.has_messages = true;
         if watch.cursor.progress(revision) && watch.create.progress_notify {
-            self.known.delivered = self.known.delivered.max(revision);
-            self.emit(&Response { watch_id, ..response });
+            self.cluster_view.delivered = self.cluster_view.delivered.max(revision);
+            self.emit(&SplicedWatchResponse { watch_id, ..response });
         }
     }
 
-    /// A member may have spoken before it knew a watch and be heard only after that watch's Created: the two travel on
-    /// different channels inside etcd. So it counts for a watch only where one of these proves the order: the watch
-    /// told something itself; something later than its Created was told on the stream (etcd speaks of revisions in
-    /// order there); or more answers came than there were questions before its create.
-    fn stream_progressed(&mut self, id: StreamId, revision: i64) {
+    /// Applies a stream-wide progress. The client may receive such a progress after a watch's Created
+    /// although the member sent it before the registration: etcd delivers the two on different channels. The
+    /// progress counts for a watch only with proof of the order: the watch received an event or a progress of
+    /// its own; or a revision later than its Created arrived on the stream (etcd sends revisions in order
+    /// there); or more progress answers arrived than were requested before the create.
+    fn stream_progressed(&mut self, id: UpstreamStreamId, revision: i64) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.trusts_progress()) else {
             return;
         };
-        stream.answered += 1;
+        stream.progress_settled += 1;
         for watch in self.watches.values() {
             if let Some((incarnation, created)) = watch.live_on(id)
                 && stream.highest > created
             {
-                // Whatever was asked before its create has been answered, or never will be.
-                stream.answered = stream.answered.max(incarnation.asked_before + 1);
+                // Every progress request sent before the create was answered, or never will be.
+                stream.progress_settled = stream.progress_settled.max(incarnation.asked_before + 1);
             }
         }
         let mut unsure = false;
         for watch in self.watches.values_mut().filter(|watch| watch.id.is_some()) {
             let Some((incarnation, _)) = watch.live_on(id) else { continue };
-            if incarnation.heard || stream.answered > incarnation.asked_before {
+            if incarnation.has_messages || stream.progress_settled > incarnation.asked_before {
                 watch.confirmed = true;
                 watch.cursor.progress(revision);
             } else {
@@ -197,24 +211,26 @@ impl Hub {
             }
         }
         if unsure && self.round.is_some() {
-            // One more answer is one more that came after its create.
-            stream.asked += 1;
-            self.send(id, wire::progress_message());
+            // A further answer will certainly come after the create.
+            stream.progress_requests += 1;
+            self.send(id, watch_messages::progress_message());
         }
     }
 }
 
-impl Stream {
+impl HubStream {
     fn is_restoring(&self) -> bool {
         self.restoring > 0 || !self.waiting.is_empty() || self.checking.is_some()
     }
 }
 
-impl Watch {
-    /// Its incarnation on that stream, and its Created's revision, once that came.
-    fn live_on(&self, stream: StreamId) -> Option<(&Incarnation, i64)> {
+impl HubWatch {
+    /// The watch's registration on the stream, and the Created's revision; `None` before the Created.
+    fn live_on(&self, stream: UpstreamStreamId) -> Option<(&WatchRegistration, i64)> {
         match &self.place {
-            Place::Upstream(at, incarnation) if *at == stream => Some((incarnation, incarnation.created?)),
+            WatchPlacement::Upstream(at, incarnation) if *at == stream => {
+                Some((incarnation, incarnation.created?))
+            }
             _ => None,
         }
     }

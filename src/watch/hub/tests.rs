@@ -1,4 +1,4 @@
-//! The hub's promises, one by one. `tests/watches.md` says which test proves which of them.
+//! Tests of the hub's promises. `tests/watches.md` lists the tests for each promise.
 
 use std::time::Duration;
 
@@ -7,22 +7,26 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use super::{
-    Credential, End, Hub, Input, Loss, MAX_PENDING, MAX_STREAMS, Output, SETTLED, StreamId, Timing, Traits,
-    WatchKey,
+    Hub, HubInput, HubOutput, HubTiming, MAX_PENDING, MAX_STREAMS, SETTLED, StreamCredential, StreamLoss,
+    UpstreamStreamId, WatchKey, WatchStreamEnd, WatchTraits,
 };
 use crate::identity::Revision;
 use crate::pb::etcdserverpb::watch_request::RequestUnion;
 use crate::pb::{etcdserverpb as pb, mvccpb};
 
-const NEW: Traits =
-    Traits { progress_trusted: true, exact_refusals: true, late_created: true, refuses_negative_start: true };
-const MIDDLE: Traits = Traits {
+const NEW: WatchTraits = WatchTraits {
+    progress_trusted: true,
+    exact_refusals: true,
+    late_created: true,
+    refuses_negative_start: true,
+};
+const MIDDLE: WatchTraits = WatchTraits {
     progress_trusted: true,
     exact_refusals: true,
     late_created: false,
     refuses_negative_start: false,
 };
-const OLD: Traits = Traits {
+const OLD: WatchTraits = WatchTraits {
     progress_trusted: false,
     exact_refusals: false,
     late_created: false,
@@ -44,20 +48,22 @@ struct Bench {
     hub: Hub,
     now: Instant,
     cluster: u64,
-    /// What came out of the last input and was not taken.
-    out: Vec<Output>,
+    /// Outputs of the last input, not yet checked.
+    out: Vec<HubOutput>,
 }
 
 impl Bench {
     fn new() -> Self {
         let now = Instant::now();
-        let timing =
-            Timing { idle_progress: Some(Duration::from_secs(40)), progress_grace: Duration::from_secs(1) };
+        let timing = HubTiming {
+            idle_progress: Some(Duration::from_secs(40)),
+            progress_grace: Duration::from_secs(1),
+        };
         Self { hub: Hub::new(now, timing), now, cluster: 7, out: Vec::new() }
     }
 
-    /// With one live watch, id 0 downstream and 1 upstream, from revision 5 on, on stream 1.
-    fn watching(traits: Traits) -> Self {
+    /// A bench with a live watch, id 0 downstream and 1 upstream, from revision 5 on, on stream 1.
+    fn watching(traits: WatchTraits) -> Self {
         let mut bench = Self::new();
         bench.create(watch("a", 5));
         bench.opened(1, traits);
@@ -66,24 +72,24 @@ impl Bench {
         bench
     }
 
-    fn input(&mut self, input: Input) {
+    fn input(&mut self, input: HubInput) {
         assert!(self.out.is_empty(), "not looked at: {:?}", self.out);
         self.hub.handle(self.now, input, &mut self.out);
     }
 
     fn ask(&mut self, request: RequestUnion) {
         let message = pb::WatchRequest { request_union: Some(request) }.encode_to_vec();
-        self.input(Input::Client(message.into()));
+        self.input(HubInput::Client(message.into()));
     }
 
     fn create(&mut self, create: pb::WatchCreateRequest) {
         self.ask(RequestUnion::CreateRequest(create));
-        if let Some(Output::Open { .. }) = self.out.first() {
+        if let Some(HubOutput::Open { .. }) = self.out.first() {
             self.out.remove(0);
         }
     }
 
-    /// Upstream lets the create in that was just sent.
+    /// Upstream accepts the create just sent.
     fn create_and_let_in(&mut self, upstream_id: i64) {
         assert_eq!(self.next_create(1).0, upstream_id);
         self.up(1, created(upstream_id, 4));
@@ -97,9 +103,9 @@ impl Bench {
         self.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {}));
     }
 
-    fn opened(&mut self, stream: u64, traits: Traits) {
-        self.input(Input::Opened { stream: StreamId(stream), traits });
-        self.out.retain(|output| !matches!(output, Output::Send { .. }));
+    fn opened(&mut self, stream: u64, traits: WatchTraits) {
+        self.input(HubInput::Opened { stream: UpstreamStreamId(stream), traits });
+        self.out.retain(|output| !matches!(output, HubOutput::Send { .. }));
     }
 
     fn up(&mut self, stream: u64, mut response: pb::WatchResponse) {
@@ -107,28 +113,28 @@ impl Bench {
             header.cluster_id = self.cluster;
         }
         let message = response.encode_to_vec().into();
-        self.input(Input::Upstream { stream: StreamId(stream), message });
+        self.input(HubInput::Upstream { stream: UpstreamStreamId(stream), message });
     }
 
-    fn lose(&mut self, stream: u64, why: Loss) {
-        self.input(Input::Lost { stream: StreamId(stream), why });
+    fn lose(&mut self, stream: u64, why: StreamLoss) {
+        self.input(HubInput::Lost { stream: UpstreamStreamId(stream), why });
     }
 
     fn checked(&mut self, watch: u64, stream: u64, revision: i64) {
         let header = pb::ResponseHeader { cluster_id: self.cluster, member_id: 2, revision, raft_term: 3 };
         let header = header.encode_to_vec().into();
-        let (watch, stream) = (WatchKey(watch), StreamId(stream));
-        self.input(Input::Checked { watch, stream, header, revision: Revision(revision) });
+        let (watch, stream) = (WatchKey(watch), UpstreamStreamId(stream));
+        self.input(HubInput::Checked { watch, stream, header, revision: Revision(revision) });
     }
 
     fn wait(&mut self, time: Duration) {
         self.now += time;
-        self.input(Input::Tick);
+        self.input(HubInput::Tick);
     }
 
-    /// The one output there is.
+    /// The only output.
     #[track_caller]
-    fn only(&mut self) -> Output {
+    fn only(&mut self) -> HubOutput {
         assert_eq!(self.out.len(), 1, "{:?}", self.out);
         self.out.remove(0)
     }
@@ -136,33 +142,33 @@ impl Bench {
     #[track_caller]
     fn emitted(&mut self) -> pb::WatchResponse {
         match self.only() {
-            Output::Emit(message) => pb::WatchResponse::decode(message).unwrap(),
+            HubOutput::Emit(message) => pb::WatchResponse::decode(message).unwrap(),
             other => panic!("{other:?}"),
         }
     }
 
-    /// The next output, which must be for the client.
+    /// The next output, expected to be for the client.
     #[track_caller]
     fn next_emitted(&mut self) -> pb::WatchResponse {
         match self.out.remove(0) {
-            Output::Emit(message) => pb::WatchResponse::decode(message).unwrap(),
+            HubOutput::Emit(message) => pb::WatchResponse::decode(message).unwrap(),
             other => panic!("{other:?}"),
         }
     }
 
-    /// The next output, which must be a message on that stream.
+    /// The next output, expected to be a message on the given stream.
     #[track_caller]
     fn next_sent(&mut self, on: u64) -> RequestUnion {
         match self.out.remove(0) {
-            Output::Send { stream, message } => {
-                assert_eq!(stream, StreamId(on));
+            HubOutput::Send { stream, message } => {
+                assert_eq!(stream, UpstreamStreamId(on));
                 pb::WatchRequest::decode(message).unwrap().request_union.unwrap()
             }
             other => panic!("{other:?}"),
         }
     }
 
-    /// The next output, which must be a create on that stream: its id and start.
+    /// The next output, expected to be a create on the given stream: returns upstream id and start.
     #[track_caller]
     fn next_create(&mut self, on: u64) -> (i64, i64) {
         match self.next_sent(on) {
@@ -180,9 +186,9 @@ impl Bench {
     }
 
     #[track_caller]
-    fn next_open(&mut self) -> (u64, Credential, u32) {
+    fn next_open(&mut self) -> (u64, StreamCredential, u32) {
         match self.out.remove(0) {
-            Output::Open { stream, credential, attempt, .. } => (stream.0, credential, attempt),
+            HubOutput::Open { stream, credential, attempt, .. } => (stream.0, credential, attempt),
             other => panic!("{other:?}"),
         }
     }
@@ -192,12 +198,12 @@ impl Bench {
         assert!(self.out.is_empty(), "{:?}", self.out);
     }
 
-    /// Resumes everything of a lost stream on the next one.
-    fn resumed(&mut self, lost: u64, next: u64, traits: Traits) {
-        self.lose(lost, Loss::Upstream);
+    /// Resumes all watches of a lost stream on the next stream.
+    fn resumed(&mut self, lost: u64, next: u64, traits: WatchTraits) {
+        self.lose(lost, StreamLoss::Upstream);
         assert_eq!(self.next_open().0, next);
         self.nothing();
-        self.input(Input::Opened { stream: StreamId(next), traits });
+        self.input(HubInput::Opened { stream: UpstreamStreamId(next), traits });
     }
 }
 

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
-use keyward::tasks::{Owned, Tasks};
+use keyward::tasks::{TaskHandle, Tasks};
 use tokio::net::UdpSocket;
 
 /// What a name leads to.
@@ -28,7 +28,7 @@ pub(crate) struct Dns {
     records: Rc<RefCell<Vec<(String, Record)>>>,
     fails: Rc<Cell<bool>>,
     questions: Rc<Cell<usize>>,
-    _serving: Owned,
+    _serving: TaskHandle,
 }
 
 impl Dns {

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use keyward::tasks::{Owned, Tasks};
+use keyward::tasks::{TaskHandle, Tasks};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,7 +25,7 @@ pub(crate) struct Relay {
     /// Where it listens.
     pub(crate) address: SocketAddr,
     state: Rc<State>,
-    _accepting: Owned,
+    _accepting: TaskHandle,
 }
 
 struct State {
@@ -42,7 +42,7 @@ struct State {
     accepted: Cell<usize>,
     /// Held by each connection while it lives.
     live: Rc<()>,
-    connections: RefCell<Vec<Owned>>,
+    connections: RefCell<Vec<TaskHandle>>,
 }
 
 impl Relay {

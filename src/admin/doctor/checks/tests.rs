@@ -1,4 +1,4 @@
-//! Each check, on facts that are well but for what it looks for.
+//! Each check against healthy inputs with one fault.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -10,41 +10,41 @@ use super::*;
 use crate::config::Endpoint;
 use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
-use crate::upstream::membership::{Absent, Foreign, Peering};
+use crate::upstream::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
+use crate::upstream::store_status::StoreStatus;
 use crate::upstream::version::Version;
-use crate::upstream::vitals::Vitals;
 
 /// 2030-01-01.
 static NOW: LazyLock<SystemTime> =
     LazyLock::new(|| SystemTime::UNIX_EPOCH + Duration::from_secs(1_893_456_000));
 const MIB: u64 = 1 << 20;
 
-/// A cluster of three, and a Keyward that is set up as it should be.
+/// A healthy cluster of three members and a complete Keyward configuration.
 struct Scene {
     folder: tempfile::TempDir,
     lines: String,
     waiting: Vec<&'static str>,
     members: Membership,
-    auth: Auth,
-    examined: Vec<(MemberId, Option<Examined>)>,
+    auth: AuthSetting,
+    examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
     revocations_known: bool,
     root_holders: RootHolders,
-    connections: Occupancy,
+    connections: ConnectionOccupancy,
 }
 
 fn member(id: u64) -> Member {
-    let vitals = Vitals {
+    let vitals = StoreStatus {
         db_size: 10 * MIB,
         db_in_use: 9 * MIB,
         raft_index: 1000,
         applied: 1000,
-        ..Vitals::default()
+        ..StoreStatus::default()
     };
     Member {
         id: MemberId(id),
         name: format!("m{id}").into(),
         endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 2379 },
-        at: None,
+        resolved_ip: None,
         role: Role::Voter,
         version: Version::parse("3.5.1").ok(),
         readiness: Readiness::Ready,
@@ -62,14 +62,14 @@ impl Scene {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("session.key"), "0123456789abcdef".repeat(4)).unwrap();
         std::fs::write(folder.path().join("password"), "secret").unwrap();
-        let known = Examined {
+        let known = MemberHealthFigures {
             quota: Some(100 * MIB),
             revision: Some(5000),
             compacted: Some(4000),
             clock: Some((*NOW, *NOW)),
-            ..Examined::default()
+            ..MemberHealthFigures::default()
         };
-        let peering = |id| Peering { member: MemberId(id), name: "m".into(), urls: Arc::default() };
+        let peering = |id| MemberPeerUrls { member: MemberId(id), name: "m".into(), urls: Arc::default() };
         let members = Membership {
             cluster: Some(ClusterId(0xc1)),
             leader: Some(MemberId(1)),
@@ -84,15 +84,15 @@ impl Scene {
                 .to_owned(),
             waiting: Vec::new(),
             members,
-            auth: Auth::On,
+            auth: AuthSetting::On,
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
             revocations_known: true,
             root_holders: RootHolders::default(),
-            connections: Occupancy { open: 100, ..Occupancy::default() },
+            connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
         }
     }
 
-    /// Another third member.
+    /// Replaces the third member.
     fn third(mut self, change: impl FnOnce(&mut Member)) -> Self {
         let mut third = member(3);
         change(&mut third);
@@ -100,15 +100,15 @@ impl Scene {
         self
     }
 
-    /// The same of what it last said.
-    fn third_says(self, change: impl FnOnce(&mut Vitals)) -> Self {
-        let mut vitals = Vitals::clone(member(3).vitals.as_ref().unwrap());
+    /// Changes the last Status of the third member.
+    fn third_says(self, change: impl FnOnce(&mut StoreStatus)) -> Self {
+        let mut vitals = StoreStatus::clone(member(3).vitals.as_ref().unwrap());
         change(&mut vitals);
         self.third(|member| member.vitals = Some(Arc::new(vitals)))
     }
 
-    /// What all told who were asked.
-    fn told(mut self, change: impl Fn(&mut Examined)) -> Self {
+    /// Changes the unauthenticated answers of all members.
+    fn told(mut self, change: impl Fn(&mut MemberHealthFigures)) -> Self {
         self.examined.iter_mut().filter_map(|(_, told)| told.as_mut()).for_each(change);
         self
     }
@@ -118,16 +118,17 @@ impl Scene {
         self
     }
 
-    fn report(&self) -> Report {
+    fn report(&self) -> DoctorReport {
         let path = self.folder.path().join("keyward.toml");
         let text = format!(
-            "{}listener = [{{ name = 'a', address = '127.0.0.1:1'{} }}]\ncluster.endpoints = ['http://127.0.0.1:2379']\n",
+            "{}listener = [{{ name = 'a', address = '127.0.0.1:1'{} }}]\n\
+             cluster.endpoints = ['http://127.0.0.1:2379']\n",
             self.lines,
             tls(self.folder.path())
         );
         std::fs::write(&path, text).unwrap();
         let (config, _) = crate::config::load(&path).unwrap();
-        Facts {
+        DoctorInputs {
             now: *NOW,
             config: &config,
             waiting: &self.waiting,
@@ -141,7 +142,7 @@ impl Scene {
         .report()
     }
 
-    /// Exactly these are found, and all could be looked at; hands on what is said.
+    /// Asserts exactly the `wanted` findings and no unreadable input; returns the printed report.
     fn finds(&self, wanted: &[(Severity, &str)]) -> String {
         let report = self.report();
         let found: Vec<_> = report.findings.iter().map(|one| (one.severity, &*one.check)).collect();
@@ -153,7 +154,7 @@ impl Scene {
     }
 }
 
-/// The listener's TLS, where the folder has a certificate.
+/// TLS of the listener, if the folder holds a certificate.
 fn tls(folder: &Path) -> &'static str {
     if folder.join("a.crt").exists() { ", tls = { cert = 'a.crt', key = 'a.key' }" } else { "" }
 }
@@ -167,13 +168,17 @@ fn nothing_is_found_where_all_is_well() {
 
 #[test]
 fn connections_that_find_no_room() {
-    let with = |occupancy: Occupancy| Scene::new().with(|scene| scene.connections = occupancy);
+    let with = |occupancy: ConnectionOccupancy| Scene::new().with(|scene| scene.connections = occupancy);
     let address = ClientAddress::of([10, 0, 0, 1].into());
-    let said = with(Occupancy { open: 9_000, most: Some((address, 8_000)), ..Occupancy::default() })
-        .finds(&[(Warning, "connections_full")]);
+    let said = with(ConnectionOccupancy {
+        open: 9_000,
+        most: Some((address, 8_000)),
+        ..ConnectionOccupancy::default()
+    })
+    .finds(&[(Warning, "connections_full")]);
     assert!(said.contains("9000 of 10000") && said.contains("8000, are of 10.0.0.1:"), "{said}");
     let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-    let said = with(Occupancy {
+    let said = with(ConnectionOccupancy {
         open: 4_000,
         most: None,
         full: Some(minutes(1)),
@@ -183,7 +188,7 @@ fn connections_that_find_no_room() {
     assert!(said.contains("60 s ago there was no room"), "{said}");
     assert!(said.contains("10.0.0.1: 120 s ago") && said.contains("all the 5000"), "{said}");
     let long_ago = Some(minutes(10));
-    with(Occupancy {
+    with(ConnectionOccupancy {
         open: 8_999,
         most: None,
         full: long_ago,
@@ -206,7 +211,7 @@ fn a_cluster_that_does_not_serve() {
     let scene = Scene::new().with(|scene| {
         scene.members.leader = None;
         for (at, place) in scene.members.members.iter_mut().enumerate() {
-            let reason = if at == 0 { Reason::NoLeader } else { Reason::Unreachable };
+            let reason = if at == 0 { UnreadyReason::NoLeader } else { UnreadyReason::Unreachable };
             *place = Arc::new(Member { readiness: Readiness::NotReady(reason), ..Member::clone(place) });
         }
     });
@@ -217,7 +222,7 @@ fn a_cluster_that_does_not_serve() {
         (Error, "quorum_lost"),
     ];
     assert!(scene.finds(&found).contains("etcdctl snapshot save"));
-    let foreign = Foreign { endpoint: member(9).endpoint, cluster: ClusterId(0xbad) };
+    let foreign = ForeignAddress { endpoint: member(9).endpoint, cluster: ClusterId(0xbad) };
     let scene = Scene::new().with(|scene| scene.members.foreign.push(foreign));
     assert!(scene.finds(&[(Error, "foreign_cluster")]).contains("cluster.endpoints"));
 }
@@ -225,10 +230,10 @@ fn a_cluster_that_does_not_serve() {
 #[test]
 fn a_member_that_does_not_serve() {
     for (reason, severity, check) in [
-        (Reason::Unreachable, Error, "member_unreachable"),
-        (Reason::NoLeader, Error, "member_without_leader"),
-        (Reason::UnverifiedCluster, Error, "cluster_unverified"),
-        (Reason::Unlisted, Warning, "member_unlisted"),
+        (UnreadyReason::Unreachable, Error, "member_unreachable"),
+        (UnreadyReason::NoLeader, Error, "member_without_leader"),
+        (UnreadyReason::UnverifiedCluster, Error, "cluster_unverified"),
+        (UnreadyReason::Unlisted, Warning, "member_unlisted"),
     ] {
         let scene = Scene::new().third(|member| member.readiness = Readiness::NotReady(reason));
         assert!(scene.finds(&[(severity, check)]).contains("m3 (3)"));
@@ -238,10 +243,10 @@ fn a_member_that_does_not_serve() {
 #[test]
 fn members_without_an_address() {
     for (why, severity, check) in [
-        (Absence::Unstarted, Warning, "member_unstarted"),
-        (Absence::NoUsableUrl, Error, "member_without_address"),
+        (AbsenceReason::Unstarted, Warning, "member_unstarted"),
+        (AbsenceReason::NoUsableUrl, Error, "member_without_address"),
     ] {
-        let absent = Absent { id: MemberId(0xab), name: "".into(), why };
+        let absent = AbsentMember { id: MemberId(0xab), name: "".into(), why };
         let scene = Scene::new().with(|scene| scene.members.absent.push(absent));
         assert!(scene.finds(&[(severity, check)]).contains("ab"));
     }
@@ -253,16 +258,16 @@ fn a_learner_that_could_be_promoted_and_one_that_is_behind() {
         let scene = Scene::new().third_says(|vitals| vitals.applied = applied);
         let vitals = scene.members.members[2].vitals.clone();
         scene.third(|member| {
-            (member.role, member.readiness) = (Role::Learner, Readiness::NotReady(Reason::Learner));
+            (member.role, member.readiness) = (Role::Learner, Readiness::NotReady(UnreadyReason::Learner));
             member.vitals = vitals;
         })
     };
     assert!(learner(901).finds(&[(Warning, "learner")]).contains("etcdctl member promote 3"));
     assert!(learner(900).finds(&[(Warning, "learner")]).contains("100 entries behind"));
-    // With auth on it says nothing of itself, nor of which cluster it is.
+    // With auth on, a learner discloses neither its Status nor its cluster id.
     let silent = Scene::new().third(|member| {
         (member.role, member.vitals) = (Role::Learner, None);
-        member.readiness = Readiness::NotReady(Reason::UnverifiedCluster);
+        member.readiness = Readiness::NotReady(UnreadyReason::UnverifiedCluster);
     });
     silent.finds(&[(Warning, "learner")]);
 }
@@ -278,7 +283,7 @@ fn alarms_told_by_status_or_by_health() {
         });
         scene.finds(&[(Error, check)]);
     }
-    // 3.4 gives no reason.
+    // etcd 3.4 reports no reason in `/health`.
     let scene =
         Scene::new().with(|scene| scene.examined[2].1.as_mut().unwrap().unhealthy = Some(String::new()));
     scene.finds(&[(Error, "unhealthy")]);
@@ -291,7 +296,7 @@ fn a_database_near_its_quota() {
     filled(80 * MIB - 1, 70 * MIB).finds(&[]);
     assert!(filled(80 * MIB, 70 * MIB).finds(&[(Warning, "db_quota")]).contains("quota-backend-bytes"));
     assert!(filled(95 * MIB, 10 * MIB).finds(&[(Error, "db_quota")]).contains("defrag"));
-    // 3.6 tells the quota itself, which counts.
+    // etcd 3.6 reports the quota in Status; this value wins over `/metrics`.
     let scene = Scene::new().third_says(|vitals| vitals.db_quota = Some(11 * MIB));
     scene.finds(&[(Warning, "db_quota")]);
 }
@@ -319,7 +324,7 @@ fn a_log_that_is_behind() {
     scene(1000 + LAG, 1000 + LAG - UNAPPLIED).finds(&[]);
     scene(1000 + LAG, 999 + LAG - UNAPPLIED).finds(&[(Error, "apply_lag")]);
     scene(1000 + LAG, 1000 + LAG).finds(&[]);
-    // The two others are behind it.
+    // The first and second member lag behind the third.
     let said = scene(1001 + LAG, 1001 + LAG).finds(&[(Warning, "raft_lag"), (Warning, "raft_lag")]);
     assert!(said.contains("m1 (1): it has 10001 entries"), "{said}");
 }
@@ -356,7 +361,7 @@ fn clocks_that_are_apart() {
 
 #[test]
 fn what_is_open_or_would_be_lost() {
-    let off = Scene::new().with(|scene| scene.auth = Auth::Off);
+    let off = Scene::new().with(|scene| scene.auth = AuthSetting::Off);
     off.finds(&[(Warning, "auth_off"), (Warning, "revocation_open")]);
     let keys = "session.key_files = ['session.key']\n";
     let probe =
@@ -407,7 +412,7 @@ fn certificates_that_end() {
 fn what_could_not_be_looked_at_is_said() {
     let scene = Scene::new().third(|member| member.vitals = None).with(|scene| {
         scene.examined[2].1 = None;
-        scene.auth = Auth::Unknown;
+        scene.auth = AuthSetting::Unknown;
     });
     let report = scene.report();
     assert_eq!((report.findings.len(), report.unseen.len()), (0, 3), "{report}");

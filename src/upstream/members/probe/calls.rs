@@ -1,7 +1,7 @@
-//! The calls of a probe, and what etcd's answers and refusals mean.
+//! The calls of a probe, and the meaning of etcd's answers and refusals.
 //!
-//! Owns: each request, and reading its answer. Must not know: in which order they are made, what was heard before.
-//! Invariant: none of them writes.
+//! Owns: each request, and reading its answer. Must not know: the order of the calls, earlier answers.
+//! Invariant: no call writes.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tonic::metadata::{AsciiMetadataValue, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
-use super::{Refusal, Silence};
+use super::{ProbeFailure, ProbeRefusal};
 use crate::identity::{ClusterId, MemberId};
 use crate::pb::etcdserverpb::cluster_client::ClusterClient;
 use crate::pb::etcdserverpb::kv_client::KvClient;
@@ -26,12 +26,12 @@ use crate::pb::etcdserverpb::{
     MemberListRequest, MemberListResponse, RangeRequest, RangeResponse, ResponseHeader, StatusRequest,
     StatusResponse, WatchCreateRequest, WatchRequest,
 };
-use crate::upstream::members::census::{Answer, Listed, Sight};
+use crate::upstream::members::census::{LeaderView, ListedMember, MemberProbeAnswer};
 use crate::upstream::membership::Role;
+use crate::upstream::store_status::StoreStatus;
 use crate::upstream::version::Version;
-use crate::upstream::vitals::Vitals;
 
-/// Members of a list. Real clusters have at most some nine.
+/// Maximum length of a member list. Real clusters have at most some nine members.
 const LISTED: usize = 64;
 
 pub(super) async fn status(
@@ -59,8 +59,8 @@ pub(super) async fn member_list_with_leader(
     ClusterClient::new(channel).member_list(request).await
 }
 
-/// The cheapest read: a count of one key of the member's own store. Never with a token.
-pub(super) async fn peek(channel: Channel) -> Result<Response<RangeResponse>, Status> {
+/// The cheapest read: counts one key in the member's own store. Must be called without a token.
+pub(super) async fn count_one_key(channel: Channel) -> Result<Response<RangeResponse>, Status> {
     let request = Request::new(RangeRequest {
         key: b"\0".as_slice().into(),
         limit: 1,
@@ -71,13 +71,15 @@ pub(super) async fn peek(channel: Channel) -> Result<Response<RangeResponse>, St
     KvClient::new(channel).range(request).await
 }
 
-/// What every version tells to anybody: the answer that refuses a watch for want of a user has a header. Where it is allowed
-/// instead, by a certificate or since auth is off, the watch ends with its stream. Never with a token. No empty transaction, though
-/// that is answered too: at a member that is out of space it raises the alarm.
+/// Reads the response header of a refused watch: in every version, the answer refusing a watch without a user
+/// has a header. If the watch is allowed, by a certificate or because auth is off, the watch ends with the
+/// stream. Must be called without a token. An empty Txn would also return a header, but raises the alarm at a
+/// member without free space.
 pub(super) async fn header_of_a_watch(channel: Channel) -> Option<ResponseHeader> {
     let create = WatchCreateRequest { key: b"\0".as_slice().into(), ..WatchCreateRequest::default() };
     let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    // The requests end with this function, also where it is given up: a stream whose requests do not end keeps its connection open.
+    // The request stream ends with this function, even if the function is cancelled: an unfinished request
+    // stream would keep its connection open.
     let (open, closed) = oneshot::channel::<()>();
     let end = stream::once(closed).filter_map(async |_| None);
     let requests = stream::iter([create]).chain(end);
@@ -95,9 +97,9 @@ pub(super) fn with_token<T>(message: T, token: Option<AsciiMetadataValue>) -> Re
     request
 }
 
-/// What a call without a result means.
+/// The meaning of a call without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum ProbeCallError {
     BadToken,
     NoUser,
     Denied,
@@ -110,33 +112,33 @@ pub(super) enum Heard {
 pub(super) async fn limited<T>(
     limit: Duration,
     call: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<T, Heard> {
+) -> Result<T, ProbeCallError> {
     match timeout(limit, call).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(heard(&status)),
-        Err(_) => Err(Heard::Late),
+        Err(_) => Err(ProbeCallError::Late),
     }
 }
 
-/// By etcd's texts (rpctypes/error.go, and auth/store.go where a version passes them on raw).
-pub(super) fn heard(status: &Status) -> Heard {
+/// Maps etcd's error texts (rpctypes/error.go, and auth/store.go in versions returning raw errors).
+pub(super) fn heard(status: &Status) -> ProbeCallError {
     match status.message() {
-        "etcdserver: user name is empty" | "auth: user name is empty" => Heard::NoUser,
+        "etcdserver: user name is empty" | "auth: user name is empty" => ProbeCallError::NoUser,
         "etcdserver: invalid auth token"
         | "auth: invalid auth token"
         | "etcdserver: revision of auth store is old"
-        | "auth: revision in header is old" => Heard::BadToken,
+        | "auth: revision in header is old" => ProbeCallError::BadToken,
         "etcdserver: permission denied"
         | "auth: permission denied"
         | "etcdserver: user name not found"
-        | "auth: user not found" => Heard::Denied,
-        "etcdserver: rpc not supported for learner" => Heard::Learner,
-        "etcdserver: no leader" => Heard::NoLeader,
-        _ => Heard::Gone,
+        | "auth: user not found" => ProbeCallError::Denied,
+        "etcdserver: rpc not supported for learner" => ProbeCallError::Learner,
+        "etcdserver: no leader" => ProbeCallError::NoLeader,
+        _ => ProbeCallError::Gone,
     }
 }
 
-/// Whether etcd said no to this name and password (and so has auth on).
+/// True if etcd refused this name and password, which also proves that auth is on.
 pub(super) fn is_refused_login(status: &Status) -> bool {
     matches!(
         (status.code(), status.message()),
@@ -145,44 +147,49 @@ pub(super) fn is_refused_login(status: &Status) -> bool {
     )
 }
 
-pub(super) fn told_by_status(status: &StatusResponse, took: Duration) -> Option<Answer> {
+pub(super) fn told_by_status(status: &StatusResponse, took: Duration) -> Option<MemberProbeAnswer> {
     let header = status.header.as_ref()?;
-    Some(Answer {
+    Some(MemberProbeAnswer {
         member: MemberId(header.member_id),
         cluster: Some(ClusterId(header.cluster_id)),
         version: Version::parse(&status.version).ok(),
         role: role(status.is_learner),
-        leader: if status.leader == 0 { Sight::Nobody } else { Sight::Member(MemberId(status.leader)) },
+        leader: if status.leader == 0 {
+            LeaderView::Nobody
+        } else {
+            LeaderView::Member(MemberId(status.leader))
+        },
         term: status.raft_term,
-        vitals: Some(Arc::new(Vitals::read(status, took))),
+        vitals: Some(Arc::new(StoreStatus::read(status, took))),
     })
 }
 
-/// Whether a member is in the list that it gives itself. Without a header it cannot be told who gave it.
+/// True if a member is in its own member list. A list without a header does not identify its sender, and is
+/// accepted.
 pub(super) fn is_in_its_list(list: &MemberListResponse) -> bool {
     list.header.as_ref().is_none_or(|header| list.members.iter().any(|member| member.id == header.member_id))
 }
 
-/// What a member list alone tells of who gave it: nothing that would let it take traffic.
-pub(super) fn told_by_list(list: &MemberListResponse) -> Option<Answer> {
+/// The answer derived from a member list alone; never enough for the member to become ready.
+pub(super) fn told_by_list(list: &MemberListResponse) -> Option<MemberProbeAnswer> {
     let header = list.header.as_ref()?;
-    Some(Answer {
+    Some(MemberProbeAnswer {
         member: MemberId(header.member_id),
         cluster: Some(ClusterId(header.cluster_id)),
         version: None,
         role: Role::Voter,
-        leader: Sight::Nobody,
+        leader: LeaderView::Nobody,
         term: header.raft_term,
         vitals: None,
     })
 }
 
-/// A list that is longer than any real one is none.
-pub(super) fn listed(list: &MemberListResponse) -> Result<Vec<Listed>, Refusal> {
+/// Converts a member list. A list longer than any real list is refused.
+pub(super) fn listed(list: &MemberListResponse) -> Result<Vec<ListedMember>, ProbeRefusal> {
     if list.members.len() > LISTED {
-        return Err(Refusal::Silent(Silence::Gone));
+        return Err(ProbeRefusal::Silent(ProbeFailure::Gone));
     }
-    let members = list.members.iter().map(|member| Listed {
+    let members = list.members.iter().map(|member| ListedMember {
         id: MemberId(member.id),
         name: member.name.as_str().into(),
         role: role(member.is_learner),

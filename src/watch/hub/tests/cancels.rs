@@ -1,4 +1,4 @@
-//! Cancels: acknowledged once, and nothing of the watch after it.
+//! Cancels: acknowledged once, and no message of the watch afterwards.
 
 use super::*;
 
@@ -7,13 +7,13 @@ fn a_cancel_is_acknowledged_at_once_even_during_an_outage() {
     let mut bench = Bench::watching(MIDDLE);
     bench.up(1, events(1, 6, &[6]));
     bench.out.clear();
-    bench.lose(1, Loss::Upstream);
+    bench.lose(1, StreamLoss::Upstream);
     bench.out.clear();
     bench.cancel(0);
     let ack = bench.next_emitted();
     assert_eq!((ack.watch_id, ack.canceled, ack.created), (0, true, false));
     assert_eq!((ack.cancel_reason.as_str(), header_revision(&ack)), ("", 6));
-    assert!(matches!(bench.only(), Output::Close { stream: StreamId(2) }), "nothing is resumed");
+    assert!(matches!(bench.only(), HubOutput::Close { stream: UpstreamStreamId(2) }), "nothing is resumed");
 }
 
 #[test]
@@ -79,7 +79,8 @@ fn a_cancel_waits_behind_a_create_that_claims_its_id() {
     assert_eq!((ack.watch_id, ack.created, ack.canceled), (9, false, true));
 }
 
-/// A header that runs ahead would anchor the next watch "from now" there: it would miss what comes before.
+/// A header ahead of the cluster would be the start of the client's next watch "from now": earlier events
+/// would be missed.
 #[test]
 fn the_end_of_a_watch_from_the_future_tells_no_revision_that_is_not_there() {
     let mut bench = Bench::watching(MIDDLE);
@@ -87,7 +88,7 @@ fn the_end_of_a_watch_from_the_future_tells_no_revision_that_is_not_there() {
         bench.create(watch("b", 1_000));
         bench.create_and_let_in(upstream_id);
         bench.out.clear();
-        assert!(bench.hub.told.contains_key(&id));
+        assert!(bench.hub.client_ids.contains_key(&id));
     }
     bench.cancel(1);
     assert_eq!(bench.next_cancel(1), 2);
@@ -101,7 +102,7 @@ fn the_end_of_a_watch_from_the_future_tells_no_revision_that_is_not_there() {
     assert_eq!((told.watch_id, told.canceled, header_revision(&told)), (2, true, 4));
 }
 
-/// A cancel that is on the way when its watch is denied means that watch, whatever came after it.
+/// A cancel on its way when the watch is denied means the denied watch, not a later one.
 #[test]
 fn the_id_of_a_watch_that_was_denied_is_not_given_again() {
     let mut bench = Bench::watching(MIDDLE);
@@ -119,7 +120,7 @@ fn the_id_of_a_watch_that_was_denied_is_not_given_again() {
     assert_eq!(bench.emitted().watch_id, 2);
     bench.cancel(1);
     bench.nothing();
-    // Who chooses it has it.
+    // A client choosing the id gets the id.
     bench.create(pb::WatchCreateRequest { watch_id: 1, ..watch("b", 5) });
     bench.out.clear();
     bench.up(2, created(6, 4));

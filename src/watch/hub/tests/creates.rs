@@ -1,16 +1,16 @@
-//! Creates: one Created for each, in request order; where "from now" is; ids; refusals.
+//! Creates: one Created each, in request order; the start of "from now"; ids; refusals.
 
 use super::*;
 
-/// It is in sync at once, wherever it is, and begins where Created says it does: an event that a new member (V5) gives it from between
-/// the registration and its answer is not told.
+/// The watch is in sync at once on any member and begins at the revision of Created: events sent by a new
+/// member (3.4.38, 3.5.22, 3.6.2 and later) from between registration and Created are not told.
 #[test]
 fn from_now_is_sent_as_it_is_and_begins_where_created_says() {
     for (traits, resumes_at) in [(NEW, 15), (MIDDLE, 16), (OLD, 16)] {
         let mut bench = Bench::new();
         bench.create(watch("a", 0));
         bench.nothing();
-        bench.input(Input::Opened { stream: StreamId(1), traits });
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(1), traits });
         assert_eq!(bench.next_create(1), (1, 0));
         bench.nothing();
         bench.up(1, created(1, 15));
@@ -32,8 +32,8 @@ fn from_now_is_sent_as_it_is_and_begins_where_created_says() {
     }
 }
 
-/// Writes wait until it is registered, and go on then: what they do must not be missed, though its stream is lost before its
-/// Created could be told.
+/// Writes wait for the registration and go on afterwards: their events must not be missed, even if the stream
+/// is lost before the Created was told.
 #[test]
 fn from_now_keeps_its_beginning_from_its_registration_on() {
     for (traits, start) in [(NEW, 15), (MIDDLE, 16)] {
@@ -48,8 +48,8 @@ fn from_now_keeps_its_beginning_from_its_registration_on() {
         bench.up(1, created(2, 15));
         bench.nothing();
         assert!(!bench.hub.is_unregistered(key), "its answer waits for its turn");
-        bench.lose(1, Loss::Upstream);
-        bench.input(Input::Opened { stream: StreamId(2), traits });
+        bench.lose(1, StreamLoss::Upstream);
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits });
         assert_eq!((bench.next_create(2), bench.next_create(2)), ((3, 5), (4, start)));
         bench.nothing();
         bench.up(2, created(3, 30));
@@ -61,32 +61,32 @@ fn from_now_keeps_its_beginning_from_its_registration_on() {
     }
 }
 
-/// A write of its client went upstream before it was registered: it begins before that write.
+/// A write of the client went upstream before the registration: the watch begins before the write.
 #[test]
 fn from_now_that_was_overtaken_begins_before_what_overtook_it() {
     for (traits, start) in [(NEW, 12), (MIDDLE, 13)] {
-        // Before it was sent.
+        // Overtaken before the create was sent.
         let mut bench = Bench::new();
         bench.create(watch("a", 0));
-        bench.hub.overtaken(bench.hub.newest(), Revision(12));
-        bench.hub.overtaken(bench.hub.newest(), Revision(14));
-        bench.input(Input::Opened { stream: StreamId(1), traits });
+        bench.hub.note_overtaking_write(bench.hub.newest(), Revision(12));
+        bench.hub.note_overtaking_write(bench.hub.newest(), Revision(14));
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(1), traits });
         assert_eq!(bench.next_create(1), (1, start));
         bench.up(1, created(1, 15));
         assert_eq!(header_revision(&bench.emitted()), 12);
         bench.up(1, events(1, 15, &[12, 13]));
         assert_eq!(revisions(&bench.emitted()), [13]);
-        // After it was sent: registered too late, or early enough.
+        // Overtaken after the create was sent: registered too late (15), or early enough.
         for created_at in [15, 12, 11] {
             let mut bench = Bench::new();
             bench.create(watch("a", 0));
             bench.opened(1, traits);
-            bench.hub.overtaken(bench.hub.newest(), Revision(12));
+            bench.hub.note_overtaking_write(bench.hub.newest(), Revision(12));
             bench.up(1, created(1, created_at));
             if created_at == 11 {
-                // The member knows less than the cluster has reached.
+                // The member's revision is below the cluster's.
                 assert_eq!(bench.next_cancel(1), 1);
-                assert!(matches!(bench.only(), Output::Check { .. }));
+                assert!(matches!(bench.only(), HubOutput::Check { .. }));
                 bench.checked(1, 1, 20);
                 assert_eq!(bench.next_create(1), (2, start));
                 bench.up(1, created(2, 20));
@@ -100,27 +100,29 @@ fn from_now_that_was_overtaken_begins_before_what_overtook_it() {
     }
 }
 
-/// Its client was shown more than the revision at which the write went ahead: nothing of before is told.
+/// The client was shown a higher revision than the one known when the write went ahead: no earlier events are
+/// told.
 #[test]
 fn from_now_that_was_overtaken_is_not_before_what_its_client_was_shown() {
     let mut bench = Bench::new();
-    bench.hub.was_shown(None, Revision(14));
+    bench.hub.raise_shown_revision(None, Revision(14));
     bench.create(watch("a", 0));
     for unknown in [0, 12] {
-        bench.hub.overtaken(bench.hub.newest(), Revision(unknown));
+        bench.hub.note_overtaking_write(bench.hub.newest(), Revision(unknown));
     }
-    bench.input(Input::Opened { stream: StreamId(1), traits: MIDDLE });
+    bench.input(HubInput::Opened { stream: UpstreamStreamId(1), traits: MIDDLE });
     assert_eq!(bench.next_create(1), (1, 15));
 }
 
-/// An old member lets a negative start in, and then skips what its other watches wait for (V8). It is asked for a harmless
-/// one, and the client is answered as newer members do.
+/// Old members (before 3.4.38, 3.5.24, 3.6.6) accept a negative start and then skip events of other watches.
+/// The hub sends a harmless start instead, and answers the client as newer members do. See
+/// `docs/etcd-facts.md#v8`.
 #[test]
 fn a_negative_start_never_reaches_a_member_that_would_let_it_in() {
     for traits in [MIDDLE, OLD] {
         let mut bench = Bench::new();
         bench.create(watch("a", -1));
-        bench.input(Input::Opened { stream: StreamId(1), traits });
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(1), traits });
         let (id, start) = bench.next_create(1);
         assert!(id == 1 && start > 1 << 60, "from the future");
         bench.up(1, created(1, 20));
@@ -129,33 +131,34 @@ fn a_negative_start_never_reaches_a_member_that_would_let_it_in() {
         assert_eq!((told.watch_id, told.created, told.canceled), (-1, true, true));
         assert_eq!(told.cancel_reason, "etcdserver: mvcc: required revision has been compacted");
         assert_eq!((told.compact_revision, header_revision(&told)), (0, 20));
-        assert!(matches!(bench.only(), Output::Close { .. }), "nothing else is said, up or down");
+        assert!(matches!(bench.only(), HubOutput::Close { .. }), "nothing else is said, up or down");
     }
 }
 
-/// Who may not read is refused by the member in its own words, as to any watch.
+/// The member refuses a client without permission in its own words, as for any watch.
 #[test]
 fn a_negative_start_of_one_who_may_not_watch_is_denied() {
     let mut bench = Bench::new();
     bench.create(watch("a", -1));
-    bench.input(Input::Opened { stream: StreamId(1), traits: MIDDLE });
+    bench.input(HubInput::Opened { stream: UpstreamStreamId(1), traits: MIDDLE });
     bench.out.clear();
     bench.up(1, refused(-1, DENIED));
     assert_eq!(bench.next_emitted().cancel_reason, DENIED);
 }
 
-/// The connection's Put was answered by another member: what it wrote is not to come as an event of a later watch.
+/// Another member answered a Put of the connection: the written key must not arrive as an event of a later
+/// watch.
 #[test]
 fn from_now_is_not_before_what_another_call_was_shown() {
     for traits in [NEW, MIDDLE, OLD] {
         let mut bench = Bench::new();
-        bench.hub.was_shown(None, Revision(100));
+        bench.hub.raise_shown_revision(None, Revision(100));
         bench.create(watch("a", 0));
         bench.opened(1, traits);
         bench.out.clear();
         bench.up(1, created(1, 95));
         assert_eq!(bench.next_cancel(1), 1);
-        assert!(matches!(bench.only(), Output::Check { .. }));
+        assert!(matches!(bench.only(), HubOutput::Check { .. }));
         bench.checked(1, 1, 101);
         assert_eq!(bench.next_create(1), (2, 0));
         bench.nothing();
@@ -167,12 +170,12 @@ fn from_now_is_not_before_what_another_call_was_shown() {
 #[test]
 fn created_of_a_watch_from_the_past_does_not_go_back_behind_another_call() {
     let mut bench = Bench::new();
-    bench.hub.was_shown(None, Revision(100));
+    bench.hub.raise_shown_revision(None, Revision(100));
     bench.create(watch("a", 5));
     bench.opened(1, MIDDLE);
     bench.out.clear();
     bench.up(1, created(1, 95));
-    assert!(matches!(bench.out.remove(0), Output::Check { .. }));
+    assert!(matches!(bench.out.remove(0), HubOutput::Check { .. }));
     assert_eq!(header_revision(&bench.emitted()), 100);
 }
 
@@ -180,10 +183,10 @@ fn created_of_a_watch_from_the_past_does_not_go_back_behind_another_call() {
 fn odd_starts_reach_etcd_as_they_are() {
     let mut bench = Bench::new();
     bench.create(watch("a", -3));
-    bench.input(Input::Opened { stream: StreamId(1), traits: NEW });
+    bench.input(HubInput::Opened { stream: UpstreamStreamId(1), traits: NEW });
     assert_eq!(bench.next_create(1), (1, -3));
     bench.up(1, refused(-1, "etcdserver: mvcc: required revision has been compacted"));
-    let Output::Emit(message) = bench.out.remove(0) else { panic!() };
+    let HubOutput::Emit(message) = bench.out.remove(0) else { panic!() };
     let told = pb::WatchResponse::decode(message).unwrap();
     assert_eq!((told.watch_id, told.created, told.canceled), (-1, true, true));
 }
@@ -195,20 +198,20 @@ fn created_comes_once_per_create_in_request_order() {
     bench.create(watch("b", 5));
     bench.opened(1, MIDDLE);
     bench.up(1, refused(-1, BAD_TOKEN));
-    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
-    // The second one is let in first, and even speaks: neither may be told yet.
+    assert_eq!(bench.next_open(), (2, StreamCredential::Fresh, 0));
+    // The second create is accepted first and even gets events: neither may be told yet.
     bench.up(1, created(2, 4));
     bench.nothing();
     bench.up(1, events(2, 6, &[6]));
     assert_eq!(bench.next_cancel(1), 2);
     bench.nothing();
-    bench.input(Input::Opened { stream: StreamId(2), traits: MIDDLE });
+    bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits: MIDDLE });
     assert_eq!(bench.next_create(2), (3, 5));
     bench.up(2, created(3, 4));
     assert_eq!(bench.next_emitted().watch_id, 0);
     assert_eq!(bench.next_emitted().watch_id, 1);
     assert_eq!(bench.next_create(2), (4, 5));
-    assert!(matches!(bench.only(), Output::Close { stream: StreamId(1) }));
+    assert!(matches!(bench.only(), HubOutput::Close { stream: UpstreamStreamId(1) }));
     bench.up(2, created(4, 4));
     bench.nothing();
     bench.up(2, events(4, 6, &[6]));
@@ -221,10 +224,10 @@ fn a_create_waits_until_the_earlier_ones_are_on_their_way() {
     bench.create(watch("a", 0));
     bench.out.clear();
     bench.up(1, refused(-1, BAD_TOKEN));
-    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
+    assert_eq!(bench.next_open(), (2, StreamCredential::Fresh, 0));
     bench.create(watch("b", 5));
     bench.nothing();
-    bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
+    bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits: NEW });
     assert_eq!((bench.next_create(2), bench.next_create(2)), ((3, 0), (4, 5)));
 }
 
@@ -257,7 +260,7 @@ fn a_duplicate_id_is_refused_as_etcd_does() {
     let told = bench.emitted();
     assert_eq!((told.watch_id, told.created, told.canceled), (-1, true, true));
     assert_eq!(told.cancel_reason, DUPLICATE);
-    // The first goes on; once it is cancelled the id is free.
+    // The first watch goes on; after a cancel the id is free.
     bench.up(1, events(2, 8, &[8]));
     assert_eq!(bench.emitted().watch_id, 9);
     bench.cancel(9);
@@ -281,13 +284,13 @@ fn a_refusal_that_a_fresh_credential_may_cure_is_tried_once_more_alone() {
         bench.create(watch("b", 5));
         bench.out.clear();
         bench.up(1, refused(if traits == OLD { 2 } else { -1 }, reason));
-        assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
+        assert_eq!(bench.next_open(), (2, StreamCredential::Fresh, 0));
         bench.nothing();
-        bench.input(Input::Opened { stream: StreamId(2), traits });
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits });
         assert_eq!(bench.next_create(2), (3, 5));
         bench.up(2, created(3, 4));
         assert_eq!(bench.emitted().watch_id, 1);
-        // The others stay where they are.
+        // The remaining watches stay on their stream.
         bench.up(1, events(1, 6, &[6]));
         assert_eq!(bench.emitted().watch_id, 0);
     }
@@ -308,7 +311,7 @@ fn a_second_refusal_is_the_truth_and_told_once() {
         assert_eq!((told.created, told.canceled), (true, true));
         assert_eq!(told.cancel_reason, reason);
         assert_eq!(told.watch_id, if traits == OLD { 77 } else { -1 }, "as that version says it");
-        assert!(matches!(bench.only(), Output::Close { stream: StreamId(2) }));
+        assert!(matches!(bench.only(), HubOutput::Close { stream: UpstreamStreamId(2) }));
     }
 }
 
@@ -323,7 +326,7 @@ fn a_real_denial_is_told_at_once() {
 
 #[test]
 fn an_old_refusal_never_names_a_living_watch() {
-    // etcd 3.5.1 says id 0 to the refused one; watch 0 of the same client lives.
+    // etcd 3.5.1 refuses with id 0, the id of a live watch of the same client.
     let mut bench = Bench::watching(OLD);
     bench.create(watch("b", 5));
     bench.out.clear();
@@ -344,7 +347,7 @@ fn without_any_credential_the_first_refusal_is_told() {
     bench.out.clear();
     bench.up(1, refused(-1, BAD_TOKEN));
     bench.out.clear();
-    bench.lose(2, Loss::Denied("wrong password".into()));
+    bench.lose(2, StreamLoss::Denied("wrong password".into()));
     assert_eq!(bench.emitted().cancel_reason, BAD_TOKEN);
 }
 
@@ -352,8 +355,10 @@ fn without_any_credential_the_first_refusal_is_told() {
 fn without_any_credential_or_header_the_stream_ends() {
     let mut bench = Bench::new();
     bench.create(watch("a", 5));
-    bench.lose(1, Loss::Denied("wrong password".into()));
-    assert!(matches!(bench.only(), Output::End(End::Denied(reason)) if reason == "wrong password"));
+    bench.lose(1, StreamLoss::Denied("wrong password".into()));
+    assert!(
+        matches!(bench.only(), HubOutput::End(WatchStreamEnd::Denied(reason)) if reason == "wrong password")
+    );
     bench.create(watch("a", 5));
     bench.nothing();
 }
@@ -361,11 +366,11 @@ fn without_any_credential_or_header_the_stream_ends() {
 #[test]
 fn bytes_that_are_no_request_end_the_stream_and_unknown_requests_do_not() {
     let mut bench = Bench::watching(NEW);
-    bench.input(Input::Client(Bytes::new()));
-    bench.input(Input::Client(Bytes::from_static(&[0x7a, 0])));
+    bench.input(HubInput::Client(Bytes::new()));
+    bench.input(HubInput::Client(Bytes::from_static(&[0x7a, 0])));
     bench.nothing();
-    bench.input(Input::Client(Bytes::from_static(&[0x0a, 0x05, 0x01])));
-    assert!(matches!(bench.only(), Output::End(End::InvalidRequest)));
+    bench.input(HubInput::Client(Bytes::from_static(&[0x0a, 0x05, 0x01])));
+    assert!(matches!(bench.only(), HubOutput::End(WatchStreamEnd::InvalidRequest)));
 }
 
 #[test]
@@ -384,9 +389,9 @@ fn a_refusal_is_cured_by_a_fresh_credential_also_after_a_loss() {
     bench.create(watch("b", 5));
     bench.out.clear();
     bench.up(1, refused(-1, BAD_TOKEN));
-    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
-    bench.lose(2, Loss::Upstream);
-    assert_eq!(bench.next_open(), (3, Credential::Fresh, 1));
+    assert_eq!(bench.next_open(), (2, StreamCredential::Fresh, 0));
+    bench.lose(2, StreamLoss::Upstream);
+    assert_eq!(bench.next_open(), (3, StreamCredential::Fresh, 1));
     bench.nothing();
 }
 
@@ -398,10 +403,10 @@ fn no_header_goes_back_on_a_member_that_lags() {
     bench.out.clear();
     bench.up(1, events(2, 40, &[40]));
     bench.out.clear();
-    // A Created, a refusal and an acknowledgement, each from a member that stands at 4.
+    // A Created, a refusal and an acknowledgement, each from a member at revision 4.
     bench.create(watch("c", 5));
     bench.create_and_let_in(3);
-    assert!(matches!(bench.out.remove(0), Output::Check { .. }));
+    assert!(matches!(bench.out.remove(0), HubOutput::Check { .. }));
     assert_eq!(header_revision(&bench.emitted()), 40);
     bench.create(watch("d", 5));
     bench.out.clear();

@@ -1,4 +1,4 @@
-//! Histories that end: compaction, another cluster, a history that went back, a member that lags.
+//! Lost histories: compaction, another cluster, a history that went back, a lagging member.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn compaction_is_told_as_etcd_tells_it_and_its_id_stays_taken_until_cancelled() 
     assert_eq!((told.watch_id, told.created, told.canceled), (0, false, true));
     assert_eq!((told.compact_revision, header_revision(&told)), (50, 0));
     bench.out.clear();
-    // A later cancel is acknowledged, once.
+    // A later cancel is acknowledged once.
     bench.cancel(0);
     let ack = bench.emitted();
     assert_eq!((ack.watch_id, ack.canceled, ack.compact_revision), (0, true, 0));
@@ -42,7 +42,7 @@ fn compaction_of_what_was_delivered_is_none() {
     bench.up(1, events(1, 9, &[9]));
     bench.out.clear();
     bench.resumed(1, 2, NEW);
-    // Reaches back to 9, so that progress is answered; 9 is compacted, 10 is not.
+    // The create reaches back to 9, so that progress is answered; 9 is compacted, 10 is not.
     assert_eq!(bench.next_create(2), (2, 9));
     bench.up(2, created(2, 12));
     bench.up(2, compacted(2, 10));
@@ -62,7 +62,7 @@ fn another_cluster_ends_watches_as_compacted() {
     let told = bench.next_emitted();
     assert_eq!((told.watch_id, told.canceled, told.compact_revision), (0, true, 3));
     assert_eq!(header_revision(&told), 0);
-    assert!(matches!(bench.only(), Output::Close { .. }));
+    assert!(matches!(bench.only(), HubOutput::Close { .. }));
     // The client starts anew, on the new cluster.
     bench.create(watch("a", 4));
     bench.opened(3, MIDDLE);
@@ -79,20 +79,21 @@ fn history_that_went_back_ends_watches_as_compacted() {
     bench.out.clear();
     bench.up(2, created(2, 30));
     assert_eq!(bench.next_cancel(2), 2);
-    assert!(matches!(bench.only(), Output::Check { .. }));
+    assert!(matches!(bench.only(), HubOutput::Check { .. }));
     bench.checked(1, 2, 31);
     let told = bench.next_emitted();
     assert_eq!((told.watch_id, told.canceled, told.compact_revision), (0, true, 31));
     assert_eq!(header_revision(&told), 0, "as etcd tells it");
-    assert!(matches!(bench.only(), Output::Close { .. }));
-    // What is told from here on is of the history as it is now.
+    assert!(matches!(bench.only(), HubOutput::Close { .. }));
+    // Later answers belong to the history as of now.
     bench.create(watch("a", 32));
     bench.opened(3, MIDDLE);
     bench.up(3, created(3, 31));
     assert_eq!(header_revision(&bench.emitted()), 31);
 }
 
-/// It begins after what was shown: what came between the new end and that is not what its client knows.
+/// The watch begins after a revision shown to the client: the events between the history's new end and the
+/// start are not the events known to the client.
 #[test]
 fn a_watch_that_begins_after_a_history_that_went_back_ends_as_compacted() {
     for (start, ends) in [(5, false), (32, false), (33, true), (41, true), (42, false)] {
@@ -104,7 +105,7 @@ fn a_watch_that_begins_after_a_history_that_went_back_ends_as_compacted() {
         bench.create(watch("b", start));
         bench.opened(2, MIDDLE);
         bench.up(2, created(2, 30));
-        assert!(matches!(bench.out.remove(0), Output::Check { .. }));
+        assert!(matches!(bench.out.remove(0), HubOutput::Check { .. }));
         assert!(bench.emitted().created, "nobody waits for that read");
         bench.checked(2, 2, 31);
         if ends {
@@ -117,8 +118,8 @@ fn a_watch_that_begins_after_a_history_that_went_back_ends_as_compacted() {
     }
 }
 
-/// A read for a new watch tells that history went back: who lives and had seen more is of the old one, also where the
-/// new one has outgrown it by now.
+/// A read for a new watch shows that the history went back: live watches that saw more belong to the old
+/// history, even if the new history has grown past them by now.
 #[test]
 fn a_read_that_shows_less_ends_what_had_seen_more() {
     let mut bench = Bench::watching(NEW);
@@ -131,12 +132,12 @@ fn a_read_that_shows_less_ends_what_had_seen_more() {
     bench.out.clear();
     bench.up(1, created(3, 31));
     assert_eq!(bench.next_cancel(1), 3);
-    assert!(matches!(bench.only(), Output::Check { .. }));
+    assert!(matches!(bench.only(), HubOutput::Check { .. }));
     bench.checked(3, 1, 31);
     assert_eq!(bench.next_cancel(1), 1);
     let told = bench.next_emitted();
     assert_eq!((told.watch_id, told.canceled, told.compact_revision), (0, true, 31));
-    // Who had seen less goes on, and the new one begins.
+    // A watch that saw less goes on, and the new watch begins.
     assert_eq!(bench.next_create(1), (4, 0));
     bench.up(1, created(4, 50));
     assert_eq!(bench.emitted().watch_id, 2);
@@ -144,7 +145,7 @@ fn a_read_that_shows_less_ends_what_had_seen_more() {
     assert_eq!(revisions(&bench.emitted()), [33]);
 }
 
-/// Whoever had seen the higher revision is gone; those that are left lost nothing.
+/// The watch that saw the higher revision is gone; the remaining watches lost no events.
 #[test]
 fn a_question_is_answered_also_where_only_a_watch_that_ended_saw_more() {
     for (cluster, answers) in [(31, true), (40, false)] {
@@ -159,7 +160,7 @@ fn a_question_is_answered_also_where_only_a_watch_that_ended_saw_more() {
         bench.resumed(1, 2, MIDDLE);
         assert_eq!(bench.next_create(2), (3, 5));
         bench.up(2, created(3, 31));
-        assert!(matches!(bench.only(), Output::Check { .. }));
+        assert!(matches!(bench.only(), HubOutput::Check { .. }));
         bench.checked(2, 2, cluster);
         bench.nothing();
         bench.ask_progress();
@@ -173,7 +174,7 @@ fn a_question_is_answered_also_where_only_a_watch_that_ended_saw_more() {
     }
 }
 
-/// What the cluster has reached is not known before that read is back: no progress until then.
+/// The cluster's revision is not known before the read returns: no progress until then.
 #[test]
 fn a_question_waits_until_it_is_known_how_far_the_cluster_is() {
     for (cluster, told) in [(31, None), (45, Some(40))] {
@@ -182,7 +183,7 @@ fn a_question_waits_until_it_is_known_how_far_the_cluster_is() {
         bench.out.clear();
         bench.cancel(0);
         bench.out.clear();
-        // From the future: below its start there is nothing that it could miss.
+        // A start in the future: no events below the start can be missed.
         bench.create(watch("b", 41));
         bench.opened(2, MIDDLE);
         bench.up(2, created(2, 30));
@@ -194,14 +195,14 @@ fn a_question_waits_until_it_is_known_how_far_the_cluster_is() {
         bench.out.clear();
         bench.wait(Duration::from_secs(3));
         let answer = bench.out.drain(..).find_map(|output| match output {
-            Output::Emit(message) => Some(pb::WatchResponse::decode(message).unwrap()),
+            HubOutput::Emit(message) => Some(pb::WatchResponse::decode(message).unwrap()),
             _ => None,
         });
         assert_eq!(answer.as_ref().map(header_revision), told);
     }
 }
 
-/// A member that cannot ask the cluster is left.
+/// The hub leaves a member that cannot read the cluster's revision.
 #[test]
 fn a_member_that_knows_less_and_cannot_ask_is_left() {
     let mut bench = Bench::watching(MIDDLE);
@@ -211,8 +212,12 @@ fn a_member_that_knows_less_and_cannot_ask_is_left() {
     assert_eq!(bench.next_create(1), (2, 20));
     bench.up(1, created(2, 30));
     bench.out.clear();
-    bench.input(Input::CheckFailed { watch: WatchKey(2), stream: StreamId(1), why: Loss::Upstream });
-    assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
+    bench.input(HubInput::CheckFailed {
+        watch: WatchKey(2),
+        stream: UpstreamStreamId(1),
+        why: StreamLoss::Upstream,
+    });
+    assert!(matches!(bench.out.remove(0), HubOutput::Close { stream: UpstreamStreamId(1) }));
     assert_eq!(bench.next_open().0, 2);
 }
 
@@ -229,7 +234,7 @@ fn a_member_that_is_only_behind_is_accepted() {
     assert_eq!(bench.next_create(2), (3, 41));
     bench.up(2, created(3, 30));
     bench.nothing();
-    // Its progress is behind what the client knows: not told, not believed.
+    // The member's progress is behind the client's: neither told nor trusted.
     bench.up(2, answer(3, 35));
     bench.nothing();
     bench.up(2, events(3, 41, &[41]));
@@ -245,8 +250,8 @@ fn a_history_that_may_not_be_asked_for_is_taken_on_trust() {
     bench.out.clear();
     bench.up(2, created(2, 30));
     bench.out.clear();
-    let why = Loss::Denied(DENIED.into());
-    bench.input(Input::CheckFailed { watch: WatchKey(1), stream: StreamId(2), why });
+    let why = StreamLoss::Denied(DENIED.into());
+    bench.input(HubInput::CheckFailed { watch: WatchKey(1), stream: UpstreamStreamId(2), why });
     assert_eq!(bench.next_create(2), (3, 41));
 }
 
@@ -265,7 +270,8 @@ fn a_refused_resume_that_names_a_compaction_is_one() {
     assert!(bench.emitted().canceled, "acknowledged, as after any compaction");
 }
 
-/// A create that waits names a revision of the old cluster: it is created, since the client must hear of it, and ended.
+/// A pending create names a revision of the old cluster: the client still gets Created, and then the
+/// compaction.
 #[test]
 fn a_create_that_waits_for_another_clusters_revision_is_ended_as_compacted() {
     let mut bench = Bench::watching(MIDDLE);
@@ -283,7 +289,7 @@ fn a_create_that_waits_for_another_clusters_revision_is_ended_as_compacted() {
     assert_eq!(bench.next_cancel(2), 4);
     let told = bench.next_emitted();
     assert_eq!((told.watch_id, told.canceled, told.compact_revision), (1, true, 3));
-    assert!(matches!(bench.only(), Output::Close { .. }));
+    assert!(matches!(bench.only(), HubOutput::Close { .. }));
 }
 
 #[test]
@@ -306,7 +312,8 @@ fn what_was_shown_of_another_cluster_binds_nobody() {
     assert_eq!(header_revision(&bench.emitted()), 6);
 }
 
-/// It was let in on a stream of the old cluster, and not told yet: it must not go on there, nor keep its beginning.
+/// The create was accepted on a stream of the old cluster, and not told yet: the watch must neither stay on
+/// the stream nor keep its beginning.
 #[test]
 fn a_create_that_waits_moves_to_the_other_cluster() {
     let mut bench = Bench::watching(NEW);
@@ -315,16 +322,16 @@ fn a_create_that_waits_moves_to_the_other_cluster() {
     bench.create(watch("c", 0));
     assert_eq!(bench.next_create(1), (3, 0));
     bench.up(1, refused(-1, BAD_TOKEN));
-    assert_eq!(bench.next_open(), (2, Credential::Fresh, 0));
+    assert_eq!(bench.next_open(), (2, StreamCredential::Fresh, 0));
     bench.up(1, created(3, 900));
     bench.nothing();
     bench.cluster = 8;
-    bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
+    bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits: NEW });
     assert_eq!(bench.next_create(2), (4, 5));
     bench.up(2, created(4, 3));
     assert_eq!(bench.next_cancel(1), 1);
     assert_eq!(bench.next_emitted().watch_id, 0, "it followed the old cluster");
-    assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
+    assert!(matches!(bench.out.remove(0), HubOutput::Close { stream: UpstreamStreamId(1) }));
     assert!(bench.next_emitted().created);
     assert_eq!(bench.next_cancel(2), 4);
     assert!(bench.next_emitted().canceled, "it named a revision of the old cluster");
@@ -333,7 +340,8 @@ fn a_create_that_waits_moves_to_the_other_cluster() {
     assert_eq!(header_revision(&bench.emitted()), 4);
 }
 
-/// Its Created waits behind an earlier create's: it has not begun where the cluster never was.
+/// The watch's Created waits behind an earlier create: the beginning at a revision never reached by the
+/// cluster is dropped.
 #[test]
 fn from_now_that_waits_to_be_told_begins_again_where_history_went_back() {
     let mut bench = Bench::watching(MIDDLE);
@@ -353,7 +361,7 @@ fn from_now_that_waits_to_be_told_begins_again_where_history_went_back() {
     bench.out.clear();
     bench.opened(2, MIDDLE);
     bench.up(2, created(6, 31));
-    assert!(matches!(bench.out.remove(0), Output::Check { stream: StreamId(2), .. }));
+    assert!(matches!(bench.out.remove(0), HubOutput::Check { stream: UpstreamStreamId(2), .. }));
     assert!(bench.emitted().created);
     bench.checked(3, 2, 31);
     assert_eq!(bench.next_cancel(1), 1);
@@ -366,7 +374,8 @@ fn from_now_that_waits_to_be_told_begins_again_where_history_went_back() {
     assert_eq!(header_revision(&bench.emitted()), 32);
 }
 
-/// It was asked for before the client was shown more: what its Created shows tells that history went back all the same.
+/// The create was sent before the client was shown more: a lower revision in Created still reveals a history
+/// that went back.
 #[test]
 fn a_created_below_what_was_shown_since_is_of_a_history_that_went_back() {
     for (now, progress, told) in [(20, 20, 20), (12, 12, 12)] {
@@ -375,15 +384,15 @@ fn a_created_below_what_was_shown_since_is_of_a_history_that_went_back() {
         bench.out.clear();
         bench.up(1, events(1, 20, &[20]));
         bench.out.clear();
-        bench.lose(1, Loss::Upstream);
+        bench.lose(1, StreamLoss::Upstream);
         bench.out.clear();
         bench.cancel(0);
         bench.out.clear();
-        bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits: NEW });
         assert_eq!(bench.next_create(2), (3, 0));
         bench.up(2, created(3, now));
         if now < 20 {
-            assert!(matches!(bench.out.remove(0), Output::Check { .. }));
+            assert!(matches!(bench.out.remove(0), HubOutput::Check { .. }));
         }
         assert_eq!(header_revision(&bench.emitted()), now);
         if now < 20 {
@@ -397,7 +406,7 @@ fn a_created_below_what_was_shown_since_is_of_a_history_that_went_back() {
     }
 }
 
-/// A member that knows less than was shown is behind, or history went back.
+/// A member at a revision below the shown revision lags, or the history went back.
 #[test]
 fn from_now_on_a_member_that_knows_less_is_asked_about() {
     for (traits, cluster, told) in [(MIDDLE, 25, 20), (MIDDLE, 12, 12), (NEW, 25, 20), (NEW, 12, 12)] {
@@ -408,7 +417,7 @@ fn from_now_on_a_member_that_knows_less_is_asked_about() {
         assert_eq!(bench.next_create(1), (2, 0));
         bench.up(1, created(2, 12));
         assert_eq!(bench.next_cancel(1), 2);
-        assert!(matches!(bench.only(), Output::Check { .. }));
+        assert!(matches!(bench.only(), HubOutput::Check { .. }));
         bench.checked(2, 1, cluster);
         if told < 20 {
             assert_eq!(bench.next_cancel(1), 1);
@@ -421,7 +430,8 @@ fn from_now_on_a_member_that_knows_less_is_asked_about() {
     }
 }
 
-/// Its answer waits behind an earlier create's, and its events came too early: its "now" is of the old cluster.
+/// The answer waits behind an earlier create, and events came too early: the beginning belongs to the old
+/// cluster.
 #[test]
 fn a_watch_from_now_that_waits_to_be_told_begins_again_in_another_cluster() {
     let mut bench = Bench::new();
@@ -437,14 +447,18 @@ fn a_watch_from_now_that_waits_to_be_told_begins_again_in_another_cluster() {
     bench.opened(2, MIDDLE);
     bench.out.clear();
     bench.up(2, created(3, 3));
-    assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }), "{:?}", bench.out);
+    assert!(
+        matches!(bench.out.remove(0), HubOutput::Close { stream: UpstreamStreamId(1) }),
+        "{:?}",
+        bench.out
+    );
     let told = bench.next_emitted();
     assert_eq!((told.watch_id, header_revision(&told)), (0, 3));
     assert_eq!(bench.next_create(2), (4, 0));
     bench.nothing();
 }
 
-/// A refusal of the old cluster's that waits for its turn is told with a header of the one that is there now.
+/// A refusal of the old cluster, told late, carries a header of the present cluster.
 #[test]
 fn an_answer_that_waited_has_no_header_of_two_clusters() {
     let mut bench = Bench::watching(MIDDLE);
@@ -461,7 +475,7 @@ fn an_answer_that_waited_has_no_header_of_two_clusters() {
     bench.out.clear();
     bench.up(2, created(4, 3));
     let told = std::mem::take(&mut bench.out).into_iter().filter_map(|output| match output {
-        Output::Emit(message) => pb::WatchResponse::decode(message).unwrap().header,
+        HubOutput::Emit(message) => pb::WatchResponse::decode(message).unwrap().header,
         _ => None,
     });
     let clusters: Vec<u64> = told.map(|header| header.cluster_id).collect();

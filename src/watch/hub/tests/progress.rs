@@ -1,4 +1,4 @@
-//! Progress: never ahead of what was delivered, never back; idle watches stay fresh.
+//! Progress: never ahead of delivered events, never back; idle watches stay fresh.
 
 use super::*;
 
@@ -43,7 +43,8 @@ fn a_progress_of_upstream_from_before_a_watch_does_not_count_for_it() {
     bench.create(watch("b", 2));
     bench.create_and_let_in(2);
     bench.out.clear();
-    // Asked before the create, heard after its Created: etcd may not have known it. Asked again at once.
+    // Requested before the create and received after Created: etcd may not have known the watch. The hub asks
+    // again at once.
     bench.up(1, answer(-1, 4));
     assert!(matches!(bench.next_sent(1), RequestUnion::ProgressRequest(_)));
     bench.nothing();
@@ -56,7 +57,7 @@ fn a_progress_of_upstream_from_before_a_watch_does_not_count_for_it() {
 #[test]
 fn a_progress_request_during_an_outage_waits_and_is_answered_after_it() {
     let mut bench = Bench::watching(MIDDLE);
-    bench.lose(1, Loss::Upstream);
+    bench.lose(1, StreamLoss::Upstream);
     bench.out.clear();
     bench.ask_progress();
     bench.nothing();
@@ -82,7 +83,8 @@ fn a_progress_request_that_was_lost_with_its_stream_is_asked_again() {
 
 #[test]
 fn where_upstream_stays_silent_what_is_known_answers() {
-    // From the next revision of an idle cluster: V4 members do not answer before the next write.
+    // A start at the next revision of an idle cluster: members from 3.4.38, 3.5.22 and 3.6.2 on send no
+    // progress before the next write (`docs/etcd-facts.md#v4`).
     let mut bench = Bench::watching(NEW);
     bench.ask_progress();
     bench.out.clear();
@@ -162,7 +164,7 @@ fn idle_watches_are_kept_fresh_unseen() {
 #[test]
 fn where_idle_watches_are_not_kept_fresh_nobody_is_asked() {
     let mut bench = Bench::new();
-    let timing = Timing { idle_progress: None, progress_grace: Duration::from_secs(1) };
+    let timing = HubTiming { idle_progress: None, progress_grace: Duration::from_secs(1) };
     bench.hub = Hub::new(bench.now, timing);
     bench.create(watch("a", 5));
     bench.opened(1, MIDDLE);

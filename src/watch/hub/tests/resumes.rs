@@ -1,4 +1,4 @@
-//! Events: whole revisions, in order, once, wherever they come from.
+//! Events: whole revisions, in order, once, from any member.
 
 use super::*;
 
@@ -53,7 +53,7 @@ fn a_revision_too_large_to_be_whole_ends_the_stream() {
     for _ in 0..3 {
         bench.up(1, fragment(1, 6, &[6; 1000]));
         if let Some(output) = bench.out.pop() {
-            return assert!(matches!(output, Output::End(End::RevisionTooLarge)));
+            return assert!(matches!(output, HubOutput::End(WatchStreamEnd::RevisionTooLarge)));
         }
     }
     panic!("held without bound");
@@ -69,7 +69,7 @@ fn all_watches_of_a_lost_stream_move_to_one_new_stream() {
     assert_eq!(bench.next_create(2), (3, 5));
     assert_eq!(bench.next_create(2), (4, 6));
     bench.nothing();
-    // What the old stream still says is nobody's.
+    // Later messages of the old stream belong to no watch.
     bench.up(1, events(1, 6, &[6]));
     bench.nothing();
 }
@@ -77,22 +77,22 @@ fn all_watches_of_a_lost_stream_move_to_one_new_stream() {
 #[test]
 fn losses_are_counted_until_it_has_been_quiet() {
     let mut bench = Bench::watching(MIDDLE);
-    bench.lose(1, Loss::Upstream);
-    assert_eq!(bench.next_open(), (2, Credential::Current, 1));
-    bench.lose(2, Loss::Credential);
-    assert_eq!(bench.next_open(), (3, Credential::Fresh, 2));
+    bench.lose(1, StreamLoss::Upstream);
+    assert_eq!(bench.next_open(), (2, StreamCredential::Current, 1));
+    bench.lose(2, StreamLoss::Credential);
+    assert_eq!(bench.next_open(), (3, StreamCredential::Fresh, 2));
     bench.now += SETTLED;
-    bench.lose(3, Loss::Upstream);
-    assert_eq!(bench.next_open(), (4, Credential::Current, 1));
+    bench.lose(3, StreamLoss::Upstream);
+    assert_eq!(bench.next_open(), (4, StreamCredential::Current, 1));
 }
 
 #[test]
 fn a_cancel_that_the_client_did_not_ask_for_is_resumed() {
     let mut bench = Bench::watching(MIDDLE);
     bench.up(1, pb::WatchResponse { canceled: true, ..answer(1, 6) });
-    assert_eq!(bench.next_open(), (2, Credential::Current, 1));
-    assert!(matches!(bench.only(), Output::Close { stream: StreamId(1) }));
-    bench.input(Input::Opened { stream: StreamId(2), traits: MIDDLE });
+    assert_eq!(bench.next_open(), (2, StreamCredential::Current, 1));
+    assert!(matches!(bench.only(), HubOutput::Close { stream: UpstreamStreamId(1) }));
+    bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits: MIDDLE });
     assert_eq!(bench.next_create(2), (2, 5));
 }
 
@@ -102,7 +102,7 @@ fn a_watch_that_lived_is_ended_once_when_its_user_may_not_have_it_any_more() {
     bench.resumed(1, 2, NEW);
     bench.out.clear();
     bench.up(2, refused(-1, BAD_TOKEN));
-    assert_eq!(bench.next_open(), (3, Credential::Fresh, 1));
+    assert_eq!(bench.next_open(), (3, StreamCredential::Fresh, 1));
     bench.out.clear();
     bench.opened(3, NEW);
     bench.up(3, refused(-1, DENIED));
@@ -122,11 +122,11 @@ fn upstream_nonsense_costs_the_stream_not_the_watch() {
         created(9, 6).encode_to_vec().into(),
     ] {
         let mut bench = Bench::watching(MIDDLE);
-        bench.input(Input::Upstream { stream: StreamId(1), message });
-        assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
-        assert_eq!(bench.next_open(), (2, Credential::Current, 1));
+        bench.input(HubInput::Upstream { stream: UpstreamStreamId(1), message });
+        assert!(matches!(bench.out.remove(0), HubOutput::Close { stream: UpstreamStreamId(1) }));
+        assert_eq!(bench.next_open(), (2, StreamCredential::Current, 1));
         bench.nothing();
-        bench.input(Input::Opened { stream: StreamId(2), traits: MIDDLE });
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits: MIDDLE });
         assert_eq!(bench.next_create(2), (2, 5));
     }
 }
@@ -140,10 +140,10 @@ fn streams_are_bounded_and_the_oldest_gives_way() {
         bench.out.clear();
         bench.up(stream, refused(-1, BAD_TOKEN));
         let next = stream + 1;
-        assert_eq!(bench.next_open(), (next, Credential::Fresh, 0));
+        assert_eq!(bench.next_open(), (next, StreamCredential::Fresh, 0));
         if stream == u64::try_from(MAX_STREAMS).unwrap() {
-            assert!(matches!(bench.only(), Output::Close { stream: StreamId(1) }));
-            bench.input(Input::Opened { stream: StreamId(next), traits: NEW });
+            assert!(matches!(bench.only(), HubOutput::Close { stream: UpstreamStreamId(1) }));
+            bench.input(HubInput::Opened { stream: UpstreamStreamId(next), traits: NEW });
             assert_eq!(bench.next_create(next).1, 5, "the watch of the oldest goes on here");
             return;
         }
@@ -155,7 +155,7 @@ fn streams_are_bounded_and_the_oldest_gives_way() {
     panic!("never bounded");
 }
 
-/// etcd holds back what it has to say of a watch until its Created went out.
+/// etcd sends no message for a watch before the watch's Created.
 #[test]
 fn a_watch_that_ends_before_it_began_costs_the_stream_and_is_created_elsewhere() {
     for end in [pb::WatchResponse { canceled: true, ..answer(2, 6) }, compacted(2, 50)] {
@@ -163,9 +163,9 @@ fn a_watch_that_ends_before_it_began_costs_the_stream_and_is_created_elsewhere()
         bench.create(watch("b", 5));
         assert_eq!(bench.next_create(1).0, 2);
         bench.up(1, end);
-        assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
-        assert_eq!(bench.next_open(), (2, Credential::Current, 1));
-        bench.input(Input::Opened { stream: StreamId(2), traits: MIDDLE });
+        assert!(matches!(bench.out.remove(0), HubOutput::Close { stream: UpstreamStreamId(1) }));
+        assert_eq!(bench.next_open(), (2, StreamCredential::Current, 1));
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits: MIDDLE });
         assert_eq!((bench.next_create(2), bench.next_create(2)), ((3, 5), (4, 5)));
         bench.up(2, created(3, 6));
         bench.nothing();
@@ -174,7 +174,7 @@ fn a_watch_that_ends_before_it_began_costs_the_stream_and_is_created_elsewhere()
     }
 }
 
-/// One that should refuse a start below 1 and did not.
+/// A member that should have refused the start below 1.
 #[test]
 fn a_watch_from_below_the_beginning_is_resumed_when_its_member_cancels_it() {
     let mut bench = Bench::new();
@@ -183,9 +183,9 @@ fn a_watch_from_below_the_beginning_is_resumed_when_its_member_cancels_it() {
     bench.up(1, created(1, 4));
     bench.out.clear();
     bench.up(1, pb::WatchResponse { canceled: true, ..answer(1, 4) });
-    assert_eq!(bench.next_open(), (2, Credential::Current, 1));
+    assert_eq!(bench.next_open(), (2, StreamCredential::Current, 1));
     bench.out.clear();
-    bench.input(Input::Opened { stream: StreamId(2), traits: NEW });
+    bench.input(HubInput::Opened { stream: UpstreamStreamId(2), traits: NEW });
     assert_eq!(bench.next_create(2), (2, 1), "never 0, which means now");
 }
 
@@ -200,14 +200,14 @@ fn an_event_without_its_previous_value_crosses_as_it_is() {
     let RequestUnion::CreateRequest(again) = bench.next_sent(2) else { panic!("a create") };
     assert!(again.prev_kv, "asked for again");
     bench.up(2, created(2, 9));
-    // Its revision was compacted: etcd has no previous value to send.
+    // Revision 6 was compacted: etcd has no previous value to send for revision 7.
     let mut response = events(2, 9, &[7, 8]);
     response.events[1].prev_kv = Some(mvccpb::KeyValue { value: "old".into(), ..Default::default() });
     bench.up(2, response.clone());
     assert_eq!(bench.emitted().events, response.events);
 }
 
-/// Whatever else it might mean, the client would take it for something else.
+/// A client would misread such a combination.
 #[test]
 fn what_etcd_never_says_at_once_costs_the_stream() {
     let fragment = true;
@@ -222,8 +222,8 @@ fn what_etcd_never_says_at_once_costs_the_stream() {
         bench.create(watch("b", 5));
         bench.out.clear();
         bench.up(1, nonsense);
-        assert!(matches!(bench.out.remove(0), Output::Close { stream: StreamId(1) }));
-        assert_eq!(bench.next_open(), (2, Credential::Current, 1));
+        assert!(matches!(bench.out.remove(0), HubOutput::Close { stream: UpstreamStreamId(1) }));
+        assert_eq!(bench.next_open(), (2, StreamCredential::Current, 1));
         bench.nothing();
     }
 }

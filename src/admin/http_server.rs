@@ -1,0 +1,167 @@
+//! The connections of the admin address.
+//!
+//! Owns: HTTP/1.1 on the admin address, and the bounds of an admin client. Must not know: the content of an
+//! answer. Invariants: a client sending no request or not reading its answer is disconnected within [`LIFE`]
+//! and [`LAST`]; no client can lock out another: at the connection limit the oldest connection is closed, so
+//! a liveness probe always gets a connection; concurrent scrapes of the metrics share one text.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1::Builder;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout};
+
+use super::AdminState;
+use crate::tasks::{TaskHandle, Tasks};
+
+/// Time limit for receiving a request's header.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection accepts no further request after this age.
+const LIFE: Duration = Duration::from_secs(10);
+/// Time limit for reading the last answer after [`LIFE`] has passed.
+const LAST: Duration = Duration::from_secs(5);
+/// Maximum of concurrent connections; a probe's connection lasts for milliseconds.
+const PEERS: usize = 64;
+/// Maximum size of a request's header, in bytes.
+const HEAD: usize = 16 * 1024;
+/// Maximum age of a metrics text shared with a further scrape.
+const FRESH: Duration = Duration::from_secs(1);
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+/// The exposition format of the metrics library (OpenMetrics); Prometheus reads it since 2.5.
+const METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// Serves the admin address forever.
+pub async fn serve(listener: TcpListener, state: Arc<AdminState>, tasks: Tasks) {
+    let page = Rc::new(MetricsPage::default());
+    let mut open: VecDeque<TaskHandle> = VecDeque::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "an admin connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        open.retain(|connection| !connection.is_finished());
+        if open.len() >= PEERS {
+            // Dropping the task's handle closes the connection.
+            drop(open.pop_front());
+        }
+        let connection = serve_connection(stream, Arc::clone(&state), Rc::clone(&page));
+        open.push_back(tasks.spawn("admin connection", connection));
+        // Yields, so that every accepted connection runs before later connections can evict it.
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn serve_connection(stream: TcpStream, state: Arc<AdminState>, page: Rc<MetricsPage>) {
+    let service = service_fn(|request: Request<Incoming>| {
+        let response = respond(&state, &page, &request);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let mut builder = Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(HEAD);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = match timeout(LIFE, connection.as_mut()).await {
+        Ok(ended) => Ok(ended),
+        Err(_) => {
+            connection.as_mut().graceful_shutdown();
+            timeout(LAST, connection).await
+        }
+    };
+    match ended {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "admin connection ended"),
+        Err(_) => tracing::debug!("an admin connection was cut: its peer does not read"),
+    }
+}
+
+fn respond(state: &AdminState, page: &MetricsPage, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let path = request.uri().path();
+    let (status, content_type, text) = if request.method() == Method::GET && path == "/metrics" {
+        match page.text(|| state.metrics_text()) {
+            Ok(text) => (StatusCode::OK, METRICS, text),
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, error.to_string().into()),
+        }
+    } else {
+        let (status, text) = state.answer(request.method(), path);
+        (status, PLAIN, text.into())
+    };
+    let mut response = Response::new(Full::new(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+/// The metrics text of the scrapes in progress.
+#[derive(Default)]
+struct MetricsPage(RefCell<Option<(Instant, Weak<String>)>>);
+
+/// A metrics text, freed with its last reader.
+struct MetricsText(Arc<String>);
+
+impl AsRef<[u8]> for MetricsText {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl MetricsPage {
+    /// Returns the text of a concurrent scrape if it was made within the last second, else a new text from
+    /// `make`: a scrape without concurrent scrapes always gets the latest values.
+    fn text<E>(&self, make: impl FnOnce() -> Result<String, E>) -> Result<Bytes, E> {
+        let now = Instant::now();
+        let mut known = self.0.borrow_mut();
+        let shared =
+            known.as_ref().filter(|(made, _)| now < *made + FRESH).and_then(|(_, text)| text.upgrade());
+        let text = match shared {
+            Some(text) => text,
+            None => {
+                let text = Arc::new(make()?);
+                *known = Some((now, Arc::downgrade(&text)));
+                text
+            }
+        };
+        Ok(Bytes::from_owner(MetricsText(text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn readers_at_the_same_time_share_one_text_and_a_single_reader_has_the_latest() {
+        let page = MetricsPage::default();
+        let made = std::cell::Cell::new(0);
+        let read = || {
+            let make = || {
+                made.set(made.get() + 1);
+                Ok::<_, Infallible>(made.get().to_string())
+            };
+            page.text(make).unwrap()
+        };
+        let (first, second) = (read(), read());
+        assert_eq!((&first[..], first.as_ptr()), (&b"1"[..], second.as_ptr()));
+        drop((first, second));
+        let third = read();
+        assert_eq!(&third[..], b"2", "nobody read the first any more");
+        tokio::time::advance(FRESH).await;
+        assert_eq!((&read()[..], &third[..]), (&b"3"[..], &b"2"[..]), "it was too old");
+    }
+}

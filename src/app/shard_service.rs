@@ -1,0 +1,314 @@
+//! The data path of a thread: builds and serves client connections.
+//!
+//! Owns: the inputs of a shard ([`ShardParts`]), the shard's gateway, and the task of each connection. Must
+//! not know: the number of shards, the acceptor, signals. A shard runs on any local runtime: the binary gives
+//! each shard its own thread; in-process tests run shard and control plane on the same runtime. Invariant: a
+//! connection uses no shared mutable state outside its shard.
+
+use std::cell::Cell;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::config::Config;
+use crate::downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener};
+use crate::downstream::client_certificate::ClientCertificate;
+use crate::downstream::client_connection::{
+    self, AdmittedClient, ClientConnectionEnd, ConnectionBounds, ConnectionInputs, HandshakeError,
+    IntroducedClient,
+};
+use crate::downstream::connection_table::ConnectionPlace;
+use crate::downstream::http1::Http1Log;
+use crate::downstream::listener_tls::CurrentListenerTls;
+use crate::downstream::session::Sealer;
+use crate::gateway::access_log::{AccessLog, ConnectionOrigin};
+use crate::gateway::caller::Identities;
+use crate::gateway::login::service::LoginService;
+use crate::gateway::{
+    ClientConnection, Gateway, active_streams, defragment, expiry_deadline, password_revalidation, pipeline,
+    unread_answers,
+};
+use crate::io::ByteStream;
+use crate::lease::lock_wait_register::LockWaitRegister;
+use crate::published::Published;
+use crate::tasks::{TaskHandle, Tasks};
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::metrics::Metrics;
+use crate::upstream::certificate_pool::CertificatePool;
+use crate::upstream::choose::MemberChooser;
+use crate::upstream::connect::Connector;
+use crate::upstream::credential::Credentials;
+use crate::upstream::ejection::suspect_hung_members;
+use crate::upstream::evacuation::leave_unfit_members;
+use crate::upstream::membership::MembersHandle;
+use crate::upstream::pool::ConnectionPool;
+use crate::upstream::resume_limiter::ResumeLimiter;
+use crate::upstream::send::UpstreamClient;
+use crate::upstream::waiting_calls::WaitingCalls;
+
+/// Time limit for the end of upstream tasks after the last client connection has ended.
+const LAST: Duration = Duration::from_secs(1);
+
+/// Inputs of every shard; all may cross threads.
+#[derive(Clone)]
+pub struct ShardParts {
+    /// The configuration in force.
+    pub config: Arc<Published<Config>>,
+    /// TLS of each listener of the start, in the configuration's order.
+    pub tls: Vec<Option<CurrentListenerTls>>,
+    /// Opens connections to members.
+    pub connector: Connector,
+    /// The published members.
+    pub members: MembersHandle,
+    /// Tokens per user and member.
+    pub credentials: Arc<Credentials>,
+    /// Maps peers to etcd users.
+    pub identities: Arc<Published<Identities>>,
+    /// Seals and opens sessions.
+    pub sealer: Arc<Sealer>,
+    /// Checks passwords.
+    pub logins: Arc<LoginService>,
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// Readiness, as reported by `/readyz`.
+    pub ready: watch::Receiver<bool>,
+    /// The drain of the process, with the time limit.
+    pub drain: watch::Receiver<Option<Instant>>,
+    /// Waiting Lock and Campaign calls.
+    pub claims: Arc<LockWaitRegister>,
+    /// Running defragmentations.
+    pub defragmentations: Arc<defragment::DefragmentationRegister>,
+    /// Connections showing a user's certificate.
+    pub fleet: Arc<CertificatePool>,
+}
+
+/// A shard of the data path.
+pub struct ShardService {
+    gateway: Rc<Gateway>,
+    /// The listeners of the start.
+    listeners: Vec<Arc<OpenListener>>,
+    metrics: Arc<Metrics>,
+    /// Client connection tasks, joined by a drain.
+    connections: Tasks,
+    /// All further tasks: streams, upstream connections, flushers.
+    tasks: Tasks,
+    /// Tasks evacuating streams and calls from members without service.
+    evacuation_tasks: [TaskHandle; 2],
+    /// Tasks ending streams without a valid proof, and unread answers.
+    expiry_tasks: [TaskHandle; 3],
+    /// Connections ended for too many stream resets.
+    floods: Rc<LogThrottle>,
+}
+
+impl ShardService {
+    /// Builds a shard on the current thread, with a random generator per shard: shards must not choose
+    /// members in step.
+    #[must_use]
+    pub fn new(parts: ShardParts) -> Self {
+        Self::with_chooser(parts, MemberChooser::default())
+    }
+
+    /// Builds a shard with the caller's chooser: the shard's behaviour is determined by its inputs and the
+    /// chooser's seed.
+    #[must_use]
+    pub fn with_chooser(parts: ShardParts, chooser: MemberChooser) -> Self {
+        let tasks = Tasks::default();
+        let config = parts.config.load_full();
+        let listeners = config.listeners.iter().zip(parts.tls);
+        let listeners = listeners.map(|(listener, tls)| {
+            Arc::new(OpenListener { config: Arc::clone(listener), tls, drain: parts.drain.clone() })
+        });
+        let listeners = listeners.collect();
+        let door = Rc::new(UpstreamClient {
+            pool: ConnectionPool::new(
+                parts.connector,
+                parts.members.hints.clone(),
+                tasks.clone(),
+                parts.fleet,
+                config.cluster.idle_timeout,
+            ),
+            members: parts.members,
+            credentials: parts.credentials,
+            chooser,
+            resumes: ResumeLimiter::default(),
+            lingering: WaitingCalls::default(),
+            term: Cell::default(),
+        });
+        let departures = [
+            tasks.spawn("departures", leave_unfit_members(Rc::clone(&door))),
+            tasks.spawn("what hangs", suspect_hung_members(Rc::clone(&door))),
+        ];
+        let gateway = Rc::new(Gateway::new(
+            door,
+            parts.sealer,
+            parts.logins,
+            Arc::clone(&parts.metrics),
+            parts.config,
+            tasks.clone(),
+            parts.ready,
+            parts.drain,
+            parts.claims,
+            parts.defragmentations,
+            parts.identities,
+        ));
+        let fallen = [
+            tasks.spawn("what stands no more", active_streams::reauthorize_on_changes(Rc::clone(&gateway))),
+            tasks.spawn("proofs", password_revalidation::revalidate_passwords(Rc::clone(&gateway))),
+            tasks.spawn("unread answers", unread_answers::give_up_unread(Rc::clone(&gateway))),
+        ];
+        Self {
+            gateway,
+            listeners,
+            metrics: parts.metrics,
+            connections: Tasks::default(),
+            tasks,
+            evacuation_tasks: departures,
+            expiry_tasks: fallen,
+            floods: Rc::default(),
+        }
+    }
+
+    /// Serves connections until the acceptors are gone, then waits for the last connection's end.
+    pub async fn run(self, mut intake: mpsc::Receiver<AcceptedConnection>) {
+        while let Some(accepted) = intake.recv().await {
+            match adopt(accepted.socket) {
+                Ok(stream) => {
+                    let AcceptedConnection { listener, remote, shard_count: slot, place, .. } = accepted;
+                    self.serve(&listener, stream, remote, place, slot);
+                }
+                Err(error) => tracing::debug!(%error, "a socket could not be taken over"),
+            }
+        }
+        self.join_connections().await;
+    }
+
+    /// Serves a connection of the listener at this index of the start's configuration, in a task. `keep` is
+    /// dropped at the connection's end.
+    pub fn take(
+        &self,
+        listener: usize,
+        stream: ByteStream,
+        remote: Option<SocketAddr>,
+        keep: impl Sized + 'static,
+    ) {
+        if let Some(listener) = self.listeners.get(listener) {
+            self.serve(listener, stream, remote, ConnectionPlace::unlisted(), keep);
+        }
+    }
+
+    /// Serves a connection of any listener.
+    fn serve(
+        &self,
+        listener: &Arc<OpenListener>,
+        stream: ByteStream,
+        remote: Option<SocketAddr>,
+        place: ConnectionPlace,
+        keep: impl Sized + 'static,
+    ) {
+        let limits = self.gateway.config.load().limits;
+        let bounds = ConnectionBounds {
+            streams: limits.streams_per_connection,
+            header_size: limits.header_size,
+            handshake: limits.handshake_timeout,
+            first_call: limits.client_connections.first_call_timeout,
+            pings: limits.client_connections.pings,
+        };
+        let (gateway, config) = (Rc::clone(&self.gateway), Arc::clone(&listener.config));
+        let proxied = remote.is_some_and(|remote| config.is_trusted_proxy(remote.ip()));
+        let age = limits.connection_age;
+        let (tls, drain, leaves) = (listener.tls.clone(), listener.drain.clone(), listener.drain.clone());
+        let activity = Arc::clone(place.activity());
+        let admit = move |introduced: IntroducedClient<'_>| {
+            let remote = introduced.source.or(remote);
+            let origin = Rc::new(ConnectionOrigin { listener: Arc::clone(&config.name), remote });
+            let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
+            let leaf = introduced.certificate;
+            let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;
+            let expires = shown.as_ref().map(|shown| shown.expires);
+            let until = expires.and_then(|expires| expiry_deadline(&config, expires, SystemTime::now()));
+            // A connection with lent logins has no maximum age: on a new connection, calls relying on the
+            // lent login would be unauthenticated.
+            let age = age.filter(|_| !config.lend_login_identity);
+            let old_at = age.map(|age| Instant::now() + with_jitter(age, &gateway.door.chooser));
+            let peer = shown.map(|shown| shown.peer);
+            let member = config.member_of(introduced.server_name.as_deref()).cloned();
+            let client = Rc::new(ClientConnection::new(
+                &gateway, origin, config, peer, member, until, leaves, activity,
+            ));
+            let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
+            let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
+            let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
+            Ok(AdmittedClient { answer, until, old_at, expires, dismiss })
+        };
+        let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
+        let limiter = match &self.gateway.access_log {
+            AccessLog::On(limiter) => Some(Rc::clone(limiter)),
+            AccessLog::Off => None,
+        };
+        let name = Arc::clone(&listener.config.name);
+        let http1 = Http1Log { metrics: Arc::clone(&self.metrics), limiter, listener: name, remote };
+        let figures = self.metrics.connection_figures.clone();
+        let beginning = ConnectionInputs { place, figures, proxied, tls, odd_authority, http1 };
+        let (metrics, tasks) = (Arc::clone(&self.metrics), self.tasks.clone());
+        let floods = Rc::clone(&self.floods);
+        let serve = async move {
+            let _keep = keep;
+            match client_connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
+                Ok(ClientConnectionEnd::Well) => {}
+                Ok(ClientConnectionEnd::Silent) => {
+                    tracing::debug!(?remote, "a client answers no pings: its connection ends")
+                }
+                // The connection table counts and logs this refusal.
+                Err(HandshakeError::Full(_)) => {}
+                Ok(ClientConnectionEnd::Cut) => _ = metrics.connections_cut.inc(),
+                Ok(ClientConnectionEnd::Flooded) => {
+                    metrics.connections_flooded.inc();
+                    if let Some(connections) = floods.count() {
+                        tracing::warn!(
+                            ?remote,
+                            connections,
+                            "connections were ended: their clients reset too many streams"
+                        );
+                    }
+                }
+                Err(error) => {
+                    metrics.handshakes_failed.inc();
+                    tracing::debug!(%error, ?remote, "no connection");
+                }
+            }
+        };
+        self.connections.spawn("client connection", serve).detach();
+    }
+
+    /// Waits for the end of every client connection; the remaining upstream tasks then get a second to end.
+    pub async fn join_connections(self) {
+        self.connections.joined().await;
+        // Waits for calls of further shards on connections driven by this shard.
+        self.gateway.door.pool.retire_shared_connections().joined().await;
+        // Only upstream streams and flushers are left, without a waiting client.
+        self.gateway.door.pool.retire();
+        drop((self.gateway, self.evacuation_tasks, self.expiry_tasks));
+        if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
+            self.tasks.abort_all();
+        }
+    }
+}
+
+/// Returns the age plus or minus a tenth: connections opened together must not be closed together.
+fn with_jitter(age: Duration, chooser: &MemberChooser) -> Duration {
+    let tenth = age / 10;
+    let more = chooser.draw(u64::try_from(tenth.as_millis() * 2).unwrap_or(u64::MAX));
+    age - tenth + Duration::from_millis(more)
+}
+
+fn adopt(socket: ClientSocket) -> io::Result<ByteStream> {
+    Ok(match socket {
+        ClientSocket::Tcp(stream) => Box::new(tokio::net::TcpStream::from_std(stream)?),
+        ClientSocket::Unix(stream) => Box::new(tokio::net::UnixStream::from_std(stream)?),
+    })
+}

@@ -1,0 +1,291 @@
+//! Accepting clients and handing connections to shards.
+//!
+//! Owns: the listening sockets, the kernel's timers for connections, the choice of a shard. Must not know
+//! HTTP or TLS, nor the choice of admitted connections (`connection_table`). Invariants
+//! (`docs/decisions.md#d34`): one acceptor hands each socket to the shard with the fewest connections. A
+//! socket without a place in the connection table is closed at once. An error of `accept` never ends the
+//! listener.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::config::{Address, ClientPings, Config, Listener};
+use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionTable};
+use crate::downstream::listener_tls::CurrentListenerTls;
+use crate::published::Published;
+use crate::telemetry::metrics::Metrics;
+
+/// After this much silence the kernel probes the client's machine, and repeats until the machine counts as
+/// dead: 50 s in all. For connections without HTTP/2, and for connections without pings.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_AGAIN: Duration = Duration::from_secs(5);
+const KEEPALIVE_TIMES: u32 = 4;
+/// Sockets queued for a busy shard. With a full queue the acceptor waits, and the kernel's backlog fills.
+pub const HANDOVER: usize = 256;
+/// Pause after an error such as "too many open files": an immediate retry would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+const BACKLOG: u32 = 1024;
+
+/// The listener's state at the time of a connection's arrival.
+#[derive(Clone)]
+pub struct OpenListener {
+    /// The listener's configuration.
+    pub config: Arc<Listener>,
+    /// TLS settings, if TLS is on.
+    pub tls: Option<CurrentListenerTls>,
+    /// Carries the drain deadline once the listener's connections must leave.
+    pub drain: watch::Receiver<Option<Instant>>,
+}
+
+/// An accepted connection, on its way to a shard.
+pub struct AcceptedConnection {
+    /// The listener of the connection.
+    pub listener: Arc<OpenListener>,
+    /// The socket.
+    pub socket: ClientSocket,
+    /// The client's address; `None` on a unix socket.
+    pub remote: Option<SocketAddr>,
+    /// Counts the connection on its shard until dropped.
+    pub shard_count: ShardConnectionCount,
+    /// The connection's place in the connection table.
+    pub place: ConnectionPlace,
+}
+
+/// A connected socket not yet registered with a runtime.
+pub enum ClientSocket {
+    /// Over TCP.
+    Tcp(std::net::TcpStream),
+    /// Over a unix socket.
+    Unix(std::os::unix::net::UnixStream),
+}
+
+/// The client, as known from the socket.
+#[derive(Clone, Copy)]
+enum SocketPeer {
+    Tcp(SocketAddr),
+    UnixUser(u32),
+}
+
+impl SocketPeer {
+    fn remote(self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(remote) => Some(remote),
+            Self::UnixUser(_) => None,
+        }
+    }
+
+    /// The address for counting the connection; `None` if a balancer's header will supply the address.
+    fn address(self, listener: &Listener) -> Option<ClientAddress> {
+        match self {
+            Self::Tcp(remote) if listener.is_trusted_proxy(remote.ip()) => None,
+            Self::Tcp(remote) => Some(ClientAddress::of(remote.ip())),
+            Self::UnixUser(user) => Some(ClientAddress::UnixUser(user)),
+        }
+    }
+}
+
+/// A shard's queue of new connections.
+#[derive(Clone)]
+pub struct ShardIntake {
+    sender: mpsc::Sender<AcceptedConnection>,
+    connections: Arc<AtomicUsize>,
+}
+
+/// One connection counted on one shard.
+pub struct ShardConnectionCount {
+    shard: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+}
+
+impl Drop for ShardConnectionCount {
+    fn drop(&mut self) {
+        self.shard.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.connections.dec();
+    }
+}
+
+impl ShardIntake {
+    /// A shard's intake, and the receiver for the shard.
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<AcceptedConnection>) {
+        let (sender, receiver) = mpsc::channel(HANDOVER);
+        (Self { sender, connections: Arc::default() }, receiver)
+    }
+}
+
+/// A bound listener.
+pub enum BoundListener {
+    /// On TCP.
+    Tcp(TcpListener),
+    /// On a unix socket. The caller removes the socket's file.
+    Unix(UnixListener),
+}
+
+impl BoundListener {
+    /// Binds `address`. A stale unix socket is replaced; a unix socket in use, or any other file, is not.
+    ///
+    /// # Errors
+    /// The operating system's error.
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(address) => {
+                let socket = match address {
+                    SocketAddr::V4(_) => tokio::net::TcpSocket::new_v4()?,
+                    SocketAddr::V6(_) => tokio::net::TcpSocket::new_v6()?,
+                };
+                socket.set_reuseaddr(true)?;
+                socket.bind(*address)?;
+                Ok(Self::Tcp(socket.listen(BACKLOG)?))
+            }
+            Address::Unix(path) => {
+                remove_stale(path)?;
+                Ok(Self::Unix(UnixListener::bind(path)?))
+            }
+        }
+    }
+
+    /// The actual address: the assigned port if the configuration says 0.
+    #[must_use]
+    pub fn local(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Unix(_) => None,
+        }
+    }
+
+    async fn accept(&self, pings: Option<ClientPings>) -> io::Result<(ClientSocket, SocketPeer)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, remote) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                set_timers(SockRef::from(&stream), pings)?;
+                Ok((ClientSocket::Tcp(stream.into_std()?), SocketPeer::Tcp(remote)))
+            }
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let user = stream.peer_cred()?.uid();
+                Ok((ClientSocket::Unix(stream.into_std()?), SocketPeer::UnixUser(user)))
+            }
+        }
+    }
+}
+
+/// Makes the kernel end a connection to a dead machine: after unacknowledged data for as long as a client may
+/// be silent, or after unanswered probes.
+fn set_timers(socket: SockRef<'_>, pings: Option<ClientPings>) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_AGAIN);
+    socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_TIMES))?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(pings.map(|pings| pings.limit()))?;
+    Ok(())
+}
+
+/// Removes a stale socket file.
+///
+/// # Errors
+/// The socket is in use, or the operating system's error.
+pub fn remove_stale(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        // If the connect succeeds, another process serves the socket and must keep its clients.
+        Ok(found) if found.file_type().is_socket() => match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+            Err(_) => std::fs::remove_file(path),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Accepts on one socket until every shard is gone. Each connection gets the listener's current state, and is
+/// closed if `table` has no place.
+pub async fn accept(
+    listening: BoundListener,
+    listener: Arc<Published<OpenListener>>,
+    intakes: Vec<ShardIntake>,
+    table: Arc<ConnectionTable>,
+    config: Arc<Published<Config>>,
+    metrics: Arc<Metrics>,
+) {
+    loop {
+        let pings = config.load().limits.client_connections.pings;
+        let (socket, from) = match listening.accept(pings).await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let listener = listener.load_full();
+        let Ok(place) = table.admit(from.address(&listener.config)) else { continue };
+        // A shard with a full intake is stuck: prefer the other shards.
+        let idlest = |takers: &dyn Fn(&ShardIntake) -> bool| {
+            let alive = intakes.iter().filter(|intake| !intake.sender.is_closed() && takers(intake));
+            alive.min_by_key(|intake| intake.connections.load(Ordering::Relaxed))
+        };
+        let Some(intake) = idlest(&|intake| intake.sender.capacity() > 0).or_else(|| idlest(&|_| true))
+        else {
+            return;
+        };
+        intake.connections.fetch_add(1, Ordering::Relaxed);
+        metrics.connections.inc();
+        let slot =
+            ShardConnectionCount { shard: Arc::clone(&intake.connections), metrics: Arc::clone(&metrics) };
+        let remote = from.remote();
+        let accepted = AcceptedConnection { listener, socket, remote, shard_count: slot, place };
+        if intake.sender.send(accepted).await.is_err() {
+            tracing::error!("a shard is gone; its connections go to the others");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_left_over_socket_is_replaced_and_a_served_one_or_a_file_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("binds"));
+        let address = Address::Unix(path.clone());
+        let serving = BoundListener::bind(&address).expect("the left-over one is replaced");
+        let robbed = BoundListener::bind(&address).map(|_| ()).map_err(|error| error.kind());
+        assert_eq!(robbed, Err(io::ErrorKind::AddrInUse));
+        drop(serving);
+        std::fs::remove_file(&path).expect("it is there");
+        std::fs::write(&path, "data").expect("writes");
+        assert!(BoundListener::bind(&address).is_err());
+        assert_eq!(std::fs::read(&path).expect("it is still there"), b"data");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn the_kernel_gives_up_a_client_after_the_time_that_it_may_be_silent() {
+        let listening = BoundListener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).expect("binds");
+        let address = listening.local().expect("an address");
+        let pings = ClientPings { interval: Duration::from_secs(7), timeout: Duration::from_secs(4) };
+        for (pings, limit) in [(Some(pings), Some(Duration::from_secs(11))), (None, None)] {
+            let _client = std::net::TcpStream::connect(address).expect("connected");
+            let (socket, _) = listening.accept(pings).await.expect("accepted");
+            let ClientSocket::Tcp(socket) = socket else { panic!("over TCP") };
+            let socket = SockRef::from(&socket);
+            let told = socket.tcp_user_timeout().expect("told");
+            assert_eq!(told.filter(|told| !told.is_zero()), limit);
+            assert!(socket.keepalive().expect("told"));
+            let silence = socket.tcp_keepalive_time().expect("told")
+                + socket.tcp_keepalive_interval().expect("told")
+                    * socket.tcp_keepalive_retries().expect("told");
+            assert_eq!(silence, Duration::from_secs(50));
+        }
+    }
+}

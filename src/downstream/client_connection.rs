@@ -1,0 +1,403 @@
+//! One client connection: introduction of the client, TLS, HTTP, and the end of the connection.
+//!
+//! Owns: the handshake's time limit, HTTP/2's settings towards clients, the graceful end. Nearby, `first`
+//! detects the protocol and `inbound` supplies the bytes; below, `ends` decides when the connection ends.
+//! Must not know the services served, nor which clients are admitted. Invariants: a client without a
+//! completed handshake is disconnected at the time limit. A burst of cancelled streams does not end the
+//! connection (`docs/decisions.md#d39`). A draining or expired connection sends GOAWAY, finishes its open
+//! streams, and has a hard time limit (`docs/decisions.md#d40`).
+
+mod ping_timeout;
+mod shutdown;
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http2::Builder;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioTimer;
+use rustls::pki_types::CertificateDer;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use crate::config::ClientPings;
+use crate::downstream::client_certificate::UnreadableCertificate;
+use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionsFull};
+use crate::downstream::http1::{self, Http1Log};
+use crate::downstream::inbound::Inbound;
+use crate::downstream::listener_tls::CurrentListenerTls;
+use crate::downstream::proxy_protocol::{self, ProxiedSource, ProxyHeaderError};
+use crate::downstream::read_turns::{ReadTurn, TurnReader};
+use crate::downstream::served_streams::{PausableReader, ServedStreams};
+use crate::downstream::sniff::{self, ClientProtocol};
+use crate::downstream::socket_progress::SocketProgress;
+use crate::io::ByteStream;
+use crate::io::coalesce::coalesce;
+use crate::tasks::{LocalExecutor, Tasks};
+use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
+use crate::telemetry::metrics::Metrics;
+
+use ping_timeout::unanswered_ping;
+use shutdown::{ConnectionShutdown, PeerCertificateChain, ShutdownStep};
+
+pub use shutdown::LAST_CALLS;
+
+/// Length of HTTP/2's client preface: a client is an HTTP/2 client only after its preface.
+const PREFACE: usize = 24;
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// Window for 256 streams with unread requests, such as a Watch waiting for its client: the bound on memory
+/// held for one connection's unread data.
+const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
+const SEND_BUFFER: usize = 128 * 1024;
+/// Time for an accepted client to finish its introduction once the process drains: some round trips.
+const MOMENT: Duration = Duration::from_millis(500);
+
+/// GOAWAY (RFC 9113, section 6.8) with ENHANCE_YOUR_CALM and a text. The last stream id is the highest
+/// possible, because any stream may have been processed.
+const CALM: &[u8] = b"\0\0\x17\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x0btoo_many_resets";
+/// Time for the client to read the GOAWAY.
+const FAREWELL: Duration = Duration::from_millis(250);
+/// Longer than the life of any connection.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The limits of one connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionBounds {
+    /// Limit on open streams.
+    pub streams: u32,
+    /// Limit on the bytes of a header list.
+    pub header_size: u32,
+    /// Time limit for the steps before the first request: the balancer's header, TLS, the HTTP/2 preface.
+    pub handshake: Duration,
+    /// Time limit until the first admitted call.
+    pub first_call: Option<Duration>,
+    /// PING interval and timeout for detecting a dead client.
+    pub pings: Option<ClientPings>,
+}
+
+/// The inputs for serving a connection.
+pub struct ConnectionInputs {
+    /// The connection's place in the connection table.
+    pub place: ConnectionPlace,
+    /// Counts connections closed for being unused or silent.
+    pub figures: ConnectionMetrics,
+    /// True if a balancer's header with the client's address precedes all other bytes.
+    pub proxied: bool,
+    /// TLS settings, if TLS is on.
+    pub tls: Option<CurrentListenerTls>,
+    /// If set, HTTP/2 with an invalid `:authority` is accepted and counted in these metrics.
+    pub odd_authority: Option<Arc<Metrics>>,
+    /// Counts and logs requests over HTTP/1.
+    pub http1: Http1Log,
+}
+
+/// The client, as far as known before its first request.
+pub struct IntroducedClient<'a> {
+    /// The client's address from a balancer's header; `None` if the socket's address is the client's.
+    pub source: Option<SocketAddr>,
+    /// The client's certificate, already verified.
+    pub certificate: Option<&'a CertificateDer<'static>>,
+    /// The host name sent in TLS (SNI).
+    pub server_name: Option<String>,
+}
+
+/// An admitted client.
+pub struct AdmittedClient<A> {
+    /// The handler of the client's requests.
+    pub answer: A,
+    /// End of the client's admission: GOAWAY is sent then, and open streams are cut after [`LAST_CALLS`].
+    pub until: Option<Instant>,
+    /// Time of a GOAWAY for age. Open streams continue.
+    pub old_at: Option<Instant>,
+    /// Expiry of the client's certificate.
+    pub expires: Option<SystemTime>,
+    /// Called when the client's certificate becomes invalid, by a revocation or a change of authorities.
+    pub dismiss: Box<dyn FnOnce()>,
+}
+
+/// The end of a served connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientConnectionEnd {
+    /// Ended without open streams, or by the client.
+    Well,
+    /// Ended with open streams cut.
+    Cut,
+    /// The client reset too many streams before their answers.
+    Flooded,
+    /// The client did not answer a PING.
+    Silent,
+}
+
+/// Reason for a connection's end before it was served.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The time limit of the handshake passed.
+    #[error("no handshake within the limit")]
+    TimedOut,
+    /// A balancer's header did not name the client.
+    #[error("a trusted balancer's connection: {0}")]
+    NotSaid(#[from] ProxyHeaderError),
+    /// TLS failed.
+    #[error("the TLS handshake failed: {0}")]
+    Tls(#[from] io::Error),
+    /// The connection was lost before its protocol was known.
+    #[error("it was lost before its first bytes: {0}")]
+    Lost(io::Error),
+    /// The client has too many connections.
+    #[error(transparent)]
+    Full(#[from] ConnectionsFull),
+    /// The client's certificate was verified but could not be parsed.
+    #[error(transparent)]
+    Certificate(#[from] UnreadableCertificate),
+}
+
+/// Serves one connection until its end, or until the instant given by `drain` once the process drains.
+/// `admit` receives the introduced client.
+///
+/// # Errors
+/// The handshake failed. Later failures reach the client only and are not errors here.
+pub async fn serve<A, F, B>(
+    stream: ByteStream,
+    beginning: ConnectionInputs,
+    bounds: ConnectionBounds,
+    tasks: &Tasks,
+    mut drain: watch::Receiver<Option<Instant>>,
+    admit: impl FnOnce(IntroducedClient) -> Result<AdmittedClient<A>, UnreadableCertificate>,
+) -> Result<ClientConnectionEnd, HandshakeError>
+where
+    A: Fn(Request<Incoming>) -> F + 'static,
+    F: Future<Output = Response<B>> + 'static,
+    B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
+{
+    let began = Instant::now();
+    let ConnectionInputs { place, figures, proxied, tls, odd_authority, http1 } = beginning;
+    let introducing = introduce(stream, proxied.then_some(&place), tls);
+    let Some(introduced) = introduced(introducing, bounds.handshake, &mut drain, &place).await else {
+        return Ok(ClientConnectionEnd::Well);
+    };
+    let IntroducedConnection { stream, source, server_name, mut shown, speaks, taken } = introduced?;
+    let progress = Rc::<SocketProgress>::default();
+    let Some(inbound) = inbound_of(speaks, stream, taken, &progress, bounds, odd_authority) else {
+        return Ok(ClientConnectionEnd::Well);
+    };
+    if speaks == ClientProtocol::Http1 {
+        return serve_http1(inbound, began + bounds.handshake, &http1, source, &mut drain, &place).await;
+    }
+    let certificate = shown.as_ref().and_then(PeerCertificateChain::leaf);
+    let AdmittedClient { answer, until, old_at, expires, dismiss } =
+        admit(IntroducedClient { source, certificate, server_name })?;
+    shown.iter_mut().for_each(|shown| shown.expires(expires));
+    let streams = ServedStreams::new(bounds.streams, Arc::clone(place.activity()));
+    let first_call = bounds.first_call.map(|time| (time, began));
+    let mut ends = ConnectionShutdown::new(drain, dismiss, place, figures.clone());
+    (ends.until, ends.old_at, ends.shown, ends.first_call) = (until, old_at, shown, first_call);
+    let turn = ReadTurn::new();
+    let (io, flusher) = coalesce(PausableReader::new(TurnReader::new(inbound, &turn), &streams));
+    tasks.spawn("downstream flusher", flusher).detach();
+    let last_words = io.inner().last_words();
+    let serving = Rc::clone(&streams);
+    // Boxed: hyper reserves space for the future as long as the response body lives, days for a watch.
+    let service = service_fn(move |request| Box::pin(serving.serve(answer(request))));
+    let mut connection = pin!(settings(bounds).serve_connection(io, service));
+    let mut silence = pin!(silence(began + bounds.handshake, &progress));
+    let mut unanswered = pin!(unanswered_ping(bounds.pings, &progress, &streams));
+    let (mut leaving, mut told) = (false, false);
+    loop {
+        let served = poll_fn(|cx| {
+            turn.begin();
+            let polled = connection.as_mut().poll(cx);
+            // Before the preface hyper would close without a GOAWAY.
+            if polled.is_ready() || told || !leaving || progress.received() < PREFACE {
+                return polled;
+            }
+            told = true;
+            connection.as_mut().graceful_shutdown();
+            connection.as_mut().poll(cx)
+        });
+        tokio::select! {
+            ended = served => return Ok(how_it_ended(ended)),
+            () = streams.flooded() => {
+                turn.lift();
+                drop(timeout(FAREWELL, last_words.say(CALM)).await);
+                return Ok(ClientConnectionEnd::Flooded);
+            }
+            () = silence.as_mut() => return
+                if leaving { Ok(ClientConnectionEnd::Well) } else { Err(HandshakeError::TimedOut) },
+            () = unanswered.as_mut() => {
+                figures.ended(EndReason::NoAnswer).inc();
+                return Ok(ClientConnectionEnd::Silent);
+            }
+            turn = ends.next() => match turn {
+                ShutdownStep::Leave => {
+                    leaving = true;
+                    let until = (Instant::now() + MOMENT).min(began + bounds.handshake);
+                    silence.set(self::silence(until, &progress));
+                }
+                ShutdownStep::Cut => return Ok(ClientConnectionEnd::Cut),
+                ShutdownStep::Close => return Ok(ClientConnectionEnd::Well),
+            },
+        }
+    }
+}
+
+/// The byte stream of a connected client; `None` if the client has disconnected.
+fn inbound_of(
+    speaks: ClientProtocol,
+    stream: ByteStream,
+    taken: Bytes,
+    progress: &Rc<SocketProgress>,
+    bounds: ConnectionBounds,
+    odd_authority: Option<Arc<Metrics>>,
+) -> Option<Inbound> {
+    let progress = Rc::clone(progress);
+    match (speaks, odd_authority) {
+        (ClientProtocol::Nothing, _) => None,
+        (ClientProtocol::Http2, Some(metrics)) => {
+            let largest = usize::try_from(bounds.header_size).unwrap_or(usize::MAX);
+            Some(Inbound::looking_for_odd_authority(stream, &taken, progress, largest, metrics))
+        }
+        _ => Some(Inbound::new(stream, taken, progress)),
+    }
+}
+
+/// Answers an HTTP/1 client with 404, and logs its requests.
+async fn serve_http1(
+    inbound: Inbound,
+    until: Instant,
+    log: &Http1Log,
+    source: Option<SocketAddr>,
+    drain: &mut watch::Receiver<Option<Instant>>,
+    place: &ConnectionPlace,
+) -> Result<ClientConnectionEnd, HandshakeError> {
+    let answer = |request| {
+        log.note(&request, source);
+        http1::not_found(request)
+    };
+    tokio::select! {
+        served = http1::serve(inbound, until, answer) => {
+            served.map(|()| ClientConnectionEnd::Well).map_err(|_| HandshakeError::TimedOut)
+        }
+        _ = drain.wait_for(Option::is_some) => Ok(ClientConnectionEnd::Well),
+        () = place.activity().room_wanted() => Ok(ClientConnectionEnd::Well),
+    }
+}
+
+/// Ends at `until` if the preface has not arrived by then: hyper waits for the preface without a limit.
+async fn silence(until: Instant, progress: &SocketProgress) {
+    tokio::time::sleep_until(until).await;
+    if progress.received() >= PREFACE {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The introduced client, or the handshake's failure. `None` if the process drains first: a client still in
+/// its handshake gets [`MOMENT`] to finish, so that an HTTP answer can send it elsewhere; a reset would give
+/// no reason. `None` at once if the connection is evicted.
+async fn introduced<T>(
+    introducing: impl Future<Output = Result<T, HandshakeError>>,
+    limit: Duration,
+    drain: &mut watch::Receiver<Option<Instant>>,
+    place: &ConnectionPlace,
+) -> Option<Result<T, HandshakeError>> {
+    let mut introducing = pin!(timeout(limit, introducing));
+    let introduced = tokio::select! {
+        biased; // a client with a finished handshake is admitted
+        introduced = &mut introducing => introduced,
+        () = place.activity().room_wanted() => return None,
+        _ = drain.wait_for(Option::is_some) => timeout(MOMENT, introducing).await.ok()?,
+    };
+    Some(introduced.unwrap_or(Err(HandshakeError::TimedOut)))
+}
+
+/// A connection with a known client and protocol.
+struct IntroducedConnection {
+    stream: ByteStream,
+    source: Option<SocketAddr>,
+    /// The host name sent in TLS (SNI).
+    server_name: Option<String>,
+    shown: Option<PeerCertificateChain>,
+    speaks: ClientProtocol,
+    /// Bytes read from `stream` to detect the protocol.
+    taken: Bytes,
+}
+
+/// The steps before HTTP, in order. `proxied` is set behind a balancer; the client's address is then recorded
+/// in the connection's place.
+async fn introduce(
+    mut stream: ByteStream,
+    proxied: Option<&ConnectionPlace>,
+    tls: Option<CurrentListenerTls>,
+) -> Result<IntroducedConnection, HandshakeError> {
+    let mut source = None;
+    if let Some(place) = proxied
+        && let ProxiedSource::Client(address) = proxy_protocol::read_header(&mut stream).await?
+    {
+        place.set_address(ClientAddress::of(address.ip()))?;
+        source = Some(address);
+    }
+    let (mut server_name, mut shown, mut agreed) = (None, None, None);
+    if let Some(tls) = tls {
+        (stream, server_name, shown, agreed) = handshake(stream, tls).await?;
+    }
+    let looked = sniff::detect_protocol(&mut stream, agreed.as_deref()).await;
+    let (speaks, taken) = looked.map_err(HandshakeError::Lost)?;
+    Ok(IntroducedConnection { stream, source, server_name, shown, speaks, taken })
+}
+
+/// The results of a TLS handshake.
+type TlsHandshakeParts = (ByteStream, Option<String>, Option<PeerCertificateChain>, Option<Vec<u8>>);
+
+/// Performs the TLS handshake: the stream, the server name, the client's certificates (if requested), and the
+/// ALPN protocol (if any).
+async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> io::Result<TlsHandshakeParts> {
+    // Subscribe before loading the TLS settings, so that a change during the handshake is noticed.
+    let changes = tls.changes();
+    let now = tls.load_full();
+    let accepting = tokio_rustls::TlsAcceptor::from(Arc::clone(&now.handshakes)).accept(stream);
+    let stream = Box::new(accepting.await?);
+    let session = stream.get_ref().1;
+    let chain = session.peer_certificates().unwrap_or_default();
+    let server_name = session.server_name().map(str::to_owned);
+    let shown = now.requests_certificates().then(|| PeerCertificateChain::new(tls, changes, chain));
+    let agreed = session.alpn_protocol().map(<[u8]>::to_vec);
+    Ok((stream, server_name, shown, agreed))
+}
+
+fn how_it_ended(ended: hyper::Result<()>) -> ClientConnectionEnd {
+    let Err(error) = ended else { return ClientConnectionEnd::Well };
+    tracing::debug!(%error, "client connection ended");
+    // h2 has a limit of its own on streams reset before the service sees them.
+    let why = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<h2::Error>());
+    let flooded =
+        why.is_some_and(|why| !why.is_remote() && why.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM));
+    if flooded { ClientConnectionEnd::Flooded } else { ClientConnectionEnd::Well }
+}
+
+fn settings(bounds: ConnectionBounds) -> Builder<LocalExecutor> {
+    let mut builder = Builder::new(LocalExecutor);
+    builder
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(bounds.streams)
+        .max_pending_accept_reset_streams(usize::try_from(bounds.streams).unwrap_or(usize::MAX))
+        .max_header_list_size(bounds.header_size)
+        .max_send_buf_size(SEND_BUFFER);
+    if let Some(pings) = bounds.pings {
+        // Also without open streams: dead clients hold places in the connection table. hyper only sends the
+        // pings; `ping_timeout` decides about dead clients.
+        builder.keep_alive_interval(pings.interval).keep_alive_timeout(FOR_EVER);
+    }
+    builder
+}

@@ -1,0 +1,146 @@
+//! A cache of the sessions opened by one shard.
+//!
+//! Owns: a bounded cache of opened sessions, so that a shard decrypts each token once. Must not know: the
+//! rules for a session's validity.
+//! Invariants: a cached answer equals the sealer's current answer: a change of keys, realm, `not_before` or
+//! revocations empties the cache. The lookup key is the token's SHA-256, so that neither a collision nor the
+//! timing of a comparison helps an attacker to guess a token.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+
+use super::{OpenFailure, Sealer, SealerState, Session};
+
+/// The sessions opened by one shard. Holds at most `limit` sessions; the least recently used are evicted
+/// first.
+pub struct OpenedSessions {
+    sealer: Arc<Sealer>,
+    kept: RefCell<OpenedSessionMaps>,
+    half: usize,
+}
+
+/// Two generations: the recent map fills, then replaces the old map. Sessions not used since the previous
+/// replacement are dropped.
+struct OpenedSessionMaps {
+    sealing: Arc<SealerState>,
+    recent: HashMap<[u8; 32], OpenedSession>,
+    old: HashMap<[u8; 32], OpenedSession>,
+}
+
+#[derive(Clone)]
+struct OpenedSession {
+    session: Rc<Session>,
+    key: usize,
+}
+
+impl OpenedSessions {
+    /// An empty cache of at most `limit` sessions.
+    #[must_use]
+    pub fn new(sealer: Arc<Sealer>, limit: usize) -> Self {
+        let kept =
+            OpenedSessionMaps { sealing: sealer.sealing(), recent: HashMap::new(), old: HashMap::new() };
+        Self { sealer, kept: RefCell::new(kept), half: limit.div_ceil(2).max(1) }
+    }
+
+    /// Same as [`Sealer::open`], from the cache if possible.
+    ///
+    /// # Errors
+    /// Same as [`Sealer::open`]; failures are not cached.
+    pub fn open(&self, token: &[u8]) -> Result<Rc<Session>, OpenFailure> {
+        let mut kept = self.kept.borrow_mut();
+        kept.follow(&self.sealer);
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        if let Some(opened) = kept.recent.get(&digest) {
+            kept.sealing.keys.count(opened.key);
+            return Ok(Rc::clone(&opened.session));
+        }
+        let opened = if let Some(opened) = kept.old.remove(&digest) {
+            kept.sealing.keys.count(opened.key);
+            opened
+        } else {
+            let (session, key) = kept.sealing.open(token)?;
+            self.sealer.remember_session(&session);
+            OpenedSession { session: Rc::new(session), key }
+        };
+        if kept.recent.len() >= self.half {
+            kept.old = std::mem::take(&mut kept.recent);
+        }
+        kept.recent.insert(digest, opened.clone());
+        Ok(opened.session)
+    }
+}
+
+impl OpenedSessionMaps {
+    fn follow(&mut self, sealer: &Sealer) {
+        let now = sealer.sealing.load();
+        if !Arc::ptr_eq(&now, &self.sealing) {
+            self.sealing = Arc::clone(&now);
+            self.recent.clear();
+            self.old.clear();
+        }
+    }
+}
+
+impl std::fmt::Debug for OpenedSessions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kept = self.kept.borrow();
+        f.debug_struct("OpenedSessions").field("kept", &(kept.recent.len() + kept.old.len())).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{keys, login, sealer};
+    use super::*;
+
+    fn token(sealer: &Sealer, user: &str) -> Vec<u8> {
+        sealer.seal(&login(user, "p")).unwrap().expose().clone().into_bytes()
+    }
+
+    #[test]
+    fn a_token_is_opened_once_and_counted_every_time() {
+        let sealer = Arc::new(sealer(&[1]));
+        let opened = OpenedSessions::new(Arc::clone(&sealer), 8);
+        let (alice, bob) = (token(&sealer, "alice"), token(&sealer, "bob"));
+        let first = opened.open(&alice).unwrap();
+        assert!(Rc::ptr_eq(&first, &opened.open(&alice).unwrap()));
+        assert_eq!(opened.open(&bob).unwrap().peer.to_string(), "password:bob");
+        assert_eq!(sealer.opened_by_key()[0].1, 3);
+    }
+
+    #[test]
+    fn it_is_bounded_and_keeps_what_is_used() {
+        let sealer = Arc::new(sealer(&[1]));
+        let opened = OpenedSessions::new(Arc::clone(&sealer), 8);
+        let alice = token(&sealer, "alice");
+        let first = opened.open(&alice).unwrap();
+        for other in 0..64 {
+            opened.open(&token(&sealer, &other.to_string())).unwrap();
+            assert!(Rc::ptr_eq(&first, &opened.open(&alice).unwrap()), "after {other} others");
+            let kept = opened.kept.borrow();
+            assert!(kept.recent.len() + kept.old.len() <= 8);
+        }
+    }
+
+    #[test]
+    fn it_never_answers_what_the_sealer_would_not() {
+        let sealer = Arc::new(sealer(&[1]));
+        let opened = OpenedSessions::new(Arc::clone(&sealer), 8);
+        let alice = token(&sealer, "alice");
+        opened.open(&alice).unwrap();
+        sealer.replace_keys(&keys(&[2]));
+        assert_eq!(opened.open(&alice).err(), Some(OpenFailure::UnknownKey));
+        sealer.replace_keys(&keys(&[2, 1]));
+        opened.open(&alice).unwrap();
+        sealer.refuse_before(u64::MAX);
+        assert_eq!(opened.open(&alice).err(), Some(OpenFailure::TooOld));
+        sealer.refuse_before(0);
+        opened.open(&alice).unwrap();
+        sealer.apply_revocations(None);
+        assert_eq!(opened.open(&alice).err(), Some(OpenFailure::NotKnown));
+    }
+}

@@ -1,0 +1,217 @@
+//! The register of active streams and waiting calls, which may outlive the authorization granted at their
+//! start.
+//!
+//! Owns: this shard's register, when entries are authorized again, and ending entries no longer authorized.
+//! Must not know: the reason for losing authorization (`caller::again`), the work of the streams. Invariants
+//! (docs/decisions.md#d29): an entry is registered first and authorized afterwards, so every change of rules
+//! either finds the entry or is seen by the authorization; the register belongs to a single thread, so no
+//! lock is taken; entries not affected by a change continue.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::gateway::caller::Caller;
+use crate::gateway::proof_basis::ProofBasis;
+use crate::gateway::{ClientConnection, Gateway};
+use crate::refusal::Refusal;
+
+/// Entries authorized again before yielding to other tasks; each takes some microseconds.
+const AT_A_TIME: usize = 64;
+
+/// The active streams and waiting calls of a shard.
+#[derive(Default)]
+pub struct ActiveStreams {
+    entries: RefCell<HashMap<u64, ActiveStreamEntry>>,
+    next: Cell<u64>,
+    by_password: Notify,
+}
+
+struct ActiveStreamEntry {
+    life: Rc<ActiveStream>,
+    cut: oneshot::Sender<Refusal>,
+}
+
+/// The identity under which a stream or waiting call runs.
+pub struct ActiveStream {
+    /// The client connection.
+    pub client: Rc<ClientConnection>,
+    /// The caller and the upstream user.
+    pub caller: Rc<Caller>,
+    /// The user's revocation generation at the start: a later generation ends the entry. `None` for a caller
+    /// without a user.
+    pub generation: Option<u64>,
+    /// The state against which the session's password was proved, if no member checks the password.
+    pub proof_basis: RefCell<Option<ProofBasis>>,
+    number: u64,
+}
+
+/// A registration, removed when dropped.
+#[must_use = "what has no place in the register outlives what let it in"]
+pub struct Registration(Option<RegistrationEntry>);
+
+struct RegistrationEntry {
+    live: Rc<ActiveStreams>,
+    number: u64,
+    cut: oneshot::Receiver<Refusal>,
+}
+
+impl Gateway {
+    /// Registers a stream or waiting call of `caller`, then checks the authorization again.
+    ///
+    /// # Errors
+    /// The caller is not authorized any more.
+    pub fn enter(&self, client: &Rc<ClientConnection>, caller: &Rc<Caller>) -> Result<Registration, Refusal> {
+        let generation = self.callers.generation(self, caller)?;
+        let against = caller.needs_recheck.then(|| ProofBasis::now(self));
+        let life = Rc::new(ActiveStream {
+            client: Rc::clone(client),
+            caller: Rc::clone(caller),
+            generation,
+            proof_basis: RefCell::new(against),
+            number: self.active_streams.next.replace(self.active_streams.next.get() + 1),
+        });
+        let stay = self.active_streams.register(&life);
+        self.callers.may_continue(self, &life).map(|()| stay)
+    }
+}
+
+impl ActiveStream {
+    /// Starts or stops re-proving the session's password here. `here` is true if no member checks the
+    /// password; reloading the `[[user]]` rows may change this under a running stream.
+    pub fn set_password_recheck(&self, gateway: &Gateway, here: bool) {
+        let mut against = self.proof_basis.borrow_mut();
+        if !here {
+            *against = None;
+        } else if against.is_none() {
+            // The member's verdict on the password, and its time, are unknown here.
+            *against = Some(ProofBasis::unknown(gateway));
+            gateway.active_streams.by_password.notify_one();
+        }
+    }
+}
+
+impl ActiveStreams {
+    fn register(self: &Rc<Self>, life: &Rc<ActiveStream>) -> Registration {
+        let (cut, when_cut) = oneshot::channel();
+        self.entries.borrow_mut().insert(life.number, ActiveStreamEntry { life: Rc::clone(life), cut });
+        if life.proof_basis.borrow().is_some() {
+            self.by_password.notify_one();
+        }
+        Registration(Some(RegistrationEntry { live: Rc::clone(self), number: life.number, cut: when_cut }))
+    }
+
+    /// The entries whose session password is not checked by any member.
+    #[must_use]
+    pub fn with_unchecked_passwords(&self) -> Vec<Rc<ActiveStream>> {
+        let entries = self.entries.borrow();
+        entries
+            .values()
+            .map(|entry| &entry.life)
+            .filter(|life| life.proof_basis.borrow().is_some())
+            .map(Rc::clone)
+            .collect()
+    }
+
+    /// Waits until an entry with a password not checked by any member begins.
+    pub async fn wait_for_unchecked_password(&self) {
+        self.by_password.notified().await;
+    }
+
+    /// The number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.borrow().len()
+    }
+
+    /// True if no stream or waiting call is registered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Authorizes every entry again and ends the entries without authorization. Entries arriving meanwhile
+    /// were authorized by the current rules.
+    async fn reauthorize_all(&self, gateway: &Gateway) {
+        let numbers: Vec<u64> = self.entries.borrow().keys().copied().collect();
+        let mut ended = 0;
+        for some in numbers.chunks(AT_A_TIME) {
+            for number in some {
+                let life = self.entries.borrow().get(number).map(|entry| Rc::clone(&entry.life));
+                if let Some(life) = life
+                    && let Err(refusal) = gateway.callers.may_continue(gateway, &life)
+                {
+                    ended += usize::from(self.end(&life, refusal));
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        if ended > 0 {
+            tracing::info!(ended, "streams ended with what had let them in");
+        }
+    }
+
+    /// Ends an entry. Returns true if the entry was still registered.
+    pub fn end(&self, life: &ActiveStream, refusal: Refusal) -> bool {
+        let entry = self.entries.borrow_mut().remove(&life.number);
+        entry.is_some_and(|entry| {
+            let caller = &entry.life.caller;
+            tracing::debug!(
+                user = ?caller.user,
+                why = refusal.message(),
+                "a stream ends with what had let it in"
+            );
+            entry.cut.send(refusal).is_ok()
+        })
+    }
+}
+
+/// Authorizes all entries again after every change of sessions, rules or users, until dropped.
+pub async fn reauthorize_on_changes(gateway: Rc<Gateway>) {
+    let mut sessions = gateway.sealer.changes();
+    let mut rules = gateway.callers.changes();
+    let mut users = gateway.logins.changes();
+    loop {
+        // All arms are cancel-safe. Dismissed connections always belong to this shard.
+        let goes_on = tokio::select! {
+            changed = sessions.changed() => changed.is_ok(),
+            changed = rules.changed() => changed.is_ok(),
+            changed = users.changed() => changed.is_ok(),
+            () = gateway.dismissed.notified() => true,
+        };
+        if !goes_on {
+            return;
+        }
+        gateway.active_streams.reauthorize_all(&gateway).await;
+    }
+}
+
+impl Registration {
+    /// For calls too short to be authorized twice: never cancelled.
+    pub const UNBOUND: Self = Self(None);
+
+    /// Waits until the entry is ended and returns the refusal for the client. Cancel-safe.
+    pub async fn cancelled(&mut self) -> Refusal {
+        poll_fn(|cx| self.poll_cut(cx)).await
+    }
+
+    /// Ready once, when the entry is ended.
+    pub fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
+        let Some(registered) = &mut self.0 else { return Poll::Pending };
+        let cut = std::task::ready!(Pin::new(&mut registered.cut).poll(cx));
+        self.0 = None;
+        // The register is gone: the shard is ending and authorizes no entry any more.
+        cut.map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl Drop for RegistrationEntry {
+    fn drop(&mut self) {
+        self.live.entries.borrow_mut().remove(&self.number);
+    }
+}

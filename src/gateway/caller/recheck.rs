@@ -1,0 +1,214 @@
+//! Deciding again about callers with open streams or waiting calls.
+//!
+//! Owns: the second decision, from everything behind the first: the session, its line in the users file, the
+//! JWT's signature, the rules, the credentials, the blocks. Must not know: the kinds of streams, the times of
+//! the decision.
+//! Invariants (docs/decisions.md#d16, docs/decisions.md#d29): a stream ends if its caller is another etcd
+//! user now, or no user; a stream of the same user goes on; while the revocations are unknown, open streams
+//! go on and new streams are refused.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::identities::{OwnCredential, PeerRank, PeerStanding};
+use super::{Caller, CallerEvidence, CallerGrounds, CallerIdentification, Identities, deciding_way};
+use crate::config::Identify;
+use crate::downstream::session::{LoginInadmissible, PeerNamespace, Session, SessionPeer, SessionProof};
+use crate::gateway::active_streams::ActiveStream;
+use crate::gateway::{ClientConnection, Gateway};
+use crate::identity::Peer;
+use crate::refusal::Refusal;
+use crate::upstream::membership::AuthSetting;
+use crate::upstream::send::UpstreamUser;
+use crate::users::UserLineMark;
+
+/// JWTs are verified as of a moment before expiry at the latest; timers handle the expiry itself.
+const BEFORE: Duration = Duration::from_millis(1);
+
+impl CallerIdentification {
+    /// Decides whether an admitted stream or call may go on.
+    ///
+    /// # Errors
+    /// The status for the client: the answer to the client's next call, or "invalid auth token" if the next
+    /// call would go as another user.
+    pub fn may_continue(&self, gateway: &Gateway, life: &ActiveStream) -> Result<(), Refusal> {
+        let now = self.recheck_grounds(gateway, life, life.caller.grounds.clone())?;
+        life.set_password_recheck(gateway, now.needs_recheck);
+        Ok(())
+    }
+
+    /// As [`CallerIdentification::stands`], for a session of a user moved into the users file.
+    ///
+    /// # Errors
+    /// As [`CallerIdentification::stands`].
+    pub fn may_continue_by_file(&self, gateway: &Gateway, life: &ActiveStream) -> Result<(), Refusal> {
+        let Some(session) = life.caller.session() else { return Ok(()) };
+        self.recheck_grounds(gateway, life, by_file(Rc::clone(session))).map(drop)
+    }
+
+    fn recheck_grounds(
+        &self,
+        gateway: &Gateway,
+        life: &ActiveStream,
+        grounds: CallerGrounds,
+    ) -> Result<Rc<Caller>, Refusal> {
+        let ActiveStream { client, caller, generation, .. } = life;
+        if client.is_dismissed() {
+            return Err(Refusal::SHUTTING_DOWN);
+        }
+        let identities = self.identities.load();
+        let shown = grounds.evidence.clone();
+        let (grounds, way) = grounds_now(&identities, client, grounds)?;
+        let standing = match &shown {
+            CallerEvidence::Session(session) => {
+                if !gateway.sealer.is_valid(session) {
+                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                // etcd may decide about the user again, and the client may log in there. The status makes the
+                // client come back with a token to be judged afresh.
+                if !is_line_unchanged(gateway, session) || has_left_the_file(gateway, &grounds) {
+                    return Err(Refusal::SHUTTING_DOWN);
+                }
+                of_session(gateway, &identities, client, grounds, session)
+            }
+            CallerEvidence::Jwt(verified, token) => {
+                // etcd's key signed the JWT, and the key belongs to the former cluster.
+                if verified.auth_revision.is_some() && gateway.sealer.has_followed() {
+                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                }
+                let when = verified.expires.checked_sub(BEFORE).unwrap_or(verified.expires);
+                let when = when.min(SystemTime::now());
+                let good = self.verified.verify(&identities.issuers, token.expose(), when);
+                let good = good.map_err(|_bad| Refusal::INVALID_AUTH_TOKEN)?;
+                let grounds = match way {
+                    Identify::Certificate => grounds,
+                    _ => CallerGrounds { peer: good.peer.clone(), ..grounds },
+                };
+                identities.standing(client, grounds, None, OwnCredential::Nothing)
+            }
+            CallerEvidence::Connection => identities.standing(client, grounds, None, OwnCredential::Nothing),
+            CallerEvidence::Ignored => match gateway.door.members.auth.now() {
+                AuthSetting::Off => self.as_nobody(gateway, &identities, client, grounds)?,
+                AuthSetting::Unknown => return Err(Refusal::NOTHING_SENT),
+                AuthSetting::On => return Err(Refusal::INVALID_AUTH_TOKEN),
+            },
+        };
+        let now = upstream_caller(gateway, standing)?;
+        if now.user != caller.user {
+            let nobody = now.user.is_none() && gateway.door.members.auth.now() != AuthSetting::Off;
+            return Err(if nobody { Refusal::USER_EMPTY } else { Refusal::INVALID_AUTH_TOKEN });
+        }
+        let Some(user) = &caller.user else { return Ok(now) };
+        match gateway.sealer.admit_login(user) {
+            Err(LoginInadmissible::Blocked) => Err(Refusal::PERMISSION_DENIED),
+            Ok(is) if generation.is_some_and(|then| then < is) => Err(Refusal::INVALID_AUTH_TOKEN),
+            Ok(_) | Err(LoginInadmissible::NotKnown) => Ok(now),
+        }
+    }
+
+    /// The generation of the upstream user; `None` if the call goes upstream without a user.
+    ///
+    /// # Errors
+    /// The user is blocked, or the revocations are unknown.
+    pub fn generation(&self, gateway: &Gateway, caller: &Caller) -> Result<Option<u64>, Refusal> {
+        let Some(user) = &caller.user else { return Ok(None) };
+        gateway.sealer.admit_login(user).map(Some).map_err(|why| match why {
+            LoginInadmissible::Blocked => Refusal::PERMISSION_DENIED,
+            LoginInadmissible::NotKnown => Refusal::NOTHING_SENT,
+        })
+    }
+}
+
+/// The grounds of a session whose user has moved into the users file with an unchanged password.
+pub(super) fn by_file(session: Rc<Session>) -> CallerGrounds {
+    let peer = Peer::File(session.peer.user().clone());
+    CallerGrounds { peer, evidence: CallerEvidence::Session(session) }
+}
+
+/// The grounds, and the deciding way, by the listener's present ways: replaced rules change the ways.
+fn grounds_now(
+    identities: &Identities,
+    client: &ClientConnection,
+    then: CallerGrounds,
+) -> Result<(CallerGrounds, Identify), Refusal> {
+    let ways = identities.ways(client);
+    let shown = match &then.evidence {
+        CallerEvidence::Session(_) => Some(Identify::Token),
+        CallerEvidence::Jwt(..) => Some(Identify::Jwt),
+        CallerEvidence::Connection | CallerEvidence::Ignored => None,
+    };
+    let way = match (deciding_way(ways, client, shown), &then.evidence) {
+        (Ok(way), _) => way,
+        // The connection's login was lent to the call, on a listener without tokens.
+        (Err(_), CallerEvidence::Session(_)) if client.listener.lend_login_identity => Identify::Token,
+        (Err(refusal), _) => return Err(refusal),
+    };
+    let peer = match (way, &client.certificate) {
+        (Identify::Certificate, Some(certificate)) => certificate.clone(),
+        (Identify::Default, _) if ways.contains(&way) => Peer::Listener(Arc::clone(&client.listener.name)),
+        (Identify::Default, _) => return Err(Refusal::USER_EMPTY),
+        _ => then.peer,
+    };
+    Ok((CallerGrounds { peer, evidence: then.evidence }, way))
+}
+
+/// False if the session was proved by a line of the users file and the line is gone or changed, so the
+/// password is another (docs/decisions.md#d12).
+pub(super) fn is_line_unchanged(gateway: &Gateway, session: &Session) -> bool {
+    match session.proof {
+        SessionProof::File { line } => gateway.logins.line(session.peer.user()) == Some(UserLineMark(line)),
+        SessionProof::None | SessionProof::Etcd { .. } => true,
+    }
+}
+
+/// True for a peer of the users file without a line there any more.
+fn has_left_the_file(gateway: &Gateway, grounds: &CallerGrounds) -> bool {
+    matches!(&grounds.peer, Peer::File(user) if gateway.logins.line(user).is_none())
+}
+
+/// The peer named by a session.
+pub(super) fn peer_of(session: &Session) -> Peer {
+    let user = session.peer.user().clone();
+    match session.peer.namespace() {
+        PeerNamespace::Password => Peer::Password(user),
+        PeerNamespace::File => Peer::File(user),
+    }
+}
+
+/// The rules' decision on a session's peer.
+pub(super) fn of_session(
+    gateway: &Gateway,
+    identities: &Identities,
+    client: &ClientConnection,
+    grounds: CallerGrounds,
+    session: &Session,
+) -> PeerStanding {
+    // A user moved into the users file belongs to the file; the session's password is no upstream credential.
+    let (SessionPeer::Password { user, password }, Peer::Password(_)) = (&session.peer, &grounds.peer) else {
+        return identities.standing(client, grounds, None, OwnCredential::Nothing);
+    };
+    let own = || gateway.door.credentials.identity(user, password);
+    let proved = matches!(session.proof, SessionProof::Etcd { .. });
+    let brought = if proved { OwnCredential::Proved(&own) } else { OwnCredential::Unproved(&own) };
+    identities.standing(client, grounds, None, brought)
+}
+
+/// The upstream user of a peer with this standing.
+///
+/// # Errors
+/// The peer may not go upstream.
+pub(super) fn upstream_caller(gateway: &Gateway, standing: PeerStanding) -> Result<Rc<Caller>, Refusal> {
+    match standing.rank {
+        PeerRank::Known(caller) => Ok(caller),
+        PeerRank::Unknown | PeerRank::Unproved if gateway.door.members.auth.now() == AuthSetting::Off => {
+            Ok(Rc::new(Caller::new(UpstreamUser::Nobody, None, standing.grounds)))
+        }
+        // No member has said yet whether auth is on, and a denial would be final for the client.
+        PeerRank::Unknown | PeerRank::Unproved if gateway.door.members.auth.now() == AuthSetting::Unknown => {
+            Err(Refusal::NOTHING_SENT)
+        }
+        PeerRank::Unproved => Err(Refusal::INVALID_AUTH_TOKEN),
+        PeerRank::Unknown | PeerRank::Denied => Err(Refusal::PERMISSION_DENIED),
+    }
+}

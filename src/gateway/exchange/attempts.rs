@@ -1,0 +1,85 @@
+//! The attempts of one call: the result of each, and the progress through all of them.
+//!
+//! Must not know: how an attempt is made.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::gateway::exchange::PATIENCE;
+use crate::identity::{ClusterId, MemberId};
+use crate::refusal::Refusal;
+use crate::upstream::answer::MemberReply;
+use crate::upstream::membership::Member;
+
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
+
+/// The result of a single attempt.
+pub(super) enum Attempt {
+    /// An answer for the client.
+    Answered(MemberReply),
+    /// Not applied, or safe to repeat: try again at another member, or after a pause. The answer, or else the
+    /// refusal, goes to the client if no later attempt succeeds.
+    Again(Option<MemberReply>, Refusal),
+    /// Nothing was sent, because the caller could not be authenticated to this member. Other callers are not
+    /// affected.
+    NotAuthenticated(Refusal),
+    /// The caller's credential for this member was renewed: try again without marking the member as tried.
+    Healed,
+    /// The member refused the Lock or Campaign with the error of another caller's token (etcd-io/etcd#14850):
+    /// try another member, or this member later.
+    SharedWatchRefusal(MemberReply),
+    /// Final: no further attempt.
+    Refused(Refusal),
+    /// Nothing was sent: the member stopped serving while the call waited, and another member is available.
+    MemberLeft,
+}
+
+/// The progress of a call through its attempts.
+pub(super) struct CallProgress {
+    /// The cluster served when the call began.
+    pub(super) served: Option<Option<ClusterId>>,
+    /// When the call is given up.
+    pub(super) patience: Instant,
+    /// The members tried since the last pause.
+    pub(super) tried: Vec<MemberId>,
+    /// The members at which a credential was renewed, an entry per renewal.
+    pub(super) healed: Vec<MemberId>,
+    pub(super) pause: Duration,
+    /// True once a hedged read was sent to a second member.
+    pub(super) hedged: bool,
+    /// The answer or refusal for the client if no later attempt succeeds.
+    pub(super) last: (Option<MemberReply>, Refusal),
+}
+
+impl CallProgress {
+    pub(super) fn new() -> Self {
+        Self {
+            served: None,
+            patience: Instant::now() + PATIENCE,
+            tried: Vec::new(),
+            healed: Vec::new(),
+            pause: FIRST_PAUSE,
+            hedged: false,
+            last: (None, Refusal::NO_LEADER),
+        }
+    }
+
+    /// Resets the counters and limits, keeping only the last result.
+    pub(super) fn begin_anew(&mut self) {
+        let last = std::mem::replace(&mut self.last, (None, Refusal::NO_LEADER));
+        *self = Self { last, ..Self::new() };
+    }
+
+    /// The pause after renewing a credential at `member`: zero after the first renewal, then doubling from
+    /// `FIRST_PAUSE`.
+    pub(super) fn after_healing(&self, member: &Member) -> Duration {
+        let before = self.healed.iter().filter(|id| **id == member.id).skip(1);
+        before.fold(Duration::ZERO, |pause, _| (2 * pause).max(FIRST_PAUSE))
+    }
+
+    pub(super) fn end(self) -> Result<MemberReply, Refusal> {
+        let (answer, refusal) = self.last;
+        answer.ok_or(refusal)
+    }
+}

@@ -1,0 +1,180 @@
+//! Queueing a call for an in-flight slot at a member that already has `limits.member_in_flight` calls.
+//!
+//! Owns: the choice of the member to wait for, when to stop waiting, and authenticating the caller first.
+//! Must not know: how the queue is ordered, the result of the call. Invariants: a call takes a slot or queues
+//! only after authentication, because a login may take seconds without sending anything; a call finding a
+//! free slot waits for nothing else; a queued call has sent nothing, so the call may go to any member; a full
+//! queue alone never diverts a call to a member outside the usual choices of the call; no call queues longer
+//! than the call is tried.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use tokio::time::sleep_until;
+
+use super::tracked_slot::TrackedSlot;
+use super::{CallProgress, Exchange};
+use crate::identity::MemberId;
+use crate::refusal::Refusal;
+use crate::rpc::method::Lane;
+use crate::upstream::choose::MemberTarget;
+use crate::upstream::credential::{CallCredential, LoginFailure};
+use crate::upstream::member_queue::{MemberQueueFull, MemberSlot, Urgency};
+use crate::upstream::membership::Member;
+use crate::upstream::send::is_different_cluster;
+
+/// Permission to send a call to a member.
+pub(super) struct SendPermit {
+    pub(super) member: Arc<Member>,
+    /// The caller's credential for the member.
+    pub(super) credential: CallCredential,
+    /// The in-flight slot at the member. Streams need none.
+    pub(super) place: Option<TrackedSlot>,
+}
+
+/// The result of asking for an in-flight slot at a member.
+pub(super) enum SlotOutcome {
+    /// The call may be sent.
+    With(SendPermit),
+    /// The caller could not be authenticated to this member.
+    Unproved(Arc<Member>, LoginFailure),
+    /// This member stopped serving, and another member is available.
+    Elsewhere(Arc<Member>),
+    /// The member stopped serving, and no other member is available now.
+    Nowhere,
+    /// The call is not sent. The member is the last member waited for.
+    Refused(Arc<Member>, Refusal),
+}
+
+impl Exchange<'_> {
+    /// Takes an in-flight slot at `member`, or at another member with a free slot; if no slot is free, queues
+    /// at `member`.
+    pub(super) async fn take_slot(&self, member: Arc<Member>, course: &CallProgress) -> SlotOutcome {
+        let shown = match self.authenticate_at(&member, course).await {
+            Ok(shown) => shown,
+            Err(placed) => return placed,
+        };
+        if self.lane == Lane::Stream {
+            return SlotOutcome::With(SendPermit { member, credential: shown, place: None });
+        }
+        match self.gateway.member_queues.at(&member).enter() {
+            Some(place) => SlotOutcome::With(SendPermit {
+                member,
+                credential: shown,
+                place: Some(self.track_slot(place)),
+            }),
+            // Boxed, so that calls finding a free slot do not pay for a larger future.
+            None => Box::pin(self.wait_for_slot(member, shown, course)).await,
+        }
+    }
+
+    pub(super) fn track_slot(&self, place: MemberSlot) -> TrackedSlot {
+        TrackedSlot::new(place, &self.gateway.tasks)
+    }
+
+    /// Authenticates the caller to `member`. If a login was needed, checks that `member` still suits the
+    /// call.
+    async fn authenticate_at(
+        &self,
+        member: &Arc<Member>,
+        course: &CallProgress,
+    ) -> Result<CallCredential, SlotOutcome> {
+        let unproved = |failure| SlotOutcome::Unproved(Arc::clone(member), failure);
+        let mut proving = pin!(self.gateway.door.credential_for(&self.user, member));
+        if let Some(known) = proving.as_mut().now_or_never() {
+            return known.map_err(unproved);
+        }
+        let shown = proving.await.map_err(unproved)?;
+        self.recheck_member(member, course).map_or(Ok(shown), Err)
+    }
+
+    /// The result for a call that may not be sent to `member` any more; `None` if the call may still be sent.
+    /// A queued call has sent nothing, so even a write may leave a hanging member or a member about to be
+    /// defragmented.
+    fn recheck_member(&self, member: &Arc<Member>, course: &CallProgress) -> Option<SlotOutcome> {
+        let members = self.gateway.door.members.snapshot.load();
+        if is_different_cluster(course.served.flatten(), members.cluster) {
+            return Some(SlotOutcome::Refused(Arc::clone(member), Refusal::NOTHING_SENT));
+        }
+        if self.is_still_at(&members, member) {
+            return None;
+        }
+        let tried: Vec<MemberId> = course.tried.iter().copied().chain([member.id]).collect();
+        if self.has_another(&members, &tried) {
+            return Some(SlotOutcome::Elsewhere(Arc::clone(member)));
+        }
+        // Keep waiting if a new call would be sent to the same member and address, as for a suspected or an
+        // addressed member.
+        let now = self.choose_among(&members, &course.tried);
+        now.is_none_or(|now| now.id != member.id || now.connection_target() != member.connection_target())
+            .then_some(SlotOutcome::Nowhere)
+    }
+
+    async fn wait_for_slot(
+        &self,
+        member: Arc<Member>,
+        shown: CallCredential,
+        course: &CallProgress,
+    ) -> SlotOutcome {
+        let mut full: Vec<MemberId> = course.tried.clone();
+        full.push(member.id);
+        while matches!(self.wanted, MemberTarget::Any | MemberTarget::Near | MemberTarget::LeaderFirst)
+            && let Some(other) =
+                self.choose(&full).filter(|other| other.is_ready() && !full.contains(&other.id))
+        {
+            full.push(other.id);
+            let turn = self.gateway.member_queues.at(&other);
+            if !turn.has_room() {
+                continue;
+            }
+            match self.authenticate_at(&other, course).await {
+                Err(placed) => return placed,
+                Ok(shown) => {
+                    if let Some(place) = turn.enter() {
+                        let place = Some(self.track_slot(place));
+                        return SlotOutcome::With(SendPermit { member: other, credential: shown, place });
+                    }
+                }
+            }
+        }
+        let door = &self.gateway.door;
+        let told = door.lingering.at(&member);
+        let turn = self.gateway.member_queues.at(&member);
+        let urgency = Urgency::of(self.method, self.effect, self.lane);
+        let mut waiting = pin!(Rc::clone(&turn).wait(urgency));
+        loop {
+            let place = tokio::select! {
+                biased; // prefer a slot that was granted
+                placed = &mut waiting => match placed {
+                    Ok(place) => Some(place),
+                    Err(MemberQueueFull) => return SlotOutcome::Refused(member, Refusal::TOO_MANY_REQUESTS),
+                },
+                () = told.notified() => None,
+                () = sleep_until(course.patience) => {
+                    turn.refused();
+                    return SlotOutcome::Refused(member, Refusal::TOO_MANY_REQUESTS);
+                }
+            };
+            if let Some(left) = self.recheck_member(&member, course) {
+                return left;
+            }
+            if let Some(place) = place {
+                // The credential may have been replaced while the call queued. The call does not wait for a
+                // slow login while holding a slot: the old credential is sent, and renewed without a slot if
+                // the member refuses.
+                let shown = match door.credential_for(&self.user, &member).now_or_never() {
+                    None => shown,
+                    Some(Ok(now)) => now,
+                    Some(Err(failure)) => return SlotOutcome::Unproved(member, failure),
+                };
+                return SlotOutcome::With(SendPermit {
+                    member,
+                    credential: shown,
+                    place: Some(self.track_slot(place)),
+                });
+            }
+        }
+    }
+}

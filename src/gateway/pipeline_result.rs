@@ -1,0 +1,38 @@
+//! The result of the pipeline, and its form as a response.
+//!
+//! Must not know: how a call is served.
+
+use bytes::Bytes;
+
+use crate::downstream::client_replies::ClientReply;
+use crate::gateway::access_log::AccessRecord;
+use crate::gateway::active_streams::Registration;
+use crate::gateway::reply::{self, DownstreamResponse};
+use crate::gateway::unread_answers::UnreadRoom;
+use crate::refusal::Refusal;
+use crate::upstream::answer::MemberReply;
+use crate::upstream::credential::TokenUseGuard;
+
+/// The result of the pipeline.
+pub enum PipelineResult {
+    /// A member's answer.
+    Member(Box<MemberReply>, Option<TokenUseGuard>, Registration, Option<UnreadRoom>),
+    /// A framed message produced by Keyward.
+    Ours(Bytes),
+    /// A stream produced by Keyward.
+    Stream(tokio::sync::mpsc::Receiver<ClientReply>),
+}
+
+impl PipelineResult {
+    /// Returns the response; its end completes `record`.
+    pub fn reply(self, record: AccessRecord) -> DownstreamResponse {
+        match self {
+            Self::Member(answer, in_use, stay, room) => {
+                let broken = Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST;
+                reply::deliver(*answer, broken, in_use, stay, room, record)
+            }
+            Self::Ours(message) => reply::message(message, record),
+            Self::Stream(said) => reply::stream(said, Refusal::SHUTTING_DOWN, record),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Reads answered from a member's own store, never older than the client has seen (docs/decisions.md#d21).
+//!
+//! Owns: withholding an answer below the highest revision shown on the client's connection. Must not know:
+//! how a member is chosen, how a call is sent.
+//! Invariants: revision and term in a relayed header are not below the values shown before the call, unless
+//! the whole cluster is below: then the cluster has another history, and the values shown before are
+//! forgotten. The fallback, always correct, is a linearizable read at the same member first.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::time::{Instant, timeout_at};
+
+use crate::gateway::ClientConnection;
+use crate::gateway::access_log::AccessRecord;
+use crate::gateway::exchange::{Exchange, PATIENCE};
+use crate::refusal::{Code, Refusal};
+use crate::rpc::body_shape;
+use crate::rpc::header::AnswerProgress;
+use crate::rpc::outcome::is_trouble;
+use crate::upstream::answer::MemberReply;
+use crate::upstream::choose::MemberTarget;
+use crate::upstream::membership::Member;
+use crate::upstream::own_requests::{ReadError, linearizable_revision};
+use crate::upstream::send::{UpstreamClient, UpstreamUser};
+
+/// Members that may fail to catch up before the call fails.
+const ROUNDS: usize = 3;
+/// etcd's answer to a read at a revision not yet reached by the member (rpctypes/error.go).
+const FUTURE: &str = "etcdserver: mvcc: required revision is a future revision";
+
+/// Makes the call.
+///
+/// # Errors
+/// Keyward's own refusal, if no member's answer can be relayed.
+pub async fn run(
+    exchange: Exchange<'_>,
+    client: &ClientConnection,
+    message: &Bytes,
+    record: &mut AccessRecord,
+) -> Result<MemberReply, Refusal> {
+    let deadline = exchange.deadline;
+    let answered = answered(exchange, client, message, record);
+    match deadline {
+        None => answered.await,
+        Some(deadline) => timeout_at(deadline, answered).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED)),
+    }
+}
+
+async fn answered(
+    mut exchange: Exchange<'_>,
+    client: &ClientConnection,
+    message: &Bytes,
+    record: &mut AccessRecord,
+) -> Result<MemberReply, Refusal> {
+    let shown = client.floor.header_watermark();
+    for _ in 0..ROUNDS {
+        let answer = exchange.run(None, record).await?;
+        if !is_behind(&answer, shown) {
+            return Ok(answer);
+        }
+        let door = &exchange.gateway.door;
+        let members = door.members.snapshot.load_full();
+        let Some(member) = record.member.and_then(|id| members.get(id)) else { continue };
+        exchange.gateway.metrics.tries.behind.inc();
+        if member.is_leaderless_voter() {
+            // Without a leader the member cannot catch up, and the answer would be older than earlier
+            // answers.
+            if members.ready_voters().next().is_none() {
+                return Err(Refusal::NO_LEADER);
+            }
+            continue;
+        }
+        tracing::debug!(member = %member.id, "a member is behind what its client was shown");
+        let key = body_shape::first_key(exchange.method, message);
+        if !catches_up(door, &exchange.user, member, key.as_deref()).await {
+            continue;
+        }
+        exchange.wanted = MemberTarget::This(member.id);
+        let answer = exchange.run(None, record).await?;
+        if is_behind(&answer, shown) && answer.progress.is_some() {
+            client.floor.reset();
+        }
+        return Ok(answer);
+    }
+    Err(Refusal::REQUEST_TIMED_OUT)
+}
+
+/// Makes a call answered from a member's applied state, where the answer does not show how far the state
+/// reaches: a lease grant moves no revision. The member first applies every write acknowledged before the
+/// call.
+///
+/// # Errors
+/// Keyward's own refusal, if no member's answer can be relayed.
+pub async fn run_after_catch_up(
+    mut exchange: Exchange<'_>,
+    record: &mut AccessRecord,
+) -> Result<MemberReply, Refusal> {
+    let patience = Instant::now() + PATIENCE;
+    let (until, late) = match exchange.deadline {
+        Some(deadline) if deadline <= patience => (deadline, Refusal::DEADLINE_EXCEEDED),
+        _ => (patience, Refusal::REQUEST_TIMED_OUT),
+    };
+    let wanted = exchange.wanted;
+    let answered = async {
+        let mut tried = Vec::new();
+        for _ in 0..ROUNDS {
+            let door = &exchange.gateway.door;
+            let members = door.members.snapshot.load_full();
+            let Some(member) = door.choose_for_call(&members, wanted, &tried) else { break };
+            tried.push(member.id);
+            if !catches_up(door, &exchange.user, &member, None).await {
+                continue;
+            }
+            exchange.wanted = MemberTarget::Home(Some(member.id));
+            let answer = exchange.run(None, record).await?;
+            // Any other member may be behind.
+            if record.member == Some(member.id) {
+                return Ok(answer);
+            }
+        }
+        Err(if tried.is_empty() { Refusal::NO_LEADER } else { Refusal::REQUEST_TIMED_OUT })
+    };
+    timeout_at(until, answered).await.unwrap_or(Err(late))
+}
+
+/// Makes the member apply all writes committed so far; false if unconfirmed.
+async fn catches_up(
+    door: &Rc<UpstreamClient>,
+    whom: &UpstreamUser,
+    member: &Arc<Member>,
+    key: Option<&[u8]>,
+) -> bool {
+    // etcd refuses a read without a key before waiting for the applied index.
+    let key = key.filter(|key| !key.is_empty()).unwrap_or(b"\0");
+    match linearizable_revision(door, whom, member, key).await {
+        Ok(_) => true,
+        // etcd checks the caller's permission after the member has caught up.
+        Err(ReadError::Refused(status)) => !is_trouble(&status),
+        Err(ReadError::Login(_) | ReadError::Lost | ReadError::NoRoom) => false,
+    }
+}
+
+fn is_behind(answer: &MemberReply, shown: AnswerProgress) -> bool {
+    match (answer.progress, answer.status()) {
+        (Some(seen), _) => seen.revision < shown.revision || (seen.term > 0 && seen.term < shown.term),
+        (None, Some(status)) => status.code == Code::OutOfRange && status.message == FUTURE,
+        (None, None) => false,
+    }
+}

@@ -1,0 +1,139 @@
+//! The remaining contents of a reply: held data, a member's body, or a stream made by Keyward.
+//!
+//! Owns: the order of the contents, and the single set of trailers at the end. Must not know: HTTP/2, the
+//! caller, the limit on held data.
+//! Invariant: an error or an early end of a member's body becomes trailers with Unavailable.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::Body as _;
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
+
+use crate::downstream::client_replies::{ClientReply, TakenGuard};
+use crate::gateway::active_streams::Registration;
+use crate::refusal::{Refusal, Status};
+use crate::upstream::credential::TokenUseGuard;
+use crate::upstream::member_connection::InFlight;
+
+/// The contents after the held data.
+pub(super) enum ReplyRest {
+    /// No more contents: the header carried the status.
+    Nothing,
+    /// Trailers.
+    Trailers(HeaderMap),
+    /// A member's body, relayed for as long as the caller may go on. The refusal replaces a broken end.
+    Piped(Incoming, Refusal, Registration),
+    /// A stream made by Keyward; a sender dropped without an end counts as an early end, answered with the
+    /// refusal. The last field is the accounting of the message taken last by HTTP/2; HTTP/2 asks for the
+    /// next message after sending most of the previous message.
+    Ours(mpsc::Receiver<ClientReply>, Refusal, TakenGuard),
+}
+
+/// The remaining contents of a reply.
+pub(super) struct ReplyContents {
+    held: VecDeque<Bytes>,
+    rest: ReplyRest,
+    /// The upstream connection's in-flight count and the credential in use, held until the reply has ended.
+    #[expect(dead_code, reason = "held for what its drop does")]
+    keep: Option<(InFlight, Option<TokenUseGuard>)>,
+}
+
+/// A piece of a reply.
+pub(super) enum ReplyPiece {
+    /// Bytes of messages, framed.
+    Data(Bytes),
+    /// The trailers.
+    End(HeaderMap),
+    /// No more pieces.
+    Nothing,
+}
+
+impl ReplyContents {
+    pub(super) fn new(
+        held: VecDeque<Bytes>,
+        rest: ReplyRest,
+        keep: Option<(InFlight, Option<TokenUseGuard>)>,
+    ) -> Self {
+        Self { held, rest, keep }
+    }
+
+    /// No contents: the header carried the status.
+    pub(super) fn none() -> Self {
+        Self::new(VecDeque::new(), ReplyRest::Nothing, None)
+    }
+
+    /// Only these trailers. Held data and the member's body are dropped.
+    pub(super) fn only(trailers: HeaderMap) -> Self {
+        Self::new(VecDeque::new(), ReplyRest::Trailers(trailers), None)
+    }
+
+    /// True if all contents were given.
+    pub(super) fn is_over(&self) -> bool {
+        self.held.is_empty() && matches!(self.rest, ReplyRest::Nothing)
+    }
+
+    /// The next piece. Cancel-safe.
+    pub(super) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<ReplyPiece> {
+        if let ReplyRest::Piped(_, _, stay) = &mut self.rest
+            && let Poll::Ready(refusal) = stay.poll_cut(cx)
+        {
+            self.held.clear();
+            return self.end(refusal.trailers());
+        }
+        if let Some(held) = self.held.pop_front() {
+            return Poll::Ready(ReplyPiece::Data(held));
+        }
+        match &mut self.rest {
+            ReplyRest::Nothing => Poll::Ready(ReplyPiece::Nothing),
+            ReplyRest::Trailers(trailers) => {
+                let trailers = std::mem::take(trailers);
+                self.end(trailers)
+            }
+            ReplyRest::Piped(body, broken, _) => match ready!(Pin::new(body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => Poll::Ready(ReplyPiece::Data(data)),
+                    Err(frame) => {
+                        // Trailers without a status are no honest end either.
+                        let told =
+                            frame.into_trailers().ok().filter(|told| Status::from_headers(told).is_some());
+                        let trailers = told.unwrap_or_else(|| broken.trailers());
+                        self.end(trailers)
+                    }
+                },
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "a member's stream broke");
+                    let trailers = broken.trailers();
+                    self.end(trailers)
+                }
+                None => {
+                    let trailers = broken.trailers();
+                    self.end(trailers)
+                }
+            },
+            ReplyRest::Ours(said, broken, taken) => {
+                *taken = None;
+                match ready!(said.poll_recv(cx)) {
+                    Some(ClientReply::Message(framed, keep)) => {
+                        *taken = keep;
+                        Poll::Ready(ReplyPiece::Data(framed))
+                    }
+                    Some(ClientReply::End(status)) => self.end(status.trailers()),
+                    None => {
+                        let trailers = broken.trailers();
+                        self.end(trailers)
+                    }
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, trailers: HeaderMap) -> Poll<ReplyPiece> {
+        self.rest = ReplyRest::Nothing;
+        Poll::Ready(ReplyPiece::End(trailers))
+    }
+}

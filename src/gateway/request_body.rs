@@ -1,0 +1,96 @@
+//! Collecting the message of a unary request.
+//!
+//! Owns: the time and size limits of the message. Must not know: the method of the call. Invariant: every
+//! buffered byte is charged to the request's memory account on arrival.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
+use tokio::time::timeout;
+
+use crate::downstream::request_memory::RequestMemoryCharge;
+use crate::downstream::request_messages::RequestBody;
+use crate::gateway::inflating::inflate;
+use crate::gateway::{Gateway, UNIDENTIFIED_REQUEST_SIZE};
+use crate::refusal::{Code, Refusal};
+use crate::rpc::encoding::Encoding;
+use crate::rpc::frame::{self, Payload};
+
+/// How long a request's message may take to arrive completely.
+const ARRIVAL: Duration = Duration::from_secs(30);
+
+/// Collects the whole body of a request. The message must respect `limits.request_size` and arrive within 30
+/// seconds.
+///
+/// # Errors
+/// The message is incomplete or too large, or the memory budget has no room for the message.
+pub(super) async fn collect(
+    gateway: &Gateway,
+    body: RequestBody,
+) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
+    let limit = gateway.config.load().limits.request_size;
+    // Buffered bytes come from a shared budget, so an unfinished request must end after `ARRIVAL`.
+    let gathered = gather(body, limit).await;
+    gathered.map_err(|refusal| match refusal.code() {
+        Code::InvalidArgument => {
+            gateway.metrics.not_canonical.inc();
+            refusal
+        }
+        _ => refusal,
+    })
+}
+
+/// Collects the body of a request answered without identifying the caller, up to 64 KiB.
+///
+/// # Errors
+/// As [`collect`].
+pub(super) async fn collect_of_anybody(body: RequestBody) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
+    gather(body, UNIDENTIFIED_REQUEST_SIZE).await
+}
+
+async fn gather(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
+    timeout(ARRIVAL, gathered(body, limit)).await.unwrap_or(Err(Refusal::NOTHING_SENT))
+}
+
+async fn gathered(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
+    let RequestBody { mut frames, encoding, mut held } = body;
+    let mut first = Bytes::new();
+    let mut more = BytesMut::new();
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut frames).poll_frame(cx)).await {
+        // The client has left: the refusal reaches no reader.
+        let Ok(data) = frame.map_err(|_| Refusal::CANCELED)?.into_data() else { continue };
+        if !held.charge(data.len()) {
+            return Err(Refusal::TOO_MANY_REQUESTS);
+        }
+        match (first.is_empty(), more.is_empty()) {
+            (true, _) => first = data,
+            (false, true) => {
+                more.extend_from_slice(&first);
+                more.extend_from_slice(&data);
+            }
+            (false, false) => more.extend_from_slice(&data),
+        }
+        let so_far = if more.is_empty() { &first[..] } else { &more[..] };
+        if let Some(got) = frame::announced(so_far).filter(|got| *got > limit) {
+            return Err(Refusal::too_large(got, limit));
+        }
+        if so_far.len() > limit + frame::PREFIX {
+            return Err(Refusal::not_canonical("bytes after the only frame"));
+        }
+    }
+    let whole = if more.is_empty() { first } else { more.freeze() };
+    if encoding == Encoding::Identity {
+        return Ok((whole, held));
+    }
+    match frame::unary_payload(&whole, encoding).map_err(|fault| fault.refusal(None))? {
+        Payload::Plain(_) => Ok((whole, held)),
+        Payload::Gzip(compressed) => {
+            drop(whole);
+            // Boxed: few requests are compressed, and an unboxed future would enlarge every request's future.
+            Box::pin(inflate(compressed, limit, held)).await
+        }
+    }
+}

@@ -1,0 +1,510 @@
+//! Flow control for answers received from members and not yet read by clients, on a single shard.
+//!
+//! Owns: how many bytes of unread answers the shard and each connection may hold, the queue for buffer room,
+//! and dropping answers whose clients do not read. Must not know: the request behind an answer, how a read is
+//! repeated.
+//! Invariants: an answer of more than [`SMALL`] bytes is counted from before its first byte goes downstream
+//! until its reply is dropped or given up; a connection never has more than half of the shard's room, except
+//! for answers to calls not safe to repeat; free room goes first to the waiting connection with the least
+//! room; an answer is given up for lack of room only if its client read no byte of the answer for `GRACE`,
+//! and only in favour of a connection then holding no more than the connection losing the answer; an answer
+//! waiting for its member is never given up.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::gateway::Gateway;
+use crate::gateway::access_log::ConnectionOrigin;
+use crate::gateway::reply_contents::{ReplyContents, ReplyPiece};
+use crate::refusal::Refusal;
+use crate::rpc::frame::{self, PREFIX};
+use crate::rpc::method::{Lane, Method, StreamingSides};
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::unread_metrics::{GiveUpReason, UnreadMetrics};
+use crate::upstream::answer::{HELD, MemberReply, ReplyRemainder};
+use crate::upstream::member_connection::stream_window;
+
+/// Answers up to this size are not counted: the stream carrying such an answer costs about as much.
+pub const SMALL: usize = 4 * 1024;
+
+/// The size in bytes of a unit of room.
+const UNIT: usize = 1024;
+
+/// Smaller amounts of room (in units) are returned only at the end of an answer.
+const STEP: u32 = 64;
+
+/// An answer unread for this long may be dropped in favour of a connection holding less.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The minimum room of a shard: two of the largest answers for each of two connections.
+const LEAST: usize = 4 * (2 * 1024 * 1024 + 2 * HELD);
+
+/// The unread answers of a shard.
+pub struct UnreadAnswers {
+    /// Free room in units.
+    free: Cell<u32>,
+    of_connection: u32,
+    waiting: RefCell<BTreeMap<u64, UnreadRoomWaiter>>,
+    /// Connections with registered answers, by number.
+    connections: RefCell<BTreeMap<u64, Rc<ConnectionUnread>>>,
+    next: Cell<u64>,
+    /// Notified when an answer is registered.
+    began: Notify,
+    figures: UnreadMetrics,
+    /// Rate limiter for the log record about dropped answers.
+    log: LogThrottle,
+}
+
+/// A connection queued for room, and the amount needed.
+struct UnreadRoomWaiter {
+    of: Rc<ConnectionUnread>,
+    units: u32,
+    grant: oneshot::Sender<UnreadRoomShare>,
+}
+
+/// The unread answers of a connection.
+pub struct ConnectionUnread {
+    shard: Rc<UnreadAnswers>,
+    number: u64,
+    origin: Rc<ConnectionOrigin>,
+    room: Arc<Semaphore>,
+    /// A single permit: only a single answer per connection queues for the shard's room.
+    turn: Semaphore,
+    /// Units held by the connection, including units beyond the connection's own limit.
+    used: Cell<u32>,
+    standing: RefCell<BTreeMap<u64, Rc<UnreadAnswer>>>,
+}
+
+/// Room for the bytes of an answer, until dropped.
+pub struct UnreadRoom {
+    of_connection: Option<OwnedSemaphorePermit>,
+    share: UnreadRoomShare,
+    length: Option<usize>,
+}
+
+/// A part of the shard's room, counted for a connection, until dropped.
+struct UnreadRoomShare {
+    of: Rc<ConnectionUnread>,
+    units: u32,
+}
+
+/// An entry in the queue for the shard's room, until dropped.
+struct UnreadQueueEntry<'a> {
+    shard: &'a UnreadAnswers,
+    number: u64,
+}
+
+/// The rest of a registered answer, until dropped.
+pub struct RegisteredAnswer(Rc<UnreadAnswer>);
+
+struct UnreadAnswer {
+    of: Rc<ConnectionUnread>,
+    number: u64,
+    contents: RefCell<ReplyContents>,
+    room: RefCell<Option<UnreadRoom>>,
+    /// Bytes not yet passed on, if the answer's length is known.
+    left: Cell<Option<usize>>,
+    /// When the client last took a byte.
+    taken_at: Cell<Instant>,
+    waits_for: Cell<Party>,
+}
+
+/// The party delaying an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Party {
+    Client,
+    Member,
+}
+
+/// The room needed by an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnreadRoomNeed {
+    units: u32,
+    /// The length of the whole answer in bytes, if announced.
+    length: Option<usize>,
+}
+
+impl UnreadRoomNeed {
+    /// The room for a stream of unknown length on `lane`.
+    #[must_use]
+    pub fn of_stream(lane: Lane) -> Self {
+        Self { units: units(stream_window(lane) as usize), length: None }
+    }
+
+    /// The room for an answer to `method` on `lane`; `None` for a small answer.
+    #[must_use]
+    pub fn of(answer: &MemberReply, method: &Method, lane: Lane) -> Option<Self> {
+        let held: usize = answer.data.iter().map(Bytes::len).sum();
+        let length = match (&answer.rest, method.stream) {
+            (ReplyRemainder::Whole(_), _) => Some(held),
+            // Only a unary answer is a single message, with a prefix announcing the length.
+            (ReplyRemainder::More(_), StreamingSides::Unary) => {
+                let announced = answer.data.front().and_then(|begun| frame::announced(begun));
+                announced.map(|message| message + PREFIX)
+            }
+            (ReplyRemainder::More(_), _) => None,
+        };
+        let largest = held + stream_window(lane) as usize;
+        let bytes = length.map_or(largest, |length| length.min(largest));
+        (bytes > SMALL).then(|| Self { units: units(bytes), length })
+    }
+}
+
+fn units(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX)
+}
+
+impl UnreadAnswers {
+    /// A buffer of `bytes` for a shard; `figures` sums up all shards.
+    #[must_use]
+    pub fn new(bytes: usize, figures: UnreadMetrics) -> Self {
+        let room = units(bytes.max(LEAST));
+        Self {
+            free: Cell::new(room),
+            of_connection: room / 2,
+            waiting: RefCell::default(),
+            connections: RefCell::default(),
+            next: Cell::default(),
+            began: Notify::new(),
+            figures,
+            log: LogThrottle::default(),
+        }
+    }
+
+    /// Grants free room to queued connections, first to the connection holding least.
+    fn serve_waiting(&self) {
+        loop {
+            let granted = {
+                let mut waiting = self.waiting.borrow_mut();
+                let first = waiting.iter().min_by_key(|(number, waiting)| (waiting.of.used.get(), **number));
+                let Some((number, next)) = first else { return };
+                if next.units > self.free.get() {
+                    return;
+                }
+                let number = *number;
+                waiting.remove(&number)
+            };
+            let Some(UnreadRoomWaiter { of, units, grant }) = granted else { return };
+            // A waiter already dropped returns the share.
+            drop(grant.send(UnreadRoomShare::new(&of, units)));
+        }
+    }
+
+    fn number(&self) -> u64 {
+        self.next.replace(self.next.get() + 1)
+    }
+
+    /// Gives up answers of connections holding at least as much as `of` will hold, until `wanted` units are
+    /// free or no candidate is left.
+    fn make_room(&self, of: &ConnectionUnread, wanted: u32) {
+        let will_hold = of.used.get().saturating_add(wanted);
+        let mut larger: Vec<_> = self.connections.borrow().values().map(Rc::clone).collect();
+        larger.retain(|other| other.number != of.number && other.used.get() >= will_hold);
+        larger.sort_unstable_by_key(|other| Reverse(other.used.get()));
+        // Returned room goes to the queued connections, so the freed amount is counted here.
+        let mut free = self.free.get();
+        for other in larger {
+            let mut stalled = other.stalled(GRACE);
+            stalled.sort_unstable_by_key(|entry| entry.taken_at.get());
+            for entry in stalled {
+                if free >= wanted {
+                    return;
+                }
+                if other.used.get() >= will_hold {
+                    free += entry.give_up(GiveUpReason::ForRoom);
+                }
+            }
+        }
+    }
+
+    /// Gives up every answer unread for `limit`. Returns when to look again; `None` if no answer is
+    /// registered.
+    fn give_up_stalled(&self, limit: Duration) -> Option<Instant> {
+        let connections: Vec<_> = self.connections.borrow().values().map(Rc::clone).collect();
+        for connection in &connections {
+            for entry in connection.stalled(limit) {
+                entry.give_up(GiveUpReason::ForTime);
+            }
+        }
+        let connections = self.connections.borrow();
+        let entries = connections.values().filter_map(|connection| connection.earliest(limit));
+        entries.min()
+    }
+
+    fn tell(&self, of: &ConnectionUnread, why: GiveUpReason, bytes: usize) {
+        self.figures.given_up(why).inc();
+        if let Some(answers) = self.log.count() {
+            tracing::warn!(
+                remote = of.origin.remote.map(tracing::field::display),
+                listener = &*of.origin.listener,
+                reason = why.name(),
+                bytes,
+                answers,
+                "answers were given up because their client does not read them"
+            );
+        }
+    }
+}
+
+impl ConnectionUnread {
+    /// A connection without unread answers.
+    #[must_use]
+    pub fn new(shard: &Rc<UnreadAnswers>, origin: Rc<ConnectionOrigin>) -> Rc<Self> {
+        Rc::new(Self {
+            shard: Rc::clone(shard),
+            number: shard.number(),
+            origin,
+            room: Arc::new(Semaphore::new(shard.of_connection as usize)),
+            turn: Semaphore::new(1),
+            used: Cell::default(),
+            standing: RefCell::default(),
+        })
+    }
+
+    /// Takes room for an answer if available now.
+    #[must_use]
+    pub fn take(self: &Rc<Self>, need: UnreadRoomNeed) -> Option<UnreadRoom> {
+        let of_connection = Arc::clone(&self.room).try_acquire_many_owned(need.units).ok()?;
+        let shard = &self.shard;
+        if need.units > shard.free.get() {
+            shard.make_room(self, need.units);
+        }
+        let free = need.units <= shard.free.get() && shard.waiting.borrow().is_empty();
+        free.then(|| UnreadRoom {
+            of_connection: Some(of_connection),
+            share: UnreadRoomShare::new(self, need.units),
+            length: need.length,
+        })
+    }
+
+    /// Waits for room for an answer: first within the connection's own limit, then in the shard's buffer.
+    /// Cancel-safe.
+    ///
+    /// # Errors
+    /// Never in practice: the semaphores are never closed.
+    pub async fn wait(self: &Rc<Self>, need: UnreadRoomNeed) -> Result<UnreadRoom, Refusal> {
+        let of_connection = Arc::clone(&self.room).acquire_many_owned(need.units).await;
+        let of_connection = of_connection.map_err(|_| Refusal::TOO_MANY_REQUESTS)?;
+        let share = self.wait_for_share(need.units).await?;
+        Ok(UnreadRoom { of_connection: Some(of_connection), share, length: need.length })
+    }
+
+    /// Waits for room for an answer, also beyond the connection's own limit, for calls not safe to repeat.
+    /// Cancel-safe.
+    ///
+    /// # Errors
+    /// Never in practice: the semaphores are never closed.
+    pub async fn wait_beyond(self: &Rc<Self>, need: UnreadRoomNeed) -> Result<UnreadRoom, Refusal> {
+        let share = self.wait_for_share(need.units).await?;
+        Ok(UnreadRoom { of_connection: None, share, length: need.length })
+    }
+
+    async fn wait_for_share(self: &Rc<Self>, units: u32) -> Result<UnreadRoomShare, Refusal> {
+        let _turn = self.turn.acquire().await.map_err(|_| Refusal::TOO_MANY_REQUESTS)?;
+        let (grant, mut granted) = oneshot::channel();
+        let place = UnreadQueueEntry { shard: &self.shard, number: self.shard.number() };
+        let waiting = UnreadRoomWaiter { of: Rc::clone(self), units, grant };
+        self.shard.waiting.borrow_mut().insert(place.number, waiting);
+        loop {
+            self.shard.serve_waiting();
+            tokio::select! {
+                biased; // prefer room already granted
+                granted = &mut granted => return granted.map_err(|_| Refusal::TOO_MANY_REQUESTS),
+                // Registered answers may have become old enough to be dropped.
+                () = sleep(GRACE) => self.shard.make_room(self, units),
+            }
+        }
+    }
+
+    /// The answers delayed by the client and unread for `limit`.
+    fn stalled(&self, limit: Duration) -> Vec<Rc<UnreadAnswer>> {
+        let standing = self.standing.borrow();
+        let stalled = standing.values().filter(|entry| {
+            entry.waits_for.get() == Party::Client && entry.taken_at.get().elapsed() >= limit
+        });
+        stalled.map(Rc::clone).collect()
+    }
+
+    /// The earliest time at which an answer may have been unread for `limit`.
+    fn earliest(&self, limit: Duration) -> Option<Instant> {
+        let standing = self.standing.borrow();
+        let ends = standing.values().map(|entry| match entry.waits_for.get() {
+            Party::Client => entry.taken_at.get() + limit,
+            Party::Member => Instant::now() + limit,
+        });
+        ends.min()
+    }
+}
+
+fn bytes_of(units: u32) -> i64 {
+    i64::from(units) * 1024
+}
+
+impl Drop for UnreadQueueEntry<'_> {
+    fn drop(&mut self) {
+        // The dropped entry may have blocked the queue with a larger demand than the free room.
+        if self.shard.waiting.borrow_mut().remove(&self.number).is_some() {
+            self.shard.serve_waiting();
+        }
+    }
+}
+
+impl UnreadRoomShare {
+    /// Takes free room.
+    fn new(of: &Rc<ConnectionUnread>, units: u32) -> Self {
+        of.shard.free.set(of.shard.free.get().saturating_sub(units));
+        of.used.set(of.used.get().saturating_add(units));
+        of.shard.figures.bytes.inc_by(bytes_of(units));
+        Self { of: Rc::clone(of), units }
+    }
+
+    fn shrink(&mut self, units: u32) {
+        let more = self.units.saturating_sub(units);
+        let Self { of, .. } = self;
+        of.used.set(of.used.get().saturating_sub(more));
+        of.shard.figures.bytes.dec_by(bytes_of(more));
+        of.shard.free.set(of.shard.free.get().saturating_add(more));
+        self.units -= more;
+        self.of.shard.serve_waiting();
+    }
+}
+
+impl Drop for UnreadRoomShare {
+    fn drop(&mut self) {
+        self.shrink(0);
+    }
+}
+
+impl UnreadRoom {
+    /// Reuses the room for another answer, if large enough.
+    #[must_use]
+    pub fn fit(mut self, need: UnreadRoomNeed) -> Option<Self> {
+        if need.units > self.share.units {
+            return None;
+        }
+        self.length = need.length;
+        self.shrink(need.units);
+        Some(self)
+    }
+
+    /// Returns all room beyond `units`.
+    fn shrink(&mut self, units: u32) {
+        let more = self.share.units.saturating_sub(units);
+        if let Some(of_connection) = &mut self.of_connection {
+            drop(of_connection.split(more as usize));
+        }
+        self.share.shrink(units);
+    }
+
+    /// Registers an answer holding this room.
+    #[must_use]
+    pub(super) fn hold(self, contents: ReplyContents) -> RegisteredAnswer {
+        let of = Rc::clone(&self.share.of);
+        let entry = Rc::new(UnreadAnswer {
+            number: of.shard.number(),
+            contents: RefCell::new(contents),
+            left: Cell::new(self.length),
+            room: RefCell::new(Some(self)),
+            taken_at: Cell::new(Instant::now()),
+            waits_for: Cell::new(Party::Client),
+            of,
+        });
+        let of = &entry.of;
+        let mut standing = of.standing.borrow_mut();
+        if standing.is_empty() {
+            of.shard.connections.borrow_mut().insert(of.number, Rc::clone(of));
+        }
+        standing.insert(entry.number, Rc::clone(&entry));
+        drop(standing);
+        of.shard.began.notify_one();
+        RegisteredAnswer(entry)
+    }
+}
+
+impl RegisteredAnswer {
+    /// The next piece of the reply. Cancel-safe.
+    pub(super) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<ReplyPiece> {
+        let polled = self.0.contents.borrow_mut().poll_piece(cx);
+        match &polled {
+            Poll::Pending => self.0.waits_for.set(Party::Member),
+            Poll::Ready(piece) => {
+                self.0.waits_for.set(Party::Client);
+                self.0.taken_at.set(Instant::now());
+                self.0.shrink_to(piece);
+            }
+        }
+        polled
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.contents.borrow().is_over()
+    }
+}
+
+impl Drop for RegisteredAnswer {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl UnreadAnswer {
+    /// Keeps room for the rest of the answer and for `piece`, because HTTP/2 took `piece` and may not have
+    /// sent the bytes yet.
+    fn shrink_to(&self, piece: &ReplyPiece) {
+        let Some(left) = self.left.get() else { return };
+        let taken = match piece {
+            ReplyPiece::Data(bytes) => bytes.len(),
+            ReplyPiece::End(_) | ReplyPiece::Nothing => 0,
+        };
+        let needed = units(left);
+        self.left.set(Some(left.saturating_sub(taken)));
+        if let Some(room) = &mut *self.room.borrow_mut()
+            && needed.saturating_add(STEP) <= room.share.units
+        {
+            room.shrink(needed);
+        }
+    }
+
+    /// Drops the rest of the answer and returns the number of units freed. The client, on reading again, gets
+    /// an error saying the outcome is unknown.
+    fn give_up(&self, why: GiveUpReason) -> u32 {
+        let units = self.room.borrow().as_ref().map_or(0, |room| room.share.units);
+        self.leave();
+        let told = ReplyContents::only(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.trailers());
+        let contents = self.contents.replace(told);
+        drop((self.room.take(), contents));
+        self.of.shard.tell(&self.of, why, units as usize * UNIT);
+        units
+    }
+
+    /// Removes the answer from the register.
+    fn leave(&self) {
+        let mut standing = self.of.standing.borrow_mut();
+        let was_there = standing.remove(&self.number).is_some();
+        let is_last = standing.is_empty();
+        drop(standing);
+        if was_there && is_last {
+            self.of.shard.connections.borrow_mut().remove(&self.of.number);
+        }
+    }
+}
+
+/// Gives up answers unread by their clients, until dropped.
+pub async fn give_up_unread(gateway: Rc<Gateway>) {
+    loop {
+        let limit = gateway.config.load().limits.unread.timeout;
+        match gateway.unread.give_up_stalled(limit) {
+            None => gateway.unread.began.notified().await,
+            Some(at) => sleep_until(at).await,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! A kill switch for a byte stream: cutting the stream acts like a pulled cable and ends the HTTP/2
+//! connection above with all its streams.
+//!
+//! hyper's client drives its connection in a separate task, alive as long as any stream of the connection;
+//! only the bytes underneath can be ended by Keyward. Owns: the cut, and noticing the first byte from the
+//! peer. Must not know: when and why a stream is cut. Invariant: after the cut every read and write fails,
+//! including a read already waiting. The switch may be used from any thread.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use futures_util::task::AtomicWaker;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+
+#[derive(Default)]
+struct KillSwitchState {
+    cut: AtomicBool,
+    reader: AtomicWaker,
+    heard: AtomicBool,
+    hearing: Notify,
+}
+
+/// The byte stream's side.
+pub struct CuttableStream<T, K> {
+    io: T,
+    shared: Arc<KillSwitchState>,
+    #[expect(dead_code, reason = "dropped with the stream, after it")]
+    keep: K,
+}
+
+/// The kill switch.
+#[derive(Clone)]
+pub struct KillSwitch(Arc<KillSwitchState>);
+
+/// Wraps `io`. `keep` is dropped together with `io`, when the socket is really closed.
+pub fn cuttable<T, K>(io: T, keep: K) -> (CuttableStream<T, K>, KillSwitch) {
+    let shared = Arc::new(KillSwitchState::default());
+    (CuttableStream { io, shared: Arc::clone(&shared), keep }, KillSwitch(shared))
+}
+
+impl KillSwitch {
+    /// Cuts the stream and wakes a waiting reader.
+    pub fn cut(&self) {
+        self.0.cut.store(true, Ordering::SeqCst);
+        self.0.reader.wake();
+    }
+
+    /// Waits for the first byte from the peer. Cancel-safe.
+    pub async fn first_byte(&self) {
+        loop {
+            // Created before the check, so that a byte arriving in between is not missed.
+            let hearing = self.0.hearing.notified();
+            if self.0.heard.load(Ordering::SeqCst) {
+                return;
+            }
+            hearing.await;
+        }
+    }
+}
+
+impl<T, K> CuttableStream<T, K> {
+    fn check_not_cut(&self) -> io::Result<()> {
+        if self.shared.cut.load(Ordering::SeqCst) {
+            Err(io::ErrorKind::ConnectionAborted.into())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin, K: Unpin> AsyncRead for CuttableStream<T, K> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        // Register the waker before the check, so that a cut in between is seen or wakes the reader.
+        self.shared.reader.register(cx.waker());
+        self.check_not_cut()?;
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.io).poll_read(cx, buffer);
+        if buffer.filled().len() > before && !self.shared.heard.load(Ordering::Relaxed) {
+            self.shared.heard.store(true, Ordering::SeqCst);
+            self.shared.hearing.notify_waiters();
+        }
+        polled
+    }
+}
+
+impl<T: AsyncWrite + Unpin, K: Unpin> AsyncWrite for CuttableStream<T, K> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check_not_cut()?;
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check_not_cut()?;
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_cut_ends_a_read_that_waits_and_every_write_after_it() {
+        let (near, mut far) = tokio::io::duplex(64);
+        let (mut near, scissors) = cuttable(near, ());
+        near.write_all(b"before").await.unwrap();
+        let mut before = [0; 6];
+        far.read_exact(&mut before).await.unwrap();
+        let mut byte = [0];
+        let waiting = near.read_exact(&mut byte);
+        let (read, ()) = tokio::join!(waiting, async { scissors.cut() });
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+        let written = near.write_all(b"after").await;
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+        near.shutdown().await.unwrap();
+        assert_eq!(far.read(&mut byte).await.unwrap(), 0, "what is underneath is closed in order");
+    }
+}

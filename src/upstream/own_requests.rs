@@ -1,0 +1,171 @@
+//! Keyward's own small requests with a client's identity, above all to read the revision of a member or the
+//! cluster.
+//!
+//! Owns: the requests, their retry with a fresh credential, and reading the response header. Must not know:
+//! the use of the answer.
+//! Invariants: a read of a revision returns no key's value (count only). A request has a time limit, since a
+//! member may be stuck; the exception is [`ask_patiently`].
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::uri::PathAndQuery;
+use prost::Message as _;
+
+use crate::pb::etcdserverpb::RangeRequest;
+use crate::refusal::Status;
+use crate::rpc::frame::{PREFIX, encode};
+use crate::rpc::header;
+use crate::rpc::method::{Lane, lookup};
+use crate::rpc::outcome::{JudgedCall, RevealedAuth, StatusVerdict, auth_state, is_outdated, verdict};
+use crate::upstream::answer::{HELD, MemberReply};
+use crate::upstream::credential::{CallCredential, LoginFailure};
+use crate::upstream::member_connection::UpstreamRequestBody;
+use crate::upstream::membership::{AuthSetting, Member};
+use crate::upstream::send::{NoReply, UpstreamClient, UpstreamUser, upstream_headers};
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const TXN: &str = "/etcdserverpb.KV/Txn";
+const LIMIT: Duration = Duration::from_secs(5);
+/// Retries of a request refused because users or roles changed meanwhile; each retry waits `PAUSE` longer.
+const OUTDATED: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Why a request got no answer.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The member answered with an error status.
+    Refused(Status),
+    /// No credential could be obtained.
+    Login(LoginFailure),
+    /// No usable answer.
+    Lost,
+    /// No request was sent: a limit of Keyward's is reached, and another member would not help.
+    NoRoom,
+}
+
+/// A ResponseHeader from a member, and its revision.
+#[derive(Debug)]
+pub struct MemberRevision {
+    /// The raw ResponseHeader.
+    pub header: Bytes,
+    /// The header's revision.
+    pub revision: i64,
+}
+
+/// Reads the revision applied by `member`, with an empty transaction: a valid credential is enough, without
+/// permission on any key. The transaction begins after the call, on the given member. Cancel-safe.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn local_revision(
+    door: &Rc<UpstreamClient>,
+    whom: &UpstreamUser,
+    member: &Arc<Member>,
+) -> Result<MemberRevision, ReadError> {
+    ask(door, whom, member, TXN, &[]).await.and_then(revealed)
+}
+
+/// Reads the cluster's revision with a linearizable count of `key`: the member has applied every write
+/// acknowledged before the call. Cancel-safe.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn linearizable_revision(
+    door: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
+    member: &Arc<Member>,
+    key: &[u8],
+) -> Result<MemberRevision, ReadError> {
+    let request = RangeRequest {
+        key: Bytes::copy_from_slice(key),
+        count_only: true,
+        limit: 1,
+        ..RangeRequest::default()
+    };
+    ask(door, user, member, RANGE, &request.encode_to_vec()).await.and_then(revealed)
+}
+
+/// Makes a unary call of the method at `path` and returns the answer's message. If the credential is refused,
+/// sends once more with a fresh credential. After [`ReadError::Lost`] the member may have executed the
+/// request. Cancel-safe for reads.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn ask(
+    door: &Rc<UpstreamClient>,
+    whom: &UpstreamUser,
+    member: &Arc<Member>,
+    path: &'static str,
+    message: &[u8],
+) -> Result<Bytes, ReadError> {
+    let asking = ask_patiently(door, whom, member, path, message);
+    tokio::time::timeout(LIMIT, asking).await.unwrap_or(Err(ReadError::Lost))
+}
+
+/// As [`ask`], without a time limit: the connection's pings detect a dead member.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn ask_patiently(
+    door: &Rc<UpstreamClient>,
+    whom: &UpstreamUser,
+    member: &Arc<Member>,
+    path: &'static str,
+    message: &[u8],
+) -> Result<Bytes, ReadError> {
+    let framed = encode(message);
+    let method = lookup(path).ok_or(ReadError::Lost)?;
+    let mut healed = 0;
+    loop {
+        let shown = door.credential_for(whom, member).await.map_err(ReadError::Login)?;
+        let body = UpstreamRequestBody::Once(Some(framed.clone()));
+        let headers = upstream_headers(&HeaderMap::new(), &shown);
+        let sent = door.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
+        let (response, in_flight) = sent.map_err(lost)?;
+        let answer = MemberReply::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
+        let status = answer.status().ok_or(ReadError::Lost)?;
+        if status.is_ok() {
+            let message = answer.message().ok_or(ReadError::Lost)?;
+            return Ok(message.slice(PREFIX.min(message.len())..));
+        }
+        let asked = JudgedCall { method, effect: method.effect, proof: shown.proof() };
+        let refused = verdict(&asked, &status) == StatusVerdict::Heal;
+        let now_on = auth_state(&asked, &status) == Some(RevealedAuth::On);
+        // Users or roles changed during the call: the next attempt may pass, whatever the credential.
+        let outdated = refused && is_outdated(&asked, &status) && healed < OUTDATED;
+        match (whom, &shown) {
+            (UpstreamUser::User(identity), CallCredential::Token(_)) if refused && healed == 0 => {
+                identity.renew(member.id, &shown);
+            }
+            (UpstreamUser::User(identity), _) if outdated => {
+                if identity.is_bound_to_revision() {
+                    identity.renew(member.id, &shown);
+                }
+                tokio::time::sleep(PAUSE * healed).await;
+            }
+            // The request went without a token because auth was off.
+            (UpstreamUser::User(_), CallCredential::Nothing) if now_on && healed == 0 => {
+                door.report_auth(AuthSetting::On)
+            }
+            _ => return Err(ReadError::Refused(status)),
+        }
+        healed += 1;
+    }
+}
+
+fn lost(why: NoReply) -> ReadError {
+    match why {
+        NoReply::NoRoom => ReadError::NoRoom,
+        NoReply::NeverSent(_) | NoReply::NotShown(_) | NoReply::Lost(_) => ReadError::Lost,
+    }
+}
+
+fn revealed(message: Bytes) -> Result<MemberRevision, ReadError> {
+    let header = header::raw_header(&message).ok_or(ReadError::Lost)?;
+    let revision = header::revision(&header).ok_or(ReadError::Lost)?;
+    Ok(MemberRevision { header, revision })
+}
