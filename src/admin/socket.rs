@@ -91,7 +91,7 @@ pub enum AdminAnswer {
     Unknown(String),
     /// Answer to [`AdminCommand::Sessions`].
     Sessions(Listing),
-    /// Answer to [`AdminCommand::ReplicaStatus`].
+    /// Answer to [`AdminCommand::Status`].
     Status(Box<ReplicaStatus>),
     /// Answer to [`AdminCommand::Doctor`].
     Doctor(DoctorReport),

@@ -2,7 +2,7 @@
 //!
 //! Owns: HTTP/1's settings, the limits on bytes read, the rule of one request per connection, and the log
 //! record of a request. Must not know: HTTP/2. The caller supplies the answer; at present always
-//! `nothing_here`.
+//! `not_found`.
 //! Invariants: every client gets an answer or a disconnect within the handshake's time limit. At most `BODY`
 //! bytes of a body are read.
 

@@ -224,7 +224,7 @@ impl LockWait {
                     let spread = Duration::from_millis(self.ground.door.chooser.draw(1000));
                     pause = (pause * 2).min(LONGEST_WATCH) + spread;
                 }
-                // `Ticket::glance` reads two keys only, so a third key may be the first now.
+                // `LockQueueKey::glance` reads two keys only, so a third key may be the first now.
                 Ok(LockQueuePosition::First(_)) if first_in_line.take().is_some() => pause = Duration::ZERO,
                 Ok(LockQueuePosition::First(_)) => {
                     self.change(|state| LockWaitState { settled: !state.lost, ..state });

@@ -16,8 +16,8 @@ use crate::refusal::{Code, Refusal, Status};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StatusVerdict {
     /// The credential was refused and the call was not applied: send again once with a fresh credential. A
-    /// Lock or Campaign only if [`may_reissue`](super::shape::may_reissue) agrees; a stream only before its
-    /// first message.
+    /// Lock or Campaign only if [`may_reissue`](super::body_shape::may_reissue) agrees; a stream only before
+    /// its first message.
     Heal,
     /// The call was not applied, or a read failed because of the member: another member may do better.
     Elsewhere,
@@ -41,7 +41,7 @@ pub enum CallProof {
 pub struct JudgedCall {
     /// The method's row.
     pub method: &'static Method,
-    /// The call's effect, by [`shape::effect`](super::shape::effect).
+    /// The call's effect, by [`body_shape::effect`](super::body_shape::effect).
     pub effect: Effect,
     /// The credential shown.
     pub proof: CallProof,

@@ -45,7 +45,7 @@ pub struct MemberReply {
     pub data: VecDeque<Bytes>,
     /// The trailers, or the unread body.
     pub rest: ReplyRemainder,
-    /// The member's revision and raft term, after [`MemberReply::read_seen`].
+    /// The member's revision and raft term, after [`MemberReply::read_progress`].
     pub progress: Option<AnswerProgress>,
     /// Counts the call on its connection until the reply was delivered.
     pub in_flight: InFlight,

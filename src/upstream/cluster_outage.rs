@@ -63,7 +63,8 @@ impl MembersHandle {
     }
 }
 
-/// Shows if an upstream stream serves a client's stream. Written by the client's stream, read by [`ended`].
+/// Shows if an upstream stream serves a client's stream. Written by the client's stream, read by
+/// [`wait_for_stream_end`].
 #[derive(Debug)]
 pub struct UpstreamLink {
     down_since: Cell<Option<Instant>>,

@@ -144,7 +144,7 @@ impl UpstreamIdentity {
         })
     }
 
-    /// The identity that proves the user now; never an [`UpstreamIdentity::ActingIdentities`].
+    /// The identity that proves the user now; never an [`UpstreamIdentity::Acting`].
     #[must_use]
     pub fn current_identity(&self) -> Cow<'_, Self> {
         match self {

@@ -28,7 +28,7 @@ pub fn choose_leaderless(
     let (home, floor) = match wanted {
         MemberTarget::Current { home, floor } => (home, floor),
         MemberTarget::Home(home) => (home, Revision(0)),
-        // A call naming a member goes to the named member; `Chooser` finds the member, ready or not.
+        // A call naming a member goes to the named member; `MemberChooser` finds the member, ready or not.
         MemberTarget::This(_) | MemberTarget::Leader => return None,
         MemberTarget::Any | MemberTarget::Near | MemberTarget::LeaderFirst | MemberTarget::Spared => {
             (None, Revision(0))

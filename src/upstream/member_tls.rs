@@ -165,7 +165,7 @@ impl MemberTls {
         Ok(http2(config))
     }
 
-    /// Like [`MemberTls::showing`], with a certificate and key read from files.
+    /// Like [`MemberTls::with_certificate`], with a certificate and key read from files.
     ///
     /// # Errors
     /// [`MemberTlsError`].

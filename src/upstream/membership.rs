@@ -54,7 +54,8 @@ pub struct Membership {
     /// When a member of the cluster with a known leader last answered a probe; before the first answer, when
     /// probing began.
     pub confirmed: Instant,
-    /// The outage state of the cluster. [`publish`](crate::upstream::outage::publish) sets this field.
+    /// The outage state of the cluster. [`publish`](crate::upstream::cluster_outage::publish) sets this
+    /// field.
     pub outage: Outage,
 }
 

@@ -195,7 +195,7 @@ impl UpstreamClient {
         self.members.pause_or_change(pause).await;
     }
 
-    /// See [`MembersHandle::auth_is`].
+    /// See [`MembersHandle::record_auth`].
     pub fn report_auth(&self, auth: AuthSetting) {
         self.members.record_auth(auth);
     }

@@ -64,7 +64,7 @@ impl PeerStanding {
         }
     }
 
-    /// True if marked by [`PeerStanding::proved_elsewhere`].
+    /// True if marked by [`PeerStanding::with_recheck`].
     pub(super) fn needs_recheck(&self) -> bool {
         matches!(&self.rank, PeerRank::Known(caller) if caller.needs_recheck)
     }

@@ -38,10 +38,10 @@ impl CallerIdentification {
         Ok(())
     }
 
-    /// As [`CallerIdentification::stands`], for a session of a user moved into the users file.
+    /// As [`CallerIdentification::may_continue`], for a session of a user moved into the users file.
     ///
     /// # Errors
-    /// As [`CallerIdentification::stands`].
+    /// As [`CallerIdentification::may_continue`].
     pub fn may_continue_by_file(&self, gateway: &Gateway, life: &ActiveStream) -> Result<(), Refusal> {
         let Some(session) = life.caller.session() else { return Ok(()) };
         self.recheck_grounds(gateway, life, by_file(Rc::clone(session))).map(drop)

@@ -83,7 +83,7 @@ pub struct LoginService {
     has_followed_cluster: AtomicBool,
 }
 
-/// The part of [`LoginService`] run by the control runtime. Logins fail while `LoginControl` is not running.
+/// The part of [`LoginService`] run by the control runtime. Logins fail while `LoginServiceControl` is not running.
 pub struct LoginServiceControl {
     requests: mpsc::Receiver<QueuedLogin>,
     sources: PasswordSourceOrder,
@@ -224,7 +224,7 @@ impl LoginService {
     /// Cancel-safe: a check already begun goes on.
     ///
     /// # Errors
-    /// See [`LoginDenial`]; [`LoginDenial::Untold`] and [`LoginDenial::TooManyFailures`] are not the
+    /// See [`LoginDenial`]; [`LoginDenial::Untold`] and [`LoginDenial::Limited`] are not the
     /// session's fault.
     pub async fn prove_again(&self, session: &Session) -> Result<LoginProof, LoginDenial> {
         let Some((login, purpose)) = self.session_login(session) else { return Ok(LoginProof::Nothing) };

@@ -2,7 +2,7 @@
 //!
 //! The model has etcd's two channels per stream (control answers; events with progress), synced and unsynced
 //! watchers, batches with the member's revision in the header, fragments, lagging members, compaction, and
-//! the version differences named by `Traits`. Messages are encoded with prost, so the model also checks the
+//! the version differences named by `WatchTraits`. Messages are encoded with prost, so the model also checks the
 //! splices of `wire`.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
