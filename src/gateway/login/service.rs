@@ -83,7 +83,8 @@ pub struct LoginService {
     has_followed_cluster: AtomicBool,
 }
 
-/// The part of [`LoginService`] run by the control runtime. Logins fail while `LoginServiceControl` is not running.
+/// The part of [`LoginService`] run by the control runtime. Logins fail while `LoginServiceControl` is not
+/// running.
 pub struct LoginServiceControl {
     requests: mpsc::Receiver<QueuedLogin>,
     sources: PasswordSourceOrder,

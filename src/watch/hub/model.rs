@@ -2,8 +2,8 @@
 //!
 //! The model has etcd's two channels per stream (control answers; events with progress), synced and unsynced
 //! watchers, batches with the member's revision in the header, fragments, lagging members, compaction, and
-//! the version differences named by `WatchTraits`. Messages are encoded with prost, so the model also checks the
-//! splices of `wire`.
+//! the version differences named by `WatchTraits`. Messages are encoded with prost, so the model also checks
+//! the splices of `wire`.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
