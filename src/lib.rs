@@ -1,5 +1,24 @@
 //! Keyward: an etcd-aware gRPC reverse proxy, one address for an etcd cluster.
 //!
+//! ```text
+//!            downstream                     gateway                        upstream
+//!  client ──► acceptor ─► connection ─► pipeline: identify the caller ─► exchange: choose a member,
+//!             TLS, HTTP/2, limits        judge the body, register         prove the user, send,
+//!                                        streams, apply limits            try again where safe ──► member
+//!                                   Watch, LeaseKeepAlive, Lock and Observe: watch, lease
+//! ```
+//!
+//! Reading order for a newcomer:
+//! 1. [`app`]: the composition of the process in one visible order.
+//! 2. [`gateway::pipeline`] and [`gateway::exchange`]: the way of a call; [`rpc::method`] and [`rpc::outcome`]: the
+//!    tables behind both.
+//! 3. [`gateway::caller`] and [`downstream::session`]: who calls; [`policy`]: as which etcd user.
+//! 4. [`upstream::membership`], [`upstream::choose`] and [`upstream::send`]: members, and the choice of a member.
+//! 5. [`watch::hub`]: watches, a state machine without I/O.
+//!
+//! `ARCHITECTURE.md` has the invariants, `docs/glossary.md` the words, `docs/decisions.md` the reasons, and
+//! `docs/etcd-facts.md` the behaviour of etcd by version.
+//!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy.rs`. From
 //! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream`
 //! · `policy` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`,
