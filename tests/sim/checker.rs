@@ -167,10 +167,9 @@ impl Checker {
         if self.shown.0 == era { self.shown.1 } else { 0 }
     }
 
-    /// The era in which this stream was first shown its highest revision, if a watch from `start` on may rely on it.
-    pub(crate) fn heard_era(&self, start: i64) -> usize {
-        let (era, revision) = self.highest;
-        if start <= revision + 1 { era } else { usize::MAX }
+    /// The highest header.revision that this stream was ever shown, and its era.
+    pub(crate) fn highest(&self) -> (usize, i64) {
+        self.highest
     }
 
     /// The newest era that this stream has heard of: a restored history looks like the old one.
@@ -216,7 +215,8 @@ impl Checker {
         }
         let now = truth.index();
         if revision > self.highest.1 {
-            self.highest = (now, revision);
+            // A revision that the present history has not reached was shown of an older one: Keyward lets no header go back.
+            self.highest = (truth.era_of(header.cluster_id, revision).unwrap_or(now), revision);
         }
         if self.shown.0 < now {
             // What was shown before counts no more: history is another.

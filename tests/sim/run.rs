@@ -68,6 +68,8 @@ pub(crate) struct Watcher {
     pub(crate) slow_until: usize,
     pub(crate) wants_leader: bool,
     pub(crate) name: usize,
+    /// Its place among the connections.
+    pub(crate) connection: usize,
 }
 
 /// Everything of a run.
@@ -76,6 +78,9 @@ pub(crate) struct World {
     pub(crate) cluster: Shared,
     pub(crate) keyward: Keyward,
     pub(crate) connections: Vec<Option<Connection>>,
+    /// The highest header.revision that each connection's streams were shown, and its era: a client may begin a watch behind what
+    /// another stream of its connection was shown.
+    pub(crate) shown: Vec<(usize, i64)>,
     pub(crate) watchers: Vec<Watcher>,
     /// Steps at which a client comes.
     pub(crate) late: Vec<usize>,
@@ -180,6 +185,7 @@ impl World {
             cluster,
             keyward,
             connections: Vec::new(),
+            shown: Vec::new(),
             watchers: Vec::new(),
             late,
             flavors,
@@ -245,6 +251,7 @@ impl World {
                     let window = self.dice.pick(if self.wide { &windows[..3] } else { &windows[..] });
                     let pipe = self.keyward.connect();
                     self.connections.push(Some(Connection::over(pipe, window, &self.keyward.tasks).await));
+                    self.shown.push((0, 0));
                     self.connections.len() - 1
                 }
             };
@@ -260,6 +267,7 @@ impl World {
                 slow_until: 0,
                 wants_leader,
                 name,
+                connection: at,
             });
             for _ in 0..1 + self.dice.below(3) {
                 self.ask_create(place);
@@ -351,6 +359,10 @@ impl World {
                     auth: cluster.auth,
                 };
                 watcher.checker.saw(&around, &response).map_err(|why| format!("client {name}: {why}"))?;
+                let (era, revision) = watcher.checker.highest();
+                if revision > self.shown[watcher.connection].1 {
+                    self.shown[watcher.connection] = (era, revision);
+                }
             }
             if was_slow && some {
                 cluster.counts.one(What::Slow);

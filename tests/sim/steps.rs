@@ -101,6 +101,12 @@ impl World {
 
     // ---- clients
 
+    /// The era of the highest revision that the client's connection was shown, if a watch from `start` on may rely on it.
+    fn heard_era(&self, at: usize, start: i64) -> usize {
+        let (era, revision) = self.shown[self.watchers[at].connection];
+        if start <= revision + 1 { era } else { usize::MAX }
+    }
+
     pub(crate) fn ask_create(&mut self, at: usize) {
         if self.watchers[at].checker.open() >= WATCHES || self.watchers[at].stream.is_half_closed() {
             return;
@@ -144,7 +150,7 @@ impl World {
             era,
             shown: self.watchers[at].checker.shown_in(era),
             known,
-            heard: self.watchers[at].checker.heard_era(start),
+            heard: self.heard_era(at, start),
         };
         let range_end = match (single, open_end, inverted) {
             (true, ..) => Bytes::new(),

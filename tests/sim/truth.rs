@@ -133,6 +133,13 @@ impl Truth {
         era < self.index()
     }
 
+    /// The newest era whose history has this revision.
+    pub(crate) fn era_of(&self, cluster: u64, revision: i64) -> Option<usize> {
+        let has =
+            |era: &usize| self.eras[*era].store.cluster_id() == cluster && revision <= self.eras[*era].head();
+        (0..self.eras.len()).rev().find(has)
+    }
+
     /// Whether that header could have been sent: a member of a cluster that was there, at a revision that it had.
     pub(crate) fn has_header(&self, cluster: u64, revision: i64) -> bool {
         self.eras.iter().any(|era| era.store.cluster_id() == cluster && revision <= era.head())
