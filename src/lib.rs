@@ -10,8 +10,8 @@
 //!
 //! Reading order for a newcomer:
 //! 1. [`app`]: the composition of the process in one visible order.
-//! 2. [`gateway::pipeline`] and [`gateway::exchange`]: the way of a call; [`rpc::method`] and [`rpc::outcome`]:
-//!    the tables behind both.
+//! 2. [`gateway::pipeline`], [`gateway::exchange`]: the way of a call; [`rpc::method`], [`rpc::outcome`]: the
+//!    tables behind both.
 //! 3. [`gateway::caller`] and [`downstream::session`]: who calls; [`policy`]: as which etcd user.
 //! 4. [`upstream::membership`], [`upstream::choose`] and [`upstream::send`]: members, and the choice of one.
 //! 5. [`watch::hub`]: watches, a state machine without I/O.
