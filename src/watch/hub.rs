@@ -294,7 +294,7 @@ struct HubWatch {
     /// The revision after which a watch "from now" begins, once fixed: by the first Created from upstream, or
     /// by a write that overtook the create.
     begins_after: Option<i64>,
-    /// Resume exactly at the next revision, without reaching back to the last proven revision.
+    /// Resume exactly at the next revision: the last proven revision is compacted.
     resumes_exactly: bool,
     /// The highest revision shown to the client before the create.
     shown_before: i64,

@@ -281,9 +281,10 @@ impl Hub {
         } else if compacted > watch.cursor.next().max(0) {
             self.tell_compacted(key, response);
         } else if compacted > incarnation.start.max(0) {
-            // Only delivered revisions were compacted: resume at the next revision.
+            // Only delivered revisions were compacted: resume at the next revision, or at the last proven one
+            // if the member still has it.
             let place = std::mem::replace(&mut watch.place, WatchPlacement::Nowhere);
-            watch.resumes_exactly = true;
+            watch.resumes_exactly = compacted > watch.cursor.seen();
             self.held_bytes -= watch.cursor.held_bytes();
             watch.cursor.drop_unfinished_revision();
             self.forget_upstream(&place);

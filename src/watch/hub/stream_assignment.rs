@@ -305,6 +305,7 @@ impl Hub {
     /// watch.
     fn checked(&mut self, id: UpstreamStreamId, checking: RevisionCheck, revision: i64) {
         let mut gone_back = checking.shown > revision && self.cluster_view.shown == checking.shown;
+        let mut doubted = None;
         for key in self.on_stream(id) {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
             if !matches!(watch.place, WatchPlacement::Doubtful(_)) {
@@ -313,7 +314,7 @@ impl Hub {
             let reached = watch.cursor.seen().max(if watch.id.is_none() { watch.shown_before } else { 0 });
             if reached > revision && checking.joined {
                 // The read may have begun before the cluster reached that revision.
-                self.check(key, id);
+                doubted.get_or_insert(key);
             } else if watch.id.is_none() {
                 gone_back |= reached > revision;
                 self.assign(key, id);
@@ -323,6 +324,10 @@ impl Hub {
             } else {
                 self.assign(key, id);
             }
+        }
+        if let Some(key) = doubted {
+            // One read serves all these watches, and none of them joins it: the read begins after this input.
+            self.check(key, id);
         }
         if gone_back {
             self.step_back(revision);

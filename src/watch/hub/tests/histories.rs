@@ -51,6 +51,25 @@ fn compaction_of_what_was_delivered_is_none() {
     bench.nothing();
 }
 
+/// A member of 3.5.22 or later begins a watch "from now" before the revision told by Created, and a compaction
+/// may then cancel the watch. A resume after that revision would get no progress until the next write
+/// (`docs/etcd-facts.md#v4`).
+#[test]
+fn a_resume_after_a_compaction_reaches_back_to_what_is_not_compacted() {
+    for (traits, start) in [(NEW, 21), (MIDDLE, 22)] {
+        let mut bench = Bench::new();
+        bench.create(watch("a", 0));
+        bench.opened(1, traits);
+        bench.up(1, created(1, 21));
+        assert_eq!(header_revision(&bench.emitted()), 21);
+        bench.up(1, events(1, 21, &[18]));
+        bench.up(1, compacted(1, 21));
+        assert_eq!(bench.next_cancel(1), 1);
+        assert_eq!(bench.next_create(1), (2, start));
+        bench.nothing();
+    }
+}
+
 #[test]
 fn another_cluster_ends_watches_as_compacted() {
     let mut bench = Bench::watching(MIDDLE);
@@ -143,6 +162,40 @@ fn a_read_that_shows_less_ends_what_had_seen_more() {
     assert_eq!(bench.emitted().watch_id, 2);
     bench.up(1, events(2, 50, &[33]));
     assert_eq!(revisions(&bench.emitted()), [33]);
+}
+
+/// The watches saw a revision by progress, and the client was not told of it. A second read begins after both
+/// watches asked for it, so its answer holds for both.
+#[test]
+fn a_second_read_decides_for_all_watches_that_joined_the_first() {
+    for (cluster, ends) in [(31, true), (40, false)] {
+        let mut bench = Bench::watching(MIDDLE);
+        bench.create(watch("b", 5));
+        bench.create_and_let_in(2);
+        bench.out.clear();
+        bench.up(1, answer(-1, 40));
+        bench.resumed(1, 2, MIDDLE);
+        bench.out.clear();
+        bench.up(2, created(3, 30));
+        assert_eq!(bench.next_cancel(2), 3);
+        assert!(matches!(bench.only(), HubOutput::Check { .. }));
+        bench.up(2, created(4, 30));
+        assert_eq!(bench.next_cancel(2), 4);
+        bench.nothing();
+        bench.checked(1, 2, 31);
+        assert!(matches!(bench.only(), HubOutput::Check { watch: WatchKey(1), .. }), "one read for both");
+        bench.checked(1, 2, cluster);
+        if ends {
+            for id in [0, 1] {
+                let told = bench.next_emitted();
+                assert_eq!((told.watch_id, told.compact_revision), (id, 31));
+            }
+            assert!(matches!(bench.only(), HubOutput::Close { .. }));
+        } else {
+            assert_eq!((bench.next_create(2), bench.next_create(2)), ((5, 41), (6, 41)));
+            bench.nothing();
+        }
+    }
 }
 
 /// The watch that saw the higher revision is gone; the remaining watches lost no events.
