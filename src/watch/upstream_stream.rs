@@ -90,14 +90,6 @@ pub struct SourceOpenFailure {
     pub member: Option<MemberId>,
 }
 
-/// An event of a stream.
-pub enum WatchSourceEvent {
-    /// A WatchResponse.
-    Message(bytes::Bytes),
-    /// The end of the stream.
-    Lost(StreamLoss),
-}
-
 impl WatchRoute {
     /// Opens a stream on a member outside `tried`, if there is another. `attempt` is the number of losses
     /// before.
