@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use keyward::credentials::{CredentialSettings, Credentials};
 use keyward::downstream::session::{
     OpenedSessions, SealRealm, Sealer, Session, SessionKeys, SessionPeer, SessionProof,
 };
 use keyward::identity::ClusterId;
+use keyward::members::membership::ControlChannels;
 use keyward::secret::Secret;
-use keyward::upstream::credential::{CredentialSettings, Credentials};
-use keyward::upstream::membership::ControlChannels;
 
 /// Sessions in the shard's memory beside the one that calls.
 const OTHERS: usize = 2000;

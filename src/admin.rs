@@ -23,12 +23,12 @@ use http::{Method, StatusCode};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::credentials::Credentials;
 use crate::downstream::session::Sealer;
+use crate::members::membership::{ForeignAddress, MembersHandle, ServingState};
 use crate::revocation::RevocationRegister;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::writer::LOSSES;
-use crate::upstream::credential::Credentials;
-use crate::upstream::membership::{ForeignAddress, MembersHandle, ServingState};
 use drain::{Exit, Stage};
 pub use http_server::serve;
 use status::{AbsentRow, ClusterStatus, ForeignRow, MemberRow, Replica, ReplicaStatus, UnansweredRow};

@@ -28,12 +28,18 @@ use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, AdminCommandService};
 use crate::admin::{self, AdminState};
 use crate::config::{self, Config};
+use crate::credentials::{CredentialSettings, Credentials, MetricsPages, UsersError};
+use crate::dial::connect::Connector;
+use crate::dial::member_tls as upstream_tls;
+use crate::dial::names::NameResolver;
 use crate::downstream::acceptor::ShardIntake;
 use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
 use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
+use crate::members::discovery::{Members, ProbeLogin, SeedList};
+use crate::members::membership::MembersHandle;
 use crate::published::Published;
 use crate::reload::{self, Reload, ReloadCheck, ReloadPart};
 use crate::revocation::{RevocationRegister, RevocationUpstream, StateFileError};
@@ -44,12 +50,6 @@ use crate::telemetry::limiter::report_left_out;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::single_label::one;
 use crate::upstream::certificate_pool::CertificatePool;
-use crate::upstream::connect::Connector;
-use crate::upstream::credential::{CredentialSettings, Credentials, MetricsPages, UsersError};
-use crate::upstream::member_tls as upstream_tls;
-use crate::upstream::members::{Members, ProbeLogin, SeedList};
-use crate::upstream::membership::MembersHandle;
-use crate::upstream::names::NameResolver;
 use crate::upstream::peer_urls::{MintingCaTrusted, PeerTrustCheck};
 
 /// A shard without a heartbeat for this long is stuck.
@@ -88,7 +88,7 @@ pub enum ServeError {
     System(#[from] io::Error),
     /// No random bytes.
     #[error("cannot start: {0}")]
-    Randomness(#[from] crate::upstream::credential::NoRandomness),
+    Randomness(#[from] crate::credentials::NoRandomness),
     /// No session key.
     #[error("cannot start: {0}")]
     Keys(#[from] NoSessionKey),

@@ -57,15 +57,15 @@ use crate::gateway::unread_answers::{ConnectionUnread, UnreadAnswers};
 use crate::identity::named_member::NamedMember;
 use crate::identity::{ClusterId, MemberId, Peer};
 use crate::lease::lock_wait_register::LockWaitRegister;
+use crate::members::choose::MemberTarget;
+use crate::members::membership::AuthSetting;
 use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::Metrics;
-use crate::upstream::choose::MemberTarget;
 use crate::upstream::member_queue::MemberQueues;
-use crate::upstream::membership::AuthSetting;
 use crate::upstream::send::UpstreamClient;
 use crate::watch::budget;
 

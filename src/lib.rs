@@ -13,7 +13,7 @@
 //! 2. [`gateway::pipeline`], [`gateway::exchange`]: the way of a call; [`rpc::method`], [`rpc::outcome`]: the
 //!    tables behind both.
 //! 3. [`gateway::caller`] and [`downstream::session`]: who calls; [`policy`]: as which etcd user.
-//! 4. [`upstream::membership`], [`upstream::choose`] and [`upstream::send`]: members, and the choice of one.
+//! 4. [`members::membership`], [`members::choose`] and [`upstream::send`]: members, and the choice of one.
 //! 5. [`watch::hub`]: watches, a state machine without I/O.
 //!
 //! `ARCHITECTURE.md` has the invariants, `docs/glossary.md` the words, `docs/decisions.md` the reasons, and
@@ -21,19 +21,22 @@
 //!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy.rs`. From
 //! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream`
-//! · `policy` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`,
-//! `published`, `secret`, `tasks`, `telemetry`, `io`.
+//! · `credentials` · `members` · `dial`, `policy` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`,
+//! `authority` · `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
 
 pub mod admin;
 pub mod app;
 pub mod authority;
 pub mod config;
+pub mod credentials;
+pub mod dial;
 pub mod downstream;
 pub mod gateway;
 pub mod identity;
 pub mod io;
 pub mod jwt;
 pub mod lease;
+pub mod members;
 pub mod pb;
 pub mod pem;
 pub mod policy;

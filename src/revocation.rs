@@ -23,7 +23,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::{Revocation, RevocationPersistence};
 use crate::downstream::session::{RevocationChange, Revocations, RevocationsFull, Sealer};
-use crate::upstream::membership::ChangeReceiver;
+use crate::members::membership::ChangeReceiver;
 
 pub use etcd_prefix::RevocationUpstream;
 pub use state_file::StateFileError;
@@ -355,12 +355,12 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::credentials::{CredentialSettings, Credentials};
     use crate::downstream::session::{LoginInadmissible, SessionKeys};
-    use crate::secret::Secret;
-    use crate::upstream::credential::{CredentialSettings, Credentials};
-    use crate::upstream::membership::{
+    use crate::members::membership::{
         ControlChannels, HintSender, MembersHandle, Membership, SharedAuthSetting,
     };
+    use crate::secret::Secret;
 
     fn sealer() -> Arc<Sealer> {
         Arc::new(Sealer::new(SessionKeys::new(&[Secret::new([7; 32])]).unwrap()))

@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 
 use super::table::plain;
 use crate::config::{Config, MappingOutcome};
+use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
 use crate::downstream::connection_table::ConnectionTable;
 use crate::identity::MemberId;
+use crate::members::discovery::member_health::{MemberHealthFigures, examine};
+use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
-use crate::upstream::credential::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
-use crate::upstream::member_health::{MemberHealthFigures, examine};
-use crate::upstream::membership::{AuthSetting, MembersHandle, Membership};
 use checks::DoctorInputs;
 
 /// The result of one examination.

@@ -4,8 +4,8 @@
 
 use tokio::time::Instant;
 
+use crate::members::membership::{Member, Membership};
 use crate::telemetry::member_metrics::MemberSample;
-use crate::upstream::membership::{Member, Membership};
 
 /// The present figures of all members.
 pub(super) fn of(members: &Membership) -> Vec<MemberSample> {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::table::{TerminalTable, plain, size};
-use crate::upstream::membership::{
+use crate::members::membership::{
     AbsenceReason, AbsentMember, AuthSetting, Member, Membership, Readiness, Role, UnansweredAddress,
     UnreadyReason,
 };

@@ -10,12 +10,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::config::{Config, RealmSetting as RealmName};
+use crate::credentials::Credentials;
 use crate::downstream::session::{SealRealm, Sealer};
 use crate::gateway::login::service::LoginService;
 use crate::identity::{ClusterId, MemberId};
 use crate::revocation::RevocationRegister;
 use crate::telemetry::metrics::Metrics;
-use crate::upstream::credential::Credentials;
 
 /// Drops the state of a cluster. Clones share their state.
 #[derive(Clone)]

@@ -16,6 +16,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::config::Config;
+use crate::credentials::Credentials;
+use crate::dial::connect::Connector;
 use crate::downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener};
 use crate::downstream::client_certificate::ClientCertificate;
 use crate::downstream::client_connection::{
@@ -35,17 +37,15 @@ use crate::gateway::{
 };
 use crate::io::ByteStream;
 use crate::lease::lock_wait_register::LockWaitRegister;
+use crate::members::choose::MemberChooser;
+use crate::members::membership::MembersHandle;
 use crate::published::Published;
 use crate::tasks::{TaskHandle, Tasks};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::certificate_pool::CertificatePool;
-use crate::upstream::choose::MemberChooser;
-use crate::upstream::connect::Connector;
-use crate::upstream::credential::Credentials;
 use crate::upstream::ejection::suspect_hung_members;
 use crate::upstream::evacuation::leave_unfit_members;
-use crate::upstream::membership::MembersHandle;
 use crate::upstream::pool::ConnectionPool;
 use crate::upstream::resume_limiter::ResumeLimiter;
 use crate::upstream::send::UpstreamClient;

@@ -12,9 +12,9 @@ use http::header::HeaderName;
 use crate::gateway::ClientConnection;
 use crate::identity::MemberId;
 use crate::identity::named_member::NamedMember;
+use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::method::Method;
-use crate::upstream::membership::Membership;
 
 /// Request header naming the member of a single call; takes precedence over the connection's member.
 pub const HEADER: HeaderName = HeaderName::from_static("x-keyward-member");

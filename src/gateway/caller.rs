@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Identify;
+use crate::credentials::TokenUseGuard;
 use crate::downstream::session::{OpenedSessions, PresentedToken, Sealer, Session};
 use crate::downstream::verified_jwts::VerifiedJwts;
 use crate::gateway::access_log::AccessRecord;
@@ -34,7 +35,6 @@ use crate::published::Published;
 use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Method;
 use crate::secret::Secret;
-use crate::upstream::credential::TokenUseGuard;
 use crate::upstream::send::UpstreamUser;
 
 use identities::{OwnCredential, PeerStanding};

@@ -24,11 +24,11 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::gateway::caller::Caller;
 use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::MemberId;
+use crate::members::choose::MemberTarget;
+use crate::members::membership::{Member, Membership, Role};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame;
 use crate::rpc::method::Method;
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::membership::{Member, Membership, Role};
 use crate::upstream::own_requests::{self, ReadError};
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
 

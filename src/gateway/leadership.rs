@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use crate::gateway::Gateway;
 use crate::identity::MemberId;
+use crate::members::membership::MembershipHint;
 use crate::pb::etcdserverpb::MoveLeaderRequest;
-use crate::upstream::membership::MembershipHint;
 
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Maintenance/MoveLeader";

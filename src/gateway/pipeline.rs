@@ -35,6 +35,8 @@ use crate::gateway::{
 };
 use crate::identity::UserName;
 use crate::lease::observe;
+use crate::members::choose::MemberTarget;
+use crate::members::membership::{AuthSetting, MembershipHint};
 use crate::refusal::Refusal;
 use crate::rpc::call::{self, Deadline};
 use crate::rpc::method::{Class, Effect, Lane, METHODS, Method, RpcPathKind, StreamingSides, path_kind};
@@ -42,9 +44,7 @@ use crate::rpc::schema::MessageId;
 use crate::rpc::{body_shape, canonical, frame, quorum};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::answer::MemberReply;
-use crate::upstream::choose::MemberTarget;
 use crate::upstream::member_connection::UpstreamRequestBody;
-use crate::upstream::membership::{AuthSetting, MembershipHint};
 use crate::upstream::send::{NoReply, upstream_headers};
 use crate::watch::upstream_stream;
 

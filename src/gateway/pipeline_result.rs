@@ -4,6 +4,7 @@
 
 use bytes::Bytes;
 
+use crate::credentials::TokenUseGuard;
 use crate::downstream::client_replies::ClientReply;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
@@ -11,7 +12,6 @@ use crate::gateway::reply::{self, DownstreamResponse};
 use crate::gateway::unread_answers::UnreadRoom;
 use crate::refusal::Refusal;
 use crate::upstream::answer::MemberReply;
-use crate::upstream::credential::TokenUseGuard;
 
 /// The result of the pipeline.
 pub enum PipelineResult {

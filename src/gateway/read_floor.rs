@@ -15,13 +15,13 @@ use tokio::time::{Instant, timeout_at};
 use crate::gateway::ClientConnection;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::exchange::{Exchange, PATIENCE};
+use crate::members::choose::MemberTarget;
+use crate::members::membership::Member;
 use crate::refusal::{Code, Refusal};
 use crate::rpc::body_shape;
 use crate::rpc::header::AnswerProgress;
 use crate::rpc::outcome::is_trouble;
 use crate::upstream::answer::MemberReply;
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::membership::Member;
 use crate::upstream::own_requests::{ReadError, linearizable_revision};
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
 

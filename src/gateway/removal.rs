@@ -14,11 +14,11 @@ use crate::gateway::access_log::AccessRecord;
 use crate::gateway::defragment::{self, DrainedMember};
 use crate::gateway::exchange::Exchange;
 use crate::identity::MemberId;
+use crate::members::fitness::quarantine::MemberRemovalGuard;
+use crate::members::membership::MembersHandle;
 use crate::refusal::Refusal;
 use crate::rpc::body_shape;
 use crate::upstream::answer::MemberReply;
-use crate::upstream::membership::MembersHandle;
-use crate::upstream::quarantine::MemberRemovalGuard;
 
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Cluster/MemberRemove";

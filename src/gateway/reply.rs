@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
 
+use crate::credentials::TokenUseGuard;
 use crate::downstream::client_replies::ClientReply;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
@@ -22,7 +23,6 @@ use crate::gateway::reply_contents::{ReplyContents, ReplyPiece, ReplyRest};
 use crate::gateway::unread_answers::{RegisteredAnswer, UnreadRoom};
 use crate::refusal::{Code, Refusal, Status};
 use crate::upstream::answer::{self, MemberReply};
-use crate::upstream::credential::TokenUseGuard;
 
 /// The body of every response.
 pub struct Reply {

@@ -14,10 +14,10 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
+use crate::credentials::TokenUseGuard;
 use crate::downstream::client_replies::{ClientReply, TakenGuard};
 use crate::gateway::active_streams::Registration;
 use crate::refusal::{Refusal, Status};
-use crate::upstream::credential::TokenUseGuard;
 use crate::upstream::member_connection::InFlight;
 
 /// The contents after the held data.

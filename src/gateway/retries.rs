@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use tokio::time::Instant;
 
-use crate::upstream::credential::IdentityKey;
+use crate::credentials::IdentityKey;
 
 /// The price of a retry. Each call earns 1, so retries are a fifth of the traffic.
 const TRY: u64 = 5;

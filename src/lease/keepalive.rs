@@ -19,21 +19,21 @@ use http::uri::PathAndQuery;
 use prost::Message as _;
 use tokio::time::Instant;
 
+use crate::credentials::{CallCredential, LoginFailure};
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::identity::MemberId;
 use crate::lease::pending_renewals::{PendingRenewals, RenewalVerdict, ZeroTtl};
+use crate::members::choose::MemberTarget;
+use crate::members::cluster_outage::UpstreamLink;
+use crate::members::membership::{AuthSetting, Member, MembershipHint};
+use crate::members::outage_state::Outage;
 use crate::pb::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::{Method, lookup};
 use crate::rpc::outcome;
 use crate::upstream::bidi::{Bidi, BidiEvent};
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::cluster_outage::UpstreamLink;
-use crate::upstream::credential::{CallCredential, LoginFailure};
-use crate::upstream::membership::{AuthSetting, Member, MembershipHint};
-use crate::upstream::outage_state::Outage;
 use crate::upstream::own_requests::linearizable_revision;
 use crate::upstream::send::{UpstreamClient, UpstreamUser, upstream_headers};
 

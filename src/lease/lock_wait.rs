@@ -23,11 +23,11 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::identity::MemberId;
 use crate::lease::lock_queue::{LockQueueKey, LockQueuePosition};
 use crate::lease::lock_wait_register::{LockWaitEnd, LockWaitRegister, OwedKeyRemoval};
+use crate::members::choose::MemberTarget;
+use crate::members::membership::{AuthSetting, Member};
 use crate::rpc::method::Method;
 use crate::rpc::outcome::is_trouble;
 use crate::tasks::Tasks;
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::membership::{AuthSetting, Member};
 use crate::upstream::own_requests::{ReadError, ask};
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
 

@@ -22,10 +22,14 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message as _;
 use tokio::time::Instant;
 
+use crate::credentials::CallCredential;
 use crate::downstream::client_replies::ReplySender;
 use crate::identity::MemberId;
 use crate::lease::lock_queue::LockQueue;
 use crate::lease::observed_leaders::{LeaderNews, ObservedLeaders};
+use crate::members::choose::MemberTarget;
+use crate::members::cluster_outage::UpstreamLink;
+use crate::members::membership::{AuthSetting, Member, MembershipHint};
 use crate::pb::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::pb::v3electionpb::LeaderRequest;
 use crate::refusal::{Refusal, Status};
@@ -33,10 +37,6 @@ use crate::rpc::frame::encode;
 use crate::rpc::method::{Method, lookup};
 use crate::rpc::outcome::{self, StatusVerdict, is_trouble};
 use crate::upstream::bidi::{Bidi, BidiEvent};
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::cluster_outage::UpstreamLink;
-use crate::upstream::credential::CallCredential;
-use crate::upstream::membership::{AuthSetting, Member, MembershipHint};
 use crate::upstream::own_requests::{ReadError, ask};
 use crate::upstream::send::{UpstreamClient, UpstreamUser, upstream_headers};
 

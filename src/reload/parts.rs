@@ -16,16 +16,16 @@ use super::{PreparedPart, ReloadCheck, ReloadPart};
 use crate::config::{
     ClientAuth, ClientCa, ClientTls, Cluster, Config, EtcdLogin, KeySource, Listener, MemberTrust, ServerTls,
 };
+use crate::credentials::{Credentials, MetricsPages};
+use crate::dial::connect::Connector;
+use crate::dial::member_tls::client_config;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
+use crate::members::discovery::{ProbeLogin, SeedList};
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
-use crate::upstream::connect::Connector;
-use crate::upstream::credential::{Credentials, MetricsPages};
-use crate::upstream::member_tls::client_config;
-use crate::upstream::members::{ProbeLogin, SeedList};
 use crate::upstream::peer_urls::{PeerTrustCheck, roots_of};
 
 impl ReloadCheck {

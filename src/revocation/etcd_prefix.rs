@@ -21,10 +21,12 @@ use tonic::{Code, Request, Status};
 
 use super::{RevocationError, row};
 use crate::config::{EtcdLogin, RevocationPersistence};
+use crate::credentials::{Credentials, LoginFailure, PasswordIdentity, Token};
 use crate::downstream::session::{
     MOST_ENTRIES, RevocationChange, RevocationEntry, Revocations, UserRevocation,
 };
 use crate::identity::{MemberId, UserName};
+use crate::members::membership::{AuthSetting, ChangeReceiver, ControlChannels, Member, MembersHandle};
 use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::pb::etcdserverpb::kv_client::KvClient;
 use crate::pb::etcdserverpb::request_op;
@@ -33,8 +35,6 @@ use crate::pb::etcdserverpb::{
 };
 use crate::pb::mvccpb::KeyValue;
 use crate::refusal::Refusal;
-use crate::upstream::credential::{Credentials, LoginFailure, PasswordIdentity, Token};
-use crate::upstream::membership::{AuthSetting, ChangeReceiver, ControlChannels, Member, MembersHandle};
 
 /// Time limit for one member's answer, before another member is asked.
 const ANSWER: Duration = Duration::from_secs(1);

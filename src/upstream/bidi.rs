@@ -21,11 +21,11 @@ use http_body::Body;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
+use crate::members::membership::Member;
 use crate::refusal::Status;
 use crate::rpc::frame::{FrameReader, encode};
 use crate::rpc::method::Lane;
 use crate::upstream::member_connection::{InFlight, UpstreamRequestBody};
-use crate::upstream::membership::Member;
 use crate::upstream::send::{NoReply, UpstreamClient, UpstreamHead};
 
 /// Messages on the way into HTTP/2's own buffers: enough to batch, few enough to notice a slow member.

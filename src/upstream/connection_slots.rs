@@ -12,12 +12,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::Shared;
 use tokio::sync::oneshot;
 
+use crate::credentials::CertificateConnectionKey;
+use crate::dial::connect::ConnectError;
 use crate::identity::MemberId;
+use crate::members::membership::{ConnectionTarget, Membership};
 use crate::rpc::method::Lane;
-use crate::upstream::connect::ConnectError;
-use crate::upstream::credential::CertificateConnectionKey;
 use crate::upstream::member_connection::{Connection, InFlight};
-use crate::upstream::membership::{ConnectionTarget, Membership};
 
 /// An attempt running in a task of its own; all waiters learn its outcome.
 pub(super) type ConnectionOpening = Shared<oneshot::Receiver<Result<(), ConnectError>>>;

@@ -18,8 +18,8 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::identity::MemberId;
-use crate::upstream::member_load::{Ejection, STALLED_FOR};
-use crate::upstream::membership::{Member, Membership, MembershipHint, Readiness};
+use crate::members::fitness::member_load::{Ejection, STALLED_FOR};
+use crate::members::membership::{Member, Membership, MembershipHint, Readiness};
 use crate::upstream::send::UpstreamClient;
 
 /// A member heard from within this time is healthy.
@@ -224,8 +224,8 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::upstream::membership::UnreadyReason;
-    use crate::upstream::membership::tests::member;
+    use crate::members::membership::UnreadyReason;
+    use crate::members::membership::tests::member;
     use crate::upstream::waiting_calls::{WaitingCalls, is_still_served};
     use tokio::sync::Notify;
 

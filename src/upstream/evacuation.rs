@@ -19,8 +19,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::identity::MemberId;
+use crate::members::membership::{Member, Membership, Readiness, UnreadyReason};
 use crate::rpc::method::Lane;
-use crate::upstream::membership::{Member, Membership, Readiness, UnreadyReason};
 use crate::upstream::send::UpstreamClient;
 
 /// Time without a successful probe after which a member is evacuated: several probes have failed in a row by
@@ -135,7 +135,7 @@ pub async fn leave_unfit_members(door: Rc<UpstreamClient>) {
 mod tests {
     use super::*;
     use crate::config::{Endpoint, Scheme};
-    use crate::upstream::membership::Role;
+    use crate::members::membership::Role;
 
     fn published(readiness: &[Readiness]) -> Membership {
         let member = |(at, readiness): (u64, &Readiness)| {

@@ -33,10 +33,10 @@ use crate::config::{Endpoint, Scheme};
 use crate::io::ByteStream;
 use crate::io::coalesce::coalesce;
 use crate::io::kill_switch::{KillSwitch, cuttable};
+use crate::members::fitness::quarantine::BusyGuard;
+use crate::members::fitness::stream_counts::CountedStream;
 use crate::rpc::method::Lane;
 use crate::tasks::{LocalExecutor, Tasks};
-use crate::upstream::quarantine::BusyGuard;
-use crate::upstream::stream_counts::CountedStream;
 
 /// etcd refuses pings less than 5 s apart; 10 s keeps a wide margin.
 const PING_INTERVAL: Duration = Duration::from_secs(10);

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::identity::MemberId;
+use crate::members::fitness::member_load::MemberLoad;
+use crate::members::membership::Member;
 use crate::rpc::method::{Class, Effect, Lane, Method};
-use crate::upstream::member_load::MemberLoad;
-use crate::upstream::membership::Member;
 
 /// Waiting calls allowed per slot: a backlog a healthy member answers within seconds.
 const LINE: usize = 4;
@@ -226,9 +226,9 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
+    use crate::members::membership::Readiness;
+    use crate::members::membership::tests::member;
     use crate::rpc::method::lookup;
-    use crate::upstream::membership::Readiness;
-    use crate::upstream::membership::tests::member;
 
     const ALL: [Urgency; URGENCIES] = [Urgency::Lease, Urgency::Write, Urgency::Read, Urgency::Bulk];
 

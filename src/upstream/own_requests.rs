@@ -15,6 +15,8 @@ use http::HeaderMap;
 use http::uri::PathAndQuery;
 use prost::Message as _;
 
+use crate::credentials::{CallCredential, LoginFailure};
+use crate::members::membership::{AuthSetting, Member};
 use crate::pb::etcdserverpb::RangeRequest;
 use crate::refusal::Status;
 use crate::rpc::frame::{PREFIX, encode};
@@ -22,9 +24,7 @@ use crate::rpc::header;
 use crate::rpc::method::{Lane, lookup};
 use crate::rpc::outcome::{JudgedCall, RevealedAuth, StatusVerdict, auth_state, is_outdated, verdict};
 use crate::upstream::answer::{HELD, MemberReply};
-use crate::upstream::credential::{CallCredential, LoginFailure};
 use crate::upstream::member_connection::UpstreamRequestBody;
-use crate::upstream::membership::{AuthSetting, Member};
 use crate::upstream::send::{NoReply, UpstreamClient, UpstreamUser, upstream_headers};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";

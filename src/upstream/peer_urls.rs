@@ -20,11 +20,11 @@ use futures_util::future::join_all;
 use rustls::pki_types::CertificateDer;
 
 use crate::config::{Cluster, Endpoint, Scheme};
+use crate::credentials::Credentials;
+use crate::dial::connect::Connector;
 use crate::identity::MemberId;
-use crate::upstream::connect::Connector;
-use crate::upstream::credential::Credentials;
-use crate::upstream::members::usable;
-use crate::upstream::membership::{
+use crate::members::discovery::usable;
+use crate::members::membership::{
     MemberPeerUrls, MembersHandle, Membership, PeerUrls, Readiness, UnreadyReason,
 };
 
@@ -272,9 +272,9 @@ mod tests {
 
     use super::*;
     use crate::config::{ClusterPin, MemberPreference};
-    use crate::upstream::credential::CredentialSettings;
-    use crate::upstream::membership::tests::member;
-    use crate::upstream::membership::{
+    use crate::credentials::CredentialSettings;
+    use crate::members::membership::tests::member;
+    use crate::members::membership::{
         ChangeReceiver, ChangeSender, ControlChannels, HintSender, SharedAuthSetting,
     };
 

@@ -12,17 +12,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::credentials::{CertificateIdentity, Leaf};
+use crate::dial::connect::{ConnectError, Connector};
 use crate::identity::MemberId;
+use crate::members::membership::{HintSender, Member, Membership, MembershipHint};
 use crate::rpc::method::Lane;
 use crate::tasks::Tasks;
 use crate::upstream::certificate_pool::{CertificateConnectionPermit, CertificatePool};
-use crate::upstream::connect::{ConnectError, Connector};
 use crate::upstream::connection_slots::{
     ConnectionKey, ConnectionOpening, ConnectionSlots, Seat, SlotLookup, attempt,
 };
-use crate::upstream::credential::{CertificateIdentity, Leaf};
 use crate::upstream::member_connection::{Connection, ConnectionEnd, ConnectionLifetime, MemberOrigin};
-use crate::upstream::membership::{HintSender, Member, Membership, MembershipHint};
 
 /// Time limit on the readiness of a user's certificate, and on the member's first byte on a connection with
 /// the certificate.

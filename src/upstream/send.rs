@@ -19,15 +19,13 @@ use http::{Method as Verb, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use crate::credentials::{CallCredential, CertificateIdentity, Credentials, LoginFailure, UpstreamIdentity};
+use crate::dial::connect::ConnectError;
 use crate::identity::{ClusterId, MemberId};
+use crate::members::choose::{MemberChooser, MemberComparison, MemberTarget};
+use crate::members::membership::{AuthSetting, Member, MembersHandle, Membership, MembershipHint, Role};
 use crate::rpc::method::Lane;
-use crate::upstream::choose::{MemberChooser, MemberComparison, MemberTarget};
-use crate::upstream::connect::ConnectError;
-use crate::upstream::credential::{
-    CallCredential, CertificateIdentity, Credentials, LoginFailure, UpstreamIdentity,
-};
 use crate::upstream::member_connection::{Connection, InFlight, SendError, UpstreamRequestBody};
-use crate::upstream::membership::{AuthSetting, Member, MembersHandle, Membership, MembershipHint, Role};
 use crate::upstream::pool::ConnectionPool;
 use crate::upstream::resume_limiter::ResumeLimiter;
 use crate::upstream::waiting_calls::WaitingCalls;
@@ -53,7 +51,7 @@ const FORWARDED: [HeaderName; 5] = [
     HeaderName::from_static("tracestate"),
 ];
 
-pub use crate::upstream::credential::UpstreamUser;
+pub use crate::credentials::UpstreamUser;
 
 /// The header of a call to a member, and the user certificate required of its connection.
 #[derive(Clone)]

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::config::Endpoint;
 use crate::identity::MemberId;
-use crate::upstream::membership::{ConnectionTarget, Member, Membership};
+use crate::members::membership::{ConnectionTarget, Member, Membership};
 
 /// The waiting calls of one shard, by member and address; notified when the calls should check if waiting
 /// still makes sense.

@@ -23,12 +23,12 @@ use crate::downstream::client_replies::{ReplySender, TakenGuard};
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::downstream::watch_starts::{WatchStart, WatchStarts};
 use crate::identity::{MemberId, Revision};
+use crate::members::choose::MemberTarget;
+use crate::members::cluster_outage::UpstreamLink;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::header::{self, AnswerProgress};
 use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::cluster_outage::UpstreamLink;
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
 use crate::watch::budget::{FREE, HeldWatchBytes, SMALL};
 use crate::watch::hub::{

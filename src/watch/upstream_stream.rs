@@ -17,15 +17,15 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
+use crate::credentials::{CallCredential, LoginFailure};
 use crate::downstream::revision_watermark::RevisionWatermark;
 use crate::identity::MemberId;
+use crate::members::choose::MemberTarget;
+use crate::members::membership::{AuthSetting, Member, MembershipHint};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::lookup;
 use crate::rpc::outcome::{JudgedCall, StatusVerdict, verdict};
 use crate::upstream::bidi::{Bidi, BidiEvent, UnfinishedMessageTooLarge};
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::credential::{CallCredential, LoginFailure};
-use crate::upstream::membership::{AuthSetting, Member, MembershipHint};
 use crate::upstream::own_requests::{ReadError, local_revision};
 use crate::upstream::resume_limiter::{QueuedResume, ResumePermit};
 use crate::upstream::send::{UpstreamClient, UpstreamUser, upstream_headers};

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use keyward::credentials::{CredentialSettings, Credentials, LoginFailure};
 use keyward::identity::MemberId;
+use keyward::members::membership::ControlChannels;
 use keyward::pb::etcdserverpb::AuthUserChangePasswordRequest;
 use keyward::pb::etcdserverpb::auth_client::AuthClient;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::credential::{CredentialSettings, Credentials, LoginFailure};
-use keyward::upstream::membership::ControlChannels;
 use tokio::task::LocalSet;
 use tonic::Request;
 use tonic::transport::Endpoint;

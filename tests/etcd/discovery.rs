@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::config::{Cluster as Config, Discovery, Endpoint, Scheme, Srv};
+use keyward::dial::connect::Connector;
+use keyward::dial::member_tls;
+use keyward::dial::names::NameResolver;
 use keyward::identity::pattern::Glob;
-use keyward::tasks::Tasks;
-use keyward::upstream::connect::Connector;
-use keyward::upstream::member_tls;
-use keyward::upstream::members::{Members, SeedList};
-use keyward::upstream::membership::{
+use keyward::members::discovery::{Members, SeedList};
+use keyward::members::membership::{
     AbsenceReason, AddressFault, Member, MembersHandle, Membership, UnansweredAddress,
 };
-use keyward::upstream::names::NameResolver;
+use keyward::tasks::Tasks;
 
 use crate::harness::client::Client;
 use crate::harness::dns::{Dns, Record};

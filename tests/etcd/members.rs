@@ -10,17 +10,17 @@ use keyward::config::{
     ClientTls, Cluster as Config, ClusterPin, Discovery, Endpoint, EtcdLogin, MemberPreference, MemberTrust,
     Scheme,
 };
+use keyward::dial::connect::Connector;
+use keyward::dial::member_tls;
 use keyward::identity::{ClusterId, MemberId};
-use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
-use keyward::secret::Secret;
-use keyward::tasks::Tasks;
-use keyward::upstream::connect::Connector;
-use keyward::upstream::member_tls;
-use keyward::upstream::members::{Members, ProbeLogin};
-use keyward::upstream::membership::{
+use keyward::members::discovery::{Members, ProbeLogin};
+use keyward::members::membership::{
     AuthSetting as AuthNow, ControlChannels, Member, MembersHandle, Membership, MembershipHint, Readiness,
     Role, ServingState, UnreadyReason,
 };
+use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
+use keyward::secret::Secret;
+use keyward::tasks::Tasks;
 
 use crate::harness::binary::Version;
 use crate::harness::pki::Pair;

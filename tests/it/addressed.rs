@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use keyward::identity::MemberId;
+use keyward::members::membership::{
+    AbsenceReason, AbsentMember, AuthSetting, Readiness, Role, UnreadyReason,
+};
 use keyward::pb::etcdserverpb::MoveLeaderRequest;
 use keyward::refusal::Code;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{
-    AbsenceReason, AbsentMember, AuthSetting, Readiness, Role, UnreadyReason,
-};
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -117,7 +117,7 @@ fn a_learner_and_one_that_is_not_ready_answer_for_themselves() {
             for (at, role, reason) in
                 [(1, Role::Learner, UnreadyReason::Learner), (2, Role::Voter, UnreadyReason::NoLeader)]
             {
-                let mut member = keyward::upstream::membership::Member::clone(&membership.members[at]);
+                let mut member = keyward::members::membership::Member::clone(&membership.members[at]);
                 (member.role, member.readiness) = (role, Readiness::NotReady(reason));
                 membership.members[at] = std::sync::Arc::new(member);
             }

@@ -1,8 +1,8 @@
 //! Who asks for the member list is led back by the way that it came: plaintext, TLS, or a unix socket.
 
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{Member as Listed, MemberListRequest, MemberListResponse};
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::authority::{Authority, connect};

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use keyward::members::membership::AuthSetting;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use tokio::time::{Instant, sleep};
 
 use crate::client::Client;

@@ -4,9 +4,9 @@
 use std::rc::Rc;
 
 use futures_util::future::join_all;
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::WatchResponse;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::client::{Client, Stream};

@@ -1,6 +1,6 @@
 //! How many streams a member carries is known by what they are, from their beginning to their end.
 
-use keyward::upstream::stream_counts::StreamCounts;
+use keyward::members::fitness::stream_counts::StreamCounts;
 
 use crate::rig::{self, one_member, paused, settled};
 use crate::words::{RANGE, range, ranged};

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, date_time_ymd};
 use tokio::io::AsyncReadExt as _;

@@ -6,11 +6,11 @@ use std::io::Write as _;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRequest};
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::client::{Client, Outcome, Stream};

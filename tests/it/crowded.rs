@@ -8,11 +8,11 @@ use std::time::Duration;
 use h2::Reason;
 use keyward::config;
 use keyward::config::upstream_users::{CredentialMaker, MintAuthority, UpstreamUsers, UserCredential};
+use keyward::members::membership::AuthSetting;
 use keyward::pb::v3electionpb::LeaderRequest;
 use keyward::pem::{Chain, KeyPair as Pair, PrivateKey};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,

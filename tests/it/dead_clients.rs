@@ -8,10 +8,10 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::telemetry::connection_metrics::EndReason;
-use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 

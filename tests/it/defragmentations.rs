@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
+use keyward::members::membership::{self, Readiness, UnreadyReason};
 use keyward::pb::etcdserverpb::response_op::Response;
 use keyward::pb::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, PutRequest, RangeRequest, RangeResponse, ResponseOp, TxnRequest,
@@ -13,7 +14,6 @@ use keyward::pb::mvccpb::KeyValue;
 use keyward::pb::v3lockpb::{LockRequest, LockResponse};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{self, Readiness, UnreadyReason};
 use prost::Message as _;
 use tokio::sync::Notify;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use tokio::time::sleep;
 
 use crate::member::Member;

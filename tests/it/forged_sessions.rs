@@ -6,10 +6,10 @@ use std::time::SystemTime;
 use keyward::downstream::session::{
     PeerNamespace, RevocationChange, Revocations, Session, SessionPeer, SessionProof,
 };
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use keyward::users::{self, Cost};
 
 use crate::member::Member;

@@ -5,10 +5,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use h2::Reason;
 use keyward::identity::ClusterId;
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::RangeRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::time::sleep;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use keyward::members::membership::AuthSetting;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::Instant;
 

@@ -1,9 +1,9 @@
 //! While auth is off upstream, tokens that are none of ours are ignored as etcd ignores them; with auth on a bad one never is.
 
 use keyward::downstream::session::{RevocationChange, Revocations};
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 
 use crate::member::Member;
 use crate::revocations::decide;

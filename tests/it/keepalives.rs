@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use h2::Reason;
+use keyward::members::version::Version;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::version::Version;
 use tokio::time::Instant;
 
 use crate::client::{Client, Stream};

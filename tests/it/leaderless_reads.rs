@@ -1,11 +1,11 @@
 //! Without a quorum a member that is left answers what it can answer from its own store, and nothing else is asked of it.
 
+use keyward::members::membership::{Readiness, ServingState, UnreadyReason};
 use keyward::pb::etcdserverpb::{
     MemberListRequest, MemberListResponse, RangeRequest, RequestOp, SnapshotResponse, StatusResponse,
     TxnRequest, request_op::Request,
 };
 use keyward::refusal::Code;
-use keyward::upstream::membership::{Readiness, ServingState, UnreadyReason};
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -24,7 +24,7 @@ fn lose_quorum(keyward: &Keyward, left: &[usize]) {
     keyward.publish(|membership| {
         membership.leader = None;
         for (place, member) in membership.members.iter_mut().enumerate() {
-            let mut changed = keyward::upstream::membership::Member::clone(member);
+            let mut changed = keyward::members::membership::Member::clone(member);
             let reason =
                 if left.contains(&place) { UnreadyReason::NoLeader } else { UnreadyReason::Unreachable };
             changed.readiness = Readiness::NotReady(reason);

@@ -1,9 +1,9 @@
 //! A login that stands for calls which show nothing (rules 14): leases and members only, and only while it is alone.
 
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{LeaseGrantRequest, MemberListRequest};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::client::Client;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::Reason;
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::request_op::Request;
 use keyward::pb::etcdserverpb::response_op::Response;
 use keyward::pb::etcdserverpb::{RangeResponse, ResponseOp, TxnRequest, TxnResponse};
@@ -12,7 +13,6 @@ use keyward::pb::v3electionpb::{CampaignRequest, CampaignResponse, LeaderKey};
 use keyward::pb::v3lockpb::{LockRequest, LockResponse};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::time::Instant;
 

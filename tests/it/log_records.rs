@@ -4,12 +4,12 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::telemetry;
 use keyward::telemetry::single_label::one;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

@@ -2,10 +2,10 @@
 //! same user is refused for it.
 
 use futures_util::FutureExt as _;
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use keyward::users::{self, Cost, UserPasswordHashes};
 use tokio::time::{Duration, sleep};
 

@@ -1,7 +1,7 @@
 //! Clients whose `:authority` is none: served where the listener says so, and only they are touched.
 
+use keyward::members::membership::AuthSetting;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
 use crate::client::Client;

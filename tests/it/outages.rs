@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use futures_util::future::select_all;
+use keyward::members::membership::{Readiness, UnreadyReason};
 use keyward::pb::v3electionpb::LeaderRequest;
 use keyward::refusal::Code;
-use keyward::upstream::membership::{Readiness, UnreadyReason};
 use prost::Message as _;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -35,7 +35,7 @@ fn publish(members: &[Member], keyward: &Keyward, readiness: [Readiness; 3]) {
     }
     keyward.publish(|membership| {
         for (member, readiness) in membership.members.iter_mut().zip(readiness) {
-            let mut changed = keyward::upstream::membership::Member::clone(member);
+            let mut changed = keyward::members::membership::Member::clone(member);
             changed.readiness = readiness;
             *member = changed.into();
         }
@@ -219,7 +219,7 @@ fn a_stream_that_a_member_serves_goes_on_while_probes_fail() {
         stream.next().await.expect("created");
         keyward.publish(|membership| {
             for member in &mut membership.members {
-                let mut changed = keyward::upstream::membership::Member::clone(member);
+                let mut changed = keyward::members::membership::Member::clone(member);
                 changed.readiness = DOWN;
                 *member = changed.into();
             }

@@ -1,9 +1,9 @@
 //! What is one user's own trouble costs nobody else anything.
 
 use futures_util::future::join_all;
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 
 use crate::client::Client;
 use crate::member::{Member, next_of};

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::AuthStatusResponse;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::time::{sleep, timeout};
 

@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::time::Instant;

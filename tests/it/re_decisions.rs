@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use keyward::downstream::session::{RevocationChange, Revocations};
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 
 use crate::authority::{Authority, connect};
 use crate::client::{Client, Stream};

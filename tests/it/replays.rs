@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use h2::Reason;
+use keyward::members::membership::{AuthSetting, MembershipHint};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{AuthSetting, MembershipHint};
 use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};

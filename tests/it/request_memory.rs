@@ -3,11 +3,11 @@
 
 use std::rc::Rc;
 
+use keyward::members::membership::AuthSetting;
 use keyward::pb::health::HealthCheckRequest;
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 
 use crate::client::{Client, Stream};

@@ -4,10 +4,10 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, WriteHalf};
 use tokio::runtime::Handle;
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use keyward::downstream::session::{RevocationChange, Revocations};
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, RangeRequest};
 use keyward::pb::v3electionpb::LeaderRequest;
 use keyward::pb::v3lockpb::LockRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 use prost::Message as _;
 use tokio::time::Instant;
 

@@ -16,6 +16,8 @@ use keyward::admin::drain::Exit;
 use keyward::admin::socket::AdminCommandService;
 use keyward::app::shard_service::{ShardParts, ShardService};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
+use keyward::credentials::{CredentialSettings, Credentials, MetricsPages};
+use keyward::dial::connect::{Connector, Dial};
 use keyward::downstream::acceptor::OpenListener;
 use keyward::downstream::connection_table::ConnectionTable;
 use keyward::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
@@ -24,6 +26,9 @@ use keyward::gateway::caller::Identities;
 use keyward::gateway::login::service::LoginService;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::ByteStream;
+use keyward::members::membership::{
+    self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, Readiness, Role,
+};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
 use keyward::refusal::Code;
@@ -32,11 +37,6 @@ use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
 use keyward::upstream::certificate_pool::CertificatePool;
-use keyward::upstream::connect::{Connector, Dial};
-use keyward::upstream::credential::{CredentialSettings, Credentials, MetricsPages};
-use keyward::upstream::membership::{
-    self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, Readiness, Role,
-};
 use keyward::users::UserPasswordHashes;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};

@@ -6,12 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use keyward::identity::MemberId;
+use keyward::members::membership::MembershipHint;
 use keyward::pb::etcdserverpb::{
     AuthUserAddRequest, AuthUserAddResponse, LeaseLeasesResponse, LeaseStatus, LeaseTimeToLiveRequest,
     LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
 };
 use keyward::refusal::Code;
-use keyward::upstream::membership::MembershipHint;
 use prost::Message as _;
 use tokio::time::Instant;
 
@@ -152,7 +152,7 @@ fn change(keyward: &Keyward, at: usize, is_moved: bool) {
     let id = MemberId(at as u64 + 1);
     keyward.publish(|membership| {
         let place = membership.members.iter().position(|member| member.id == id).expect("listed");
-        let mut moved = keyward::upstream::membership::Member::clone(&membership.members.remove(place));
+        let mut moved = keyward::members::membership::Member::clone(&membership.members.remove(place));
         if is_moved {
             moved.endpoint.port += 1;
             membership.members.insert(place, moved.into());

@@ -10,15 +10,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use keyward::config::{self, Config};
+use keyward::credentials::{CallCredential, UpstreamUser};
 use keyward::downstream::session::{RevocationChange, Revocations};
 use keyward::gateway::caller::Identities;
 use keyward::identity::MemberId;
+use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
-use keyward::upstream::credential::{CallCredential, UpstreamUser};
-use keyward::upstream::membership::AuthSetting;
 use keyward::users::{self, Cost};
 use prost::Message as _;
 use rcgen::{

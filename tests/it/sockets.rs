@@ -8,11 +8,11 @@ use std::time::Duration;
 use keyward::config::{Address, Config};
 use keyward::downstream::acceptor::{BoundListener, ShardIntake, accept};
 use keyward::downstream::connection_table::ConnectionTable;
+use keyward::members::membership::AuthSetting;
 use keyward::published::Published;
 use keyward::refusal::Code;
 use keyward::tasks::{TaskHandle, Tasks};
 use keyward::telemetry::connection_metrics::ConnectionLimit;
-use keyward::upstream::membership::AuthSetting;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

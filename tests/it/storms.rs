@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use keyward::members::membership::{Readiness, UnreadyReason};
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Readiness, UnreadyReason};
 use keyward::upstream::resume_limiter::AT_ONCE;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -44,7 +44,7 @@ impl Site {
     fn only_ready(&self, ready: &[usize]) {
         self.keyward.publish(|membership| {
             for (at, member) in membership.members.iter_mut().enumerate() {
-                let mut changed = keyward::upstream::membership::Member::clone(member);
+                let mut changed = keyward::members::membership::Member::clone(member);
                 let down = Readiness::NotReady(UnreadyReason::Unreachable);
                 changed.readiness = if ready.contains(&at) { Readiness::Ready } else { down };
                 *member = changed.into();

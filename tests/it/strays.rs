@@ -3,8 +3,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use keyward::members::membership;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership;
 
 use crate::member::Member;
 use crate::revocations::{next, watching};

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use keyward::identity::ClusterId;
+use keyward::members::membership::{AuthSetting, Readiness, UnreadyReason};
 use keyward::pb::etcdserverpb::{LeaseGrantRequest, RangeRequest};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{AuthSetting, Readiness, UnreadyReason};
 use prost::Message as _;
 
 use crate::client::{Client, Stream};
@@ -261,7 +261,7 @@ fn who_waited_for_a_member_that_serves_no_more_is_not_sent_there() {
             keyward.publish(|membership| match (is_removed, &mut membership.members) {
                 (true, members) => members.clear(),
                 (false, members) => {
-                    let mut down = keyward::upstream::membership::Member::clone(&members[0]);
+                    let mut down = keyward::members::membership::Member::clone(&members[0]);
                     down.readiness = Readiness::NotReady(UnreadyReason::Unreachable);
                     members[0] = down.into();
                 }

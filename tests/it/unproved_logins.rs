@@ -1,8 +1,8 @@
 //! A login while auth is off proves nothing (rules 11): no rule makes it anybody, and later its password must verify.
 
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 
 use crate::client::Client;
 use crate::member::Member;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
 use keyward::rpc::frame::encode;
 use keyward::tasks::Tasks;
 use keyward::telemetry::unread_metrics::GiveUpReason;
-use keyward::upstream::membership::AuthSetting;
 use tokio::time::sleep;
 
 use crate::client::{Client, Stream};

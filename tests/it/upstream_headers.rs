@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use keyward::members::membership::AuthSetting;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::AuthSetting;
 
 use crate::member::Member;
 use crate::rig::{Keyward, one_member, paused};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use h2::Reason;
+use keyward::members::membership::{Readiness, UnreadyReason as Unfit};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{Readiness, UnreadyReason as Unfit};
 use tokio::time::Instant;
 
 use crate::client::{Client, Stream};

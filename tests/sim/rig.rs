@@ -11,25 +11,25 @@ use futures_util::FutureExt;
 use hyper_util::rt::TokioIo;
 use keyward::app::shard_service::{ShardParts, ShardService};
 use keyward::config::{self, Endpoint, Scheme};
+use keyward::credentials::{CredentialSettings, Credentials, MetricsPages};
+use keyward::dial::connect::{Connector, Dial};
 use keyward::downstream::session::{SealRealm, Sealer};
 use keyward::gateway::caller::Identities;
 use keyward::gateway::login::service::LoginService;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::ByteStream;
+use keyward::members::choose::MemberChooser;
+use keyward::members::membership::{
+    self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, MembershipHint, Readiness,
+    Role,
+};
+use keyward::members::outage_state::Outage;
+use keyward::members::version::Version;
 use keyward::published::Published;
 use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
 use keyward::upstream::certificate_pool::CertificatePool;
-use keyward::upstream::choose::MemberChooser;
-use keyward::upstream::connect::{Connector, Dial};
-use keyward::upstream::credential::{CredentialSettings, Credentials, MetricsPages};
-use keyward::upstream::membership::{
-    self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, MembershipHint, Readiness,
-    Role,
-};
-use keyward::upstream::outage_state::Outage;
-use keyward::upstream::version::Version;
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;

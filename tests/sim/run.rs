@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use keyward::identity::MemberId;
+use keyward::members::membership::{AuthSetting, Readiness, UnreadyReason};
+use keyward::members::version::Version;
 use keyward::pb::etcdserverpb::WatchResponse;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
-use keyward::upstream::membership::{AuthSetting, Readiness, UnreadyReason};
-use keyward::upstream::version::Version;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::mpsc;

@@ -11,12 +11,12 @@ use std::time::{Duration, SystemTime};
 use super::certificate_expiry;
 use super::{DoctorReport, Finding, Severity};
 use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
+use crate::credentials::RootHolders;
 use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
-use crate::upstream::choose::LAG;
-use crate::upstream::credential::RootHolders;
-use crate::upstream::member_health::MemberHealthFigures;
-use crate::upstream::membership::{
+use crate::members::choose::LAG;
+use crate::members::discovery::member_health::MemberHealthFigures;
+use crate::members::membership::{
     AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
     UnreadyReason,
 };

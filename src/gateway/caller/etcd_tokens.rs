@@ -14,8 +14,8 @@ use super::CallerEvidence;
 use super::identities::PeerStanding;
 use crate::gateway::Gateway;
 use crate::gateway::exchange::PATIENCE;
+use crate::members::membership::AuthSetting;
 use crate::refusal::Refusal;
-use crate::upstream::membership::AuthSetting;
 
 /// Time granted to a token naming a later auth revision than the known revision, which may be a second old.
 const SETTLES: Duration = Duration::from_millis(1500);

@@ -12,11 +12,11 @@ use tokio::time::Instant;
 
 use super::{Caller, CallerGrounds};
 use crate::config::{Config, Identify, Listener};
+use crate::credentials::{Credentials, PasswordIdentity, UpstreamIdentity};
 use crate::gateway::ClientConnection;
 use crate::identity::{Peer, UserName};
 use crate::jwt::Issuers;
 use crate::policy::mapping::{Mapping, MappingResult};
-use crate::upstream::credential::{Credentials, PasswordIdentity, UpstreamIdentity};
 use crate::upstream::send::UpstreamUser;
 use crate::users::{UserLineMark, UserPasswordHashes};
 

@@ -19,8 +19,8 @@ use crate::config::Identify;
 use crate::downstream::session::{OpenFailure, PresentedToken};
 use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::Peer;
+use crate::members::membership::AuthSetting;
 use crate::refusal::Refusal;
-use crate::upstream::membership::AuthSetting;
 use crate::upstream::send::UpstreamUser;
 
 impl CallerIdentification {

@@ -18,8 +18,8 @@ use crate::downstream::session::{LoginInadmissible, PeerNamespace, Session, Sess
 use crate::gateway::active_streams::ActiveStream;
 use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::Peer;
+use crate::members::membership::AuthSetting;
 use crate::refusal::Refusal;
-use crate::upstream::membership::AuthSetting;
 use crate::upstream::send::UpstreamUser;
 use crate::users::UserLineMark;
 

@@ -13,9 +13,9 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{DefragmentFailure, PATH};
-use crate::upstream::membership::{Member, MembersHandle, MembershipHint, Readiness};
+use crate::members::fitness::quarantine::MaintenanceGuard;
+use crate::members::membership::{Member, MembersHandle, MembershipHint, Readiness};
 use crate::upstream::own_requests::{self, ReadError};
-use crate::upstream::quarantine::MaintenanceGuard;
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
 
 /// How long to wait for calls in flight: etcd's own limit for a request. A snapshot may take longer; only

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use crate::gateway::exchange::PATIENCE;
 use crate::identity::{ClusterId, MemberId};
+use crate::members::membership::Member;
 use crate::refusal::Refusal;
 use crate::upstream::answer::MemberReply;
-use crate::upstream::membership::Member;
 
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
 

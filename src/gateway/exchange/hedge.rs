@@ -17,9 +17,9 @@ use crate::gateway::access_log::AccessRecord;
 use crate::gateway::retries::RetryCause;
 use crate::identity::{ClusterId, MemberId};
 use crate::lease::lock_wait::LockWait;
+use crate::members::choose::MemberTarget;
+use crate::members::membership::Member;
 use crate::rpc::method::{Effect, Lane, StreamingSides};
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::membership::Member;
 use crate::upstream::send::is_different_cluster;
 use crate::upstream::waiting_calls::is_still_served;
 

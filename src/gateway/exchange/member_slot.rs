@@ -16,13 +16,13 @@ use tokio::time::sleep_until;
 
 use super::tracked_slot::TrackedSlot;
 use super::{CallProgress, Exchange};
+use crate::credentials::{CallCredential, LoginFailure};
 use crate::identity::MemberId;
+use crate::members::choose::MemberTarget;
+use crate::members::membership::Member;
 use crate::refusal::Refusal;
 use crate::rpc::method::Lane;
-use crate::upstream::choose::MemberTarget;
-use crate::upstream::credential::{CallCredential, LoginFailure};
 use crate::upstream::member_queue::{MemberQueueFull, MemberSlot, Urgency};
-use crate::upstream::membership::Member;
 use crate::upstream::send::is_different_cluster;
 
 /// Permission to send a call to a member.

@@ -5,9 +5,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::credentials::PasswordFingerprint;
 use crate::identity::UserName;
 use crate::secret::Secret;
-use crate::upstream::credential::PasswordFingerprint;
 use crate::users::UserLineMark;
 
 /// A user and a password to be checked.

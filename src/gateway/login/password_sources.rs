@@ -20,13 +20,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::config::{PasswordSources, Passwords};
+use crate::credentials::{AuthRevisionTracker, Credentials, LoginFailure};
 use crate::gateway::exchange::PATIENCE;
 use crate::gateway::login::password_check::{AuthOffTrust, LoginCredentials, LoginDenial, LoginProof};
 use crate::gateway::login::users_file::UsersFileSource;
 use crate::identity::{MemberId, UserName};
+use crate::members::membership::{AuthSetting, MembersHandle};
 use crate::published::Published;
-use crate::upstream::credential::{AuthRevisionTracker, Credentials, LoginFailure};
-use crate::upstream::membership::{AuthSetting, MembersHandle};
 use crate::users::{UserLineMark, UserPasswordHashes};
 
 /// Pause before the members are asked again while no member can answer; a change of the members ends the

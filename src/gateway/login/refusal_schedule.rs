@@ -27,7 +27,7 @@ const CHECKS_IN_A_SLOT: u32 = 4;
 /// Refusals of different networks that may share a slot: a member makes two checks at a time.
 const NETWORKS_IN_A_SLOT: u32 = 4;
 /// After so many refusals in a row no two refusals share a slot, since members that only refuse are asked
-/// more slowly (see `credential::breaker`, with a later start).
+/// more slowly (see `credentials::breaker`, with a later start).
 const REFUSALS_IN_A_ROW: u32 = 16;
 /// Number of networks at which networks without a future slot are forgotten.
 const PRUNED_AT: usize = 64;

@@ -15,9 +15,9 @@ use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::time::Instant;
 
+use crate::credentials::PasswordFingerprint;
 use crate::gateway::login::password_check::{LoginCredentials, LoginDenial, PasswordJudge};
 use crate::identity::UserName;
-use crate::upstream::credential::PasswordFingerprint;
 use crate::users::UserLineMark;
 
 /// Entries in memory, of some 200 bytes each whatever the length of the names. The least recently used are
@@ -107,9 +107,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::credentials::{CredentialSettings, Credentials};
+    use crate::members::membership::ControlChannels;
     use crate::secret::Secret;
-    use crate::upstream::credential::{CredentialSettings, Credentials};
-    use crate::upstream::membership::ControlChannels;
 
     fn login(user: &str, password: &str) -> LoginCredentials {
         let settings = CredentialSettings::default();

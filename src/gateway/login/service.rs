@@ -23,6 +23,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::config::{self, PasswordSources};
+use crate::credentials::{AuthRevisionTracker, Credentials, MetricsPages, PasswordFingerprint};
 use crate::downstream::session::{Session, SessionPeer, SessionProof};
 use crate::gateway::login::limits::{
     AttemptOutcome, ClientNetwork, LoginAttempt, LoginLimiter, TooManyFailures,
@@ -39,14 +40,13 @@ use crate::gateway::login::single_flight::{
 };
 use crate::gateway::login::users_file::UsersFileSource;
 use crate::identity::UserName;
+use crate::members::membership::MembersHandle;
 use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::single_label::one;
-use crate::upstream::credential::{AuthRevisionTracker, Credentials, MetricsPages, PasswordFingerprint};
-use crate::upstream::membership::MembersHandle;
 use crate::users::UserLineMark;
 
 /// Capacity of the channel to the control runtime. The control runtime takes requests up at once, so the

@@ -14,9 +14,9 @@ use futures_util::FutureExt as _;
 use futures_util::future::Shared;
 use tokio::sync::oneshot;
 
+use crate::credentials::PasswordFingerprint;
 use crate::gateway::login::limits::ClientNetwork;
 use crate::gateway::login::password_check::{LoginResult, PasswordCheckPurpose};
-use crate::upstream::credential::PasswordFingerprint;
 
 /// Concurrent checks of passwords with no known result. Each check waits for its turn at a member or at the
 /// users file; callers past this number are refused with "too many requests".

@@ -11,8 +11,8 @@ use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::sync::Semaphore;
 
+use crate::credentials::PasswordFingerprint;
 use crate::gateway::login::password_check::{LoginCredentials, LoginDenial};
-use crate::upstream::credential::PasswordFingerprint;
 use crate::users::{UserLineMark, UserPasswordHashes};
 
 /// Concurrent comparisons: each takes a core for some 30 ms and up to 64 MiB.
@@ -74,10 +74,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::credentials::{CredentialSettings, Credentials};
     use crate::identity::UserName;
+    use crate::members::membership::ControlChannels;
     use crate::secret::Secret;
-    use crate::upstream::credential::{CredentialSettings, Credentials};
-    use crate::upstream::membership::ControlChannels;
     use crate::users::{Cost, hash};
 
     const CHEAP: Cost = Cost { memory: 8, passes: 1 };

@@ -15,7 +15,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 
 use crate::config::Endpoint;
-use crate::upstream::connect::{ConnectError, Connector};
+use crate::dial::connect::{ConnectError, Connector};
 
 /// A member's certificates at its peer URL, and the client certificate demanded of peers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,9 +10,9 @@ use super::*;
 use crate::config::Endpoint;
 use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
-use crate::upstream::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
-use crate::upstream::store_status::StoreStatus;
-use crate::upstream::version::Version;
+use crate::members::fitness::store_status::StoreStatus;
+use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
+use crate::members::version::Version;
 
 /// 2030-01-01.
 static NOW: LazyLock<SystemTime> =

@@ -1,0 +1,218 @@
+//! Dialling: from a member's address to a connected byte stream, TLS included.
+//!
+//! Owns: dialling, TLS to members, the time limit on both. Must not know: HTTP, members' health, credentials.
+//! Invariants: an `https` endpoint is never spoken to in the clear, and its certificate is verified for the
+//! requested host, whatever the address. Without a given address the name is resolved at every connect, and a
+//! dead address does not use up the time of the remaining addresses. Replaced TLS settings apply to all
+//! clones from the next connect on. [`Dial`] is the upstream seam of the tests.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures_util::future::BoxFuture;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+
+use crate::config::{Endpoint, Scheme};
+use crate::dial::member_tls;
+use crate::dial::names::NameResolver;
+use crate::io::ByteStream;
+
+/// Opens the byte stream under TLS: over TCP in production, over an in-process pipe in tests.
+pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<ByteStream>> + Send + Sync>;
+
+/// Why a connection failed. In every case, no request was sent.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Name resolution or TCP failed.
+    #[error("cannot connect to {endpoint}: {reason}")]
+    Failed {
+        /// The endpoint.
+        endpoint: Endpoint,
+        /// The message of the system or the TLS library.
+        reason: Arc<str>,
+    },
+    /// The TLS handshake failed: Keyward or the member rejects the certificate or parameters of the peer.
+    #[error("no TLS with {endpoint}: {reason}")]
+    Handshake {
+        /// The endpoint.
+        endpoint: Endpoint,
+        /// The message of the TLS library.
+        reason: Arc<str>,
+    },
+    /// No client certificate to show; no member is at fault.
+    #[error("no certificate to show: {0}")]
+    NoCertificate(Arc<str>),
+    /// The connect took longer than `cluster.connect_timeout`.
+    #[error("no connection to {endpoint} within {limit:?}")]
+    TimedOut {
+        /// The endpoint.
+        endpoint: Endpoint,
+        /// The exceeded limit.
+        limit: Duration,
+    },
+    /// `limits.certificate_connections` connections are open, and all are in use.
+    #[error("limits.certificate_connections are in use")]
+    NoRoom,
+}
+
+/// Connects to members. Cheap to clone.
+#[derive(Clone)]
+pub struct Connector {
+    dial: Dial,
+    names: NameResolver,
+    tls: Option<Tls>,
+    limit: Duration,
+}
+
+/// The TLS settings in force, for HTTP/2 or HTTP/1.1.
+#[derive(Clone)]
+struct Tls {
+    current: Arc<ArcSwap<ClientConfig>>,
+    http1: bool,
+}
+
+impl Tls {
+    fn new(config: Arc<ClientConfig>) -> Self {
+        Self { current: Arc::new(ArcSwap::new(config)), http1: false }
+    }
+
+    fn config(&self) -> Arc<ClientConfig> {
+        let config = self.current.load_full();
+        if !self.http1 {
+            return config;
+        }
+        let mut config = ClientConfig::clone(&config);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Arc::new(config)
+    }
+}
+
+impl Connector {
+    /// Creates a connector over TCP. `tls` applies to `https` endpoints; `limit` bounds resolving, dialling
+    /// and handshake.
+    #[must_use]
+    pub fn tcp(tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
+        Self::resolving(NameResolver::System, tls, limit)
+    }
+
+    /// As [`Connector::tcp`], with names resolved by `names`.
+    #[must_use]
+    pub fn resolving(names: NameResolver, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
+        let asked = names.clone();
+        let dial: Dial = Arc::new(move |endpoint| Box::pin(dial_tcp(endpoint.clone(), asked.clone(), limit)));
+        Self { names, ..Self::over(dial, tls, limit) }
+    }
+
+    /// Creates a connector over any byte stream; the dialler resolves names.
+    #[must_use]
+    pub fn over(dial: Dial, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
+        Self { dial, names: NameResolver::Dialler, tls: tls.map(Tls::new), limit }
+    }
+
+    /// Returns the resolver of names.
+    #[must_use]
+    pub fn names(&self) -> &NameResolver {
+        &self.names
+    }
+
+    /// Replaces the TLS settings of the connector, its clones, and connectors made by [`Self::http1`]. A
+    /// connector without TLS settings stays without.
+    pub fn replace_tls(&self, tls: Arc<ClientConfig>) {
+        if let Some(current) = &self.tls {
+            current.current.store(tls);
+        }
+    }
+
+    /// Returns a connector with different TLS settings for `https` endpoints, for example a different client
+    /// certificate.
+    #[must_use]
+    pub fn showing(&self, tls: Arc<ClientConfig>) -> Self {
+        Self { tls: Some(Tls::new(tls)), ..self.clone() }
+    }
+
+    /// Returns a connector for the HTTP/1.1 pages of members; only the protocol offered by TLS (ALPN)
+    /// differs.
+    #[must_use]
+    pub fn http1(&self) -> Self {
+        let tls = self.tls.as_ref().map(|tls| Tls { http1: true, ..tls.clone() });
+        Self { tls, ..self.clone() }
+    }
+
+    /// Connects, with the TLS handshake for an `https` endpoint. Cancel-safe: a dropped attempt leaves no
+    /// connection behind.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; no request was sent to the member.
+    pub async fn connect(&self, endpoint: &Endpoint) -> Result<ByteStream, ConnectError> {
+        self.connect_at(endpoint, None).await
+    }
+
+    /// As [`Self::connect`], at the given address of the endpoint's name; no further address is tried.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; no request was sent to the member.
+    pub async fn connect_at(
+        &self,
+        endpoint: &Endpoint,
+        at: Option<IpAddr>,
+    ) -> Result<ByteStream, ConnectError> {
+        match tokio::time::timeout(self.limit, self.open(endpoint, at)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(ConnectError::TimedOut { endpoint: endpoint.clone(), limit: self.limit }),
+        }
+    }
+
+    async fn open(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> Result<ByteStream, ConnectError> {
+        let failed = |error: io::Error| ConnectError::Failed {
+            endpoint: endpoint.clone(),
+            reason: error.to_string().into(),
+        };
+        let dialled = match at {
+            None => (self.dial)(endpoint),
+            Some(at) => (self.dial)(&Endpoint { host: at.to_string(), ..endpoint.clone() }),
+        };
+        let stream = dialled.await.map_err(failed)?;
+        if endpoint.scheme == Scheme::Http {
+            return Ok(stream);
+        }
+        let Some(tls) = &self.tls else {
+            let reason = "no TLS is configured for https endpoints";
+            return Err(failed(io::Error::new(io::ErrorKind::Unsupported, reason)));
+        };
+        let name = ServerName::try_from(endpoint.host.to_string())
+            .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+        let shaken = tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream).await;
+        let stream = shaken.map_err(|error| ConnectError::Handshake {
+            endpoint: endpoint.clone(),
+            reason: member_tls::describe_handshake_failure(&error).into(),
+        })?;
+        Ok(Box::new(stream))
+    }
+}
+
+async fn dial_tcp(endpoint: Endpoint, names: NameResolver, limit: Duration) -> io::Result<ByteStream> {
+    let addresses = match endpoint.host.parse::<IpAddr>() {
+        Ok(address) => vec![address],
+        Err(_) => names.addresses(&endpoint.host).await.map_err(io::Error::other)?.all,
+    };
+    // Share the time among the addresses: a silent address must not use up all of the time.
+    let share = limit / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    for address in addresses {
+        let connecting = TcpStream::connect(SocketAddr::new(address, endpoint.port));
+        match tokio::time::timeout(share, connecting).await {
+            Ok(Ok(stream)) => {
+                stream.set_nodelay(true)?;
+                return Ok(Box::new(stream));
+            }
+            Ok(Err(error)) => failure = error,
+            Err(_) => failure = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(failure)
+}
