@@ -53,18 +53,18 @@ impl UsersFileSource {
         let password = Arc::clone(&login.password);
         let (accepted, fingerprint) = (self.accepted.clone(), login.fingerprint);
         let compared = tokio::task::spawn_blocking(move || {
+            // An unknown user costs a comparison too.
             let matches = comparison.matches(&password);
             drop(turn);
             // Remembered here: a caller may have stopped waiting, and the next try counts on the result.
-            if let (true, Some(line)) = (matches, line) {
-                accepted.insert(fingerprint, line);
-            }
-            matches
+            let line = line.filter(|_| matches)?;
+            accepted.insert(fingerprint, line);
+            Some(line)
         });
-        match (compared.await, line) {
-            (Ok(true), Some(line)) => Ok(line),
-            (Ok(_), _) => Err(LoginDenial::WrongPassword),
-            (Err(_panicked), _) => Err(LoginDenial::Untold),
+        match compared.await {
+            Ok(Some(line)) => Ok(line),
+            Ok(None) => Err(LoginDenial::WrongPassword),
+            Err(_panicked) => Err(LoginDenial::Untold),
         }
     }
 }
