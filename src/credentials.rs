@@ -29,6 +29,7 @@ mod signed_identity;
 mod signing_revision;
 #[cfg(test)]
 mod tests;
+mod token_signer;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -301,7 +302,7 @@ pub struct Credentials {
     fingerprint_key: Secret<[u8; 32]>,
     acting: Arc<ArcSwap<ActingIdentities>>,
     held: CheckedAuthorities,
-    questions: mpsc::Sender<Arc<signing_revision::TokenSigner>>,
+    questions: mpsc::Sender<signing_revision::SigningRevision>,
     shared: Arc<CredentialContext>,
 }
 

@@ -111,8 +111,8 @@ fn begin(
 
 /// Answers requests for the auth revision, one after another.
 async fn ask(mut questions: RevisionRequests, channels: ControlChannels) {
-    while let Some(signer) = questions.recv().await {
-        signer.revisions().answer(&signer, &channels).await;
+    while let Some(revision) = questions.recv().await {
+        revision.answer(&channels).await;
     }
 }
 
