@@ -1,6 +1,6 @@
 //! The signer of tokens with etcd's own key.
 //!
-//! Owns: the format of a token. Must not know: when a token is signed, and where the auth revision comes from.
+//! Owns: the format of a token. Must not know: when a token is signed, the source of the auth revision.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

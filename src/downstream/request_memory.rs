@@ -4,7 +4,7 @@
 //! Owns: the size charged for a request, the accounts of a shard and of a connection, and the refusal at a
 //! limit. Must not know: the client's identity, the text of a refusal.
 //! Invariants: bytes are charged until their [`RequestMemoryCharge`] is dropped. Each connection has a
-//! reserve of [`RESERVE`] bytes, independent of all other connections. Bytes beyond the reserve are charged
+//! reserve of `RESERVE` bytes, independent of all other connections. Bytes beyond the reserve are charged
 //! to a shared account; a connection may hold at most a third of the bytes still free in the account after
 //! the charge. Unauthenticated clients share a separate account and take no memory from authenticated
 //! clients.
@@ -22,9 +22,9 @@ use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 pub const REQUEST: usize = 2 * 1024;
 /// Bytes charged for a header field beside name and value: the bucket and the slot in the map's index, and
 /// spare room for both.
-pub const FIELD: usize = 128;
+const FIELD: usize = 128;
 /// Reserve of a connection: enough for some ordinary calls. Charged to no account.
-pub const RESERVE: usize = 16 * 1024;
+const RESERVE: usize = 16 * 1024;
 /// Divisor: a connection may hold at most a third of the account's free bytes.
 const OF_WHAT_IS_FREE: usize = 3;
 /// Divisor: unauthenticated clients together may hold at most a quarter of the limit for authenticated
@@ -206,12 +206,6 @@ impl RequestMemoryCharge {
         self.resize(bytes.min(self.bytes));
     }
 
-    /// The number of bytes charged.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     fn resize(&mut self, bytes: usize) {
         let before = self.connection.get();
         let own = (before + bytes).saturating_sub(self.bytes);
@@ -265,10 +259,10 @@ mod tests {
         let all: Vec<RequestMemoryCharge> =
             connections.iter().map(|one| fill(&memory, one, Requester::Known)).collect();
         let about = |bytes: usize, of: usize| (of - 2 * PIECE..=of + RESERVE + PIECE).contains(&bytes);
-        assert!(about(all[0].bytes(), LIMITS.all / 4), "{}", all[0].bytes());
-        assert!(about(all[1].bytes(), LIMITS.all * 3 / 16), "{}", all[1].bytes());
-        assert!(all.iter().all(|held| held.bytes() > RESERVE - PIECE), "the last has its reserve, too");
-        let sum = all.iter().map(RequestMemoryCharge::bytes).sum::<usize>();
+        assert!(about(all[0].bytes, LIMITS.all / 4), "{}", all[0].bytes);
+        assert!(about(all[1].bytes, LIMITS.all * 3 / 16), "{}", all[1].bytes);
+        assert!(all.iter().all(|held| held.bytes > RESERVE - PIECE), "the last has its reserve, too");
+        let sum = all.iter().map(|held| held.bytes).sum::<usize>();
         assert!(memory.all.used.get() <= LIMITS.all && sum <= LIMITS.all + 200 * RESERVE);
         assert_eq!(memory.figures.bytes.get(), i64::try_from(sum).unwrap());
         assert_eq!(memory.all.refused.get(), 200);
@@ -285,7 +279,7 @@ mod tests {
         let part = LIMITS.all / UNAUTHENTICATED_PART;
         assert!((part * 9 / 10..=part).contains(&memory.unauthenticated.used.get()));
         let known = fill(&memory, &ConnectionRequests::default(), Requester::Known);
-        assert!(known.bytes() >= LIMITS.all / 4, "{} bytes are left to whoever is known", known.bytes());
+        assert!(known.bytes >= LIMITS.all / 4, "{} bytes are left to whoever is known", known.bytes);
         drop(held);
         assert_eq!(memory.unauthenticated.used.get(), 0);
     }

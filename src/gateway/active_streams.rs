@@ -123,18 +123,6 @@ impl ActiveStreams {
         self.by_password.notified().await;
     }
 
-    /// The number of entries.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.entries.borrow().len()
-    }
-
-    /// True if no stream or waiting call is registered.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Authorizes every entry again and ends the entries without authorization. Entries arriving meanwhile
     /// were authorized by the current rules.
     async fn reauthorize_all(&self, gateway: &Gateway) {

@@ -121,12 +121,6 @@ impl Bidi {
         self.outbox.push_back(encode(message));
     }
 
-    /// Returns the number of messages not sent yet.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.outbox.len()
-    }
-
     /// Returns the next message, or the end. Cancel-safe.
     pub async fn next(&mut self) -> BidiEvent {
         loop {
