@@ -54,7 +54,8 @@ fn another_file_names_every_public_item() {
         for (keyword, item) in code.lines().filter_map(public_item) {
             checked += 1;
             let elsewhere = named[item].iter().any(|file| *file != source.name);
-            if !elsewhere && !(TYPES.contains(&keyword) && is_in_interface(&code, item)) {
+            let with_others = TYPES.contains(&keyword) && is_in_interface(&code, item);
+            if !elsewhere && !with_others {
                 faults.push(format!("{}: pub {keyword} {item}", source.name));
             }
         }
