@@ -17,8 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use data_encoding::BASE64URL_NOPAD;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
@@ -282,7 +281,7 @@ impl fmt::Display for VerifiedJwt {
 }
 
 fn decode(part: &[u8]) -> Result<Vec<u8>, JwtRejection> {
-    URL_SAFE_NO_PAD.decode(part).map_err(|_| JwtRejection::NotJwt)
+    BASE64URL_NOPAD.decode(part).map_err(|_| JwtRejection::NotJwt)
 }
 
 /// True if the name is not empty and has no control characters, so that the name appears in logs as written.

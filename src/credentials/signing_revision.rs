@@ -10,9 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use hmac::{Hmac, Mac as _};
+use data_encoding::BASE64URL_NOPAD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::HeaderValue;
 use rustls::SignatureScheme;
 use sha2::{Sha256, Sha384, Sha512};
@@ -82,13 +81,13 @@ impl TokenSigner {
     ) -> Result<HeaderValue, SigningError> {
         let expires = now + self.config.lifetime;
         let expires = expires.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
+        let part = |text: &str| BASE64URL_NOPAD.encode(text.as_bytes());
         let header = part(&format!("{{\"alg\":\"{}\",\"typ\":\"JWT\"}}", self.config.method.name));
         let claims =
             part(&format!("{{\"username\":{},\"revision\":{revision},\"exp\":{expires}}}", quoted(user)));
         let body = format!("{header}.{claims}");
         let signature = signature(&self.config, body.as_bytes()).ok_or(SigningError)?;
-        let token = format!("{body}.{}", URL_SAFE_NO_PAD.encode(signature));
+        let token = format!("{body}.{}", BASE64URL_NOPAD.encode(&signature));
         self.signed.fetch_add(1, Ordering::Relaxed);
         HeaderValue::try_from(token).map_err(|_| SigningError)
     }

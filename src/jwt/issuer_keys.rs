@@ -10,8 +10,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use data_encoding::BASE64URL_NOPAD;
 use ring::signature::{
     self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm,
 };
@@ -228,7 +227,7 @@ impl Material {
     fn of_jwk(jwk: &Jwk) -> Result<Option<Self>, MalformedJwk> {
         let bytes = |field: &Option<String>| {
             let text = field.as_ref().ok_or(MalformedJwk)?;
-            URL_SAFE_NO_PAD.decode(text).map_err(|_| MalformedJwk)
+            BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| MalformedJwk)
         };
         let point = || Ok([&[4][..], &bytes(&jwk.x)?, &bytes(&jwk.y)?].concat());
         let material = match (jwk.kty.as_str(), jwk.crv.as_deref()) {

@@ -12,7 +12,6 @@
 mod addresses;
 mod census;
 mod following;
-pub mod member_health;
 mod member_list;
 mod membership_changes;
 pub mod metrics_page;

@@ -4,10 +4,10 @@
 //! reload. Invariant: the log names session keys by id, certificates by fingerprint.
 
 use std::cell::RefCell;
-use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use data_encoding::HEXLOWER;
 use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
@@ -326,10 +326,7 @@ fn fingerprint(tls: &ServerTls) -> String {
 fn digest<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>) -> String {
     let mut hash = Sha256::new();
     parts.into_iter().for_each(|part| hash.update(part));
-    hash.finalize().iter().take(8).fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a String takes all");
-        text
-    })
+    HEXLOWER.encode(&hash.finalize()[..8])
 }
 
 /// The trust in members' certificates, as text.

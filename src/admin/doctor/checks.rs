@@ -15,7 +15,7 @@ use crate::credentials::RootHolders;
 use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
 use crate::members::choose::LAG;
-use crate::members::discovery::member_health::MemberHealthFigures;
+use crate::members::discovery::metrics_page::MemberHealthFigures;
 use crate::members::membership::{
     AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
     UnreadyReason,
