@@ -33,7 +33,7 @@ pub use issuer_keys::{Algorithm, IssuerKeys, KeysError};
 const LONGEST: usize = 16 * 1024;
 
 /// Verifies tokens of one issuer.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct Verifier {
     /// The issuer's `iss`, byte for byte.
     pub issuer: Arc<str>,
@@ -50,7 +50,7 @@ pub struct Verifier {
 }
 
 /// The accepted issuers.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Issuers {
     /// Issuers selected by the token's `iss`.
     pub listed: Vec<Verifier>,

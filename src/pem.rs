@@ -26,7 +26,7 @@ use zeroize::Zeroizing;
 const MAX_FILE: u64 = 4 << 20;
 
 /// A certificate chain, leaf first. Never empty.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Chain(Vec<CertificateDer<'static>>);
 
 /// A private key for signing. Masked when printed; the bytes of the file are wiped.
@@ -36,7 +36,7 @@ pub struct PrivateKey {
 }
 
 /// A certificate chain with the private key of its leaf. Clones share the data.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KeyPair {
     chain: Arc<Chain>,
     key: Arc<PrivateKey>,
@@ -159,6 +159,13 @@ impl PrivateKey {
         };
         let signing = any_supported_type(&der).map_err(|_| at(PemErrorReason::BadKey))?;
         Ok(Self { signing })
+    }
+}
+
+/// Private keys are compared by their public keys.
+impl PartialEq for PrivateKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.signing.public_key() == other.signing.public_key()
     }
 }
 

@@ -40,6 +40,14 @@ pub struct UserPasswordHashes {
     unknown_user_hasher: RandomState,
 }
 
+/// Two files are equal if they have the same users with the same lines.
+impl PartialEq for UserPasswordHashes {
+    fn eq(&self, other: &Self) -> bool {
+        let known = |(user, line): (&UserName, &UserLine)| other.line(user) == Some(line.mark);
+        self.len() == other.len() && self.lines.iter().all(known)
+    }
+}
+
 /// The content of a user's line. The lines of any two users differ, at least by the name.
 #[derive(Clone)]
 struct UserLine {
@@ -171,13 +179,6 @@ impl UserPasswordHashes {
     #[must_use]
     pub fn line(&self, user: &UserName) -> Option<UserLineMark> {
         self.lines.get(user).map(|line| line.mark)
-    }
-
-    /// True if both files have the same users with the same lines.
-    #[must_use]
-    pub fn has_same_lines(&self, other: &Self) -> bool {
-        let known = |(user, line): (&UserName, &UserLine)| other.line(user) == Some(line.mark);
-        self.len() == other.len() && self.lines.iter().all(known)
     }
 
     /// Returns the comparison for verifying the user's password. For an unknown user the comparison always

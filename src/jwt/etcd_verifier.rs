@@ -21,9 +21,10 @@ use crate::secret::Secret;
 pub(super) const NEVER: Duration = Duration::from_secs(253_402_300_800);
 
 /// Verifies tokens signed with etcd's key.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct EtcdTokens(EtcdTokenMethod);
 
+#[derive(PartialEq)]
 enum EtcdTokenMethod {
     Public(Algorithm, IssuerKeys),
     Shared(HmacHash, Secret<Vec<u8>>),

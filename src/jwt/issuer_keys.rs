@@ -47,9 +47,10 @@ pub enum Algorithm {
 }
 
 /// The keys of an issuer. Never empty.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct IssuerKeys(Vec<IssuerKey>);
 
+#[derive(PartialEq)]
 struct IssuerKey {
     id: Option<String>,
     /// The only algorithm allowed for the key, if the file names an algorithm.
@@ -57,7 +58,7 @@ struct IssuerKey {
     material: Material,
 }
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 enum Material {
     Rsa { n: Vec<u8>, e: Vec<u8> },
     P256(Vec<u8>),
@@ -301,7 +302,6 @@ impl fmt::Debug for IssuerKey {
             Material::P384(point) => ("P-384", point),
             Material::Ed25519(key) => ("Ed25519", key),
         };
-        // Different keys must print differently, because a reload compares the printed form to find changes.
         let tail = &bytes[bytes.len().saturating_sub(8)..];
         write!(f, "{kind} {:?} {:?} …{tail:02x?}", self.id, self.only)
     }
