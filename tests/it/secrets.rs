@@ -357,7 +357,7 @@ fn debug_of_whatever_has_a_secret_shows_none() {
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::with_auth(&[&member]);
         let credentials = &keyward.credentials;
-        let acting = credentials.build_acting(&config.users, &config.cluster, keyward.pages.clone());
+        let acting = credentials.build_acting(&config.users, &config.cluster, keyward.pages());
         credentials.publish_acting(acting.expect("users that can be proved"));
         let password = Secret::new(AT_ETCD.to_owned());
         let identities = Identities::of(&config, credentials);
