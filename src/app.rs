@@ -1,9 +1,9 @@
 //! Composition: starts every part in dependency order, and ends them in reverse.
 //!
-//! Owns: the composition ([`build`]), and around it the control runtime, the shards (each is a
-//! [`ShardService`]), signals, the drain. Must not know: the inside of any part. Invariants: no connection is accepted before all parts are running; a drain first
-//! reports "not ready", then stops accepting, then lets open calls finish, within its limits; a second signal
-//! ends the process at once.
+//! Owns: the composition ([`build`], used by tests too), and around it the control runtime, the shards (each
+//! is a [`ShardService`]), signals, the drain. Must not know: the inside of any part. Invariants: no
+//! connection is accepted before all parts are running; a drain first reports "not ready", then stops
+//! accepting, then lets open calls finish, within its limits; a second signal ends the process at once.
 
 mod cluster_reset;
 pub mod hash_password;
