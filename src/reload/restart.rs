@@ -185,6 +185,9 @@ mod tests {
             assert_eq!(waiting(&now, &read), keys, "{lines}");
             assert!(now.cluster == started.cluster, "{lines}");
             assert!(now.revocation == started.revocation && now.limits == started.limits, "{lines}");
+            // Every difference from the reading has a name; a random session key is drawn at every reading.
+            let with_session = Config { session: Arc::clone(&read.session), ..now.clone() };
+            assert_eq!(with_session == read, keys.is_empty() || lines.starts_with("session"), "{lines}");
             // The same after a repeated reading.
             assert_eq!(waiting(&in_force(&now, read.clone()), &read), keys, "{lines}");
         }
