@@ -343,14 +343,14 @@ fn start_control(
     tasks.spawn("credentials", control.run(owned)).detach();
     let members = members.start(tasks);
     credentials.act_for(&config.users, &config.cluster, pages(connector, &members))?;
-    let (logins, control) = LoginService::new(
+    let logins = LoginService::start(
         &config.passwords,
         Arc::clone(&credentials),
         members.clone(),
         pages(connector, &members),
         Arc::clone(metrics),
+        tasks,
     );
-    tasks.spawn("logins", control.run(tasks.clone())).detach();
     Ok((RevocationUpstream { members, channels, credentials }, asked, logins))
 }
 

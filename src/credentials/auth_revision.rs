@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::password_proof::CONFIRMED;
+use super::password_memory::CONFIRMED;
 use super::signing_revision::{LIMIT, MetricsPages};
 
 /// Time after which a new proof uses no evidence from before: neither a token's last answer, nor a password

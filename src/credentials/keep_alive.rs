@@ -80,7 +80,7 @@ impl TokenKeepAlive {
         for identity in self.credentials.known() {
             let tokens = identity.tokens();
             if !identity.is_in_use() && !tokens.is_empty() {
-                identity.forget();
+                identity.forget_tokens();
                 continue;
             }
             for (&member, token) in tokens.iter() {

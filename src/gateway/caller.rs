@@ -22,12 +22,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Identify;
-use crate::credentials::TokenUseGuard;
+use crate::credentials::{LoginProof, TokenUseGuard};
 use crate::downstream::session::{OpenedSessions, PresentedToken, Sealer, Session};
 use crate::downstream::verified_jwts::VerifiedJwts;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::exchange::PATIENCE;
-use crate::gateway::login::password_check::{LoginDenial, LoginProof};
+use crate::gateway::login::password_sources::LoginDenial;
 use crate::gateway::{ClientConnection, Gateway, expiry_deadline};
 use crate::identity::{Peer, UserName};
 use crate::jwt::VerifiedJwt;

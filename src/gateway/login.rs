@@ -1,7 +1,5 @@
-//! The Authenticate RPC, answered by Keyward itself. Submodules: `desk` runs logins, `flights` shares running
-//! checks, `sources` orders the password sources, `file` is the source reading the users file, `limits`
-//! counts wrong passwords, `refused` remembers refused passwords, `refusal_schedule` sets the times of
-//! refusals.
+//! The Authenticate RPC, answered by Keyward itself. Submodules: `service` runs the check of a password,
+//! `limits` is the defence against guesses, `password_sources` asks etcd and the users file.
 //!
 //! Owns: turning a proved password into a sealed session. Must not know: how a password is proved.
 //! Invariants: an Authenticate never goes upstream unchanged; a login gets a token even with auth off
@@ -9,13 +7,8 @@
 //! nothing (docs/decisions.md#d11); neither a password nor a token reaches a log; the session's id does.
 
 pub mod limits;
-pub mod password_check;
 pub mod password_sources;
-mod refusal_schedule;
-mod refused_passwords;
 pub mod service;
-mod single_flight;
-mod users_file;
 
 use std::rc::Rc;
 use std::time::SystemTime;
@@ -25,13 +18,14 @@ use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 use zeroize::{Zeroize as _, Zeroizing};
 
+use crate::credentials::LoginProof;
 use crate::downstream::request_messages::RequestBody;
 use crate::downstream::session::{
     LoginInadmissible, PeerNamespace, SealFailure, Session, SessionPeer, SessionProof,
 };
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::exchange::PATIENCE;
-use crate::gateway::login::password_check::{LoginDenial, LoginProof};
+use crate::gateway::login::password_sources::LoginDenial;
 use crate::gateway::request_body::collect_of_anybody;
 use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::UserName;
@@ -61,12 +55,12 @@ pub async fn authenticate(
     }
     record.peer = Some(peer.to_string().into());
     record.user = Some(peer.user().clone());
-    let moves = gateway.logins.auth_revision();
+    let tracker = gateway.logins.auth_revision();
     // Read before the check: if users or roles change during the check, the session is proved again
     // (docs/decisions.md#d12).
-    let auth_revision = moves.settled();
+    let auth_revision = tracker.settled();
     if gateway.door.credentials.act_as(peer.user()).is_some() {
-        moves.want();
+        tracker.want();
     }
     // Read before the check: a revocation during the check ends this login too.
     let generation = match gateway.sealer.admit_login(peer.user()) {
@@ -78,7 +72,7 @@ pub async fn authenticate(
     let until = deadline.map_or(until, |deadline| deadline.min(until));
     let proving = prove(gateway, client, peer.user(), &password, generation);
     let (proved, generation) = match timeout_at(until, proving).await {
-        Ok(looked_at) => looked_at.map_err(refusal)?,
+        Ok(checked) => checked.map_err(refusal)?,
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),
     };

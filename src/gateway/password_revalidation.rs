@@ -14,11 +14,12 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use tokio::time::{sleep, timeout};
 
+use crate::credentials::LoginProof;
 use crate::downstream::session::{Session, SessionId};
 use crate::gateway::Gateway;
 use crate::gateway::active_streams::ActiveStream;
 use crate::gateway::exchange::PATIENCE;
-use crate::gateway::login::password_check::{LoginDenial, LoginProof};
+use crate::gateway::login::password_sources::LoginDenial;
 use crate::gateway::proof_basis::ProofBasis;
 use crate::refusal::Refusal;
 

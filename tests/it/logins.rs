@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use keyward::config::PasswordSources;
+use keyward::credentials::LoginProof;
 use keyward::downstream::session::{Session, SessionPeer, SessionProof};
-use keyward::gateway::login::password_check::{LoginDenial, LoginProof};
+use keyward::gateway::login::password_sources::LoginDenial;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;

@@ -160,10 +160,14 @@ impl Keyward {
         let (ready, readiness) = watch::channel(true);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = MetricsPages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
-        let shared = (Arc::clone(&credentials), handle.clone());
-        let (logins, control) =
-            LoginService::new(&config.passwords, shared.0, shared.1, pages.clone(), Arc::clone(&metrics));
-        tasks.spawn("logins", control.run(tasks.clone())).detach();
+        let logins = LoginService::start(
+            &config.passwords,
+            Arc::clone(&credentials),
+            handle.clone(),
+            pages.clone(),
+            Arc::clone(&metrics),
+            &tasks,
+        );
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet =

@@ -112,14 +112,14 @@ impl Keyward {
         let metrics = Arc::new(Metrics::new(
             METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
         ));
-        let (logins, control) = LoginService::new(
+        let logins = LoginService::start(
             &config.passwords,
             Arc::clone(&credentials),
             handle.clone(),
             pages.clone(),
             Arc::clone(&metrics),
+            tasks,
         );
-        tasks.spawn("logins", control.run(tasks.clone())).detach();
         let (drain, draining) = watch::channel(None);
         let fleet =
             Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(&metrics)));
