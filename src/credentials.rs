@@ -75,7 +75,7 @@ const QUEUED: usize = 6144;
 
 /// Queued requests for the auth revision. One answer serves all waiters, so more queued requests add no
 /// information.
-const QUESTIONS: usize = 1;
+const REVISION_REQUESTS: usize = 1;
 
 /// The etcd user that a call acts as upstream.
 #[derive(Clone, Debug)]
@@ -303,8 +303,8 @@ pub struct Credentials {
     known: Mutex<KnownIdentities>,
     fingerprint_key: Secret<[u8; 32]>,
     acting: Arc<ArcSwap<ActingIdentities>>,
-    held: CheckedAuthorities,
-    questions: mpsc::Sender<Arc<signing_revision::TokenSigner>>,
+    checked_authorities: CheckedAuthorities,
+    revision_requests: mpsc::Sender<Arc<signing_revision::TokenSigner>>,
     shared: Arc<CredentialContext>,
 }
 
@@ -380,7 +380,7 @@ impl Credentials {
         let mut key = [0; 32];
         getrandom::fill(&mut key).map_err(|_none| NoRandomness)?;
         let (queue, work) = mpsc::channel(QUEUED);
-        let (questions, asked) = mpsc::channel(QUESTIONS);
+        let (revision_requests, asked) = mpsc::channel(REVISION_REQUESTS);
         let cache = |limit| {
             Cache::builder()
                 .max_capacity(limit)
@@ -394,8 +394,8 @@ impl Credentials {
             known: Mutex::default(),
             fingerprint_key: Secret::new(key),
             acting: Arc::new(ArcSwap::from_pointee(ActingIdentities::nobody())),
-            held: CheckedAuthorities::default(),
-            questions,
+            checked_authorities: CheckedAuthorities::default(),
+            revision_requests,
             shared: Arc::new(CredentialContext {
                 lifetimes: Mutex::new(Lifetimes::new(settings.token_ttl)),
                 settings,
@@ -499,7 +499,7 @@ impl Credentials {
             identity.forget_tokens();
             self.cache_identity(&identity);
         }
-        self.shared.password_memory.forget_verdicts();
+        self.shared.password_memory.forget_upstream_refusals();
         self.tokens_may_be_lost(None);
         self.forget_members();
     }

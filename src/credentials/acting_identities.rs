@@ -237,12 +237,12 @@ impl Credentials {
         let mint = match (&users.mint, &towards) {
             (Some(_), Some(_)) if minted_as_before => kept,
             (Some(mint), Some(towards)) => {
-                Some(CertificateMint::new(mint, towards.clone(), self.held.clone())?)
+                Some(CertificateMint::new(mint, towards.clone(), self.checked_authorities.clone())?)
             }
             _ => None,
         };
         let signer = users.sign_jwt.as_ref().map(|config| {
-            let revisions = SigningRevision::new(self.questions.clone(), pages);
+            let revisions = SigningRevision::new(self.revision_requests.clone(), pages);
             TokenSigner::new(config, revisions, Arc::clone(&self.shared))
         });
         let idle = self.shared.settings.idle;
@@ -349,18 +349,18 @@ impl Credentials {
     /// True if the authority was checked against the members and may mint.
     #[must_use]
     pub fn may_authority_mint(&self, authority: &[CertificateDer<'static>]) -> bool {
-        self.held.has(authority)
+        self.checked_authorities.has(authority)
     }
 
     /// Allows the authority to mint: as far as could be checked, no member trusts the authority for peer
     /// connections.
     pub fn allow_minting(&self, authority: &[CertificateDer<'static>]) {
-        self.held.add(authority);
+        self.checked_authorities.add(authority);
     }
 
     /// Forgets mint checks and the auth revision, because Keyward follows another cluster.
     pub(super) fn forget_members(&self) {
-        self.held.clear();
+        self.checked_authorities.clear();
         if let Some(signer) = &self.acting.load().signer {
             signer.revisions().forget();
         }

@@ -30,14 +30,14 @@ use crate::members::membership::ControlChannels;
 use crate::tasks::Tasks;
 
 /// Consecutive logins without an answer before the breaker opens.
-const SILENT: u32 = 5;
-const FIRST_REST: Duration = Duration::from_millis(250);
+const UNANSWERED_TO_OPEN: u32 = 5;
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 /// Longest backoff. Well below a call's waiting time, so a call waiting for a token still gets a login.
-const LONGEST_REST: Duration = Duration::from_secs(2);
-/// Consecutive refusals before each refusal is followed by a pause of `REST_PER_REFUSAL` times the login's
+const LONGEST_BACKOFF: Duration = Duration::from_secs(2);
+/// Consecutive refusals before each refusal is followed by a pause of `PAUSE_PER_REFUSAL` times the login's
 /// duration.
-const REFUSED: u32 = 30;
-const REST_PER_REFUSAL: u32 = 4;
+const REFUSALS_WITHOUT_PAUSE: u32 = 30;
+const PAUSE_PER_REFUSAL: u32 = 4;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Work of logins, queued for the control runtime.
@@ -56,7 +56,7 @@ pub struct QueuePlace<'a>(mpsc::Permit<'a, LoginWork>);
 pub struct CredentialControl {
     credentials: Arc<Credentials>,
     queue: mpsc::Receiver<LoginWork>,
-    questions: RevisionRequests,
+    revision_requests: RevisionRequests,
     channels: ControlChannels,
 }
 
@@ -80,20 +80,20 @@ enum LoginVerdict {
 /// The circuit breaker of one member.
 #[derive(Debug, Default)]
 struct LoginBreaker {
-    silent: u32,
-    refused: u32,
+    unanswered: u32,
+    refusals: u32,
     /// Logins are not allowed before this time.
-    closed_until: Option<Instant>,
+    open_until: Option<Instant>,
 }
 
 impl CredentialControl {
     pub(super) fn new(
         credentials: Arc<Credentials>,
         queue: mpsc::Receiver<LoginWork>,
-        questions: RevisionRequests,
+        revision_requests: RevisionRequests,
         channels: ControlChannels,
     ) -> Self {
-        Self { credentials, queue, questions, channels }
+        Self { credentials, queue, revision_requests, channels }
     }
 
     /// Serves logins and keeps tokens alive until dropped, by tasks spawned among `tasks`.
@@ -102,8 +102,9 @@ impl CredentialControl {
     pub async fn run(mut self, tasks: Tasks) {
         let keep_alive =
             TokenKeepAlive::new(Arc::clone(&self.credentials), self.channels.clone(), tasks.clone());
-        let _keeper = tasks.spawn("credential keep-alive", keep_alive.run());
-        let _asker = tasks.spawn("auth revision", ask(self.questions, self.channels.clone()));
+        let _keep_alive = tasks.spawn("credential keep-alive", keep_alive.run());
+        let _revisions = tasks
+            .spawn("auth revision", answer_revision_requests(self.revision_requests, self.channels.clone()));
         let mut gates = LoginGates::new();
         while let Some(work) = self.queue.recv().await {
             match work {
@@ -148,20 +149,20 @@ fn begin_login(
             return request.finish(Err(LoginFailure::NoAnswer));
         }
         let outcome = log_in(&credentials, &channels, &request).await;
-        let (heard, now) = (heard(&outcome), Instant::now());
+        let (verdict, now) = (login_verdict(&outcome), Instant::now());
         let identity = Arc::clone(request.identity());
         credentials.note(&request, &outcome);
         request.finish(outcome);
         credentials.cache_identity(&identity);
-        let rest = gate.breaker.borrow_mut().note(heard, now - begun, now);
-        tokio::time::sleep(rest).await;
+        let pause = gate.breaker.borrow_mut().note(verdict, now - begun, now);
+        tokio::time::sleep(pause).await;
     };
     tasks.spawn("login", login).detach();
 }
 
 /// Answers requests for the auth revision, one after another.
-async fn ask(mut questions: RevisionRequests, channels: ControlChannels) {
-    while let Some(signer) = questions.recv().await {
+async fn answer_revision_requests(mut requests: RevisionRequests, channels: ControlChannels) {
+    while let Some(signer) = requests.recv().await {
         signer.revisions().answer(&signer, &channels).await;
     }
 }
@@ -181,7 +182,7 @@ async fn log_in(
 }
 
 /// Classifies an outcome for the member's circuit breaker.
-fn heard(outcome: &Result<HeaderValue, LoginFailure>) -> LoginVerdict {
+fn login_verdict(outcome: &Result<HeaderValue, LoginFailure>) -> LoginVerdict {
     match outcome {
         Ok(_) | Err(LoginFailure::AuthDisabled) => LoginVerdict::Accepted,
         Err(why) if why.is_refusal() => LoginVerdict::Refused,
@@ -193,31 +194,31 @@ impl LoginBreaker {
     /// Returns true if a login may start now. While the member is silent, an allowed login is a trial: no
     /// further login is allowed until the trial has ended or `trial` has passed.
     fn allows(&mut self, now: Instant, trial: Duration) -> bool {
-        match self.closed_until {
+        match self.open_until {
             None => true,
             Some(until) if now < until => false,
             Some(_) => {
-                self.closed_until = Some(now + trial);
+                self.open_until = Some(now + trial);
                 true
             }
         }
     }
 
     /// Records the outcome of a login. Returns for how long the login keeps occupying its place.
-    fn note(&mut self, heard: LoginVerdict, took: Duration, now: Instant) -> Duration {
-        match heard {
+    fn note(&mut self, verdict: LoginVerdict, took: Duration, now: Instant) -> Duration {
+        match verdict {
             LoginVerdict::Accepted => *self = Self::default(),
             LoginVerdict::Refused => {
-                *self = Self { refused: self.refused.saturating_add(1), ..Self::default() };
-                if self.refused > REFUSED {
-                    return (took * REST_PER_REFUSAL).min(LONGEST_PAUSE);
+                *self = Self { refusals: self.refusals.saturating_add(1), ..Self::default() };
+                if self.refusals > REFUSALS_WITHOUT_PAUSE {
+                    return (took * PAUSE_PER_REFUSAL).min(LONGEST_PAUSE);
                 }
             }
             LoginVerdict::Nothing => {
-                self.silent = self.silent.saturating_add(1);
-                if let Some(more) = self.silent.checked_sub(SILENT) {
-                    let rest = FIRST_REST.saturating_mul(1 << more.min(8)).min(LONGEST_REST);
-                    self.closed_until = Some(now + rest);
+                self.unanswered = self.unanswered.saturating_add(1);
+                if let Some(more) = self.unanswered.checked_sub(UNANSWERED_TO_OPEN) {
+                    let backoff = FIRST_BACKOFF.saturating_mul(1 << more.min(8)).min(LONGEST_BACKOFF);
+                    self.open_until = Some(now + backoff);
                 }
             }
         }
@@ -226,7 +227,7 @@ impl LoginBreaker {
 
     /// True if the breaker has no failure on record.
     fn is_at_rest(&self) -> bool {
-        self.silent == 0 && self.refused == 0
+        self.unanswered == 0 && self.refusals == 0
     }
 }
 

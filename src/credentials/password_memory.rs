@@ -40,9 +40,9 @@ pub(super) const CONFIRMED: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(500);
 /// Accepted passwords in memory. The least recently used are evicted first, as of the refused passwords.
 const ACCEPTED: u64 = 20_000;
-/// Refused passwords in memory, of some 200 bytes each whatever the length of the names. A password refused
-/// by etcd takes two entries: one of the password sources, and one of upstream logins.
-const REFUSED: u64 = 8192;
+/// Refused passwords in memory, of some 200 bytes each whatever the length of the names. Refusals of upstream
+/// logins are counted apart: entries in one table would reveal by their eviction that etcd was asked.
+const REFUSED: u64 = 4096;
 /// Lifetime of an entry after the first refusal; each repetition doubles the lifetime, up to
 /// [`LONGEST_WAIT`]. The limit is short, since an operator may make the password right at etcd.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
@@ -51,7 +51,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The passwords lately accepted or refused, shared by all shards and the control runtime.
 pub struct PasswordMemory {
     accepted: Cache<PasswordFingerprint, AcceptedPassword>,
+    /// Refusals of logins and sessions.
     refused: Cache<RefusalKey, RefusedPassword>,
+    /// Refusals by etcd of upstream logins.
+    refused_upstream: Cache<RefusalKey, RefusedPassword>,
     hasher: RandomState,
     /// Number of times that all proofs became outdated.
     outdated: AtomicU64,
@@ -111,9 +114,12 @@ struct RefusedPassword {
 
 impl PasswordMemory {
     pub(super) fn new() -> Self {
+        let refused =
+            || Cache::builder().max_capacity(REFUSED).eviction_policy(EvictionPolicy::lru()).build();
         Self {
             accepted: Cache::builder().max_capacity(ACCEPTED).eviction_policy(EvictionPolicy::lru()).build(),
-            refused: Cache::builder().max_capacity(REFUSED).eviction_policy(EvictionPolicy::lru()).build(),
+            refused: refused(),
+            refused_upstream: refused(),
             hasher: RandomState::new(),
             outdated: AtomicU64::new(0),
         }
@@ -159,7 +165,7 @@ impl PasswordMemory {
         line: Option<UserLineMark>,
         now: Instant,
     ) -> Option<PasswordRefusal> {
-        let refused = self.refused.get(&key)?;
+        let refused = self.refused_by(key.1).get(&key)?;
         (refused.line == line && now < refused.until).then_some(refused.why)
     }
 
@@ -173,7 +179,7 @@ impl PasswordMemory {
         why: PasswordRefusal,
         now: Instant,
     ) {
-        let before = self.refused.get(&key).filter(|before| before.line == line);
+        let before = self.refused_by(key.1).get(&key).filter(|before| before.line == line);
         let wait = match before {
             Some(before) if now < before.until => return,
             // A refusal for lack of a password costs etcd no bcrypt. The time is short: the presence of a
@@ -183,29 +189,43 @@ impl PasswordMemory {
             None => FIRST_WAIT,
         };
         let user = self.hasher.hash_one(user);
-        self.refused.insert(key, RefusedPassword { user, why, line, until: now + wait, wait });
+        self.refused_by(key.1).insert(key, RefusedPassword { user, why, line, until: now + wait, wait });
     }
 
     /// Forgets a refusal, because the password was accepted.
     pub fn forget_refusal(&self, key: RefusalKey) {
-        self.refused.invalidate(&key);
+        self.refused_by(key.1).invalidate(&key);
     }
 
     /// Forgets all refusals of this user, since a password may be right now.
     pub(super) fn forget_refusals_of(&self, user: &UserName) {
         let user = self.hasher.hash_one(user);
-        for (key, refused) in &self.refused {
-            if refused.user == user {
-                self.refused.invalidate(key.as_ref());
+        for table in [&self.refused, &self.refused_upstream] {
+            for (key, refused) in table {
+                if refused.user == user {
+                    table.invalidate(key.as_ref());
+                }
             }
         }
     }
 
-    /// Forgets the verdicts of the former sources, or of the former cluster. The lines of the users file
-    /// remember the passwords that they accepted.
+    /// Forgets the verdicts on logins and sessions: the sources or the cluster have changed. The passwords
+    /// accepted by a line of the users file stay in memory.
     pub fn forget_verdicts(&self) {
         self.outdated.fetch_add(1, Ordering::AcqRel);
         self.refused.invalidate_all();
+    }
+
+    /// Forgets the refusals of upstream logins: the cluster has changed.
+    pub(super) fn forget_upstream_refusals(&self) {
+        self.refused_upstream.invalidate_all();
+    }
+
+    fn refused_by(&self, judge: RefusedBy) -> &Cache<RefusalKey, RefusedPassword> {
+        match judge {
+            RefusedBy::Sources | RefusedBy::Blocklist => &self.refused,
+            RefusedBy::Etcd => &self.refused_upstream,
+        }
     }
 }
 

@@ -43,11 +43,11 @@ pub use connection_callers::ConnectionCallers;
 pub use identities::Identities;
 
 /// Opened sessions cached per shard, of some 500 bytes each.
-const OPENED: usize = 8192;
+const OPENED_SESSIONS: usize = 8192;
 /// Pause before a caller is decided again while rules and users file are being replaced.
-const BETWEEN: Duration = Duration::from_millis(5);
+const RELOAD_PAUSE: Duration = Duration::from_millis(5);
 /// Verified JWTs cached per shard, of some 2 KiB each.
-const VERIFIED: usize = 4096;
+const VERIFIED_JWTS: usize = 4096;
 
 /// An identified peer.
 #[derive(Clone)]
@@ -86,12 +86,12 @@ enum CallerEvidence {
 }
 
 impl Caller {
-    fn new(whom: UpstreamUser, until: Option<Instant>, grounds: CallerGrounds) -> Self {
-        let user = match &whom {
+    fn new(upstream_user: UpstreamUser, expires_at: Option<Instant>, grounds: CallerGrounds) -> Self {
+        let user = match &upstream_user {
             UpstreamUser::Nobody => None,
             UpstreamUser::User(identity) => Some(identity.user().clone()),
         };
-        Self { upstream_user: whom, user, expires_at: until, needs_recheck: false, grounds }
+        Self { upstream_user, user, expires_at, needs_recheck: false, grounds }
     }
 
     /// The caller's session, if identified by a session token.
@@ -124,8 +124,8 @@ impl CallerIdentification {
     /// Starts with empty caches.
     #[must_use]
     pub fn new(sealer: Arc<Sealer>, identities: Arc<Published<Identities>>) -> Self {
-        let opened = OpenedSessions::new(sealer, OPENED);
-        Self { opened, verified: VerifiedJwts::new(VERIFIED), identities }
+        let opened = OpenedSessions::new(sealer, OPENED_SESSIONS);
+        Self { opened, verified: VerifiedJwts::new(VERIFIED_JWTS), identities }
     }
 
     /// Identifies the caller and notes the peer in the record. `method` is `None` for an unknown method.
@@ -244,7 +244,7 @@ impl CallerIdentification {
             }
             // The line and the rules are of different versions of the users file; the second replacement
             // follows shortly.
-            sleep(BETWEEN).await;
+            sleep(RELOAD_PAUSE).await;
         }
     }
 

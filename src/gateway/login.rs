@@ -60,7 +60,7 @@ pub async fn authenticate(
     // (docs/decisions.md#d12).
     let auth_revision = tracker.settled();
     if gateway.door.credentials.act_as(peer.user()).is_some() {
-        tracker.want();
+        tracker.request();
     }
     // Read before the check: a revocation during the check ends this login too.
     let generation = match gateway.sealer.admit_login(peer.user()) {
@@ -70,8 +70,8 @@ pub async fn authenticate(
     };
     let until = Instant::now() + PATIENCE;
     let until = deadline.map_or(until, |deadline| deadline.min(until));
-    let proving = prove(gateway, client, peer.user(), &password, generation);
-    let (proved, generation) = match timeout_at(until, proving).await {
+    let proof = prove(gateway, client, peer.user(), &password, generation);
+    let (proved, generation) = match timeout_at(until, proof).await {
         Ok(checked) => checked.map_err(refusal)?,
         Err(_) if deadline == Some(until) => return Err(Refusal::DEADLINE_EXCEEDED),
         Err(_) => return Err(Refusal::REQUEST_TIMED_OUT),

@@ -160,14 +160,9 @@ impl Keyward {
         let (ready, readiness) = watch::channel(true);
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
         let pages = MetricsPages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
-        let logins = LoginService::start(
-            &config.passwords,
-            Arc::clone(&credentials),
-            handle.clone(),
-            pages.clone(),
-            Arc::clone(&metrics),
-            &tasks,
-        );
+        let shared = (Arc::clone(&credentials), handle.clone(), Arc::clone(&metrics));
+        let logins =
+            LoginService::start(&config.passwords, shared.0, shared.1, pages.clone(), shared.2, &tasks);
         credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
         let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
         let fleet =

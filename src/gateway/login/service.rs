@@ -50,7 +50,7 @@ const UNANNOUNCED: Duration = Duration::from_millis(750);
 
 /// Age up to which the last proof of a session's password is used as it is. Up to twice this age the proof is
 /// used while a new check runs in the background.
-const PROVED: Duration = Duration::from_secs(1);
+const FRESH_PROOF: Duration = Duration::from_secs(1);
 
 /// The password logins of this process, shared by all shards. The checks run on the control runtime.
 pub struct LoginService {
@@ -171,21 +171,21 @@ impl LoginService {
     ) -> Result<LoginProof, LoginDenial> {
         let login = self.login(user, password);
         let begun = Instant::now();
-        let ended = loop {
+        let result = loop {
             let running = self.join_or_request(&login, purpose);
             let joined = running.as_ref().is_ok_and(|running| running.has_joined);
-            let ended = self.check_result(running).await;
+            let result = self.check_result(running).await;
             // The limits refused the client that began the shared check; a client that only joined may still
             // be within the limits.
-            if !joined || ended.verdict != Err(LoginDenial::Limited) {
-                break ended;
+            if !joined || result.verdict != Err(LoginDenial::Limited) {
+                break result;
             }
         };
-        self.metrics.logins.get_or_create(&one("result", ended.result())).inc();
-        if ended.verdict == Err(LoginDenial::Limited) {
+        self.metrics.logins.get_or_create(&one("result", result.label())).inc();
+        if result.verdict == Err(LoginDenial::Limited) {
             sleep_until(begun + LIMITED_ANSWER).await;
         }
-        ended.verdict
+        result.verdict
     }
 
     /// Proves a session's password again. Needed for sessions that go upstream with a credential of
@@ -204,8 +204,8 @@ impl LoginService {
         let memory = self.sources.credentials.password_memory();
         let known = memory.last_proof(login.fingerprint, self.line(&login.user));
         match known {
-            Some((proved, age)) if age < PROVED => Ok(proved),
-            Some((proved, age)) if age < PROVED * 2 => {
+            Some((proved, age)) if age < FRESH_PROOF => Ok(proved),
+            Some((proved, age)) if age < FRESH_PROOF * 2 => {
                 // The check runs in the background; the next caller finds the result.
                 drop(self.join_or_request(&login, purpose));
                 Ok(proved)
@@ -522,7 +522,7 @@ fn attempt_outcome(verdict: Result<LoginProof, LoginDenial>) -> AttemptOutcome {
 
 impl LoginResult {
     /// The `result` label in the metrics.
-    fn result(self) -> &'static str {
+    fn label(self) -> &'static str {
         match (self.verdict, self.effort) {
             (Ok(LoginProof::Nothing), _) => "unproved",
             (Ok(_), LoginEffort::Ask) => "accepted",
