@@ -61,7 +61,7 @@ pub use password_memory::{LoginProof, PasswordMemory, PasswordRefusal, RefusalKe
 pub use root_holders::{RootHolderQuery, RootHolders};
 pub use signed_identity::SignedIdentity;
 pub use signing_revision::MetricsPages;
-pub use single_flight::{RunningWork, SingleFlight, WorkReport};
+pub use single_flight::{Joinable, RunningWork, SingleFlight, WorkReport};
 
 use control::LoginWork;
 use lifetimes::Lifetimes;

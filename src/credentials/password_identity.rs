@@ -18,7 +18,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::Instant;
 
 use super::password_memory::{CONFIRMED, PasswordRefusal, RefusedBy};
-use super::single_flight::{SingleFlight, WorkReport};
+use super::single_flight::{Joinable, SingleFlight, WorkReport};
 use super::{CredentialContext, LoginFailure, LoginWork, PasswordFingerprint, lock};
 use crate::identity::{MemberId, UserName};
 use crate::secret::Secret;
@@ -69,13 +69,6 @@ pub(super) struct LoginRequest {
 
 type LoginOutcome = Result<Token, LoginFailure>;
 
-/// The login under way that a caller may join.
-#[derive(Clone, Copy)]
-enum JoinableLogin {
-    OnThisMember,
-    OnAnyMember,
-}
-
 /// Time in milliseconds since `epoch`, written by many threads.
 struct CoarseTimestamp {
     epoch: Instant,
@@ -122,7 +115,7 @@ impl PasswordIdentity {
     /// # Errors
     /// See [`LoginFailure`].
     pub async fn token(self: &Arc<Self>, member: MemberId) -> Result<Token, LoginFailure> {
-        self.known_or_login(member, || self.current(member), JoinableLogin::OnThisMember).await
+        self.known_or_login(member, || self.current(member), Joinable::SameKey).await
     }
 
     /// Records that `member` refused `token`. Drops `token` if still current.
@@ -167,7 +160,7 @@ impl PasswordIdentity {
     /// a token suffices only if a member has confirmed the token within [`CONFIRMED`].
     pub(super) async fn prove(self: &Arc<Self>, member: MemberId) -> Result<Token, LoginFailure> {
         let confirmed = || self.tokens.load().values().find(|token| token.unused_for() < CONFIRMED).cloned();
-        self.known_or_login(member, confirmed, JoinableLogin::OnAnyMember).await
+        self.known_or_login(member, confirmed, Joinable::AnyKey).await
     }
 
     /// Returns the token found by `known`, or the result of a login joined or requested. Also ends when the
@@ -176,7 +169,7 @@ impl PasswordIdentity {
         self: &Arc<Self>,
         member: MemberId,
         known: impl Fn() -> Option<Token>,
-        joinable: JoinableLogin,
+        joinable: Joinable,
     ) -> LoginOutcome {
         let known = || known().map(Ok).or_else(|| self.refused().map(Err));
         if let Some(outcome) = known() {
@@ -193,14 +186,11 @@ impl PasswordIdentity {
             let identity = Arc::clone(self);
             Ok(move |report| place.send(LoginWork::OnMember(LoginRequest { identity, member, report })))
         };
-        let running = match joinable {
-            JoinableLogin::OnThisMember => self.logins.join_or_begin(member, admit),
-            JoinableLogin::OnAnyMember => self.logins.join_any_or_begin(member, admit),
+        let running = match self.logins.join_or_begin(member, joinable, admit) {
+            Ok(running) => running,
+            Err(outcome) => return outcome,
         };
-        match running {
-            Ok(running) => running.result_unless(queue.closed()).await.unwrap_or(Err(LoginFailure::NoAnswer)),
-            Err(outcome) => outcome,
-        }
+        running.result_unless(queue.closed()).await.unwrap_or(Err(LoginFailure::NoAnswer))
     }
 
     /// True if etcd accepted the password, and confirmed a token of the identity within the token's TTL.

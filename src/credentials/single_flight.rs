@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt as _;
 use futures_util::future::Shared;
@@ -34,54 +34,34 @@ pub struct WorkReport<K: Copy + Eq + Hash, V: Clone> {
     waiting: Option<oneshot::Sender<V>>,
 }
 
+/// The work under way that a caller joins.
+#[derive(Clone, Copy)]
+pub enum Joinable {
+    /// Work with the caller's key.
+    SameKey,
+    /// Work with any key.
+    AnyKey,
+}
+
 impl<K: Copy + Eq + Hash, V: Clone> SingleFlight<K, V> {
-    /// Joins the work with this key, or begins work: `admit` decides, and returns the function that starts
-    /// the work and hands the worker the [`WorkReport`].
+    /// Joins work under way, or begins work with this key: `admit` decides, and returns the function that
+    /// starts the work and hands the worker the [`WorkReport`].
     ///
     /// # Errors
     /// The answer of `admit`, if no work may begin.
-    pub fn join_or_begin<S, E>(
+    pub fn join_or_begin<S: FnOnce(WorkReport<K, V>), E>(
         &self,
         key: K,
+        joinable: Joinable,
         admit: impl FnOnce() -> Result<S, E>,
-    ) -> Result<RunningWork<V>, E>
-    where
-        S: FnOnce(WorkReport<K, V>),
-    {
-        let running = lock(&self.0);
-        let same = running.get(&key).cloned();
-        self.join_or_enter(running, same, key, admit)
-    }
-
-    /// As [`SingleFlight::join_or_begin`], but joins work with any key.
-    ///
-    /// # Errors
-    /// As [`SingleFlight::join_or_begin`].
-    pub fn join_any_or_begin<S, E>(
-        &self,
-        key: K,
-        admit: impl FnOnce() -> Result<S, E>,
-    ) -> Result<RunningWork<V>, E>
-    where
-        S: FnOnce(WorkReport<K, V>),
-    {
-        let running = lock(&self.0);
-        let any = running.values().next().cloned();
-        self.join_or_enter(running, any, key, admit)
-    }
-
-    fn join_or_enter<S, E>(
-        &self,
-        mut running: MutexGuard<'_, HashMap<K, SharedResult<V>>>,
-        joined: Option<SharedResult<V>>,
-        key: K,
-        admit: impl FnOnce() -> Result<S, E>,
-    ) -> Result<RunningWork<V>, E>
-    where
-        S: FnOnce(WorkReport<K, V>),
-    {
+    ) -> Result<RunningWork<V>, E> {
+        let mut running = lock(&self.0);
+        let joined = match joinable {
+            Joinable::SameKey => running.get(&key),
+            Joinable::AnyKey => running.values().next(),
+        };
         if let Some(result) = joined {
-            return Ok(RunningWork { result, has_joined: true });
+            return Ok(RunningWork { result: result.clone(), has_joined: true });
         }
         let start = admit()?;
         let (waiting, result) = oneshot::channel();

@@ -236,7 +236,7 @@ impl CallerIdentification {
                         return Ok(standing.with_recheck());
                     }
                 }
-                Err(LoginDenial::WrongPassword | LoginDenial::NoPassword) => {
+                Err(LoginDenial::Refused(_)) => {
                     gateway.metrics.sessions_refused.inc();
                     return Err(Refusal::INVALID_AUTH_TOKEN);
                 }

@@ -18,7 +18,7 @@ use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::credentials::LoginProof;
+use crate::credentials::{LoginProof, PasswordRefusal};
 use crate::downstream::request_messages::RequestBody;
 use crate::downstream::session::{
     LoginInadmissible, PeerNamespace, SealFailure, Session, SessionPeer, SessionProof,
@@ -172,8 +172,8 @@ fn evidence(peer: SessionPeer, proved: LoginProof, auth_revision: u64) -> (Sessi
 /// The client's status, in etcd's words.
 fn refusal(denied: LoginDenial) -> Refusal {
     match denied {
-        LoginDenial::WrongPassword => Refusal::AUTH_FAILED,
-        LoginDenial::NoPassword => Refusal::NO_PASSWORD_USER,
+        LoginDenial::Refused(PasswordRefusal::WrongPassword) => Refusal::AUTH_FAILED,
+        LoginDenial::Refused(PasswordRefusal::NoPassword) => Refusal::NO_PASSWORD_USER,
         LoginDenial::Limited => Refusal::TOO_MANY_REQUESTS,
         LoginDenial::Untold => Refusal::REQUEST_TIMED_OUT,
     }

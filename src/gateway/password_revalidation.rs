@@ -70,9 +70,7 @@ async fn prove(gateway: &Gateway, streams: Vec<Rc<ActiveStream>>, revision: Opti
                     Ok(LoginProof::Etcd | LoginProof::Nothing) => None,
                     // The user has moved into the users file: the rules for users of the file apply.
                     Ok(LoginProof::File(_)) => gateway.callers.may_continue_by_file(gateway, &stream).err(),
-                    Err(LoginDenial::WrongPassword | LoginDenial::NoPassword) => {
-                        Some(Refusal::INVALID_AUTH_TOKEN)
-                    }
+                    Err(LoginDenial::Refused(_)) => Some(Refusal::INVALID_AUTH_TOKEN),
                     // The old proof stays outdated, so the session is proved again at the next check.
                     Err(LoginDenial::Untold | LoginDenial::Limited) => continue,
                 };

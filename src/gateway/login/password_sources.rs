@@ -54,10 +54,8 @@ pub struct LoginCredentials {
 /// The reason for a login without a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoginDenial {
-    /// The password is wrong, or the user does not exist.
-    WrongPassword,
-    /// etcd has the user without a password.
-    NoPassword,
+    /// A source refused the password.
+    Refused(PasswordRefusal),
     /// The limits on failed logins refused the try.
     Limited,
     /// No source answered in time.
@@ -81,26 +79,6 @@ pub(super) struct PasswordSourceOrder {
     members: MembersHandle,
     pub(super) auth_revision: AuthRevisionTracker,
     comparisons: Arc<Semaphore>,
-}
-
-impl LoginDenial {
-    /// The refusal by a source; `None` if no source judged the password.
-    pub(super) fn refusal(self) -> Option<PasswordRefusal> {
-        match self {
-            Self::WrongPassword => Some(PasswordRefusal::WrongPassword),
-            Self::NoPassword => Some(PasswordRefusal::NoPassword),
-            Self::Limited | Self::Untold => None,
-        }
-    }
-}
-
-impl From<PasswordRefusal> for LoginDenial {
-    fn from(why: PasswordRefusal) -> Self {
-        match why {
-            PasswordRefusal::WrongPassword => Self::WrongPassword,
-            PasswordRefusal::NoPassword => Self::NoPassword,
-        }
-    }
 }
 
 impl PasswordSourceOrder {
@@ -165,7 +143,9 @@ impl PasswordSourceOrder {
             PasswordSources::FileThenEtcd if in_file => self.file(users, login).await,
             PasswordSources::FileThenEtcd => self.etcd(login, off).await,
             PasswordSources::EtcdThenFile => match self.etcd(login, off).await {
-                Ok(LoginProof::Nothing) | Err(LoginDenial::NoPassword) if in_file => {
+                Ok(LoginProof::Nothing) | Err(LoginDenial::Refused(PasswordRefusal::NoPassword))
+                    if in_file =>
+                {
                     self.file(users, login).await
                 }
                 final_answer => final_answer,
@@ -219,7 +199,7 @@ impl PasswordSourceOrder {
         });
         match (compared.await, line) {
             (Ok(true), Some(line)) => Ok(line),
-            (Ok(_), _) => Err(LoginDenial::WrongPassword),
+            (Ok(_), _) => Err(LoginDenial::Refused(PasswordRefusal::WrongPassword)),
             (Err(_panicked), _) => Err(LoginDenial::Untold),
         }
     }
@@ -274,7 +254,7 @@ impl PasswordSourceOrder {
                 }
                 Err(failure) => {
                     if let Some(why) = PasswordRefusal::of(&failure) {
-                        return Err(why.into());
+                        return Err(LoginDenial::Refused(why));
                     }
                     if Instant::now() + PAUSE > until {
                         return Err(LoginDenial::Untold);
@@ -327,7 +307,10 @@ mod tests {
         let line = sources.compare(users, &alice).await.unwrap();
         for n in 0..1000 {
             let wrong = login(&sources, &format!("user{n}"), "guess");
-            assert_eq!(sources.compare(users, &wrong).await, Err(LoginDenial::WrongPassword));
+            assert_eq!(
+                sources.compare(users, &wrong).await,
+                Err(LoginDenial::Refused(PasswordRefusal::WrongPassword))
+            );
             assert!(!sources.is_known(&wrong));
             assert_eq!(sources.credentials.password_memory().last_proof(wrong.fingerprint, None), None);
         }

@@ -20,8 +20,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::config::{self, PasswordSources};
 use crate::credentials::{
-    AuthRevisionTracker, Credentials, LoginProof, MetricsPages, PasswordFingerprint, RefusedBy, RunningWork,
-    SingleFlight, WorkReport, lock,
+    AuthRevisionTracker, Credentials, Joinable, LoginProof, MetricsPages, PasswordFingerprint,
+    PasswordRefusal, RefusedBy, RunningWork, SingleFlight, WorkReport, lock,
 };
 use crate::downstream::session::{Session, SessionPeer, SessionProof};
 use crate::gateway::login::limits::{
@@ -158,7 +158,7 @@ impl LoginService {
         from: Option<IpAddr>,
     ) -> LoginDenial {
         match self.check_and_count(user, password, PasswordCheckPurpose::Blocked(from)).await {
-            Ok(_) => LoginDenial::WrongPassword,
+            Ok(_) => LoginDenial::Refused(PasswordRefusal::WrongPassword),
             Err(denied) => denied,
         }
     }
@@ -293,7 +293,8 @@ impl LoginService {
         login: &LoginCredentials,
         purpose: PasswordCheckPurpose,
     ) -> Result<RunningWork<LoginResult>, TooManyPasswordChecks> {
-        self.running_checks.join_or_begin((login.fingerprint, discriminant(&purpose)), || {
+        let key = (login.fingerprint, discriminant(&purpose));
+        self.running_checks.join_or_begin(key, Joinable::SameKey, || {
             let seat = match purpose {
                 PasswordCheckPurpose::Login(_) if self.sources.is_known(login) => None,
                 PasswordCheckPurpose::Login(from) | PasswordCheckPurpose::Blocked(from) => {
@@ -339,7 +340,7 @@ impl LoginService {
             (PasswordCheckPurpose::Blocked(_), _)
             | (PasswordCheckPurpose::Login(_), Ok(LoginProof::Nothing)) => {}
             (_, Ok(proved)) => memory.note_accepted(login.fingerprint, proved),
-            (_, Err(LoginDenial::WrongPassword | LoginDenial::NoPassword)) => {
+            (_, Err(LoginDenial::Refused(_))) => {
                 memory.forget_accepted(login.fingerprint);
             }
             // Without an answer the earlier result stays and keeps its age.
@@ -356,7 +357,7 @@ impl LoginService {
         let memory = self.sources.credentials.password_memory();
         let (key, line) = ((login.fingerprint, purpose.refused_by()), self.sources.line(&login.user));
         if let Some(why) = memory.refusal(key, line, Instant::now()) {
-            return LoginResult { verdict: Err(why.into()), effort: LoginEffort::Recall };
+            return LoginResult { verdict: Err(LoginDenial::Refused(why)), effort: LoginEffort::Recall };
         }
         let verdict = match purpose {
             PasswordCheckPurpose::Login(from) | PasswordCheckPurpose::Blocked(from) => {
@@ -372,10 +373,12 @@ impl LoginService {
         let Ok(verdict) = verdict else {
             return LoginResult { verdict: Err(LoginDenial::Limited), effort: LoginEffort::Recall };
         };
-        match verdict.map_err(LoginDenial::refusal) {
+        match verdict {
             Ok(_) => memory.forget_refusal(key),
-            Err(Some(why)) => memory.note_refusal(key, &login.user, line, why, Instant::now()),
-            Err(None) => {}
+            Err(LoginDenial::Refused(why)) => {
+                memory.note_refusal(key, &login.user, line, why, Instant::now());
+            }
+            Err(LoginDenial::Limited | LoginDenial::Untold) => {}
         }
         LoginResult { verdict, effort: LoginEffort::Ask }
     }
@@ -438,7 +441,7 @@ impl LoginService {
         network: ClientNetwork,
     ) -> Result<LoginProof, LoginDenial> {
         match purpose {
-            PasswordCheckPurpose::Blocked(_) => Err(LoginDenial::WrongPassword),
+            PasswordCheckPurpose::Blocked(_) => Err(LoginDenial::Refused(PasswordRefusal::WrongPassword)),
             PasswordCheckPurpose::Login(_) | PasswordCheckPurpose::Session(_) => {
                 self.ask_for_network(login, network).await
             }
@@ -515,7 +518,7 @@ impl Drop for RunningCheckGuard<'_> {
 fn attempt_outcome(verdict: Result<LoginProof, LoginDenial>) -> AttemptOutcome {
     match verdict {
         Ok(LoginProof::Etcd | LoginProof::File(_)) => AttemptOutcome::Right,
-        Err(LoginDenial::WrongPassword | LoginDenial::NoPassword) => AttemptOutcome::Wrong,
+        Err(LoginDenial::Refused(_)) => AttemptOutcome::Wrong,
         Ok(LoginProof::Nothing) | Err(LoginDenial::Limited | LoginDenial::Untold) => AttemptOutcome::Untold,
     }
 }
@@ -527,10 +530,8 @@ impl LoginResult {
             (Ok(LoginProof::Nothing), _) => "unproved",
             (Ok(_), LoginEffort::Ask) => "accepted",
             (Ok(_), LoginEffort::Recall) => "remembered",
-            (Err(LoginDenial::WrongPassword | LoginDenial::NoPassword), LoginEffort::Ask) => "refused",
-            (Err(LoginDenial::WrongPassword | LoginDenial::NoPassword), LoginEffort::Recall) => {
-                "refused_again"
-            }
+            (Err(LoginDenial::Refused(_)), LoginEffort::Ask) => "refused",
+            (Err(LoginDenial::Refused(_)), LoginEffort::Recall) => "refused_again",
             (Err(LoginDenial::Limited), _) => "limited",
             (Err(LoginDenial::Untold), _) => "untold",
         }
