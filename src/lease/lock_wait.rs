@@ -346,10 +346,7 @@ async fn step(
         }
         Err(ReadError::Login(failure)) if failure.is_refusal() => RemovalStep::Done,
         Err(_) => {
-            avoid.push(member.id);
-            if !ground.door.has_another_ready_member(MemberTarget::Any, avoid) {
-                avoid.clear();
-            }
+            ground.door.try_last(MemberTarget::Any, avoid, Some(member.id));
             RemovalStep::Lost
         }
     }

@@ -167,10 +167,13 @@ impl UpstreamClient {
         self.chooser.choose(members, wanted, tried, MemberComparison::Conduct, Instant::now())
     }
 
-    /// True if a ready member for `wanted` is left outside `tried`.
-    #[must_use]
-    pub fn has_another_ready_member(&self, wanted: MemberTarget, tried: &[MemberId]) -> bool {
-        MemberChooser::has_another_member(&self.members.snapshot.load(), wanted, tried)
+    /// Adds `failed` to the members tried last. Once every ready member for `wanted` was tried, the list
+    /// starts anew.
+    pub fn try_last(&self, wanted: MemberTarget, tried: &mut Vec<MemberId>, failed: Option<MemberId>) {
+        tried.extend(failed);
+        if !MemberChooser::has_another_member(&self.members.snapshot.load(), wanted, tried) {
+            tried.clear();
+        }
     }
 
     /// Hints at a leader change: an answer carried a raft term not reported by its member before.

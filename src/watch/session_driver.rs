@@ -376,9 +376,9 @@ impl RunningWatchSession {
             UpstreamStreamEvent::Came(BidiEvent::NoRoom) if self.refused_for_room() => {}
             UpstreamStreamEvent::Came(end) => {
                 let Some(UpstreamStreamState::Open(source)) = self.upstream.remove(&stream) else { return };
-                let why = source.ended(&self.session.route.door, &self.session.route.user, &end);
+                let why = source.ended(&self.session.route.door, &end);
                 if why == StreamLoss::Upstream {
-                    self.try_member_last(Some(source.member.id));
+                    self.try_member_last(Some(source.member().id));
                 }
                 self.note_loss();
                 self.input(HubInput::Lost { stream, why });
@@ -405,13 +405,9 @@ impl RunningWatchSession {
         self.input(HubInput::Lost { stream, why: StreamLoss::Upstream });
     }
 
-    /// Tries this member last. Once every ready member was tried, the list of tried members starts anew.
     fn try_member_last(&mut self, member: Option<MemberId>) {
-        self.tried.extend(member);
         let WatchRoute { door, home, .. } = &self.session.route;
-        if !door.has_another_ready_member(MemberTarget::Home(*home), &self.tried) {
-            self.tried.clear();
-        }
+        door.try_last(MemberTarget::Home(*home), &mut self.tried, member);
     }
 
     fn end_all_turns(&mut self) {
