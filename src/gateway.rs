@@ -300,7 +300,7 @@ impl Gateway {
         let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
         Self {
             unread: Rc::new(unread),
-            request_memory: RequestMemory::new(metrics.request_memory.clone()),
+            request_memory: RequestMemory::new(&metrics.request_memory),
             access_log,
             log_limiter,
             ready,

@@ -27,6 +27,7 @@
 pub mod admin;
 pub mod app;
 pub mod authority;
+pub mod byte_account;
 pub mod config;
 pub mod credentials;
 pub mod dial;

@@ -22,7 +22,7 @@ const FLOORS: &[(u8, &[&str])] = &[
     (3, &["config"]),
     (2, &["rpc"]),
     (1, &["refusal", "shard", "jwt", "users", "authority"]),
-    (0, &["pb", "pem", "identity", "published", "secret", "tasks", "telemetry", "io"]),
+    (0, &["pb", "pem", "identity", "published", "secret", "tasks", "telemetry", "io", "byte_account"]),
 ];
 
 /// Lines of one file under `src`, its tests apart.

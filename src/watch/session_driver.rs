@@ -10,6 +10,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -19,6 +20,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::byte_account::HeldBytes;
 use crate::downstream::client_replies::{ReplySender, TakenGuard};
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::downstream::watch_starts::{WatchStart, WatchStarts};
@@ -30,7 +32,7 @@ use crate::rpc::frame::encode;
 use crate::rpc::header::{self, AnswerProgress};
 use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
-use crate::watch::budget::{FREE, HeldWatchBytes, SMALL};
+use crate::watch::budget::{FREE, SMALL};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
 };
@@ -95,7 +97,7 @@ struct RunningWatchSession {
     outputs: Vec<HubOutput>,
     client_replies: VecDeque<(Bytes, TakenGuard)>,
     /// Counts the bytes of unfinished revisions in the hub.
-    unfinished: HeldWatchBytes,
+    unfinished: HeldBytes,
     tried: Vec<MemberId>,
     /// True once the client was sent a message.
     has_replied: bool,
@@ -319,11 +321,11 @@ impl RunningWatchSession {
 
     fn check(&mut self, watch: WatchKey, stream: UpstreamStreamId, key: Bytes) {
         let Some(UpstreamStreamState::Open(source)) = self.upstream.get(&stream) else { return };
-        let (door, whom, member) = self.session.route.reader(source);
-        let floor = Rc::clone(&self.session.route.floor);
+        let WatchRoute { door, user, floor, .. } = self.session.route.clone();
+        let member = Arc::clone(source.member());
         let reading = async move {
             let shown = floor.revision();
-            let revealed = linearizable_revision(&door, &whom, &member, &key).await;
+            let revealed = linearizable_revision(&door, &user, &member, &key).await;
             if let Ok(whole) = &revealed {
                 floor.lower_to(shown, whole.revision);
             }

@@ -16,6 +16,7 @@ use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use tokio::time::Instant;
 
+use crate::byte_account::HeldBytes;
 use crate::credentials::LoginFailure;
 use crate::downstream::revision_watermark::RevisionWatermark;
 use crate::identity::MemberId;
@@ -29,7 +30,7 @@ use crate::upstream::own_requests::{ReadError, local_revision};
 use crate::upstream::reopening_stream::{OpenStream, StreamRoute, StreamRules};
 use crate::upstream::resume_limiter::{QueuedResume, ResumePermit};
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
-use crate::watch::budget::{FREE, HeldWatchBytes, WatchByteShare};
+use crate::watch::budget::{FREE, WatchByteShare};
 use crate::watch::hub::{StreamCredential, StreamLoss, WatchTraits};
 
 /// The method's path.
@@ -72,7 +73,7 @@ pub struct WatchSource {
     stream: OpenStream,
     share: Rc<WatchByteShare>,
     /// Counts the bytes of an unfinished message.
-    held: HeldWatchBytes,
+    held: HeldBytes,
     /// The stream's turn to be resumed, and its latest end.
     turn: Option<(ResumePermit, Instant)>,
     /// True once a message arrived.
@@ -192,11 +193,6 @@ impl WatchRoute {
                 return None;
             }
         }
-    }
-
-    /// The arguments for reading the cluster's revision through the member of `source`.
-    pub fn reader(&self, source: &WatchSource) -> (Rc<UpstreamClient>, UpstreamUser, Arc<Member>) {
-        (Rc::clone(&self.door), self.user.clone(), Arc::clone(source.member()))
     }
 }
 
