@@ -160,11 +160,11 @@ impl WatchSession {
                     running.event(stream, event);
                     if !quiet {
                         // The stream's turn is of no use before the client has taken the queued messages.
-                        running.end_all_turns();
+                        running.end_turns(|_, _, _| true);
                     }
                 }
                 () = at(deadline), if quiet => running.input(HubInput::Tick),
-                () = at(turn) => running.end_turns(),
+                () = at(turn) => running.end_turns(|_, _, until| until <= Instant::now()),
             }
         };
         // A client that does not read its end of stream must not hold upstream resources.
@@ -252,14 +252,7 @@ impl RunningWatchSession {
         }
         self.outputs = outputs;
         self.unfinished.resize(self.hub.held().saturating_sub(FREE));
-        for (stream, upstream) in &mut self.upstream {
-            if let UpstreamStreamState::Open(source) = upstream
-                && source.turn_ends().is_some()
-                && self.hub.is_restored(*stream)
-            {
-                source.end_turn();
-            }
-        }
+        self.end_turns(|hub, stream, _| hub.is_restored(stream));
     }
 
     /// The earliest end of a stream's turn to be resumed. Applies also while upstream is unread because the
@@ -268,11 +261,11 @@ impl RunningWatchSession {
         self.upstream.values().filter_map(UpstreamStreamState::turn_ends).min()
     }
 
-    fn end_turns(&mut self) {
-        let now = Instant::now();
-        for upstream in self.upstream.values_mut() {
+    /// Ends the turn of each stream for which `is_over` is true, given the latest end of the turn.
+    fn end_turns(&mut self, is_over: impl Fn(&Hub, UpstreamStreamId, Instant) -> bool) {
+        for (stream, upstream) in &mut self.upstream {
             if let UpstreamStreamState::Open(source) = upstream
-                && source.turn_ends().is_some_and(|until| until <= now)
+                && source.turn_ends().is_some_and(|until| is_over(&self.hub, *stream, until))
             {
                 source.end_turn();
             }
@@ -410,14 +403,6 @@ impl RunningWatchSession {
     fn try_member_last(&mut self, member: Option<MemberId>) {
         let WatchRoute { door, home, .. } = &self.session.route;
         door.try_last(MemberTarget::Home(*home), &mut self.tried, member);
-    }
-
-    fn end_all_turns(&mut self) {
-        for upstream in self.upstream.values_mut() {
-            if let UpstreamStreamState::Open(source) = upstream {
-                source.end_turn();
-            }
-        }
     }
 
     /// Marks the link as down if no upstream stream is open any more.
