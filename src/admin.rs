@@ -12,7 +12,6 @@ pub mod socket;
 pub mod status;
 mod table;
 
-use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use crate::credentials::Credentials;
 use crate::downstream::session::Sealer;
 use crate::members::membership::{ForeignAddress, MembersHandle, ServingState};
 use crate::revocation::RevocationRegister;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{CounterFamily, Metrics};
 use crate::telemetry::writer::LOSSES;
 use drain::{Exit, Stage};
 pub use http_server::serve;
@@ -173,7 +172,7 @@ impl AdminState {
         }
     }
 
-    /// The text of the metrics registry, followed by the counters kept outside of the registry.
+    /// The metrics, with the counters kept outside of the registry.
     fn metrics_text(&self) -> Result<String, std::fmt::Error> {
         self.metrics.revocation_age.set(self.register.age().as_secs_f64());
         self.metrics
@@ -182,52 +181,41 @@ impl AdminState {
         let members = self.members.snapshot.load();
         self.metrics.members_age.set(members.confirmed.elapsed().as_secs_f64());
         self.metrics.member_figures.put(&member_figures::of(&members));
-        let mut text = self.metrics.text()?;
-        text.truncate(text.trim_end_matches("# EOF\n").len());
         let counters = self.credentials.counters();
         let count = |value: &std::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
-        let mut family = |name: &str, help: &str, label: &str, rows: &[(String, u64)]| {
-            writeln!(text, "# HELP keyward_{name} {help}.\n# TYPE keyward_{name} counter")?;
-            rows.iter().try_for_each(|(value, count)| {
-                writeln!(text, "keyward_{name}_total{{{label}=\"{value}\"}} {count}")
-            })
+        let family = |name, help, label, rows: Vec<(&str, u64)>| {
+            let rows = rows.into_iter().map(|(value, count)| (value.to_owned(), count)).collect();
+            CounterFamily { name, help, label, rows }
         };
-        family(
-            "upstream_logins",
-            "Logins at members, by result",
-            "result",
-            &[
-                ("accepted".into(), count(&counters.logins_accepted)),
-                ("refused".into(), count(&counters.logins_refused)),
-                ("failed".into(), count(&counters.logins_failed)),
-            ],
-        )?;
-        family(
-            "upstream_touches",
-            "Idle tokens kept alive by a read, by result",
-            "result",
-            &[
-                ("alive".into(), count(&counters.touches_alive)),
-                ("dead".into(), count(&counters.touches_dead)),
-                ("unknown".into(), count(&counters.touches_unknown)),
-                ("postponed".into(), count(&counters.touches_postponed)),
-            ],
-        )?;
+        let logins = vec![
+            ("accepted", count(&counters.logins_accepted)),
+            ("refused", count(&counters.logins_refused)),
+            ("failed", count(&counters.logins_failed)),
+        ];
+        let touches = vec![
+            ("alive", count(&counters.touches_alive)),
+            ("dead", count(&counters.touches_dead)),
+            ("unknown", count(&counters.touches_unknown)),
+            ("postponed", count(&counters.touches_postponed)),
+        ];
         let (minted, signed) = self.credentials.minted_and_signed();
-        family(
-            "upstream_credentials_made",
-            "Credentials made here for etcd users, by kind",
-            "kind",
-            &[("certificate".into(), minted), ("token".into(), signed)],
-        )?;
+        let made = vec![("certificate", minted), ("token", signed)];
         let keys: Vec<_> =
             self.sealer.opened_by_key().into_iter().map(|(key, opened)| (key.to_string(), opened)).collect();
-        family("sessions_opened", "Session tokens opened, by key id; the sealing key first", "key", &keys)?;
-        let losses =
-            [("queue_full".into(), LOSSES.queue_full()), ("write_failed".into(), LOSSES.write_failed())];
-        family("log_records_lost", "Log records that were lost, by reason", "reason", &losses)?;
-        text.push_str("# EOF\n");
-        Ok(text)
+        let keys = keys.iter().map(|(key, opened)| (key.as_str(), *opened)).collect();
+        let losses = vec![("queue_full", LOSSES.queue_full()), ("write_failed", LOSSES.write_failed())];
+        self.metrics.text_with(vec![
+            family("upstream_logins", "Logins at members, by result", "result", logins),
+            family("upstream_touches", "Idle tokens kept alive by a read, by result", "result", touches),
+            family(
+                "upstream_credentials_made",
+                "Credentials made here for etcd users, by kind",
+                "kind",
+                made,
+            ),
+            family("sessions_opened", "Session tokens opened, by key id; the sealing key first", "key", keys),
+            family("log_records_lost", "Log records that were lost, by reason", "reason", losses),
+        ])
     }
 }
 

@@ -1,9 +1,9 @@
 //! Composition: starts every part in dependency order, and ends them in reverse.
 //!
-//! Owns: the control runtime, the shards (each is a [`ShardService`]), signals, the drain. Must not know: the
-//! inside of any part. Invariants: no connection is accepted before all parts are running; a drain first
-//! reports "not ready", then stops accepting, then lets open calls finish, within its limits; a second signal
-//! ends the process at once.
+//! Owns: the composition ([`build`], used by tests too), and around it the control runtime, the shards (each
+//! is a [`ShardService`]), signals, the drain. Must not know: the inside of any part. Invariants: no
+//! connection is accepted before all parts are running; a drain first reports "not ready", then stops
+//! accepting, then lets open calls finish, within its limits; a second signal ends the process at once.
 
 mod cluster_reset;
 pub mod hash_password;
@@ -12,6 +12,7 @@ pub mod shard_service;
 
 use std::io;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -39,9 +40,9 @@ use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
-use crate::members::membership::MembersHandle;
+use crate::members::membership::{ControlChannels, MembersHandle};
 use crate::published::Published;
-use crate::reload::{self, Reload, ReloadCheck, ReloadPart};
+use crate::reload::{self, Reload, ReloadCheck, ReloadPart, ReloadPartName};
 use crate::revocation::{RevocationRegister, RevocationUpstream, StateFileError};
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
@@ -120,83 +121,167 @@ pub fn serve(config: Config, path: PathBuf) -> Result<(), ServeError> {
 async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     let tasks = Tasks::default();
-    let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
-    let metrics = Arc::new(Metrics::new(paths.collect()));
-    let tls = members_tls(&config, &metrics)?;
-    let names = NameResolver::by(&config.cluster.discovery.dns)?;
-    let connector = Connector::resolving(names, tls, config.cluster.connect_timeout);
-    let sealer = Arc::new(Sealer::new(reload::session_keys(&config)?));
-    sealer.refuse_before(config.session.not_before);
-    let forgetting = ClusterReset::new(Arc::clone(&config), Arc::clone(&sealer), Arc::clone(&metrics));
-    let (upstream, (probe, seeds), logins) =
-        start_control(&config, &connector, &metrics, &forgetting, &tasks)?;
-    let (members, credentials) = (upstream.members.clone(), Arc::clone(&upstream.credentials));
-    let (register, keeper) = RevocationRegister::open(&config.revocation, upstream, Arc::clone(&sealer))?;
-    forgetting.set_state_holders(&credentials, &logins, &register);
-    tasks.spawn("revocations", keeper.run()).detach();
-    let following = publish_membership_changes(members.clone(), forgetting, Arc::clone(&metrics));
-    tasks.spawn("follow members", following).detach();
+    let running = build(&config, connector(&config)?, MemberSource::Discovery, &tasks)?;
+    let (parts, metrics) = (&running.parts, &running.parts.metrics);
     let left_out = report_left_out(metrics.log_records_left_out.clone());
     tasks.spawn("log records left out", left_out).detach();
-    let (drain, draining) = watch::channel(None);
-    let (readiness, ready) = watch::channel(false);
-    let in_force = Arc::new(Published::new(Arc::clone(&config)));
-    let parts = ShardParts {
-        tls: downstream_configs(&config)?,
-        config: Arc::clone(&in_force),
-        connector,
-        members,
-        identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
-        credentials: Arc::clone(&credentials),
-        sealer: Arc::clone(&sealer),
-        logins: Arc::clone(&logins),
-        metrics: Arc::clone(&metrics),
-        ready,
-        drain: draining,
-        claims: Arc::default(),
-        defragmentations: Arc::default(),
-        fleet: Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(&metrics))),
-    };
-    let (shards, intakes) = start_shards(&parts)?;
-    let healthy = Arc::new(AtomicBool::new(true));
-    let exit = Arc::new(Exit::default());
-    tasks
-        .spawn("shard watchdog", watchdog(shards.iter().map(Shard::beats).collect(), Arc::clone(&healthy)))
-        .detach();
-    let waiting = Arc::new(Published::new(Vec::new()));
-    let table = ConnectionTable::new(Arc::clone(&in_force), metrics.connection_figures.clone());
-    let (state, desk) = admin_interfaces(&parts, &table, &waiting, &register, healthy, &exit);
-    tasks.spawn("readiness", Arc::clone(&state).publish_readiness(readiness)).detach();
-    open_admin(&config, &state, desk, &tasks).await?;
-    let listeners = Listeners::open(&in_force, &parts.tls, intakes, table, Arc::clone(&metrics))?;
-    let trust = peer_trust(&config, &parts);
+    let (shards, intakes) = start_shards(parts)?;
+    let hearts = shards.iter().map(Shard::beats).collect();
+    tasks.spawn("shard watchdog", watchdog(hearts, Arc::clone(&running.shards_alive))).detach();
+    let readiness = Arc::clone(&running.admin.state).publish_readiness(running.ready.clone());
+    tasks.spawn("readiness", readiness).detach();
+    open_admin(&config, &running.admin, &tasks).await?;
+    let table = Arc::clone(&running.connections);
+    let listeners = Listeners::open(&parts.config, &parts.tls, intakes, table, Arc::clone(metrics))?;
+    let trust = peer_trust(&config, parts);
     let trials = vec![ReloadCheck::mint(Arc::clone(&trust))];
-    let mut changing = reload_parts(sealer, &parts, &listeners);
-    changing.push(ReloadPart::own_logins(probe, register, Arc::clone(&parts.credentials)));
-    changing.push(ReloadPart::seeds(seeds));
-    changing.push(ReloadPart::in_force(Arc::clone(&in_force)));
-    // The listeners come last: a bound address is not to be released because a later part failed.
-    changing.push(listeners.part());
-    let reload = Reload::new(path, &config, trials, changing, waiting, metrics);
+    let waiting = Arc::clone(&running.admin.doctor.pending_restart);
+    let changing = running.reload_parts(&listeners);
+    let reload = Reload::new(path, &config, trials, changing, waiting, Arc::clone(metrics));
     tasks.spawn("reload", reload.run()).detach();
 
     let (refused, further) = tokio::select! {
         () = signals.next() => (None, 1),
         // After a drain command, the SIGTERM of stopping the service repeats the same request and must not
         // count as a second signal.
-        () = exit.drain_requested() => (None, 2),
+        () = running.exit.drain_requested() => (None, 2),
         trusted = trust.follow() => (Some(ServeError::Mint(trusted)), 1),
     };
-    let orderly = drain_and_join(in_force.load().drain, &exit, &listeners, &drain, shards);
-    let outcome = shut_down(signals, further, &exit, orderly).await;
+    let orderly =
+        drain_and_join(parts.config.load().drain, &running.exit, &listeners, &running.drain, shards);
+    let outcome = shut_down(signals, further, &running.exit, orderly).await;
     refused.map_or(outcome, Err)
 }
 
-/// Builds the TLS configuration towards members, if any, and sets the metric for unverified members.
-fn members_tls(config: &Config, metrics: &Metrics) -> Result<Option<Arc<rustls::ClientConfig>>, ServeError> {
-    let tls = config.cluster.tls.as_ref();
-    metrics.members_unverified.set(i64::from(tls.is_some_and(|tls| !tls.verifies_members())));
-    Ok(tls.map(upstream_tls::client_config).transpose()?)
+/// The parts of Keyward on the control runtime, composed by [`build`]. Shards are made of `parts`.
+pub struct Running {
+    /// Inputs of every shard.
+    pub parts: ShardParts,
+    /// The control runtime's access to members.
+    pub upstream: RevocationUpstream,
+    /// The members' HTTP/1.1 pages.
+    pub pages: MetricsPages,
+    /// Executes the commands of the admin socket; its state answers at the admin address.
+    pub admin: Arc<AdminCommandService>,
+    /// Places of client connections.
+    pub connections: Arc<ConnectionTable>,
+    /// Publishes readiness to the shards.
+    pub ready: watch::Sender<bool>,
+    /// Starts the drain of every shard.
+    pub drain: watch::Sender<Option<Instant>>,
+    /// The stages of the end.
+    pub exit: Arc<Exit>,
+    /// False while a shard is stuck.
+    shards_alive: Arc<AtomicBool>,
+    probe: ProbeLogin,
+    seeds: SeedList,
+}
+
+/// Source of the published members.
+pub enum MemberSource {
+    /// Probes of the configured cluster.
+    Discovery,
+    /// The caller publishes the members, and the control runtime's channels to the members.
+    Published(MembersHandle, ControlChannels),
+}
+
+/// Composes Keyward on the current runtime, in dependency order: everything except for sockets of clients and
+/// operators, threads and signals. `connector` opens the connections to members.
+///
+/// # Errors
+/// A part cannot be made of the configuration.
+pub fn build(
+    config: &Arc<Config>,
+    connector: Connector,
+    source: MemberSource,
+    tasks: &Tasks,
+) -> Result<Running, ServeError> {
+    let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
+    let metrics = Arc::new(Metrics::new(paths.collect()));
+    let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
+    metrics.members_unverified.set(unverified.into());
+    let sealer = Arc::new(Sealer::new(reload::session_keys(config)?));
+    sealer.refuse_before(config.session.not_before);
+    let reset = ClusterReset::new(Arc::clone(config), Arc::clone(&sealer), Arc::clone(&metrics));
+    let discovery = Members::new(&config.cluster, connector.clone());
+    let (probe, seeds) = (discovery.login(), discovery.seeds());
+    let (members, channels) = start_members(discovery, source, &reset, tasks);
+    let pages = MetricsPages { connector: connector.http1(), members: Arc::clone(&members.snapshot) };
+    let credentials = start_credentials(config, &channels, &pages, tasks)?;
+    let logins = LoginService::start(
+        &config.passwords,
+        Arc::clone(&credentials),
+        members.clone(),
+        pages.clone(),
+        Arc::clone(&metrics),
+        tasks,
+    );
+    let upstream =
+        RevocationUpstream { members: members.clone(), channels, credentials: Arc::clone(&credentials) };
+    let (register, keeper) =
+        RevocationRegister::open(&config.revocation, upstream.clone(), Arc::clone(&sealer))?;
+    tasks.spawn("revocations", keeper.run()).detach();
+    reset.set_state_holders(&credentials, &logins, &register);
+    follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
+    let (drain, draining) = watch::channel(None);
+    let (ready, readiness) = watch::channel(false);
+    let parts = ShardParts {
+        config: Arc::new(Published::new(Arc::clone(config))),
+        tls: downstream_configs(config)?,
+        connector,
+        members,
+        identities: Arc::new(Published::new(Identities::of(config, &credentials))),
+        credentials,
+        sealer,
+        logins,
+        certificate_pool: Arc::new(CertificatePool::new(
+            config.limits.certificate_connections,
+            Arc::clone(&metrics),
+        )),
+        metrics,
+        ready: readiness,
+        drain: draining,
+        lock_waits: Arc::default(),
+        defragmentations: Arc::default(),
+    };
+    let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
+    let figures = parts.metrics.connection_figures.clone();
+    let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
+    let admin = Arc::new(admin_commands(&parts, &pages, &connections, register, &shards_alive, &exit));
+    Ok(Running { parts, upstream, pages, admin, connections, ready, drain, exit, shards_alive, probe, seeds })
+}
+
+impl Running {
+    /// The parts changed by a reload while running, in the order of publication.
+    fn reload_parts(&self, listeners: &Rc<Listeners>) -> Vec<ReloadPart> {
+        let parts = &self.parts;
+        let credentials = || Arc::clone(&parts.credentials);
+        let part = |name| match name {
+            ReloadPartName::SessionKeys => ReloadPart::session_keys(Arc::clone(&parts.sealer)),
+            ReloadPartName::BreakGlass => ReloadPart::break_glass(Arc::clone(&parts.sealer)),
+            ReloadPartName::Tls => ReloadPart::tls(listeners.running()),
+            ReloadPartName::Passwords => ReloadPart::passwords(Arc::clone(&parts.logins)),
+            ReloadPartName::ClusterTls => ReloadPart::cluster_tls(parts.connector.clone()),
+            ReloadPartName::Identities => {
+                ReloadPart::identities(Arc::clone(&parts.identities), credentials(), self.pages.clone())
+            }
+            ReloadPartName::OwnLogins => {
+                let register = self.admin.register.clone();
+                ReloadPart::own_logins(Arc::clone(&self.probe), register, credentials())
+            }
+            ReloadPartName::Seeds => ReloadPart::seeds(self.seeds.clone()),
+            ReloadPartName::InForce => ReloadPart::in_force(Arc::clone(&parts.config)),
+            ReloadPartName::Listeners => listeners.part(),
+        };
+        ReloadPartName::ALL.map(part).into()
+    }
+}
+
+/// Connects to members over TCP, with TLS if configured.
+fn connector(config: &Config) -> Result<Connector, ServeError> {
+    let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
+    let names = NameResolver::by(&config.cluster.discovery.dns)?;
+    Ok(Connector::resolving(names, tls, config.cluster.connect_timeout))
 }
 
 /// Runs the orderly shutdown; `further` more signals end the process at once.
@@ -244,36 +329,34 @@ impl Signals {
     }
 }
 
-/// Builds the state and the commands of the admin interfaces.
-fn admin_interfaces(
+/// Builds the commands and the state of the admin interfaces.
+fn admin_commands(
     parts: &ShardParts,
-    table: &Arc<ConnectionTable>,
-    waiting: &Arc<Published<Vec<&'static str>>>,
-    register: &RevocationRegister,
-    healthy: Arc<AtomicBool>,
+    pages: &MetricsPages,
+    connections: &Arc<ConnectionTable>,
+    register: RevocationRegister,
+    shards_alive: &Arc<AtomicBool>,
     exit: &Arc<Exit>,
-) -> (Arc<AdminState>, AdminCommandService) {
-    let state = Arc::new(AdminState::new(
+) -> AdminCommandService {
+    let state = AdminState::new(
         parts.members.clone(),
         Arc::clone(&parts.credentials),
         Arc::clone(&parts.sealer),
         register.clone(),
         Arc::clone(&parts.metrics),
-        healthy,
+        Arc::clone(shards_alive),
         Arc::clone(exit),
-    ));
+    );
     let doctor = Doctor {
         config: Arc::clone(&parts.config),
-        connections: Arc::clone(table),
-        pending_restart: Arc::clone(waiting),
+        connections: Arc::clone(connections),
+        pending_restart: Arc::new(Published::new(Vec::new())),
         members: parts.members.clone(),
-        pages: pages(&parts.connector, &parts.members),
+        pages: pages.clone(),
         register: register.clone(),
         credentials: Arc::clone(&parts.credentials),
     };
-    let (register, sealer) = (register.clone(), Arc::clone(&parts.sealer));
-    let desk = AdminCommandService { register, sealer, state: Arc::clone(&state), doctor };
-    (state, desk)
+    AdminCommandService { register, sealer: Arc::clone(&parts.sealer), state: Arc::new(state), doctor }
 }
 
 /// Builds the check of the members' peer URLs.
@@ -282,81 +365,59 @@ fn peer_trust(config: &Config, parts: &ShardParts) -> Arc<PeerTrustCheck> {
     Arc::new(PeerTrustCheck::new(&config.cluster, connector, members, Arc::clone(&parts.credentials)))
 }
 
-/// Parts changed by a reload while running, apart from the listeners.
-fn reload_parts(sealer: Arc<Sealer>, parts: &ShardParts, listeners: &Listeners) -> Vec<ReloadPart> {
-    vec![
-        ReloadPart::session_keys(Arc::clone(&sealer)),
-        ReloadPart::break_glass(sealer),
-        ReloadPart::tls(listeners.running()),
-        ReloadPart::passwords(Arc::clone(&parts.logins)),
-        ReloadPart::cluster_tls(parts.connector.clone()),
-        ReloadPart::identities(
-            Arc::clone(&parts.identities),
-            Arc::clone(&parts.credentials),
-            pages(&parts.connector, &parts.members),
-        ),
-    ]
-}
-
 /// Opens the admin address for monitoring, and the admin socket for commands from this machine.
 async fn open_admin(
     config: &Config,
-    state: &Arc<AdminState>,
-    desk: AdminCommandService,
+    commands: &Arc<AdminCommandService>,
     tasks: &Tasks,
 ) -> Result<(), ServeError> {
     let unbound = |address: String| move |source| ServeError::Bind { address, source };
     let address = config.admin.address;
     let bound = admin::bind(address).await.map_err(unbound(address.to_string()))?;
-    tasks.spawn("admin", admin::serve(bound, Arc::clone(state), tasks.clone())).detach();
+    tasks.spawn("admin", admin::serve(bound, Arc::clone(&commands.state), tasks.clone())).detach();
     if let Some(path) = &config.admin.socket {
         let bound = socket::bind(path).map_err(unbound(path.display().to_string()))?;
-        let serve = socket::serve(bound, path.as_path().into(), Arc::new(desk), tasks.clone());
+        let serve = socket::serve(bound, path.as_path().into(), Arc::clone(commands), tasks.clone());
         tasks.spawn("admin socket", serve).detach();
     }
     Ok(())
 }
 
-/// The probe's login and the list of seed endpoints.
-type ProbeAndSeeds = (ProbeLogin, SeedList);
-
-/// Starts the tasks for members, credentials and logins on the control runtime.
-fn start_control(
-    config: &Config,
-    connector: &Connector,
-    metrics: &Arc<Metrics>,
-    forgetting: &ClusterReset,
+/// Starts the publication of members, with the control runtime's channels to the members.
+fn start_members(
+    mut discovery: Members,
+    source: MemberSource,
+    reset: &ClusterReset,
     tasks: &Tasks,
-) -> Result<(RevocationUpstream, ProbeAndSeeds, Arc<LoginService>), ServeError> {
+) -> (MembersHandle, ControlChannels) {
+    match source {
+        MemberSource::Published(members, channels) => (members, channels),
+        MemberSource::Discovery => {
+            let (following, losing) = (reset.clone(), reset.clone());
+            discovery.before_following(move |_left, followed| following.forget(followed));
+            discovery.when_tokens_may_be_lost(move |member| losing.tokens_may_be_lost(member));
+            let channels = discovery.channels();
+            (discovery.start(tasks), channels)
+        }
+    }
+}
+
+/// Starts the tokens and the credentials of etcd users.
+fn start_credentials(
+    config: &Config,
+    channels: &ControlChannels,
+    pages: &MetricsPages,
+    tasks: &Tasks,
+) -> Result<Arc<Credentials>, ServeError> {
     let settings = CredentialSettings {
         token_ttl: config.cluster.token_ttl,
         logins_per_member: config.limits.logins_in_flight_per_member,
         ..CredentialSettings::default()
     };
-    let mut members = Members::new(&config.cluster, connector.clone());
-    let (following, losing) = (forgetting.clone(), forgetting.clone());
-    members.before_following(move |_left, followed| following.forget(followed));
-    members.when_tokens_may_be_lost(move |member| losing.tokens_may_be_lost(member));
-    let (channels, asked) = (members.channels(), (members.login(), members.seeds()));
     let (credentials, control) = Credentials::new(settings, channels.clone())?;
-    let owned = tasks.clone();
-    tasks.spawn("credentials", control.run(owned)).detach();
-    let members = members.start(tasks);
-    credentials.act_for(&config.users, &config.cluster, pages(connector, &members))?;
-    let (logins, control) = LoginService::new(
-        &config.passwords,
-        Arc::clone(&credentials),
-        members.clone(),
-        pages(connector, &members),
-        Arc::clone(metrics),
-    );
-    tasks.spawn("logins", control.run(tasks.clone())).detach();
-    Ok((RevocationUpstream { members, channels, credentials }, asked, logins))
-}
-
-/// Access to the members' HTTP/1.1 pages.
-fn pages(connector: &Connector, members: &MembersHandle) -> MetricsPages {
-    MetricsPages { connector: connector.http1(), members: Arc::clone(&members.snapshot) }
+    tasks.spawn("credentials", control.run(tasks.clone())).detach();
+    credentials.act_for(&config.users, &config.cluster, pages.clone())?;
+    Ok(credentials)
 }
 
 fn downstream_configs(config: &Config) -> Result<Vec<Option<CurrentListenerTls>>, ServeError> {
@@ -380,30 +441,31 @@ fn start_shards(parts: &ShardParts) -> Result<(Vec<Shard>, Vec<ShardIntake>), Se
     Ok((shards, intakes))
 }
 
-/// Passes published membership changes on: the cluster id to the sealer, readiness and leader to the metrics.
-async fn publish_membership_changes(members: MembersHandle, forgetting: ClusterReset, metrics: Arc<Metrics>) {
+/// Passes the published members on, now and at every change: the cluster id to the sealer, readiness and
+/// leader to the metrics.
+fn follow_members(members: MembersHandle, reset: ClusterReset, metrics: Arc<Metrics>, tasks: &Tasks) {
     let mut changes = members.changes.clone();
-    loop {
-        {
-            let snapshot = members.snapshot.load();
-            if let Some(cluster) = snapshot.cluster {
-                forgetting.pin(cluster);
-            }
-            metrics.member_ready.clear();
-            metrics.member_leader.clear();
-            for member in &snapshot.members {
-                let label = || one("member", member.id.to_string());
-                metrics.member_ready.get_or_create(&label()).set(member.is_ready().into());
-                metrics
-                    .member_leader
-                    .get_or_create(&label())
-                    .set((snapshot.leader == Some(member.id)).into());
-            }
+    let pass_on = move || {
+        let snapshot = members.snapshot.load();
+        if let Some(cluster) = snapshot.cluster {
+            reset.pin(cluster);
         }
-        if changes.changed().await.is_err() {
-            return;
+        metrics.member_ready.clear();
+        metrics.member_leader.clear();
+        for member in &snapshot.members {
+            let label = one("member", member.id.to_string());
+            let leads = snapshot.leader == Some(member.id);
+            metrics.member_ready.get_or_create(&label).set(member.is_ready().into());
+            metrics.member_leader.get_or_create(&label).set(leads.into());
         }
-    }
+    };
+    pass_on();
+    let follow = async move {
+        while changes.changed().await.is_ok() {
+            pass_on();
+        }
+    };
+    tasks.spawn("follow members", follow).detach();
 }
 
 /// Detects a stuck or dead shard.

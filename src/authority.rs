@@ -171,8 +171,7 @@ impl rcgen::SigningKey for AuthorityKey {
 
 #[cfg(test)]
 mod tests {
-    use base64::Engine as _;
-    use base64::engine::general_purpose::STANDARD;
+    use data_encoding::BASE64;
     use rcgen::BasicConstraints;
 
     use super::*;
@@ -189,7 +188,7 @@ mod tests {
             (0..der.len() - from.len()).filter(|&at| der[at..].starts_with(from)).collect::<Vec<_>>();
         assert_eq!(places.len(), 2, "issuer and subject");
         places.into_iter().for_each(|at| der[at..at + to.len()].copy_from_slice(to));
-        let text = STANDARD.encode(der);
+        let text = BASE64.encode(&der);
         let text = format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
         let folder = tempfile::tempdir().unwrap();
         let (cert, private) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));

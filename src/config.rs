@@ -14,7 +14,7 @@ mod findings;
 mod mapping_rules;
 mod outage_times;
 #[cfg(test)]
-mod reference;
+pub(crate) mod reference;
 mod resolve;
 mod secrets;
 mod toml_file;
@@ -52,7 +52,7 @@ pub use unread_limits::UnreadLimits;
 pub use values::MalformedValue;
 
 /// The whole configuration.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Client listeners. At least one; names and addresses are unique.
     pub listeners: Vec<Arc<Listener>>,
@@ -91,7 +91,7 @@ pub struct Config {
 }
 
 /// One address for clients.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Listener {
     /// Name in logs, metrics and peers.
     pub name: Arc<str>,
@@ -164,7 +164,7 @@ pub enum Address {
 }
 
 /// TLS towards clients.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ServerTls {
     /// Certificate chain and key of the server.
     pub identity: KeyPair,
@@ -173,7 +173,7 @@ pub struct ServerTls {
 }
 
 /// Request for client certificates.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ClientAuth {
     /// Clients are not asked for a certificate.
     None,
@@ -195,7 +195,7 @@ pub struct ClientCa {
 }
 
 /// An etcd user and password.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EtcdLogin {
     /// The etcd user.
     pub user: UserName,
@@ -204,7 +204,7 @@ pub struct EtcdLogin {
 }
 
 /// The etcd cluster.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     /// Seed endpoints. Without duplicates, all of one scheme; empty if `discovery.srv` is set.
     pub endpoints: Vec<Endpoint>,
@@ -334,14 +334,14 @@ pub struct Endpoint {
 }
 
 /// Client URLs in member answers: each client gets URLs for its own way of connecting.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AdvertisedUrls {
     /// One row per listener, in the order of the listeners.
     pub(crate) rows: Vec<ListenerClientUrls>,
 }
 
 /// Client URLs for the clients of one listener.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ListenerClientUrls {
     /// The listener's name.
     pub listener: Arc<str>,
@@ -360,7 +360,7 @@ impl AdvertisedUrls {
 }
 
 /// Sealing of sessions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SessionSettings {
     /// Session keys: the first key seals, all keys open. At least one.
     pub keys: Vec<SessionKey>,
@@ -373,7 +373,7 @@ pub struct SessionSettings {
 }
 
 /// Persistence of revocations, and the maximum age of a copy.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Revocation {
     /// Place of the revocations.
     pub keep: RevocationPersistence,
@@ -383,7 +383,7 @@ pub struct Revocation {
 }
 
 /// Place of the revocations.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RevocationPersistence {
     /// Memory only: lost at a restart.
     Memory,
@@ -399,7 +399,7 @@ pub enum RevocationPersistence {
 }
 
 /// Checking of passwords, and limits on failures.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Passwords {
     /// Password sources, in order.
     pub sources: PasswordSources,

@@ -13,7 +13,6 @@
 mod acting_identities;
 mod auth_calls;
 mod auth_revision;
-mod breaker;
 mod certificate_identity;
 mod control;
 mod keep_alive;
@@ -21,14 +20,16 @@ mod leaf;
 mod lifetimes;
 mod mint;
 mod password_identity;
-mod password_proof;
+mod password_memory;
 mod root_holders;
 #[cfg(test)]
 mod scripted_member;
 mod signed_identity;
 mod signing_revision;
+mod single_flight;
 #[cfg(test)]
 mod tests;
+mod token_signer;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -53,26 +54,29 @@ use crate::secret::Secret;
 pub use acting_identities::{ActingIdentities, ActingIdentity, UsersError};
 pub use auth_revision::AuthRevisionTracker;
 pub use certificate_identity::{CertificateConnectionKey, CertificateIdentity};
-pub use control::CredentialControl;
+pub use control::{CredentialControl, QueuePlace};
 pub use leaf::Leaf;
 pub use mint::MintError;
 pub use password_identity::{PasswordIdentity, Token, TokenUseGuard};
+pub use password_memory::{LoginProof, PasswordMemory, PasswordRefusal, RefusalKey, RefusedBy};
 pub use root_holders::{RootHolderQuery, RootHolders};
 pub use signed_identity::SignedIdentity;
 pub use signing_revision::MetricsPages;
+pub use single_flight::{Joinable, RunningWork, SingleFlight, WorkReport};
 
+use control::LoginWork;
 use lifetimes::Lifetimes;
 use mint::CheckedAuthorities;
-use password_identity::LoginRequest;
 
-/// Login requests queued for the control runtime. The control runtime takes requests at once and queues
-/// logins per member, so the channel fills only when the control runtime is stuck; callers then get
-/// [`LoginFailure::Busy`].
-const REQUESTS: usize = 1024;
+/// Password checks and logins queued for the control runtime. The control runtime takes work at once and
+/// queues logins per member, so the channel fills only when the control runtime is stuck; callers then get
+/// [`LoginFailure::Busy`]. There is room for all concurrent checks of passwords without a known result
+/// (`gateway::login::limits`), and beyond for known passwords, sessions and logins at members.
+const QUEUED: usize = 6144;
 
 /// Queued requests for the auth revision. One answer serves all waiters, so more queued requests add no
 /// information.
-const QUESTIONS: usize = 1;
+const REVISION_REQUESTS: usize = 1;
 
 /// The etcd user that a call acts as upstream.
 #[derive(Clone, Debug)]
@@ -300,15 +304,16 @@ pub struct Credentials {
     known: Mutex<KnownIdentities>,
     fingerprint_key: Secret<[u8; 32]>,
     acting: Arc<ArcSwap<ActingIdentities>>,
-    held: CheckedAuthorities,
-    questions: mpsc::Sender<Arc<signing_revision::TokenSigner>>,
+    checked_authorities: CheckedAuthorities,
+    revision_requests: mpsc::Sender<signing_revision::SigningRevision>,
     shared: Arc<CredentialContext>,
 }
 
 /// State shared by all identities.
 struct CredentialContext {
     settings: CredentialSettings,
-    requests: mpsc::Sender<LoginRequest>,
+    queue: mpsc::Sender<LoginWork>,
+    password_memory: PasswordMemory,
     channels: ControlChannels,
     counters: CredentialCounters,
     lifetimes: Mutex<Lifetimes>,
@@ -360,7 +365,7 @@ impl LoginFailure {
     /// True if etcd refused the user and password, independent of the member asked.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Self::WrongPassword | Self::NoPassword)
+        PasswordRefusal::of(self).is_some()
     }
 }
 
@@ -375,8 +380,8 @@ impl Credentials {
     ) -> Result<(Arc<Self>, CredentialControl), NoRandomness> {
         let mut key = [0; 32];
         getrandom::fill(&mut key).map_err(|_none| NoRandomness)?;
-        let (requests, queue) = mpsc::channel(REQUESTS);
-        let (questions, asked) = mpsc::channel(QUESTIONS);
+        let (queue, work) = mpsc::channel(QUEUED);
+        let (revision_requests, asked) = mpsc::channel(REVISION_REQUESTS);
         let cache = |limit| {
             Cache::builder()
                 .max_capacity(limit)
@@ -390,19 +395,20 @@ impl Credentials {
             known: Mutex::default(),
             fingerprint_key: Secret::new(key),
             acting: Arc::new(ArcSwap::from_pointee(ActingIdentities::nobody())),
-            held: CheckedAuthorities::default(),
-            questions,
+            checked_authorities: CheckedAuthorities::default(),
+            revision_requests,
             shared: Arc::new(CredentialContext {
                 lifetimes: Mutex::new(Lifetimes::new(settings.token_ttl)),
                 settings,
-                requests,
+                queue,
+                password_memory: PasswordMemory::new(),
                 channels: channels.clone(),
                 counters: CredentialCounters::default(),
                 serials: AtomicU64::new(0),
                 epoch: Instant::now(),
             }),
         });
-        let control = CredentialControl::new(Arc::clone(&credentials), queue, asked, channels);
+        let control = CredentialControl::new(Arc::clone(&credentials), work, asked, channels);
         Ok((credentials, control))
     }
 
@@ -481,8 +487,9 @@ impl Credentials {
     /// changed, or a user was added or deleted, through Keyward: etcd has then dropped the user's tokens.
     pub fn forget_user(&self, user: &UserName) {
         for identity in self.known().iter().filter(|identity| identity.user() == user) {
-            identity.forget();
+            identity.forget_tokens();
         }
+        self.shared.password_memory.forget_refusals_of(user);
     }
 
     /// Forgets every verdict of the previous cluster on any user, because Keyward now follows another
@@ -490,11 +497,18 @@ impl Credentials {
     /// certificate is minted before the mint authority was checked against the new members.
     pub fn forget_cluster(&self) {
         for identity in self.known() {
-            identity.forget();
+            identity.forget_tokens();
             self.cache_identity(&identity);
         }
+        self.shared.password_memory.forget_upstream_refusals();
         self.tokens_may_be_lost(None);
         self.forget_members();
+    }
+
+    /// The passwords lately accepted or refused.
+    #[must_use]
+    pub fn password_memory(&self) -> &PasswordMemory {
+        &self.shared.password_memory
     }
 
     /// The counters of logins and touches.
@@ -557,6 +571,6 @@ impl fmt::Debug for Credentials {
 
 /// Locks a mutex, ignoring poison. No code under these locks panics half-way, so a poisoned value is still
 /// consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,15 +8,19 @@
 pub mod access_log;
 pub mod active_streams;
 pub mod addressed_member;
+pub mod auth_changes;
 pub mod blocking_calls;
+pub mod call;
 pub mod caller;
 pub mod defragment;
 pub mod exchange;
+pub mod forward;
 pub mod health;
 pub mod inflating;
 pub mod leadership;
 pub mod login;
 pub mod member_answers;
+pub mod pass_through;
 pub mod password_revalidation;
 pub mod pipeline;
 pub mod pipeline_result;
@@ -28,6 +32,7 @@ mod reply_contents;
 mod request_body;
 pub mod retries;
 pub mod streams;
+pub mod unary_request;
 pub mod unread_answers;
 pub mod write_order;
 
@@ -50,6 +55,7 @@ use crate::downstream::session::Sealer;
 use crate::downstream::watch_starts::WatchStarts;
 use crate::gateway::access_log::AccessLog;
 use crate::gateway::active_streams::ActiveStreams;
+use crate::gateway::call::CallSnapshot;
 use crate::gateway::caller::{Caller, CallerIdentification, ConnectionCallers, Identities};
 use crate::gateway::login::service::LoginService;
 use crate::gateway::retries::RetryBudget;
@@ -84,7 +90,7 @@ const AUTH_PROPAGATION: Duration = Duration::from_secs(2);
 /// State shared by all calls of a shard.
 pub struct Gateway {
     /// The upstream client: choosing members, proving users, sending requests.
-    pub door: Rc<UpstreamClient>,
+    pub upstream: Rc<UpstreamClient>,
     /// Seals and opens session tokens.
     pub sealer: Arc<Sealer>,
     /// Checks passwords, for all shards.
@@ -95,6 +101,8 @@ pub struct Gateway {
     pub metrics: Arc<Metrics>,
     /// The current configuration.
     pub config: Arc<Published<Config>>,
+    /// The published values as of the last call.
+    snapshot: RefCell<Rc<CallSnapshot>>,
     /// The number of shards; process-wide budgets are divided by this number.
     shards: usize,
     /// The access log policy.
@@ -109,7 +117,7 @@ pub struct Gateway {
     /// [`ClientConnection::drain`] instead.
     pub drain: watch::Receiver<Option<Instant>>,
     /// The Lock and Campaign calls waiting at etcd, on all shards.
-    pub claims: Arc<LockWaitRegister>,
+    pub lock_waits: Arc<LockWaitRegister>,
     /// The retry budget.
     pub retries: RetryBudget,
     /// The delay before a hedged read is sent to a second member; `None` disables hedging.
@@ -192,7 +200,7 @@ impl ClientConnection {
         activity: Arc<ConnectionActivity>,
     ) -> Self {
         let remembered = RefCell::new(gateway.callers.remembered());
-        let floor = Rc::new(RevisionWatermark::of(gateway.door.members.snapshot.load().cluster));
+        let floor = Rc::new(RevisionWatermark::of(gateway.upstream.members.snapshot.load().cluster));
         let unread = ConnectionUnread::new(&gateway.unread, Rc::clone(&origin));
         Self {
             unread,
@@ -224,7 +232,7 @@ impl ClientConnection {
     /// Marks the connection as used, because a call of `caller` may begin. With auth on, calls without a user
     /// do not count as use, so the connection may still be closed to make room.
     pub fn note_call(&self, gateway: &Gateway, caller: &Caller) {
-        if caller.user.is_some() || gateway.door.members.auth.now() != AuthSetting::On {
+        if caller.user.is_some() || gateway.upstream.members.auth.now() != AuthSetting::On {
             self.activity.note_call();
         }
     }
@@ -276,7 +284,7 @@ impl Gateway {
     #[expect(clippy::too_many_arguments, reason = "what a shard is given, each of it once")]
     #[must_use]
     pub fn new(
-        door: Rc<UpstreamClient>,
+        upstream: Rc<UpstreamClient>,
         sealer: Arc<Sealer>,
         logins: Arc<LoginService>,
         metrics: Arc<Metrics>,
@@ -284,7 +292,7 @@ impl Gateway {
         tasks: Tasks,
         ready: watch::Receiver<bool>,
         drain: watch::Receiver<Option<Instant>>,
-        claims: Arc<LockWaitRegister>,
+        lock_waits: Arc<LockWaitRegister>,
         defragmentations: Arc<defragment::DefragmentationRegister>,
         identities: Arc<Published<Identities>>,
     ) -> Self {
@@ -298,17 +306,23 @@ impl Gateway {
         let access_log =
             if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
         let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
+        let snapshot = CallSnapshot {
+            config: Arc::clone(&begun),
+            members: upstream.members.snapshot.load_full(),
+            identities: identities.load_full(),
+        };
         Self {
+            snapshot: RefCell::new(Rc::new(snapshot)),
             unread: Rc::new(unread),
-            request_memory: RequestMemory::new(metrics.request_memory.clone()),
+            request_memory: RequestMemory::new(&metrics.request_memory),
             access_log,
             log_limiter,
             ready,
             shards,
             config,
-            claims,
+            lock_waits,
             defragmentations,
-            door,
+            upstream,
             retries: RetryBudget::default(),
             hedge_after: begun.cluster.hedge_after,
             member_queues: MemberQueues::new(begun.limits.member_in_flight / shards),
@@ -324,12 +338,31 @@ impl Gateway {
         }
     }
 
+    /// The published values now. Calls share one copy until a value is replaced, so that a call neither
+    /// counts references across threads nor holds a value back.
+    #[must_use]
+    pub fn snapshot(&self) -> Rc<CallSnapshot> {
+        let config = self.config.load();
+        let members = self.upstream.members.snapshot.load();
+        let identities = self.callers.rules();
+        let mut last = self.snapshot.borrow_mut();
+        let is_current = Arc::ptr_eq(&last.config, &config)
+            && Arc::ptr_eq(&last.members, &members)
+            && Arc::ptr_eq(&last.identities, &identities);
+        if !is_current {
+            let (config, members, identities) =
+                (Arc::clone(&config), Arc::clone(&members), Arc::clone(&identities));
+            *last = Rc::new(CallSnapshot { config, members, identities });
+        }
+        Rc::clone(&last)
+    }
+
     /// The connection's home member: chosen on first use, and chosen again when the previous home is not
     /// ready.
     #[must_use]
     pub fn home(&self, client: &ClientConnection) -> Option<MemberId> {
-        client.follow(self.door.members.snapshot.load().cluster);
-        let chosen = self.door.choose(MemberTarget::Home(client.home.get()), &[]).map(|member| member.id);
+        client.follow(self.upstream.members.snapshot.load().cluster);
+        let chosen = self.upstream.choose(MemberTarget::Home(client.home.get()), &[]).map(|member| member.id);
         client.home.set(chosen.or(client.home.get()));
         chosen
     }
@@ -363,7 +396,7 @@ impl Gateway {
     /// The memory account charged for the caller's requests.
     #[must_use]
     pub fn requester(&self, caller: &Caller) -> Requester {
-        let nobody = caller.user.is_none() && self.door.members.auth.now() != AuthSetting::Off;
+        let nobody = caller.user.is_none() && self.upstream.members.auth.now() != AuthSetting::Off;
         if nobody { Requester::Anybody } else { Requester::Known }
     }
 

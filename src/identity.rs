@@ -30,14 +30,6 @@ pub struct Revision(pub i64);
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UserName(Arc<str>);
 
-impl Revision {
-    /// The next revision.
-    #[must_use]
-    pub fn next(self) -> Self {
-        Self(self.0.saturating_add(1))
-    }
-}
-
 impl UserName {
     /// The name as text.
     #[must_use]

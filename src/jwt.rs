@@ -17,8 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use data_encoding::BASE64URL_NOPAD;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
@@ -33,7 +32,7 @@ pub use issuer_keys::{Algorithm, IssuerKeys, KeysError};
 const LONGEST: usize = 16 * 1024;
 
 /// Verifies tokens of one issuer.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct Verifier {
     /// The issuer's `iss`, byte for byte.
     pub issuer: Arc<str>,
@@ -50,7 +49,7 @@ pub struct Verifier {
 }
 
 /// The accepted issuers.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Issuers {
     /// Issuers selected by the token's `iss`.
     pub listed: Vec<Verifier>,
@@ -282,7 +281,7 @@ impl fmt::Display for VerifiedJwt {
 }
 
 fn decode(part: &[u8]) -> Result<Vec<u8>, JwtRejection> {
-    URL_SAFE_NO_PAD.decode(part).map_err(|_| JwtRejection::NotJwt)
+    BASE64URL_NOPAD.decode(part).map_err(|_| JwtRejection::NotJwt)
 }
 
 /// True if the name is not empty and has no control characters, so that the name appears in logs as written.

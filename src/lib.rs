@@ -19,7 +19,7 @@
 //! `ARCHITECTURE.md` has the invariants, `docs/glossary.md` the words, `docs/decisions.md` the reasons, and
 //! `docs/etcd-facts.md` the behaviour of etcd by version.
 //!
-//! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy.rs`. From
+//! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
 //! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream`
 //! · `credentials` · `members` · `dial`, `policy` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`,
 //! `authority` · `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
@@ -27,6 +27,7 @@
 pub mod admin;
 pub mod app;
 pub mod authority;
+pub mod byte_account;
 pub mod config;
 pub mod credentials;
 pub mod dial;

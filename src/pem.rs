@@ -11,6 +11,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use rustls::RootCertStore;
 use rustls::crypto::ring::default_provider;
 use rustls::crypto::ring::sign::any_supported_type;
@@ -26,7 +27,7 @@ use zeroize::Zeroizing;
 const MAX_FILE: u64 = 4 << 20;
 
 /// A certificate chain, leaf first. Never empty.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Chain(Vec<CertificateDer<'static>>);
 
 /// A private key for signing. Masked when printed; the bytes of the file are wiped.
@@ -36,7 +37,7 @@ pub struct PrivateKey {
 }
 
 /// A certificate chain with the private key of its leaf. Clones share the data.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KeyPair {
     chain: Arc<Chain>,
     key: Arc<PrivateKey>,
@@ -162,6 +163,13 @@ impl PrivateKey {
     }
 }
 
+/// Private keys are compared by their public keys.
+impl PartialEq for PrivateKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.signing.public_key() == other.signing.public_key()
+    }
+}
+
 impl PrivateKey {
     /// The signer of this key.
     #[must_use]
@@ -231,18 +239,13 @@ impl CertificateFingerprint {
     pub fn parse(text: &str) -> Option<Self> {
         let has_colons = text.len() == 95 && text.bytes().skip(2).step_by(3).all(|byte| byte == b':');
         let digits = if has_colons { text.replace(':', "") } else { text.to_owned() };
-        let pairs = digits.as_bytes().chunks_exact(2);
-        if digits.len() != 64 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        let bytes = pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
-        bytes.collect::<Option<Vec<u8>>>()?.try_into().ok().map(Self)
+        HEXLOWER_PERMISSIVE.decode(digits.as_bytes()).ok()?.try_into().ok().map(Self)
     }
 }
 
 impl fmt::Display for CertificateFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        HEXLOWER.encode_display(&self.0).fmt(f)
     }
 }
 

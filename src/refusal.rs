@@ -12,9 +12,9 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, utf8_percent_encode};
 
 /// The header or trailer with the status code.
-pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// The header or trailer with the percent-encoded text.
-pub const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
 /// gRPC leaves space to `~` except `%` unescaped; non-ASCII characters are always escaped.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
@@ -25,174 +25,125 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 pub struct Refusal {
     code: Code,
     message: Cow<'static, str>,
-    fault: FaultParty,
-    retry: Retry,
-}
-
-/// The party at fault; determines the log level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FaultParty {
-    /// The client lacks a permission, or sent an invalid request.
-    Downstream,
-    /// Keyward itself.
-    Gateway,
-    /// The cluster, or the connection to the cluster.
-    Upstream,
-}
-
-/// Safety of sending the same call again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Retry {
-    /// The call was certainly not applied.
-    Safe,
-    /// The call may have been applied.
-    Unsafe,
 }
 
 /// Refusals with a constant text.
 impl Refusal {
     /// The session token is unknown, revoked or not issued by Keyward.
-    pub const INVALID_AUTH_TOKEN: Self =
-        safe(Code::Unauthenticated, "etcdserver: invalid auth token", FaultParty::Downstream);
+    pub const INVALID_AUTH_TOKEN: Self = refusal(Code::Unauthenticated, "etcdserver: invalid auth token");
     /// A required credential is missing.
-    pub const USER_EMPTY: Self =
-        safe(Code::InvalidArgument, "etcdserver: user name is empty", FaultParty::Downstream);
+    pub const USER_EMPTY: Self = refusal(Code::InvalidArgument, "etcdserver: user name is empty");
     /// Wrong password, or unknown user: the status does not tell the two apart.
-    pub const AUTH_FAILED: Self = safe(
-        Code::InvalidArgument,
-        "etcdserver: authentication failed, invalid user ID or password",
-        FaultParty::Downstream,
-    );
+    pub const AUTH_FAILED: Self =
+        refusal(Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password");
     /// A login while authentication is off. A Go client with this answer never logs in again.
     pub const AUTH_NOT_ENABLED: Self =
-        safe(Code::FailedPrecondition, "etcdserver: authentication is not enabled", FaultParty::Downstream);
+        refusal(Code::FailedPrecondition, "etcdserver: authentication is not enabled");
     /// The auth store's revision changed between proof and use.
     pub const AUTH_OLD_REVISION: Self =
-        safe(Code::InvalidArgument, "etcdserver: revision of auth store is old", FaultParty::Upstream);
+        refusal(Code::InvalidArgument, "etcdserver: revision of auth store is old");
     /// Denied by policy.
-    pub const PERMISSION_DENIED: Self =
-        safe(Code::PermissionDenied, "etcdserver: permission denied", FaultParty::Downstream);
+    pub const PERMISSION_DENIED: Self = refusal(Code::PermissionDenied, "etcdserver: permission denied");
     /// The user named by a credential no longer exists.
-    pub const USER_NOT_FOUND: Self =
-        safe(Code::FailedPrecondition, "etcdserver: user name not found", FaultParty::Downstream);
+    pub const USER_NOT_FOUND: Self = refusal(Code::FailedPrecondition, "etcdserver: user name not found");
     /// A limit of Keyward is reached.
-    pub const TOO_MANY_REQUESTS: Self =
-        safe(Code::ResourceExhausted, "etcdserver: too many requests", FaultParty::Downstream);
+    pub const TOO_MANY_REQUESTS: Self = refusal(Code::ResourceExhausted, "etcdserver: too many requests");
     /// No member knows a leader. Only before any byte of the call was sent.
-    pub const NO_LEADER: Self = safe(Code::Unavailable, "etcdserver: no leader", FaultParty::Upstream);
-    /// The leader changed during a read.
-    pub const LEADER_CHANGED: Self =
-        safe(Code::Unavailable, "etcdserver: leader changed", FaultParty::Upstream);
-    /// A call for the leader found no leader in time. Only before any byte of the call was sent.
-    pub const NOT_LEADER: Self =
-        safe(Code::FailedPrecondition, "etcdserver: not leader", FaultParty::Upstream);
+    pub const NO_LEADER: Self = refusal(Code::Unavailable, "etcdserver: no leader");
     /// A former leader received a lease call; etcd answers with code Unknown, which ends a Go client's
     /// keepalives.
-    pub const NOT_PRIMARY_LESSOR: Self =
-        safe(Code::Unavailable, "not a primary lessor", FaultParty::Upstream);
+    pub const NOT_PRIMARY_LESSOR: Self = refusal(Code::Unavailable, "not a primary lessor");
     /// No byte of the call was sent. With exactly this text clientv3 retries even a write.
-    pub const NOTHING_SENT: Self =
-        safe(Code::Unavailable, "there is no connection available", FaultParty::Upstream);
+    pub const NOTHING_SENT: Self = refusal(Code::Unavailable, "there is no connection available");
     /// The outcome is unknown: no answer within etcd's own request timeout.
-    pub const REQUEST_TIMED_OUT: Self =
-        unclear(Code::Unavailable, "etcdserver: request timed out", FaultParty::Upstream);
+    pub const REQUEST_TIMED_OUT: Self = refusal(Code::Unavailable, "etcdserver: request timed out");
     /// The outcome is unknown: the member's connection was lost after the request was sent.
-    pub const REQUEST_TIMED_OUT_CONNECTION_LOST: Self = unclear(
-        Code::Unavailable,
-        "etcdserver: request timed out, possibly due to connection lost",
-        FaultParty::Upstream,
-    );
+    pub const REQUEST_TIMED_OUT_CONNECTION_LOST: Self =
+        refusal(Code::Unavailable, "etcdserver: request timed out, possibly due to connection lost");
     /// The client's own deadline passed. Never used for a different deadline: clientv3 would send a write
     /// again.
-    pub const DEADLINE_EXCEEDED: Self =
-        unclear(Code::DeadlineExceeded, "context deadline exceeded", FaultParty::Downstream);
+    pub const DEADLINE_EXCEEDED: Self = refusal(Code::DeadlineExceeded, "context deadline exceeded");
     /// The client has gone; only the access log shows this status.
-    pub const CANCELED: Self = unclear(Code::Canceled, "context canceled", FaultParty::Downstream);
+    pub const CANCELED: Self = refusal(Code::Canceled, "context canceled");
     /// A password login as a user without a password, provable by a certificate only. etcd leaves this error
     /// unmapped in every version.
-    pub const NO_PASSWORD_USER: Self = safe(
-        Code::Unknown,
-        "auth: authentication failed, password was given for no password user",
-        FaultParty::Downstream,
-    );
+    pub const NO_PASSWORD_USER: Self =
+        refusal(Code::Unknown, "auth: authentication failed, password was given for no password user");
     /// A health check of a service other than the server as a whole.
-    pub const UNKNOWN_HEALTH_SERVICE: Self = safe(Code::NotFound, "unknown service", FaultParty::Downstream);
+    pub const UNKNOWN_HEALTH_SERVICE: Self = refusal(Code::NotFound, "unknown service");
     /// A member's answer must be rewritten and cannot be decoded. Not Unavailable: the call was applied.
     pub const UNREADABLE_ANSWER: Self =
-        unclear(Code::Internal, "keyward: the member's answer could not be read", FaultParty::Upstream);
+        refusal(Code::Internal, "keyward: the member's answer could not be read");
     /// A single revision of a watch exceeds the buffer of a watch.
     pub const REVISION_TOO_LARGE: Self =
-        unclear(Code::ResourceExhausted, "keyward: a revision is too large to deliver", FaultParty::Gateway);
+        refusal(Code::ResourceExhausted, "keyward: a revision is too large to deliver");
     /// A defragmentation of the members is running, here or at a different replica.
-    pub const DEFRAGMENTING: Self = safe(
-        Code::FailedPrecondition,
-        "keyward: another defragmentation is under way",
-        FaultParty::Downstream,
-    );
+    pub const DEFRAGMENTING: Self =
+        refusal(Code::FailedPrecondition, "keyward: another defragmentation is under way");
     /// Keyward is draining.
-    pub const SHUTTING_DOWN: Self =
-        unclear(Code::Unavailable, "etcdserver: server stopped", FaultParty::Gateway);
+    pub const SHUTTING_DOWN: Self = refusal(Code::Unavailable, "etcdserver: server stopped");
     /// A panic in Keyward; the call may have been sent.
-    pub const PANICKED: Self = unclear(Code::Unavailable, "keyward: internal error", FaultParty::Gateway);
+    pub const PANICKED: Self = refusal(Code::Unavailable, "keyward: internal error");
     /// A frame with the compressed flag, in a request without a compressing `grpc-encoding`.
-    pub const COMPRESSED_WITHOUT_ENCODING: Self = safe(
-        Code::Internal,
-        "grpc: compressed flag set with identity or empty encoding",
-        FaultParty::Downstream,
-    );
+    pub const COMPRESSED_WITHOUT_ENCODING: Self =
+        refusal(Code::Internal, "grpc: compressed flag set with identity or empty encoding");
 }
 
 /// Refusals with details in the text, in grpc-go's words if available.
 impl Refusal {
+    fn with_text(code: Code, message: String) -> Self {
+        Self { code, message: Cow::Owned(message) }
+    }
+
     /// A message of `got` bytes, above the limit of `max` bytes.
     #[must_use]
     pub fn too_large(got: usize, max: usize) -> Self {
         let message = format!("grpc: received message larger than max ({got} vs. {max})");
-        safe_owned(Code::ResourceExhausted, message)
+        Self::with_text(Code::ResourceExhausted, message)
     }
 
     /// An unknown service.
     #[must_use]
     pub fn unknown_service(service: &str) -> Self {
-        safe_owned(Code::Unimplemented, format!("unknown service {service}"))
+        Self::with_text(Code::Unimplemented, format!("unknown service {service}"))
     }
 
     /// An unknown method of a known service.
     #[must_use]
     pub fn unknown_method(service: &str, method: &str) -> Self {
-        safe_owned(Code::Unimplemented, format!("unknown method {method} for service {service}"))
+        Self::with_text(Code::Unimplemented, format!("unknown method {method} for service {service}"))
     }
 
     /// A path not matching gRPC's form.
     #[must_use]
     pub fn malformed_path(path: &str) -> Self {
-        safe_owned(Code::Unimplemented, format!("malformed method name: {path:?}"))
+        Self::with_text(Code::Unimplemented, format!("malformed method name: {path:?}"))
     }
 
     /// A `grpc-encoding` without a decompressor.
     #[must_use]
     pub fn compressed(encoding: &str) -> Self {
         let message = format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
-        safe_owned(Code::Unimplemented, message)
+        Self::with_text(Code::Unimplemented, message)
     }
 
     /// A compressed message with an inflated size above `max`.
     #[must_use]
     pub fn too_large_inflated(max: usize) -> Self {
         let message = format!("grpc: received message after decompression larger than max {max}");
-        safe_owned(Code::ResourceExhausted, message)
+        Self::with_text(Code::ResourceExhausted, message)
     }
 
     /// A compressed message with a failed decompression.
     #[must_use]
     pub fn not_inflated(why: &str) -> Self {
-        safe_owned(Code::Internal, format!("grpc: {why}"))
+        Self::with_text(Code::Internal, format!("grpc: {why}"))
     }
 
     /// The first byte of a frame is neither 0 nor 1.
     #[must_use]
     pub fn unknown_frame_flag(flag: u8) -> Self {
-        safe_owned(Code::Internal, format!("grpc: received unexpected payload format {flag}"))
+        Self::with_text(Code::Internal, format!("grpc: received unexpected payload format {flag}"))
     }
 
     /// An invalid `grpc-timeout`.
@@ -208,13 +159,13 @@ impl Refusal {
             }
             _ => format!("strconv.ParseUint: parsing {digits:?}: invalid syntax"),
         };
-        safe_owned(Code::Internal, format!("malformed grpc-timeout: {why}"))
+        Self::with_text(Code::Internal, format!("malformed grpc-timeout: {why}"))
     }
 
     /// A call addressed to a member unknown to the cluster.
     #[must_use]
     pub fn unknown_member(name: &str) -> Self {
-        safe_owned(Code::NotFound, format!("keyward: the cluster has no member {name:?}"))
+        Self::with_text(Code::NotFound, format!("keyward: the cluster has no member {name:?}"))
     }
 
     /// A failed defragmentation of a member, with the reason; `done` names the members defragmented before,
@@ -223,20 +174,19 @@ impl Refusal {
     pub fn not_defragmented(code: Code, member: &str, why: &str, done: &str) -> Self {
         let but = if done.is_empty() { String::new() } else { format!("; done before it: {done}") };
         let message = format!("keyward: member {member} was not defragmented: {why}{but}");
-        Self { code, message: Cow::Owned(message), fault: FaultParty::Upstream, retry: Retry::Unsafe }
+        Self::with_text(code, message)
     }
 
     /// A member's own status, in answer to Keyward's request on behalf of the client.
     #[must_use]
     pub fn told(status: &Status) -> Self {
-        let message = status.message.clone();
-        Self { code: status.code, message, fault: FaultParty::Upstream, retry: Retry::Unsafe }
+        Self { code: status.code, message: status.message.clone() }
     }
 
     /// A request body open to different readings by different decoders.
     #[must_use]
     pub fn not_canonical(reason: &str) -> Self {
-        safe_owned(Code::InvalidArgument, format!("keyward: request body is not canonical: {reason}"))
+        Self::with_text(Code::InvalidArgument, format!("keyward: request body is not canonical: {reason}"))
     }
 }
 
@@ -251,18 +201,6 @@ impl Refusal {
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
-    }
-
-    /// The party at fault.
-    #[must_use]
-    pub fn fault(&self) -> FaultParty {
-        self.fault
-    }
-
-    /// Safety of sending the call again.
-    #[must_use]
-    pub fn retry(&self) -> Retry {
-        self.retry
     }
 
     /// The refusal as a status.
@@ -284,17 +222,8 @@ impl Refusal {
     }
 }
 
-const fn safe(code: Code, message: &'static str, fault: FaultParty) -> Refusal {
-    Refusal { code, message: Cow::Borrowed(message), fault, retry: Retry::Safe }
-}
-
-const fn unclear(code: Code, message: &'static str, fault: FaultParty) -> Refusal {
-    Refusal { code, message: Cow::Borrowed(message), fault, retry: Retry::Unsafe }
-}
-
-/// A client error found before any byte was sent.
-fn safe_owned(code: Code, message: String) -> Refusal {
-    Refusal { code, message: Cow::Owned(message), fault: FaultParty::Downstream, retry: Retry::Safe }
+const fn refusal(code: Code, message: &'static str) -> Refusal {
+    Refusal { code, message: Cow::Borrowed(message) }
 }
 
 /// The outcome of a call: a member's answer, or a refusal.
@@ -434,8 +363,7 @@ impl Code {
     ];
 
     /// The code of a number; `Unknown` for a number outside of gRPC's table.
-    #[must_use]
-    pub fn from_number(number: u32) -> Self {
+    fn from_number(number: u32) -> Self {
         usize::try_from(number).ok().and_then(|at| Self::ALL.get(at)).copied().unwrap_or(Self::Unknown)
     }
 
@@ -494,58 +422,51 @@ mod tests {
     /// Clients match on code and text: an error in the table breaks clients.
     #[test]
     fn the_table_is_what_clients_match_on() {
-        use Retry::{Safe, Unsafe};
         let rows = [
-            (Refusal::INVALID_AUTH_TOKEN, 16, "etcdserver: invalid auth token", Safe),
-            (Refusal::USER_EMPTY, 3, "etcdserver: user name is empty", Safe),
-            (Refusal::AUTH_FAILED, 3, "etcdserver: authentication failed, invalid user ID or password", Safe),
-            (Refusal::AUTH_NOT_ENABLED, 9, "etcdserver: authentication is not enabled", Safe),
-            (Refusal::AUTH_OLD_REVISION, 3, "etcdserver: revision of auth store is old", Safe),
-            (Refusal::PERMISSION_DENIED, 7, "etcdserver: permission denied", Safe),
-            (Refusal::TOO_MANY_REQUESTS, 8, "etcdserver: too many requests", Safe),
-            (Refusal::NO_LEADER, 14, "etcdserver: no leader", Safe),
-            (Refusal::LEADER_CHANGED, 14, "etcdserver: leader changed", Safe),
-            (Refusal::NOT_LEADER, 9, "etcdserver: not leader", Safe),
-            (Refusal::USER_NOT_FOUND, 9, "etcdserver: user name not found", Safe),
-            (Refusal::NOT_PRIMARY_LESSOR, 14, "not a primary lessor", Safe),
-            (Refusal::NOTHING_SENT, 14, "there is no connection available", Safe),
-            (Refusal::REQUEST_TIMED_OUT, 14, "etcdserver: request timed out", Unsafe),
+            (Refusal::INVALID_AUTH_TOKEN, 16, "etcdserver: invalid auth token"),
+            (Refusal::USER_EMPTY, 3, "etcdserver: user name is empty"),
+            (Refusal::AUTH_FAILED, 3, "etcdserver: authentication failed, invalid user ID or password"),
+            (Refusal::AUTH_NOT_ENABLED, 9, "etcdserver: authentication is not enabled"),
+            (Refusal::AUTH_OLD_REVISION, 3, "etcdserver: revision of auth store is old"),
+            (Refusal::PERMISSION_DENIED, 7, "etcdserver: permission denied"),
+            (Refusal::TOO_MANY_REQUESTS, 8, "etcdserver: too many requests"),
+            (Refusal::NO_LEADER, 14, "etcdserver: no leader"),
+            (Refusal::USER_NOT_FOUND, 9, "etcdserver: user name not found"),
+            (Refusal::NOT_PRIMARY_LESSOR, 14, "not a primary lessor"),
+            (Refusal::NOTHING_SENT, 14, "there is no connection available"),
+            (Refusal::REQUEST_TIMED_OUT, 14, "etcdserver: request timed out"),
             (
                 Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST,
                 14,
                 "etcdserver: request timed out, possibly due to connection lost",
-                Unsafe,
             ),
-            (Refusal::DEADLINE_EXCEEDED, 4, "context deadline exceeded", Unsafe),
-            (Refusal::CANCELED, 1, "context canceled", Unsafe),
+            (Refusal::DEADLINE_EXCEEDED, 4, "context deadline exceeded"),
+            (Refusal::CANCELED, 1, "context canceled"),
             (
                 Refusal::NO_PASSWORD_USER,
                 2,
                 "auth: authentication failed, password was given for no password user",
-                Safe,
             ),
-            (Refusal::UNKNOWN_HEALTH_SERVICE, 5, "unknown service", Safe),
-            (Refusal::SHUTTING_DOWN, 14, "etcdserver: server stopped", Unsafe),
-            (Refusal::too_large(3, 2), 8, "grpc: received message larger than max (3 vs. 2)", Safe),
-            (Refusal::unknown_service("a.B"), 12, "unknown service a.B", Safe),
-            (Refusal::unknown_method("a.B", "C"), 12, "unknown method C for service a.B", Safe),
-            (Refusal::malformed_path("/x"), 12, "malformed method name: \"/x\"", Safe),
+            (Refusal::UNKNOWN_HEALTH_SERVICE, 5, "unknown service"),
+            (Refusal::SHUTTING_DOWN, 14, "etcdserver: server stopped"),
+            (Refusal::too_large(3, 2), 8, "grpc: received message larger than max (3 vs. 2)"),
+            (Refusal::unknown_service("a.B"), 12, "unknown service a.B"),
+            (Refusal::unknown_method("a.B", "C"), 12, "unknown method C for service a.B"),
+            (Refusal::malformed_path("/x"), 12, "malformed method name: \"/x\""),
             (
                 Refusal::compressed("snappy"),
                 12,
                 "grpc: Decompressor is not installed for grpc-encoding \"snappy\"",
-                Safe,
             ),
             (
                 Refusal::COMPRESSED_WITHOUT_ENCODING,
                 13,
                 "grpc: compressed flag set with identity or empty encoding",
-                Safe,
             ),
-            (Refusal::unknown_frame_flag(7), 13, "grpc: received unexpected payload format 7", Safe),
+            (Refusal::unknown_frame_flag(7), 13, "grpc: received unexpected payload format 7"),
         ];
-        for (refusal, code, message, retry) in rows {
-            assert_eq!((refusal.code() as u8, refusal.message(), refusal.retry()), (code, message, retry));
+        for (refusal, code, message) in rows {
+            assert_eq!((refusal.code() as u8, refusal.message()), (code, message));
         }
     }
 
@@ -629,8 +550,8 @@ mod tests {
 
     #[test]
     fn a_status_of_tonic_keeps_code_and_text() {
-        let status = Status::from(&tonic::Status::failed_precondition("etcdserver: not leader"));
-        assert_eq!(status, Refusal::NOT_LEADER.status());
+        let status = Status::from(&tonic::Status::unavailable("etcdserver: no leader"));
+        assert_eq!(status, Refusal::NO_LEADER.status());
     }
 
     proptest! {

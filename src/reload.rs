@@ -7,6 +7,7 @@
 //! named, never applied in half.
 
 mod files;
+mod key_table;
 mod parts;
 mod restart;
 
@@ -23,7 +24,9 @@ use crate::config::{self, Config, ConfigFaults, ConfigWarning};
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
 use files::{FileSetFingerprint, WatchedFiles};
+use key_table::TakesEffect;
 
+pub use key_table::ReloadPartName;
 pub use parts::{RunningListenerTls, session_keys};
 
 /// Interval of the checks for changed files. A change counts after two equal checks, so that a certificate is
@@ -204,7 +207,7 @@ impl Reload {
         if changed == 0 {
             tracing::info!("configuration read again: nothing has changed that can change while running");
         }
-        let waiting = restart::waiting(&config, &read);
+        let waiting = key_table::changed(TakesEffect::Restart, &config, &read);
         for section in &waiting {
             tracing::warn!(section, "changed in the file; takes effect at the next start");
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, LocalOptions};
 
 /// Interval of a live shard's heartbeat.
-pub const HEARTBEAT: Duration = Duration::from_millis(250);
+const HEARTBEAT: Duration = Duration::from_millis(250);
 
 /// A running shard.
 #[derive(Debug)]
@@ -45,16 +45,10 @@ impl Shard {
         Ok(Self { thread, beats })
     }
 
-    /// A counter growing every [`HEARTBEAT`] while the shard is live.
+    /// A counter growing every `HEARTBEAT` while the shard is live.
     #[must_use]
     pub fn beats(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.beats)
-    }
-
-    /// True if the thread has ended, normally or by a panic.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.thread.is_finished()
     }
 
     /// Waits for the thread's end. Blocks the caller. False if the shard panicked.

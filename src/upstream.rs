@@ -13,6 +13,7 @@ pub mod member_queue;
 pub mod own_requests;
 pub mod peer_urls;
 pub mod pool;
+pub mod reopening_stream;
 pub mod resume_limiter;
 pub mod send;
 pub mod waiting_calls;

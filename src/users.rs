@@ -11,7 +11,7 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher as _;
 
-use argon2::password_hash::{Output, PasswordHash, SaltString};
+use argon2::password_hash::phc::{Output, PasswordHash, Salt};
 use argon2::{Algorithm, Argon2, Params, Version};
 use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
@@ -38,6 +38,14 @@ pub struct UserPasswordHashes {
     costs: Vec<Params>,
     /// Randomly keyed hash, so clients cannot predict an unknown name's cost.
     unknown_user_hasher: RandomState,
+}
+
+/// Two files are equal if they have the same users with the same lines.
+impl PartialEq for UserPasswordHashes {
+    fn eq(&self, other: &Self) -> bool {
+        let known = |(user, line): (&UserName, &UserLine)| other.line(user) == Some(line.mark);
+        self.len() == other.len() && self.lines.iter().all(known)
+    }
 }
 
 /// The content of a user's line. The lines of any two users differ, at least by the name.
@@ -173,13 +181,6 @@ impl UserPasswordHashes {
         self.lines.get(user).map(|line| line.mark)
     }
 
-    /// True if both files have the same users with the same lines.
-    #[must_use]
-    pub fn has_same_lines(&self, other: &Self) -> bool {
-        let known = |(user, line): (&UserName, &UserLine)| other.line(user) == Some(line.mark);
-        self.len() == other.len() && self.lines.iter().all(known)
-    }
-
     /// Returns the comparison for verifying the user's password. For an unknown user the comparison always
     /// fails, at the cost of some existing line, always the same line for the same name.
     #[must_use]
@@ -222,7 +223,7 @@ pub fn hash(password: &Secret<String>, cost: Cost) -> Result<String, HashFailure
     getrandom::fill(&mut salt).map_err(|_none| HashFailure::NoRandomness)?;
     let params = params(cost).ok_or(HashFailure::Cost)?;
     let made = derive(&params, &salt, password, OUTPUT).ok_or(HashFailure::Cost)?;
-    let salt = SaltString::encode_b64(&salt).map_err(|_wrong| HashFailure::Cost)?;
+    let salt = Salt::new(&salt).map_err(|_wrong| HashFailure::Cost)?;
     let made = Output::new(&made).map_err(|_wrong| HashFailure::Cost)?;
     let Cost { memory, passes } = cost;
     Ok(format!("$argon2id$v=19$m={memory},t={passes},p=1${salt}${made}"))
@@ -263,8 +264,7 @@ fn read_line(text: &[u8]) -> Result<(UserName, UserLine), UserLineFault> {
     if params.m_cost() > MOST_MEMORY || work > MOST_WORK || params.p_cost() > MOST_LANES {
         return Err(UserLineFault::TooCostly);
     }
-    let mut room = [0; 64];
-    let salt = salt.decode_b64(&mut room).map_err(|_| UserLineFault::NotArgon2id)?.to_vec();
+    let salt = salt.to_vec();
     if salt.len() < argon2::MIN_SALT_LEN {
         return Err(UserLineFault::NotArgon2id);
     }

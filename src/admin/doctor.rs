@@ -19,7 +19,7 @@ use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
 use crate::downstream::connection_table::ConnectionTable;
 use crate::identity::MemberId;
-use crate::members::discovery::member_health::{MemberHealthFigures, examine};
+use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::published::Published;
 use crate::revocation::RevocationRegister;

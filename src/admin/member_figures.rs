@@ -14,28 +14,28 @@ pub(super) fn of(members: &Membership) -> Vec<MemberSample> {
 }
 
 fn one(members: &Membership, member: &Member, now: Instant) -> MemberSample {
-    let vitals = member.vitals.as_deref();
-    let streams = member.conduct.streams().counts();
+    let store_status = member.store_status.as_deref();
+    let streams = member.load.streams().counts();
     MemberSample {
         member: member.id.to_string(),
         name: member.name.as_ref().into(),
         version: member.version.map(|version| version.to_string()).unwrap_or_default(),
         ready: member.is_ready(),
         leader: members.leader == Some(member.id),
-        ejected: member.conduct.ejected(now).is_some(),
-        ejections: member.conduct.ejections().into(),
-        latency: member.conduct.latency(),
-        calls: member.conduct.calls(),
-        waiting: member.conduct.in_flight().into(),
-        queued: member.conduct.queue.waiting().into(),
-        queue_waits: (member.conduct.queue.ended(), member.conduct.queue.took()),
-        refused: member.conduct.refused(),
-        seat_waits: (member.conduct.seats.ended(), member.conduct.seats.took()),
+        ejected: member.load.ejected(now).is_some(),
+        ejections: member.load.ejections().into(),
+        latency: member.load.latency(),
+        calls: member.load.calls(),
+        waiting: member.load.in_flight().into(),
+        queued: member.load.queue.waiting().into(),
+        queue_waits: (member.load.queue.ended(), member.load.queue.took()),
+        refused: member.load.refused(),
+        seat_waits: (member.load.seats.ended(), member.load.seats.took()),
         streams: [streams.watches, streams.keepalives, streams.others].map(Into::into),
-        lag: member.conduct.lag(),
+        lag: member.load.lag(),
         term: member.term,
-        errors: vitals.map(|vitals| u64::try_from(vitals.errors.len()).unwrap_or(u64::MAX)),
-        db: vitals.map(|vitals| (vitals.db_size, vitals.db_in_use)),
-        quota: vitals.and_then(|vitals| vitals.db_quota),
+        errors: store_status.map(|store_status| u64::try_from(store_status.errors.len()).unwrap_or(u64::MAX)),
+        db: store_status.map(|store_status| (store_status.db_size, store_status.db_in_use)),
+        quota: store_status.and_then(|store_status| store_status.db_quota),
     }
 }

@@ -15,6 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
@@ -394,20 +396,10 @@ impl fmt::Display for Listing {
     }
 }
 
-/// Formats seconds of the Unix epoch as RFC 3339.
+/// Formats seconds of the Unix epoch as RFC 3339; a number if the year has more than four digits.
 fn moment(seconds: u64) -> String {
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Years begin in March here, so that the leap day is the last day: every 400 years have 146097 days.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    let moment = i64::try_from(seconds).ok().and_then(|s| OffsetDateTime::from_unix_timestamp(s).ok());
+    moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| seconds.to_string())
 }
 
 #[cfg(test)]

@@ -151,11 +151,11 @@ pub struct MemberStreamsRow {
 impl MemberLoadRow {
     /// Reads the counters of a member, over all shards.
     pub(super) fn of(member: &Member) -> Self {
-        let latency = member.conduct.latency();
-        let streams = member.conduct.streams().counts();
+        let latency = member.load.latency();
+        let streams = member.load.streams().counts();
         Self {
-            ejected: member.conduct.ejected(Instant::now()).is_some(),
-            in_flight: member.conduct.in_flight(),
+            ejected: member.load.ejected(Instant::now()).is_some(),
+            in_flight: member.load.in_flight(),
             latency_micros: latency.map(|latency| u64::try_from(latency.as_micros()).unwrap_or(u64::MAX)),
             streams: MemberStreamsRow {
                 watch: streams.watches,
@@ -214,26 +214,28 @@ impl ClusterStatus {
 
 impl MemberRow {
     pub(super) fn of(member: &Member, members: &Membership) -> Self {
-        let vitals = member.vitals.as_deref();
+        let store_status = member.store_status.as_deref();
         Self {
             endpoint: member.endpoint.to_string(),
             id: member.id.to_string(),
             name: (*member.name).to_owned(),
             version: member.version.map(|version| version.to_string()),
-            storage_version: vitals.and_then(|vitals| Some(vitals.storage_version.as_deref()?.to_owned())),
-            db_size: vitals.map(|vitals| vitals.db_size),
-            db_size_in_use: vitals.map(|vitals| vitals.db_in_use),
-            db_size_quota: vitals.and_then(|vitals| vitals.db_quota),
+            storage_version: store_status
+                .and_then(|store_status| Some(store_status.storage_version.as_deref()?.to_owned())),
+            db_size: store_status.map(|store_status| store_status.db_size),
+            db_size_in_use: store_status.map(|store_status| store_status.db_in_use),
+            db_size_quota: store_status.and_then(|store_status| store_status.db_quota),
             is_leader: members.leader == Some(member.id),
             is_learner: member.role == Role::Learner,
             raft_term: Some(member.term).filter(|term| *term > 0),
-            raft_index: vitals.map(|vitals| vitals.raft_index),
-            raft_applied_index: vitals.map(|vitals| vitals.applied),
-            errors: vitals.map(|vitals| vitals.errors.to_vec()).unwrap_or_default(),
+            raft_index: store_status.map(|store_status| store_status.raft_index),
+            raft_applied_index: store_status.map(|store_status| store_status.applied),
+            errors: store_status.map(|store_status| store_status.errors.to_vec()).unwrap_or_default(),
             ready: member.is_ready(),
             why: unready_reason_of(member),
             raft_lag: members.lag(member),
-            status_micros: vitals.map(|vitals| u64::try_from(vitals.took.as_micros()).unwrap_or(u64::MAX)),
+            status_micros: store_status
+                .map(|store_status| u64::try_from(store_status.took.as_micros()).unwrap_or(u64::MAX)),
             load: MemberLoadRow::of(member),
         }
     }

@@ -235,16 +235,25 @@ fn same_clients(one: &Listener, other: &Listener) -> bool {
     one.name == other.name && one.tls.is_some() == other.tls.is_some() && ca(one) == ca(other)
 }
 
-/// The settings compared by a reload; certificates and `identify` are followed elsewhere.
-fn settings(listener: &Listener) -> String {
+/// The settings compared by a reload. Certificates and `identify` are followed elsewhere; the address
+/// identifies the socket.
+fn settings(listener: &Listener) -> impl PartialEq {
+    // Without `..`: a new setting is either compared or left to another part.
+    let Listener {
+        name,
+        address: _,
+        tls,
+        identify: _,
+        lend_login_identity,
+        accept_odd_authority,
+        on_expiry,
+        proxy_protocol_from,
+        member,
+        server_names,
+    } = listener;
     let ca = listener.client_ca().map(|ca| &ca.name);
-    let Listener { name, lend_login_identity, accept_odd_authority, on_expiry, .. } = listener;
-    let Listener { proxy_protocol_from, member, server_names, .. } = listener;
-    let tls = listener.tls.is_some();
-    format!(
-        "{name} {tls} {ca:?} {lend_login_identity} {accept_odd_authority} {on_expiry:?} \
-         {proxy_protocol_from:?} {member:?} {server_names:?}"
-    )
+    let clients = (name, tls.is_some(), ca, lend_login_identity, accept_odd_authority, on_expiry);
+    (clients, proxy_protocol_from, member, server_names)
 }
 
 fn tls_of(listener: &Listener) -> Result<Option<CurrentListenerTls>, String> {

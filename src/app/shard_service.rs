@@ -80,11 +80,11 @@ pub struct ShardParts {
     /// The drain of the process, with the time limit.
     pub drain: watch::Receiver<Option<Instant>>,
     /// Waiting Lock and Campaign calls.
-    pub claims: Arc<LockWaitRegister>,
+    pub lock_waits: Arc<LockWaitRegister>,
     /// Running defragmentations.
     pub defragmentations: Arc<defragment::DefragmentationRegister>,
     /// Connections showing a user's certificate.
-    pub fleet: Arc<CertificatePool>,
+    pub certificate_pool: Arc<CertificatePool>,
 }
 
 /// A shard of the data path.
@@ -124,27 +124,27 @@ impl ShardService {
             Arc::new(OpenListener { config: Arc::clone(listener), tls, drain: parts.drain.clone() })
         });
         let listeners = listeners.collect();
-        let door = Rc::new(UpstreamClient {
+        let upstream = Rc::new(UpstreamClient {
             pool: ConnectionPool::new(
                 parts.connector,
                 parts.members.hints.clone(),
                 tasks.clone(),
-                parts.fleet,
+                parts.certificate_pool,
                 config.cluster.idle_timeout,
             ),
             members: parts.members,
             credentials: parts.credentials,
             chooser,
             resumes: ResumeLimiter::default(),
-            lingering: WaitingCalls::default(),
+            waiting_calls: WaitingCalls::default(),
             term: Cell::default(),
         });
         let departures = [
-            tasks.spawn("departures", leave_unfit_members(Rc::clone(&door))),
-            tasks.spawn("what hangs", suspect_hung_members(Rc::clone(&door))),
+            tasks.spawn("departures", leave_unfit_members(Rc::clone(&upstream))),
+            tasks.spawn("what hangs", suspect_hung_members(Rc::clone(&upstream))),
         ];
         let gateway = Rc::new(Gateway::new(
-            door,
+            upstream,
             parts.sealer,
             parts.logins,
             Arc::clone(&parts.metrics),
@@ -152,7 +152,7 @@ impl ShardService {
             tasks.clone(),
             parts.ready,
             parts.drain,
-            parts.claims,
+            parts.lock_waits,
             parts.defragmentations,
             parts.identities,
         ));
@@ -234,7 +234,7 @@ impl ShardService {
             // A connection with lent logins has no maximum age: on a new connection, calls relying on the
             // lent login would be unauthenticated.
             let age = age.filter(|_| !config.lend_login_identity);
-            let old_at = age.map(|age| Instant::now() + with_jitter(age, &gateway.door.chooser));
+            let old_at = age.map(|age| Instant::now() + with_jitter(age, &gateway.upstream.chooser));
             let peer = shown.map(|shown| shown.peer);
             let member = config.member_of(introduced.server_name.as_deref()).cloned();
             let client = Rc::new(ClientConnection::new(
@@ -289,9 +289,9 @@ impl ShardService {
     pub async fn join_connections(self) {
         self.connections.joined().await;
         // Waits for calls of further shards on connections driven by this shard.
-        self.gateway.door.pool.retire_shared_connections().joined().await;
+        self.gateway.upstream.pool.retire_shared_connections().joined().await;
         // Only upstream streams and flushers are left, without a waiting client.
-        self.gateway.door.pool.retire();
+        self.gateway.upstream.pool.retire();
         drop((self.gateway, self.evacuation_tasks, self.expiry_tasks));
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();

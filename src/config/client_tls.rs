@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use crate::pem::{CertificateFingerprint, KeyPair, Roots};
 
 /// TLS towards members.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClientTls {
     /// Verification of member certificates.
     pub trust: MemberTrust,

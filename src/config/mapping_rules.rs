@@ -13,7 +13,7 @@ use crate::identity::{Peer, UserName};
 pub const ROOT: &str = "root";
 
 /// Mapping of peers to etcd users.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct MappingRules {
     /// Rules in order: the first applicable rule decides. The last rules stem from `listener.default_user`.
     pub rules: Vec<MapRule>,
@@ -22,14 +22,14 @@ pub struct MappingRules {
 }
 
 /// One rule.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MapRule {
     conditions: Conditions,
     outcome: MappingOutcome,
 }
 
 /// Conditions of a rule. All set conditions must hold.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conditions {
     /// Pattern of the peer's name.
     pub peer: Option<PeerPattern>,

@@ -25,6 +25,29 @@ fn with_examples() -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// All keys of the reference, without indices of tables, each with the comment above it. Keys in a row share
+/// a comment.
+pub(crate) fn keys_with_comments() -> Vec<(String, String)> {
+    let (mut section, mut comment, mut keys) = (String::new(), String::new(), Vec::new());
+    let mut after_key = false;
+    for line in with_examples().lines() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('[') {
+            comment.clear();
+            section = if line.is_empty() { section } else { line.trim_matches(['[', ']']).to_owned() };
+        } else if let Some(words) = line.strip_prefix('#') {
+            if after_key {
+                comment.clear();
+            }
+            comment += words;
+        } else if let Some((key, _)) = line.split_once(" = ") {
+            keys.push((format!("{section}.{key}"), comment.clone()));
+        }
+        after_key = !line.starts_with('#');
+    }
+    keys
+}
+
 /// Collects the paths of all keys, with or without (`null`) a value.
 fn key_paths(value: &serde_json::Value, path: &str, keys: &mut BTreeSet<String>) {
     match value {

@@ -616,7 +616,7 @@ mod tests {
             ["listener[1].tls.client_ca_name"]
         );
         let one = text("'c.crt', client_ca_name = 'staff', client_crl = 'c.crl'");
-        assert_eq!(fault_paths(&one), ["listener[1].tls.client_ca_name"], "revoked at one door only");
+        assert_eq!(fault_paths(&one), ["listener[1].tls.client_ca_name"], "revoked at one listener only");
     }
 
     #[test]
@@ -718,7 +718,7 @@ mod tests {
         assert_eq!(
             config.listeners[0].identify,
             [Identify::Token, Identify::Default],
-            "no rule: a door only"
+            "no rule: a listener only"
         );
         let other = "[[map]]\npeer = 'password:x'\ndeny = true\n[[map]]\npeer = 'listener:a'\ndeny = true\n";
         let (config, _) = valid(&format!("{CLUSTER}{LISTENER}{tls}{other}"));

@@ -8,21 +8,13 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use base64::Engine as _;
-use base64::alphabet;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use data_encoding::{BASE64, BASE64_NOPAD, HEXLOWER_PERMISSIVE};
 use zeroize::Zeroizing;
 
 use crate::secret::Secret;
 
 /// Maximum file size: larger than any password or key.
 const MAX_FILE: u64 = 4096;
-
-/// Base64 with or without the trailing `=`.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
 
 /// Reasons for an unusable secret file.
 #[derive(Debug)]
@@ -99,7 +91,7 @@ pub fn write_session_key(path: &Path) -> io::Result<()> {
     let mut key = Zeroizing::new([0; 32]);
     getrandom::fill(key.as_mut()).map_err(|error| io::Error::other(error.to_string()))?;
     let mut line = Zeroizing::new(String::with_capacity(64));
-    BASE64.encode_string(key.as_ref(), &mut line);
+    BASE64.encode_append(key.as_ref(), &mut line);
     line.push('\n');
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(line.as_bytes())?;
@@ -112,18 +104,13 @@ pub(super) fn readable_by_all(path: &Path) -> bool {
 }
 
 fn decode(text: &[u8], key: &mut [u8; 32]) -> Option<()> {
-    if text.len() == 64 && text.iter().all(u8::is_ascii_hexdigit) {
-        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        for (byte, pair) in key.iter_mut().zip(text.chunks_exact(2)) {
-            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-        }
-        return Some(());
-    }
-    // The base64 decoder needs a buffer of its estimated size, larger than the result.
-    let mut room = Zeroizing::new([0; 64]);
-    let length = BASE64.decode_slice(text, room.as_mut()).ok()?;
-    key.copy_from_slice(room.get(..length).filter(|decoded| decoded.len() == 32)?);
-    Some(())
+    // The padding of base64 may be absent. `decode_mut` panics for a result of a different length than `key`.
+    let (encoding, text) = match text.len() {
+        64 => (HEXLOWER_PERMISSIVE, text),
+        _ => (BASE64_NOPAD, text.strip_suffix(b"=").unwrap_or(text)),
+    };
+    let fits = encoding.decode_len(text.len()).is_ok_and(|length| length == key.len());
+    (fits && encoding.decode_mut(text, key).is_ok()).then_some(())
 }
 
 /// Reads into one buffer of the maximum size: a growing buffer would leave copies in freed memory.
@@ -165,8 +152,8 @@ mod tests {
     #[test]
     fn a_session_key_has_32_bytes_in_three_forms() {
         let key: [u8; 32] = std::array::from_fn(|index| u8::try_from(index * 7).unwrap());
-        let hex = key.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let base64 = base64::engine::general_purpose::STANDARD.encode(key);
+        let hex = HEXLOWER_PERMISSIVE.encode(&key);
+        let base64 = BASE64.encode(&key);
         let forms = [
             key.to_vec(),
             hex.clone().into_bytes(),
@@ -178,7 +165,7 @@ mod tests {
             let (_folder, path) = file(&form);
             assert_eq!(session_key(&path).unwrap().expose(), &key, "{form:?}");
         }
-        let short = base64::engine::general_purpose::STANDARD.encode(&key[..31]);
+        let short = BASE64.encode(&key[..31]);
         let bad = [
             &hex[..62],
             &hex[..32],

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::SignatureScheme;
-use sha2::{Digest as _, Sha256};
 
 use crate::identity::UserName;
 use crate::pem::{KeyPair, PrivateKey};
 use crate::secret::Secret;
 
 /// The etcd users with a credential.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpstreamUsers {
     /// Users by name.
     pub named: BTreeMap<UserName, UserCredential>,
@@ -29,7 +28,7 @@ pub struct UpstreamUsers {
 }
 
 /// Credential of an etcd user.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum UserCredential {
     /// The user's password, exchanged for a token.
     Password(Arc<Secret<String>>),
@@ -49,7 +48,7 @@ pub enum CredentialMaker {
 }
 
 /// The authority for minting certificates.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MintAuthority {
     /// The authority's certificate, with the chain to an authority trusted by members, and the private key.
     pub authority: KeyPair,
@@ -58,7 +57,7 @@ pub struct MintAuthority {
 }
 
 /// The key for signing etcd's tokens.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct SignJwt {
     /// etcd's `sign-method`.
     pub method: JwtMethod,
@@ -69,7 +68,7 @@ pub struct SignJwt {
 }
 
 /// A key for tokens.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub enum JwtKey {
     /// A private key for RS, PS, ES and EdDSA.
     Private(PrivateKey),
@@ -120,16 +119,6 @@ const fn private(name: &'static str, scheme: SignatureScheme) -> JwtMethod {
 }
 
 impl UserCredential {
-    fn is_same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Password(one), Self::Password(other)) => digest(one.expose()) == digest(other.expose()),
-            // Equal chains imply equal private keys.
-            (Self::Certificate(one), Self::Certificate(other)) => one.chain() == other.chain(),
-            (Self::Made(one), Self::Made(other)) => one == other,
-            _ => false,
-        }
-    }
-
     fn kind(&self) -> &'static str {
         match self {
             Self::Password(_) => "another password",
@@ -138,20 +127,6 @@ impl UserCredential {
             Self::Made(CredentialMaker::Jwt) => "signed tokens",
         }
     }
-}
-
-impl JwtKey {
-    /// A value distinguishing different keys: the public key, or a digest of the secret.
-    fn key_identity(&self) -> Vec<u8> {
-        match self {
-            Self::Private(key) => key.signing().public_key().map(|key| key.to_vec()).unwrap_or_default(),
-            Self::Shared(secret) => digest(secret.expose()),
-        }
-    }
-}
-
-fn digest(secret: impl AsRef<[u8]>) -> Vec<u8> {
-    Sha256::digest(secret).to_vec()
 }
 
 impl JwtMethod {
@@ -182,9 +157,7 @@ impl UpstreamUsers {
         for (user, is) in &self.named {
             match before.named.get(user) {
                 None => changes.push(format!("user {user:?} added")),
-                Some(was) if !was.is_same(is) => {
-                    changes.push(format!("user {user:?}: {} from now on", is.kind()))
-                }
+                Some(was) if was != is => changes.push(format!("user {user:?}: {} from now on", is.kind())),
                 Some(_) => {}
             }
         }
@@ -193,15 +166,10 @@ impl UpstreamUsers {
         if self.others != before.others {
             changes.push("user \"*\" changed".into());
         }
-        let mint =
-            |users: &Self| users.mint.as_ref().map(|mint| (mint.authority.chain().to_vec(), mint.lifetime));
-        if mint(self) != mint(before) {
+        if self.mint != before.mint {
             changes.push("[mint] changed".into());
         }
-        let sign = |users: &Self| {
-            users.sign_jwt.as_ref().map(|sign| (sign.method, sign.lifetime, sign.key.key_identity()))
-        };
-        if sign(self) != sign(before) {
+        if self.sign_jwt != before.sign_jwt {
             changes.push("[sign_jwt] changed".into());
         }
         changes

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use time::{Date, Month};
 use toml::value::{Datetime, Offset};
 
 use super::{Address, Endpoint, Scheme};
@@ -63,14 +64,12 @@ pub(super) fn moment(text: &str) -> Result<u64, MalformedValue> {
         Offset::Z => 0,
         Offset::Custom { minutes } => i64::from(minutes),
     };
-    // Years begin in March here, so the leap day is the last day: every 400 years have 146097 days.
-    let (month, day) = (i64::from(date.month), i64::from(date.day));
-    let year = i64::from(date.year) - i64::from(month <= 2);
-    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + day_of_year - 719_468;
-    let hours = days * 24 + i64::from(time.hour);
-    let seconds = (hours * 60 + i64::from(time.minute) - minutes) * 60 + i64::from(time.second.unwrap_or(0));
-    u64::try_from(seconds).map_err(|_| FORM)
+    let month = Month::try_from(date.month).map_err(|_| FORM)?;
+    let date = Date::from_calendar_date(date.year.into(), month, date.day).map_err(|_| FORM)?;
+    // Added by hand: TOML permits a leap second, which `time` refuses.
+    let minutes = i64::from(time.hour) * 60 + i64::from(time.minute) - minutes;
+    let seconds = minutes * 60 + i64::from(time.second.unwrap_or(0));
+    u64::try_from(date.midnight().assume_utc().unix_timestamp() + seconds).map_err(|_| FORM)
 }
 
 fn number_and_unit(text: &str) -> Option<(u64, &str)> {

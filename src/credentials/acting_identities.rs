@@ -21,7 +21,8 @@ use rustls::pki_types::CertificateDer;
 use super::certificate_identity::{CertificateConnectionKey, CertificateIdentity};
 use super::mint::{CertificateMint, MintError};
 use super::signed_identity::SignedIdentity;
-use super::signing_revision::{MetricsPages, SigningRevision, TokenSigner};
+use super::signing_revision::{MetricsPages, SigningRevision};
+use super::token_signer::TokenSigner;
 use super::{Credentials, PasswordIdentity, UpstreamIdentity, UpstreamUser};
 use crate::config::upstream_users::{CredentialMaker, UpstreamUsers, UserCredential};
 use crate::config::{ClientTls, Cluster, MemberTrust};
@@ -100,7 +101,7 @@ pub struct ActingIdentities {
     /// Identities proved by tokens signed by Keyward, for users named in a token signed with etcd's own key.
     signed: Cache<UserName, UpstreamIdentity>,
     mint: Option<Arc<CertificateMint>>,
-    signer: Option<Arc<TokenSigner>>,
+    signing: Option<SigningRevision>,
     /// The configuration that the identities were made from.
     users: UpstreamUsers,
     trust: Option<MemberTrust>,
@@ -117,7 +118,7 @@ impl ActingIdentities {
             made,
             signed,
             mint: None,
-            signer: None,
+            signing: None,
             users,
             trust: None,
         }
@@ -166,16 +167,17 @@ impl ActingIdentities {
                 Some(UpstreamIdentity::Certificate(CertificateIdentity::minted(showing, mint)))
             }
             CredentialMaker::Jwt => {
-                Some(UpstreamIdentity::Signed(SignedIdentity::new(user, self.signer.as_ref()?)))
+                Some(UpstreamIdentity::Signed(SignedIdentity::new(user, self.signing.as_ref()?)))
             }
         }
     }
 
     /// Returns an identity by tokens signed by Keyward, with or without a `[[user]]` row for the user.
     fn signed(&self, user: &UserName) -> Option<UpstreamIdentity> {
-        let signer = self.signer.as_ref().filter(|_| !user.as_str().is_empty())?;
+        let signing = self.signing.as_ref().filter(|_| !user.as_str().is_empty())?;
         Some(
-            self.signed.get_with_by_ref(user, || UpstreamIdentity::Signed(SignedIdentity::new(user, signer))),
+            self.signed
+                .get_with_by_ref(user, || UpstreamIdentity::Signed(SignedIdentity::new(user, signing))),
         )
     }
 
@@ -237,13 +239,13 @@ impl Credentials {
         let mint = match (&users.mint, &towards) {
             (Some(_), Some(_)) if minted_as_before => kept,
             (Some(mint), Some(towards)) => {
-                Some(CertificateMint::new(mint, towards.clone(), self.held.clone())?)
+                Some(CertificateMint::new(mint, towards.clone(), self.checked_authorities.clone())?)
             }
             _ => None,
         };
-        let signer = users.sign_jwt.as_ref().map(|config| {
-            let revisions = SigningRevision::new(self.questions.clone(), pages);
-            TokenSigner::new(config, revisions, Arc::clone(&self.shared))
+        let signing = users.sign_jwt.as_ref().map(|config| {
+            let signer = TokenSigner::new(config, Arc::clone(&self.shared));
+            SigningRevision::new(signer, self.revision_requests.clone(), pages)
         });
         let idle = self.shared.settings.idle;
         let keeps_others =
@@ -259,7 +261,7 @@ impl Credentials {
             },
             signed: Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build(),
             mint,
-            signer,
+            signing,
             users: users.clone(),
             trust: trust.cloned(),
         };
@@ -349,20 +351,20 @@ impl Credentials {
     /// True if the authority was checked against the members and may mint.
     #[must_use]
     pub fn may_authority_mint(&self, authority: &[CertificateDer<'static>]) -> bool {
-        self.held.has(authority)
+        self.checked_authorities.has(authority)
     }
 
     /// Allows the authority to mint: as far as could be checked, no member trusts the authority for peer
     /// connections.
     pub fn allow_minting(&self, authority: &[CertificateDer<'static>]) {
-        self.held.add(authority);
+        self.checked_authorities.add(authority);
     }
 
     /// Forgets mint checks and the auth revision, because Keyward follows another cluster.
     pub(super) fn forget_members(&self) {
-        self.held.clear();
-        if let Some(signer) = &self.acting.load().signer {
-            signer.revisions().forget();
+        self.checked_authorities.clear();
+        if let Some(signing) = &self.acting.load().signing {
+            signing.forget();
         }
     }
 
@@ -371,7 +373,7 @@ impl Credentials {
     pub fn minted_and_signed(&self) -> (u64, u64) {
         let acting = self.acting.load();
         let minted = acting.mint.as_ref().map_or(0, |mint| mint.minted());
-        (minted, acting.signer.as_ref().map_or(0, |signer| signer.signed()))
+        (minted, acting.signing.as_ref().map_or(0, |signing| signing.signer().signed()))
     }
 }
 

@@ -46,24 +46,24 @@ pub(super) enum AuthStatusAnswer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RolesAnswer {
     /// The names of the roles.
-    Told(Vec<String>),
+    Roles(Vec<String>),
     /// The user does not exist.
     NoUser,
     /// The caller was denied, or no answer arrived.
-    Untold,
+    Unknown,
 }
 
 /// Asks for a user's roles. Only root and the user may see the roles.
 pub(super) async fn roles(channel: Channel, token: &Token, user: &UserName) -> RolesAnswer {
     let Ok(header) = AsciiMetadataValue::try_from(token.header().as_bytes()) else {
-        return RolesAnswer::Untold;
+        return RolesAnswer::Unknown;
     };
     let mut request = Request::new(AuthUserGetRequest { name: user.as_str().to_owned() });
     request.metadata_mut().insert("token", header);
     match AuthClient::new(channel).user_get(request).await {
-        Ok(answer) => RolesAnswer::Told(answer.into_inner().roles),
+        Ok(answer) => RolesAnswer::Roles(answer.into_inner().roles),
         Err(status) if status.message() == "etcdserver: user name not found" => RolesAnswer::NoUser,
-        Err(_) => RolesAnswer::Untold,
+        Err(_) => RolesAnswer::Unknown,
     }
 }
 
@@ -81,8 +81,8 @@ pub(super) async fn auth_status(channel: Channel, token: &HeaderValue) -> AuthSt
     let mut request = Request::new(AuthStatusRequest::default());
     request.metadata_mut().insert("token", header);
     match AuthClient::new(channel).auth_status(request).await.map(tonic::Response::into_inner) {
-        Ok(said) if !said.enabled => AuthStatusAnswer::Disabled,
-        Ok(said) => AuthStatusAnswer::Revision(said.auth_revision),
+        Ok(answer) if !answer.enabled => AuthStatusAnswer::Disabled,
+        Ok(answer) => AuthStatusAnswer::Revision(answer.auth_revision),
         Err(status) if matches!(status.code(), Code::Unimplemented | Code::PermissionDenied) => {
             AuthStatusAnswer::Unknown
         }
@@ -97,7 +97,8 @@ pub(super) async fn authenticate(
     password: &Secret<String>,
 ) -> Result<HeaderValue, LoginFailure> {
     let request = AuthenticateRequest { name: user.as_str().to_owned(), password: password.expose().clone() };
-    let token = AuthClient::new(channel).authenticate(request).await.map_err(failure)?.into_inner().token;
+    let token =
+        AuthClient::new(channel).authenticate(request).await.map_err(login_failure)?.into_inner().token;
     // An empty token would be refused on every call; etcd issues no empty tokens.
     HeaderValue::try_from(token).ok().filter(|token| !token.is_empty()).ok_or(LoginFailure::NoAnswer)
 }
@@ -118,11 +119,11 @@ pub(super) async fn touch(channel: Channel, token: &Token) -> TouchVerdict {
     request.metadata_mut().insert("token", header);
     match KvClient::new(channel).range(request).await {
         Ok(_) => TouchVerdict::Alive,
-        Err(status) => touched(&status),
+        Err(status) => touch_verdict(&status),
     }
 }
 
-fn failure(status: Status) -> LoginFailure {
+fn login_failure(status: Status) -> LoginFailure {
     match (status.code(), status.message()) {
         _ if matches_refusal(&status, &Refusal::AUTH_FAILED) => LoginFailure::WrongPassword,
         _ if matches_refusal(&status, &Refusal::AUTH_NOT_ENABLED) => LoginFailure::AuthDisabled,
@@ -134,7 +135,7 @@ fn failure(status: Status) -> LoginFailure {
     }
 }
 
-fn touched(status: &Status) -> TouchVerdict {
+fn touch_verdict(status: &Status) -> TouchVerdict {
     match (status.code(), status.message()) {
         _ if matches_refusal(status, &Refusal::PERMISSION_DENIED) => TouchVerdict::Alive,
         _ if matches_refusal(status, &Refusal::INVALID_AUTH_TOKEN) => TouchVerdict::Dead,

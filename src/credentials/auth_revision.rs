@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::password_proof::CONFIRMED;
+use super::password_memory::CONFIRMED;
 use super::signing_revision::{LIMIT, MetricsPages};
 
 /// Time after which a new proof uses no evidence from before: neither a token's last answer, nor a password
@@ -24,7 +24,7 @@ pub struct AuthRevisionTracker(Arc<TrackerShared>);
 
 #[derive(Default)]
 struct TrackerShared {
-    wanted: Notify,
+    requested: Notify,
     heard: watch::Sender<HeardRevisions>,
 }
 
@@ -77,7 +77,7 @@ impl AuthRevisionTracker {
         if let Some(revision) = heard.borrow_and_update().current() {
             return Some(revision).filter(|revision| *revision != 0);
         }
-        self.0.wanted.notify_one();
+        self.0.requested.notify_one();
         let answered = timeout(LIMIT, heard.wait_for(|heard| heard.current().is_some())).await;
         let revision = answered.ok()?.ok()?.current();
         revision.filter(|revision| *revision != 0)
@@ -91,14 +91,14 @@ impl AuthRevisionTracker {
     }
 
     /// Requests a fresh auth revision ahead of use.
-    pub fn want(&self) {
-        self.0.wanted.notify_one();
+    pub fn request(&self) {
+        self.0.requested.notify_one();
     }
 
     /// Asks members on demand, until dropped.
     pub async fn run(self, pages: MetricsPages) {
         loop {
-            self.0.wanted.notified().await;
+            self.0.requested.notified().await;
             let asked = Instant::now();
             let revision = pages.auth_revision().await.unwrap_or(0);
             self.0.heard.send_modify(|heard| *heard = heard.after(revision, asked));

@@ -27,7 +27,7 @@ const ROUNDS: (Duration, Duration) = (Duration::from_millis(125), Duration::from
 /// Time limit of a touch; a slower touch counts as unknown.
 const LONGEST_TOUCH: Duration = Duration::from_secs(2);
 /// Maximum of in-flight touches per member.
-const AT_A_TIME: usize = 16;
+const CONCURRENT_TOUCHES: usize = 16;
 /// Minimum average time between touches sent to a member, over all identities: 200 touches a second. The rate
 /// exceeds the need of the largest set of kept identities (`CredentialSettings::proved`) at etcd's default
 /// TTL, and is negligible load for a member.
@@ -38,7 +38,7 @@ pub(super) struct TokenKeepAlive {
     credentials: Arc<Credentials>,
     channels: ControlChannels,
     tasks: Tasks,
-    under_way: HashMap<MemberId, TaskHandle>,
+    running_touches: HashMap<MemberId, TaskHandle>,
     allowances: HashMap<MemberId, TouchAllowance>,
 }
 
@@ -58,7 +58,7 @@ struct IdleToken {
 
 impl TokenKeepAlive {
     pub(super) fn new(credentials: Arc<Credentials>, channels: ControlChannels, tasks: Tasks) -> Self {
-        Self { credentials, channels, tasks, under_way: HashMap::new(), allowances: HashMap::new() }
+        Self { credentials, channels, tasks, running_touches: HashMap::new(), allowances: HashMap::new() }
     }
 
     /// Runs until dropped. Dropping also aborts the touches.
@@ -80,7 +80,7 @@ impl TokenKeepAlive {
         for identity in self.credentials.known() {
             let tokens = identity.tokens();
             if !identity.is_in_use() && !tokens.is_empty() {
-                identity.forget();
+                identity.forget_tokens();
                 continue;
             }
             for (&member, token) in tokens.iter() {
@@ -94,7 +94,7 @@ impl TokenKeepAlive {
     /// Touches as many tokens of `due`, in order, as the member's allowance permits.
     fn touch_all(&mut self, member: MemberId, mut due: Vec<IdleToken>, interval: Duration, now: Instant) {
         let Some(channel) = self.channels.load().get(&member).cloned() else { return };
-        if due.is_empty() || self.under_way.get(&member).is_some_and(|touches| !touches.is_finished()) {
+        if due.is_empty() || self.running_touches.get(&member).is_some_and(|touches| !touches.is_finished()) {
             return;
         }
         let allowance = self.allowances.entry(member).or_insert_with(|| TouchAllowance::full(now));
@@ -105,7 +105,7 @@ impl TokenKeepAlive {
         let limit = interval.min(LONGEST_TOUCH);
         let touches = async move {
             futures_util::stream::iter(due)
-                .for_each_concurrent(AT_A_TIME, |IdleToken { identity, token, .. }| {
+                .for_each_concurrent(CONCURRENT_TOUCHES, |IdleToken { identity, token, .. }| {
                     let (credentials, channel) = (&credentials, channel.clone());
                     async move {
                         let unused = token.unused_for();
@@ -116,7 +116,7 @@ impl TokenKeepAlive {
                 })
                 .await;
         };
-        self.under_way.insert(member, self.tasks.spawn("token touches", touches));
+        self.running_touches.insert(member, self.tasks.spawn("token touches", touches));
     }
 }
 

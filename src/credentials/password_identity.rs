@@ -1,34 +1,28 @@
 //! An etcd user with one password: the tokens of the pair, and the logins that obtain the tokens.
 //!
-//! Owns: the tokens per member, the waiters of each login, how long a refused password stays refused. Must
-//! not know: how to make a login, the schedule of touches.
+//! Owns: the tokens per member, and the choice between a token, the memory of a refusal and a login. Must not
+//! know: how to make a login, how long a refused password stays refused, the schedule of touches.
 //! Invariants: tokens are read without a lock; a token is published before the token's login counts as
 //! finished, so that no caller starts another login in between; a refused password has no token on any
 //! member.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures_util::FutureExt as _;
-use futures_util::future::Shared as Joined;
 use http::HeaderValue;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::password_proof::CONFIRMED;
-use super::{CredentialContext, LoginFailure, PasswordFingerprint, lock};
+use super::password_memory::{CONFIRMED, PasswordRefusal, RefusedBy};
+use super::single_flight::{Joinable, SingleFlight, WorkReport};
+use super::{CredentialContext, LoginFailure, LoginWork, PasswordFingerprint, lock};
 use crate::identity::{MemberId, UserName};
 use crate::secret::Secret;
 
-/// Backoff after the first refusal, and the longest backoff. A refused password may become right: an operator
-/// of etcd can set the password.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// Uses less than this many milliseconds apart are recorded as a single use, so that shards do not contend
 /// for the cache line.
 const COARSE: u64 = 50;
@@ -40,7 +34,8 @@ pub struct PasswordIdentity {
     fingerprint: PasswordFingerprint,
     shared: Arc<CredentialContext>,
     tokens: ArcSwap<HashMap<MemberId, Token>>,
-    logins: Mutex<IdentityLogins>,
+    /// The logins under way, one per member.
+    logins: SingleFlight<MemberId, LoginOutcome>,
     holds: AtomicUsize,
     last_used: Arc<CoarseTimestamp>,
 }
@@ -69,24 +64,10 @@ pub struct TokenUseGuard(Arc<PasswordIdentity>);
 pub(super) struct LoginRequest {
     identity: Arc<PasswordIdentity>,
     member: MemberId,
-    landed: Option<oneshot::Sender<LoginOutcome>>,
+    report: WorkReport<MemberId, LoginOutcome>,
 }
 
 type LoginOutcome = Result<Token, LoginFailure>;
-/// A single-flight login. Waiters are woken in the order of their arrival.
-type LoginFlight = Joined<oneshot::Receiver<LoginOutcome>>;
-
-#[derive(Default)]
-struct IdentityLogins {
-    under_way: HashMap<MemberId, LoginFlight>,
-    refused: Option<RefusedPassword>,
-}
-
-struct RefusedPassword {
-    why: LoginFailure,
-    until: Instant,
-    wait: Duration,
-}
 
 /// Time in milliseconds since `epoch`, written by many threads.
 struct CoarseTimestamp {
@@ -108,7 +89,7 @@ impl PasswordIdentity {
             fingerprint,
             shared,
             tokens: ArcSwap::default(),
-            logins: Mutex::default(),
+            logins: SingleFlight::default(),
             holds: AtomicUsize::new(0),
             last_used,
         })
@@ -134,17 +115,7 @@ impl PasswordIdentity {
     /// # Errors
     /// See [`LoginFailure`].
     pub async fn token(self: &Arc<Self>, member: MemberId) -> Result<Token, LoginFailure> {
-        if let Some(token) = self.current(member) {
-            return Ok(token);
-        }
-        let flight = {
-            let mut logins = lock(&self.logins);
-            if let Some(token) = self.current(member) {
-                return Ok(token);
-            }
-            self.join_or_request_login(&mut logins, member)?
-        };
-        self.await_login(flight).await
+        self.known_or_login(member, || self.current(member), Joinable::SameKey).await
     }
 
     /// Records that `member` refused `token`. Drops `token` if still current.
@@ -188,53 +159,38 @@ impl PasswordIdentity {
     /// Like [`PasswordIdentity::token`], with two differences: an in-flight login on any member suffices, and
     /// a token suffices only if a member has confirmed the token within [`CONFIRMED`].
     pub(super) async fn prove(self: &Arc<Self>, member: MemberId) -> Result<Token, LoginFailure> {
-        let flight = {
-            let mut logins = lock(&self.logins);
-            let tokens = self.tokens.load();
-            if let Some(token) = tokens.values().find(|token| token.unused_for() < CONFIRMED) {
-                return Ok(token.clone());
-            }
-            match logins.under_way.values().next() {
-                Some(flight) => flight.clone(),
-                None => self.join_or_request_login(&mut logins, member)?,
-            }
-        };
-        self.await_login(flight).await
+        let confirmed = || self.tokens.load().values().find(|token| token.unused_for() < CONFIRMED).cloned();
+        self.known_or_login(member, confirmed, Joinable::AnyKey).await
     }
 
-    /// Joins the in-flight login on the member, or requests a login.
-    fn join_or_request_login(
+    /// Returns the token found by `known`, or the result of a login joined or requested. Also ends when the
+    /// control runtime stops.
+    async fn known_or_login(
         self: &Arc<Self>,
-        logins: &mut IdentityLogins,
         member: MemberId,
-    ) -> Result<LoginFlight, LoginFailure> {
-        if let Some(refused) = &logins.refused
-            && Instant::now() < refused.until
-        {
-            return Err(refused.why.clone());
+        known: impl Fn() -> Option<Token>,
+        joinable: Joinable,
+    ) -> LoginOutcome {
+        let known = || known().map(Ok).or_else(|| self.refused().map(Err));
+        if let Some(outcome) = known() {
+            return outcome;
         }
-        if let Some(flight) = logins.under_way.get(&member) {
-            return Ok(flight.clone());
-        }
-        let seat = self.shared.requests.try_reserve().map_err(|error| match error {
-            TrySendError::Full(()) => LoginFailure::Busy,
-            TrySendError::Closed(()) => LoginFailure::NoAnswer,
-        })?;
-        let (landed, flight) = oneshot::channel();
-        let flight = flight.shared();
-        logins.under_way.insert(member, flight.clone());
-        seat.send(LoginRequest { identity: Arc::clone(self), member, landed: Some(landed) });
-        Ok(flight)
-    }
-
-    /// Waits for a login to end. Also ends when the control runtime stops, because no task would finish the
-    /// login. Both arms are cancel-safe; a finished login takes precedence.
-    async fn await_login(&self, flight: LoginFlight) -> LoginOutcome {
-        tokio::select! {
-            biased;
-            landed = flight => landed.unwrap_or(Err(LoginFailure::NoAnswer)),
-            () = self.shared.requests.closed() => Err(LoginFailure::NoAnswer),
-        }
+        let queue = &self.shared.queue;
+        let admit = || {
+            // A login may have ended since the first look.
+            known().map_or(Ok(()), Err)?;
+            let place = queue.try_reserve().map_err(|error| match error {
+                TrySendError::Full(()) => Err(LoginFailure::Busy),
+                TrySendError::Closed(()) => Err(LoginFailure::NoAnswer),
+            })?;
+            let identity = Arc::clone(self);
+            Ok(move |report| place.send(LoginWork::OnMember(LoginRequest { identity, member, report })))
+        };
+        let running = match self.logins.join_or_begin(member, joinable, admit) {
+            Ok(running) => running,
+            Err(outcome) => return outcome,
+        };
+        running.result_unless(queue.closed()).await.unwrap_or(Err(LoginFailure::NoAnswer))
     }
 
     /// True if etcd accepted the password, and confirmed a token of the identity within the token's TTL.
@@ -248,8 +204,8 @@ impl PasswordIdentity {
 
     /// Returns the refusal in force, if a login would be refused without asking etcd.
     pub(super) fn refused(&self) -> Option<LoginFailure> {
-        let logins = lock(&self.logins);
-        logins.refused.as_ref().filter(|refused| Instant::now() < refused.until).map(|r| r.why.clone())
+        let memory = &self.shared.password_memory;
+        memory.refusal((self.fingerprint, RefusedBy::Etcd), None, Instant::now()).map(LoginFailure::from)
     }
 
     /// True if the identity's tokens must be kept alive.
@@ -265,10 +221,8 @@ impl PasswordIdentity {
         self.tokens.load_full()
     }
 
-    /// Forgets tokens and refusals; in-flight logins continue.
-    pub(super) fn forget(&self) {
-        let mut logins = lock(&self.logins);
-        logins.refused = None;
+    /// Forgets the tokens; in-flight logins continue.
+    pub(super) fn forget_tokens(&self) {
         self.tokens.store(Arc::default());
     }
 
@@ -295,9 +249,10 @@ impl PasswordIdentity {
         self.fingerprint
     }
 
-    /// Records the outcome of a login: in flight → finished.
-    fn finish_login(&self, member: MemberId, outcome: Result<HeaderValue, LoginFailure>) -> LoginOutcome {
-        let mut logins = lock(&self.logins);
+    /// Publishes the outcome of a login.
+    fn publish(&self, member: MemberId, outcome: Result<HeaderValue, LoginFailure>) -> LoginOutcome {
+        let memory = &self.shared.password_memory;
+        let key = (self.fingerprint, RefusedBy::Etcd);
         let outcome = outcome.map(|header| self.issue(header));
         match &outcome {
             Ok(token) => {
@@ -306,22 +261,22 @@ impl PasswordIdentity {
                     more.insert(member, token.clone());
                     more
                 });
-                logins.refused = None;
-            }
-            Err(why) if why.is_refusal() => {
-                // etcd drops all tokens of a user on every member when the user's password changes.
-                self.tokens.store(Arc::default());
-                lock(&self.shared.lifetimes).users_changed();
-                logins.refuse(why);
+                memory.forget_refusal(key);
             }
             // etcd dropped every token when auth was turned off.
             Err(LoginFailure::AuthDisabled) => {
                 self.tokens.store(Arc::default());
                 lock(&self.shared.lifetimes).all_disturbed(Instant::now());
             }
-            Err(_) => {}
+            Err(failure) => {
+                if let Some(why) = PasswordRefusal::of(failure) {
+                    // etcd drops all tokens of a user on every member when the user's password changes.
+                    self.tokens.store(Arc::default());
+                    lock(&self.shared.lifetimes).users_changed();
+                    memory.note_refusal(key, &self.user, None, why, Instant::now());
+                }
+            }
         }
-        logins.under_way.remove(&member);
         outcome
     }
 
@@ -337,23 +292,6 @@ impl PasswordIdentity {
     }
 }
 
-impl IdentityLogins {
-    /// Records a refusal. A refusal by a login on another member does not lengthen a backoff already in
-    /// force.
-    fn refuse(&mut self, why: &LoginFailure) {
-        let now = Instant::now();
-        let wait = match &self.refused {
-            Some(refused) if now < refused.until => return,
-            // A refusal for lack of a password costs etcd no bcrypt. Keep the backoff short: the presence of
-            // a password may decide which password source is asked.
-            Some(_) if matches!(why, LoginFailure::NoPassword) => FIRST_WAIT,
-            Some(refused) => (refused.wait * 2).min(LONGEST_WAIT),
-            None => FIRST_WAIT,
-        };
-        self.refused = Some(RefusedPassword { why: why.clone(), until: now + wait, wait });
-    }
-}
-
 impl LoginRequest {
     pub(super) fn identity(&self) -> &Arc<PasswordIdentity> {
         &self.identity
@@ -363,23 +301,10 @@ impl LoginRequest {
         self.member
     }
 
-    /// Delivers the outcome to all waiters.
-    pub(super) fn land(mut self, outcome: Result<HeaderValue, LoginFailure>) {
-        self.answer(outcome);
-    }
-
-    fn answer(&mut self, outcome: Result<HeaderValue, LoginFailure>) {
-        if let Some(landed) = self.landed.take()
-            && landed.send(self.identity.finish_login(self.member, outcome)).is_err()
-        {
-            tracing::trace!("nobody waits for a login any more");
-        }
-    }
-}
-
-impl Drop for LoginRequest {
-    fn drop(&mut self) {
-        self.answer(Err(LoginFailure::NoAnswer));
+    /// Delivers the outcome to all waiters: in flight → finished.
+    pub(super) fn finish(self, outcome: Result<HeaderValue, LoginFailure>) {
+        let outcome = self.identity.publish(self.member, outcome);
+        self.report.report(outcome);
     }
 }
 

@@ -69,23 +69,25 @@ impl Credentials {
         names.dedup();
         holders.untold = names.split_off(names.len().min(MOST));
         for name in names {
-            let mut roles = RolesAnswer::Untold;
+            let mut roles = RolesAnswer::Unknown;
             if let Some(token) = &asking {
                 let asked = timeout(LIMIT, auth_calls::roles(channel.clone(), token, &name));
-                roles = asked.await.unwrap_or(RolesAnswer::Untold);
+                roles = asked.await.unwrap_or(RolesAnswer::Unknown);
             }
-            if roles == RolesAnswer::Untold
+            if roles == RolesAnswer::Unknown
                 && let Some(UpstreamUser::User(identity)) = self.act_as(&name)
                 && let Ok(Ok(CallCredential::Token(token))) =
                     timeout(LIMIT, identity.credential_for(member)).await
             {
                 let asked = timeout(LIMIT, auth_calls::roles(channel.clone(), &token, &name));
-                roles = asked.await.unwrap_or(RolesAnswer::Untold);
+                roles = asked.await.unwrap_or(RolesAnswer::Unknown);
             }
             match roles {
-                RolesAnswer::Told(roles) if roles.iter().any(|role| role == ROOT) => holders.found.push(name),
-                RolesAnswer::Told(_) | RolesAnswer::NoUser => {}
-                RolesAnswer::Untold => holders.untold.push(name),
+                RolesAnswer::Roles(roles) if roles.iter().any(|role| role == ROOT) => {
+                    holders.found.push(name)
+                }
+                RolesAnswer::Roles(_) | RolesAnswer::NoUser => {}
+                RolesAnswer::Unknown => holders.untold.push(name),
             }
         }
         holders

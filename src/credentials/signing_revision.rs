@@ -1,26 +1,19 @@
-//! The signer of tokens with etcd's own key, and the cluster's auth revision, required in every such token.
+//! The cluster's auth revision, required in every token signed with etcd's own key.
 //!
-//! Owns: the format of a token, the last known auth revision, the single flight of questions, and how to ask
-//! each etcd version. Must not know: when a token is signed. Invariants: after a member called a revision
-//! old, the revision is not reported again unless a member confirmed the revision later; waiters may leave,
-//! the question continues.
+//! Owns: the last known auth revision, the single flight of questions, and how to ask each etcd version. Must
+//! not know: when a token is signed. Invariants: after a member called a revision old, the revision is not
+//! reported again unless a member confirmed the revision later; waiters may leave, the question continues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use hmac::{Hmac, Mac as _};
-use http::HeaderValue;
-use rustls::SignatureScheme;
-use sha2::{Sha256, Sha384, Sha512};
 use tokio::sync::{mpsc, watch};
 
+use super::LoginFailure;
 use super::auth_calls::{self, AuthStatusAnswer};
-use super::{CredentialContext, LoginFailure};
-use crate::config::upstream_users::{JwtKey, JwtKind, SignJwt};
+use super::token_signer::TokenSigner;
 use crate::dial::connect::Connector;
 use crate::members::discovery::metrics_page;
 use crate::members::membership::{ControlChannels, Membership};
@@ -30,7 +23,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(2);
 
 /// Queue of requests for the auth revision. A single queued request suffices, because the answer serves all
 /// waiters.
-pub(super) type RevisionRequests = mpsc::Receiver<Arc<TokenSigner>>;
+pub(super) type RevisionRequests = mpsc::Receiver<SigningRevision>;
 
 /// Access to the HTTP/1.1 pages of members.
 #[derive(Clone)]
@@ -41,64 +34,12 @@ pub struct MetricsPages {
     pub members: Arc<ArcSwap<Membership>>,
 }
 
-/// Signs tokens with one key.
-pub(super) struct TokenSigner {
-    pub(super) config: Arc<SignJwt>,
-    revisions: SigningRevision,
-    pub(super) shared: Arc<CredentialContext>,
-    signed: AtomicU64,
-}
-
-/// The key cannot sign, although the configuration passed its check.
-#[derive(Debug, thiserror::Error)]
-#[error("sign_jwt.key does not sign")]
-pub(super) struct SigningError;
-
-impl TokenSigner {
-    pub(super) fn new(
-        config: &Arc<SignJwt>,
-        revisions: SigningRevision,
-        shared: Arc<CredentialContext>,
-    ) -> Arc<Self> {
-        let (config, signed) = (Arc::clone(config), AtomicU64::new(0));
-        Arc::new(Self { config, revisions, shared, signed })
-    }
-
-    pub(super) fn revisions(&self) -> &SigningRevision {
-        &self.revisions
-    }
-
-    /// Number of tokens signed.
-    pub(super) fn signed(&self) -> u64 {
-        self.signed.load(Ordering::Relaxed)
-    }
-
-    /// Signs a token for `user` with the given auth revision, valid from now.
-    pub(super) fn sign(
-        &self,
-        user: &str,
-        revision: u64,
-        now: SystemTime,
-    ) -> Result<HeaderValue, SigningError> {
-        let expires = now + self.config.lifetime;
-        let expires = expires.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
-        let header = part(&format!("{{\"alg\":\"{}\",\"typ\":\"JWT\"}}", self.config.method.name));
-        let claims =
-            part(&format!("{{\"username\":{},\"revision\":{revision},\"exp\":{expires}}}", quoted(user)));
-        let body = format!("{header}.{claims}");
-        let signature = signature(&self.config, body.as_bytes()).ok_or(SigningError)?;
-        let token = format!("{body}.{}", URL_SAFE_NO_PAD.encode(signature));
-        self.signed.fetch_add(1, Ordering::Relaxed);
-        HeaderValue::try_from(token).map_err(|_| SigningError)
-    }
-}
-
-/// The auth revision as known, with the means to ask for a new one.
+/// The auth revision as known for the tokens of one signer, with the means to ask for a new one.
 #[derive(Clone)]
 pub(super) struct SigningRevision {
+    signer: Arc<TokenSigner>,
     known: Arc<KnownRevision>,
-    questions: mpsc::Sender<Arc<TokenSigner>>,
+    questions: mpsc::Sender<SigningRevision>,
     pages: MetricsPages,
 }
 
@@ -112,15 +53,23 @@ struct KnownRevision {
 }
 
 impl SigningRevision {
-    pub(super) fn new(questions: mpsc::Sender<Arc<TokenSigner>>, pages: MetricsPages) -> Self {
+    pub(super) fn new(
+        signer: Arc<TokenSigner>,
+        questions: mpsc::Sender<SigningRevision>,
+        pages: MetricsPages,
+    ) -> Self {
         let (answered, _) = watch::channel(Err(LoginFailure::NoAnswer));
         let known = KnownRevision { revision: AtomicU64::new(0), refusals: AtomicU64::new(0), answered };
-        Self { known: Arc::new(known), questions, pages }
+        Self { signer, known: Arc::new(known), questions, pages }
+    }
+
+    pub(super) fn signer(&self) -> &TokenSigner {
+        &self.signer
     }
 
     /// Returns the last known auth revision; asks members if unknown. Cancel-safe: a question already sent
     /// continues.
-    pub(super) async fn current(&self, signer: &Arc<TokenSigner>) -> Result<u64, LoginFailure> {
+    pub(super) async fn current(&self) -> Result<u64, LoginFailure> {
         let known = self.known.revision.load(Ordering::SeqCst);
         if known != 0 {
             return Ok(known);
@@ -134,7 +83,7 @@ impl SigningRevision {
         // A request already in the channel may belong to another signer; the answer would go to the wrong
         // signer.
         let asking = async {
-            if self.questions.send(Arc::clone(signer)).await.is_ok() {
+            if self.questions.send(self.clone()).await.is_ok() {
                 self.questions.closed().await;
             }
         };
@@ -164,13 +113,13 @@ impl SigningRevision {
 
     /// Asks members on behalf of all waiters: unknown → known. Asks again if a refusal arrived in the
     /// meantime.
-    pub(super) async fn answer(&self, signer: &TokenSigner, channels: &ControlChannels) {
+    pub(super) async fn answer(&self, channels: &ControlChannels) {
         if self.known.revision.load(Ordering::SeqCst) != 0 {
             return;
         }
         let ended = loop {
             let refusals = self.known.refusals.load(Ordering::SeqCst);
-            let ended = self.ask(signer, channels).await;
+            let ended = self.ask(channels).await;
             if refusals == self.known.refusals.load(Ordering::SeqCst) {
                 break ended;
             }
@@ -188,8 +137,8 @@ impl SigningRevision {
     /// Asks members for the auth revision. etcd 3.5 and 3.6 answer only root, regardless of the auth revision
     /// in root's token; etcd 3.7 answers every user; etcd 3.4 has no AuthStatus RPC, but shows the auth
     /// revision among its metrics.
-    async fn ask(&self, signer: &TokenSigner, channels: &ControlChannels) -> Result<u64, LoginFailure> {
-        let root = signer.sign("root", 1, SystemTime::now()).map_err(|_| LoginFailure::NoAnswer)?;
+    async fn ask(&self, channels: &ControlChannels) -> Result<u64, LoginFailure> {
+        let root = self.signer.sign("root", 1, SystemTime::now()).map_err(|_| LoginFailure::NoAnswer)?;
         let mut failure = LoginFailure::NoAnswer;
         for channel in channels.load().values().cloned() {
             let asked = auth_calls::auth_status(channel, &root);
@@ -223,69 +172,6 @@ impl MetricsPages {
     }
 }
 
-/// Encodes a JSON string.
-pub(super) fn quoted(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for letter in text.chars() {
-        match letter {
-            '"' | '\\' => quoted.extend(['\\', letter]),
-            '\0'..='\x1f' => quoted.push_str(&format!("\\u{:04x}", u32::from(letter))),
-            _ => quoted.push(letter),
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
-pub(super) fn signature(config: &SignJwt, body: &[u8]) -> Option<Vec<u8>> {
-    match (config.method.kind, &config.key) {
-        (JwtKind::Private(scheme), JwtKey::Private(key)) => {
-            let signature = key.signing().choose_scheme(&[scheme])?.sign(body).ok()?;
-            match scheme {
-                SignatureScheme::ECDSA_NISTP256_SHA256 => fixed(&signature, 32),
-                SignatureScheme::ECDSA_NISTP384_SHA384 => fixed(&signature, 48),
-                _ => Some(signature),
-            }
-        }
-        (JwtKind::Hs256, JwtKey::Shared(key)) => {
-            let mac = Hmac::<Sha256>::new_from_slice(key.expose()).ok()?;
-            Some(mac.chain_update(body).finalize().into_bytes().to_vec())
-        }
-        (JwtKind::Hs384, JwtKey::Shared(key)) => {
-            let mac = Hmac::<Sha384>::new_from_slice(key.expose()).ok()?;
-            Some(mac.chain_update(body).finalize().into_bytes().to_vec())
-        }
-        (JwtKind::Hs512, JwtKey::Shared(key)) => {
-            let mac = Hmac::<Sha512>::new_from_slice(key.expose()).ok()?;
-            Some(mac.chain_update(body).finalize().into_bytes().to_vec())
-        }
-        _ => None,
-    }
-}
-
-/// Converts an ECDSA signature to the form of RFC 7518: r and s, each of `size` bytes, instead of X.509's
-/// SEQUENCE of two INTEGERs.
-pub(super) fn fixed(der: &[u8], size: usize) -> Option<Vec<u8>> {
-    let (tag, rest) = der.split_first()?;
-    let (length, rest) = rest.split_first()?;
-    // Both curves fit the short form of a length.
-    if *tag != 0x30 || usize::from(*length) != rest.len() || *length >= 0x80 {
-        return None;
-    }
-    let mut joined = Vec::with_capacity(2 * size);
-    let mut rest = rest;
-    for _ in 0..2 {
-        let [0x02, length, after @ ..] = rest else { return None };
-        let (number, after) = after.split_at_checked(usize::from(*length))?;
-        let number = &number[number.iter().take_while(|byte| **byte == 0).count()..];
-        joined.extend(std::iter::repeat_n(0, size.checked_sub(number.len())?));
-        joined.extend_from_slice(number);
-        rest = after;
-    }
-    rest.is_empty().then_some(joined)
-}
-
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
@@ -296,57 +182,56 @@ mod tests {
     use crate::credentials::{CredentialSettings, Credentials, SignedIdentity};
     use crate::secret::Secret;
 
-    /// A signer whose questions only the test answers.
-    fn signer() -> (Arc<TokenSigner>, RevisionRequests) {
+    /// The revision of a signer whose questions only the test answers.
+    fn revision() -> (SigningRevision, RevisionRequests) {
         let (questions, asked) = mpsc::channel(1);
         (asking(questions), asked)
     }
 
-    fn asking(questions: mpsc::Sender<Arc<TokenSigner>>) -> Arc<TokenSigner> {
+    fn asking(questions: mpsc::Sender<SigningRevision>) -> SigningRevision {
         let channels = ControlChannels::default();
         let (credentials, _control) = Credentials::new(CredentialSettings::default(), channels).unwrap();
         let connector = Connector::tcp(None, Duration::from_secs(1));
         let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
-        let revisions = SigningRevision::new(questions, MetricsPages { connector, members });
         let config = SignJwt {
             method: JwtMethod::named("HS256").unwrap(),
             key: JwtKey::Shared(Secret::new(vec![7; 32])),
             lifetime: Duration::from_secs(60),
         };
-        TokenSigner::new(&Arc::new(config), revisions, Arc::clone(&credentials.shared))
+        let signer = TokenSigner::new(&Arc::new(config), Arc::clone(&credentials.shared));
+        SigningRevision::new(signer, questions, MetricsPages { connector, members })
     }
 
-    fn told(signer: &TokenSigner, revision: u64) {
-        signer.revisions().known.revision.store(revision, Ordering::SeqCst);
-        drop(signer.revisions().known.answered.send_replace(Ok(revision)));
+    fn told(signing: &SigningRevision, revision: u64) {
+        signing.known.revision.store(revision, Ordering::SeqCst);
+        drop(signing.known.answered.send_replace(Ok(revision)));
     }
 
     #[tokio::test]
     async fn one_question_serves_all_who_wait_and_all_who_held_the_old_revision() {
-        let (signer, mut asked) = signer();
-        let revisions = signer.revisions().clone();
+        let (revision, mut asked) = revision();
         let waiting: Vec<_> = (0..10)
             .map(|_| {
-                let (revisions, signer) = (revisions.clone(), Arc::clone(&signer));
-                let mut current = async move { revisions.current(&signer).await }.boxed();
+                let revision = revision.clone();
+                let mut current = async move { revision.current().await }.boxed();
                 assert!((&mut current).now_or_never().is_none());
                 current
             })
             .collect();
         assert!(asked.try_recv().is_ok() && asked.try_recv().is_err(), "one question");
-        told(&signer, 7);
+        told(&revision, 7);
         for current in waiting {
             assert_eq!(current.await.unwrap(), 7);
         }
         // Ten tokens carry revision 7. The first refusal causes a new question; refusals after the answer do
         // not.
-        revisions.refused(7);
-        let mut next = revisions.current(&signer).boxed();
+        revision.refused(7);
+        let mut next = revision.current().boxed();
         assert!((&mut next).now_or_never().is_none() && asked.try_recv().is_ok());
-        told(&signer, 8);
+        told(&revision, 8);
         assert_eq!(next.await.unwrap(), 8);
-        (0..9).for_each(|_| revisions.refused(7));
-        assert_eq!(revisions.current(&signer).await.unwrap(), 8);
+        (0..9).for_each(|_| revision.refused(7));
+        assert_eq!(revision.current().await.unwrap(), 8);
         assert!(asked.try_recv().is_err());
     }
 
@@ -355,28 +240,28 @@ mod tests {
     async fn a_question_waits_for_room_behind_another_signers() {
         let (questions, mut asked) = mpsc::channel(1);
         let (before, now) = (asking(questions.clone()), asking(questions));
-        let mut first = before.revisions().current(&before).boxed();
-        let mut second = now.revisions().current(&now).boxed();
+        let mut first = before.current().boxed();
+        let mut second = now.current().boxed();
         assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
-        let answer = async |question: Arc<TokenSigner>| told(&question, 7);
+        let answer = async |question: SigningRevision| told(&question, 7);
         answer(asked.recv().await.unwrap()).await;
         assert_eq!(first.await.unwrap(), 7);
         assert!((&mut second).now_or_never().is_none());
         let question = asked.try_recv().expect("the second question");
-        assert!(Arc::ptr_eq(&question, &now));
+        assert!(Arc::ptr_eq(&question.signer, &now.signer));
         answer(question).await;
         assert_eq!(second.await.unwrap(), 7);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_refused_token_is_replaced_though_the_revision_is_the_same_and_by_no_more_than_one_a_second() {
-        let (signer, _asked) = signer();
-        told(&signer, 7);
-        let alice = SignedIdentity::new(&"alice".into(), &signer);
+        let (revision, _asked) = revision();
+        told(&revision, 7);
+        let alice = SignedIdentity::new(&"alice".into(), &revision);
         let refused = async || {
             let token = alice.token().await.unwrap();
             alice.invalidate(&token);
-            told(&signer, 7);
+            told(&revision, 7);
             token.serial()
         };
         let first = alice.token().await.unwrap().serial();
@@ -389,16 +274,16 @@ mod tests {
         }
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_ne!(alice.token().await.unwrap().serial(), second);
-        assert_eq!(signer.signed(), 3);
+        assert_eq!(revision.signer().signed(), 3);
     }
 
     #[tokio::test]
     async fn where_no_member_tells_all_who_wait_are_told_so() {
-        let (signer, mut asked) = signer();
-        let mut current = signer.revisions().current(&signer).boxed();
+        let (revision, mut asked) = revision();
+        let mut current = revision.current().boxed();
         assert!((&mut current).now_or_never().is_none());
         let question = asked.try_recv().unwrap();
-        question.revisions().answer(&question, &ControlChannels::default()).await;
+        question.answer(&ControlChannels::default()).await;
         assert!(matches!(current.await, Err(LoginFailure::NoAnswer)));
     }
 }

@@ -31,7 +31,7 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_AGAIN: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIMES: u32 = 4;
 /// Sockets queued for a busy shard. With a full queue the acceptor waits, and the kernel's backlog fills.
-pub const HANDOVER: usize = 256;
+const HANDOVER: usize = 256;
 /// Pause after an error such as "too many open files": an immediate retry would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const BACKLOG: u32 = 1024;

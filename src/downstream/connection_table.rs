@@ -32,7 +32,7 @@ const REMEMBERED: usize = 64;
 /// Lifetime of the remembered candidates, and pause before the next scan if a scan found no candidate.
 const REMEMBERED_FOR: Duration = Duration::from_millis(100);
 /// Divisor: at most an eighth of the limit is in eviction at a time. Evicting a connection without a call
-/// takes 50 ms, an idle connection up to a second.
+/// takes 5 ms, an idle connection up to a second.
 const MAKING_ROOM: usize = 8;
 /// Lower bound for the number of connections in eviction at a time.
 const MAKING_ROOM_LEAST: usize = 64;

@@ -27,7 +27,7 @@ pub const FRAMES: usize = 8;
 /// Largest header list accepted, counted as in RFC 9113, section 6.5.2, unless the connection's own limit is
 /// lower. The output uses no HPACK table, so a block of a few indexed bytes can expand to many: a list that
 /// is too large is refused before any output is written.
-pub const LARGEST_LIST: usize = 16 * 1024;
+const LARGEST_LIST: usize = 16 * 1024;
 /// Output size at which processing pauses until the output is read.
 pub const WAITING: usize = 16 * 1024;
 
@@ -132,7 +132,7 @@ struct FrameHead {
 }
 
 impl AuthorityShim {
-    /// A shim at the start of a connection. A header list larger than `limit` or [`LARGEST_LIST`] is refused.
+    /// A shim at the start of a connection. A header list larger than `limit` or `LARGEST_LIST` is refused.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
@@ -328,7 +328,7 @@ impl OpenHeaderBlock {
         Ok(payload)
     }
 
-    /// Writes the block with new bytes, in one frame. A list within [`LARGEST_LIST`] fits: each field counts
+    /// Writes the block with new bytes, in one frame. A list within `LARGEST_LIST` fits: each field counts
     /// 32 bytes beside name and value, and takes at most 7 to encode.
     fn write(&self, block: &[u8], output: &mut BytesMut) {
         let length = self.priority.len() + block.len();

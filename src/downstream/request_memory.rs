@@ -1,10 +1,10 @@
 //! Memory accounting for the requests of a shard's clients: header lists, incomplete or replayable messages,
 //! streams.
 //!
-//! Owns: the size charged for a request, the accounts of a shard and of a connection, and the refusal at a
-//! limit. Must not know: the client's identity, the text of a refusal.
+//! Owns: the size charged for a request, the [`ByteAccount`]s of a shard, and the refusal at a limit. Must
+//! not know: the client's identity, the text of a refusal.
 //! Invariants: bytes are charged until their [`RequestMemoryCharge`] is dropped. Each connection has a
-//! reserve of [`RESERVE`] bytes, independent of all other connections. Bytes beyond the reserve are charged
+//! reserve of `RESERVE` bytes, independent of all other connections. Bytes beyond the reserve are charged
 //! to a shared account; a connection may hold at most a third of the bytes still free in the account after
 //! the charge. Unauthenticated clients share a separate account and take no memory from authenticated
 //! clients.
@@ -15,6 +15,7 @@ use std::rc::Rc;
 use http::HeaderMap;
 use prometheus_client::metrics::counter::Counter;
 
+use crate::byte_account::{ByteAccount, ByteShare, HeldBytes};
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 
 /// Bytes charged for a request beside header list and message: HTTP/2's stream state, the task and the access
@@ -22,9 +23,9 @@ use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 pub const REQUEST: usize = 2 * 1024;
 /// Bytes charged for a header field beside name and value: the bucket and the slot in the map's index, and
 /// spare room for both.
-pub const FIELD: usize = 128;
+const FIELD: usize = 128;
 /// Reserve of a connection: enough for some ordinary calls. Charged to no account.
-pub const RESERVE: usize = 16 * 1024;
+const RESERVE: usize = 16 * 1024;
 /// Divisor: a connection may hold at most a third of the account's free bytes.
 const OF_WHAT_IS_FREE: usize = 3;
 /// Divisor: unauthenticated clients together may hold at most a quarter of the limit for authenticated
@@ -46,7 +47,6 @@ pub struct RequestMemory {
     all: Rc<MemoryAccount>,
     unauthenticated: Rc<MemoryAccount>,
     waiting: Rc<MemoryAccount>,
-    figures: RequestMemoryMetrics,
 }
 
 /// The bytes charged to one connection, by account.
@@ -68,26 +68,18 @@ pub struct RequestLimits {
 }
 
 struct MemoryAccount {
-    /// Bytes charged by all connections, each beyond the reserve.
-    used: Cell<usize>,
+    bytes: Rc<ByteAccount>,
     refused: Counter,
-}
-
-/// An account, and its limit at the time of the request.
-#[derive(Clone)]
-struct MemoryAccountShare {
-    account: Rc<MemoryAccount>,
-    limit: usize,
 }
 
 /// Bytes charged for one request, until dropped.
 pub struct RequestMemoryCharge {
-    share: MemoryAccountShare,
-    connection: Rc<Cell<usize>>,
+    account: Rc<MemoryAccount>,
+    /// The account's limit at the time of the request.
+    limit: usize,
     /// Bytes allowed to the connection in an account with enough room, whatever stays free.
     least: usize,
-    bytes: usize,
-    figures: RequestMemoryMetrics,
+    held: HeldBytes,
 }
 
 /// Bytes charged for a header list.
@@ -102,15 +94,12 @@ pub fn header_bytes(headers: &HeaderMap) -> usize {
 impl RequestMemory {
     /// Accounts with no bytes charged.
     #[must_use]
-    pub fn new(figures: RequestMemoryMetrics) -> Self {
-        let account =
-            |share| Rc::new(MemoryAccount { used: Cell::default(), refused: figures.refused(share) });
-        Self {
-            all: account("all"),
-            unauthenticated: account("anybody"),
-            waiting: account("waiting"),
-            figures,
-        }
+    pub fn new(figures: &RequestMemoryMetrics) -> Self {
+        let account = |share| {
+            let bytes = ByteAccount::new(RESERVE, figures.bytes.clone());
+            Rc::new(MemoryAccount { bytes, refused: figures.refused(share) })
+        };
+        Self { all: account("all"), unauthenticated: account("anybody"), waiting: account("waiting") }
     }
 
     /// An empty charge for a request of `requester` on `connection`.
@@ -121,20 +110,17 @@ impl RequestMemory {
         requester: Requester,
         limits: RequestLimits,
     ) -> RequestMemoryCharge {
-        let share =
-            |account: &Rc<MemoryAccount>, limit| MemoryAccountShare { account: Rc::clone(account), limit };
         match requester {
             // If the account has no room for several of the largest requests, one connection may use the
             // whole account.
             Requester::Known => {
                 let least = if limits.all < 4 * limits.largest { limits.largest + RESERVE } else { 0 };
-                self.held(share(&self.all, limits.all), &connection.all, least)
+                RequestMemoryCharge::empty(&self.all, limits.all, &connection.all, least)
             }
-            Requester::Anybody => self.held(
-                share(&self.unauthenticated, limits.all / UNAUTHENTICATED_PART),
-                &connection.anybodys,
-                0,
-            ),
+            Requester::Anybody => {
+                let limit = limits.all / UNAUTHENTICATED_PART;
+                RequestMemoryCharge::empty(&self.unauthenticated, limit, &connection.anybodys, 0)
+            }
         }
     }
 
@@ -146,86 +132,45 @@ impl RequestMemory {
         connection: &ConnectionRequests,
         limits: RequestLimits,
     ) -> RequestMemoryCharge {
-        let share = MemoryAccountShare { account: Rc::clone(&self.waiting), limit: limits.all };
-        self.held(share, &connection.waiting, limits.largest)
-    }
-
-    fn held(
-        &self,
-        share: MemoryAccountShare,
-        connection: &Rc<Cell<usize>>,
-        least: usize,
-    ) -> RequestMemoryCharge {
-        let (connection, figures) = (Rc::clone(connection), self.figures.clone());
-        RequestMemoryCharge { share, connection, least, bytes: 0, figures }
-    }
-}
-
-fn beyond_reserve(own: usize) -> usize {
-    own.saturating_sub(RESERVE)
-}
-
-impl MemoryAccountShare {
-    fn left(&self) -> usize {
-        self.limit.saturating_sub(self.account.used.get())
+        RequestMemoryCharge::empty(&self.waiting, limits.all, &connection.waiting, limits.largest)
     }
 }
 
 impl RequestMemoryCharge {
+    fn empty(account: &Rc<MemoryAccount>, limit: usize, own: &Rc<Cell<usize>>, least: usize) -> Self {
+        let held = ByteShare::new(&account.bytes, own).hold(0);
+        Self { account: Rc::clone(account), limit, least, held }
+    }
+
     /// An empty charge to the same accounts.
     #[must_use]
     pub fn sibling(&self) -> Self {
-        Self {
-            share: self.share.clone(),
-            connection: Rc::clone(&self.connection),
-            bytes: 0,
-            figures: self.figures.clone(),
-            ..*self
-        }
+        Self { account: Rc::clone(&self.account), held: self.held.share.hold(0), ..*self }
     }
 
     /// Charges `bytes` more. False if there is no room; the refusal is counted.
     #[must_use]
     pub fn charge(&mut self, bytes: usize) -> bool {
-        let (before, own) = (self.connection.get(), self.connection.get() + bytes);
-        let needed = beyond_reserve(own) - beyond_reserve(before);
-        let has_room = match self.share.left().checked_sub(needed) {
-            Some(free) => needed == 0 || own <= (free / OF_WHAT_IS_FREE).max(self.least),
-            None => false,
-        };
+        let (used, own) = (self.account.bytes.used(), self.held.share.own() + bytes);
+        let used_then = self.held.share.used_with(own);
+        let within = |free: usize| own <= (free / OF_WHAT_IS_FREE).max(self.least);
+        let has_room = used_then == used || self.limit.checked_sub(used_then).is_some_and(within);
         if !has_room {
-            self.share.account.refused.inc();
+            self.account.refused.inc();
             return false;
         }
-        self.resize(self.bytes + bytes);
+        self.held.resize(self.bytes() + bytes);
         true
     }
 
     /// Reduces the charge to at most `bytes`.
     pub fn shrink(&mut self, bytes: usize) {
-        self.resize(bytes.min(self.bytes));
+        self.held.resize(bytes.min(self.bytes()));
     }
 
     /// The number of bytes charged.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn resize(&mut self, bytes: usize) {
-        let before = self.connection.get();
-        let own = (before + bytes).saturating_sub(self.bytes);
-        self.connection.set(own);
-        let used = &self.share.account.used;
-        used.set((used.get() + beyond_reserve(own)).saturating_sub(beyond_reserve(before)));
-        self.figures.held(self.bytes, bytes);
-        self.bytes = bytes;
-    }
-}
-
-impl Drop for RequestMemoryCharge {
-    fn drop(&mut self) {
-        self.resize(0);
+    fn bytes(&self) -> usize {
+        self.held.bytes()
     }
 }
 
@@ -239,8 +184,12 @@ mod tests {
     const LIMITS: RequestLimits = RequestLimits { all: 64 * MIB, largest: MIB };
     const PIECE: usize = 1_000;
 
+    fn figures() -> RequestMemoryMetrics {
+        RequestMemoryMetrics::registered(&mut Registry::default())
+    }
+
     fn memory() -> RequestMemory {
-        RequestMemory::new(RequestMemoryMetrics::registered(&mut Registry::default()))
+        RequestMemory::new(&figures())
     }
 
     fn connections(count: usize) -> Vec<ConnectionRequests> {
@@ -260,7 +209,8 @@ mod tests {
 
     #[test]
     fn whoever_takes_all_that_there_is_leaves_room_for_whoever_comes_next() {
-        let memory = memory();
+        let figures = figures();
+        let memory = RequestMemory::new(&figures);
         let connections = connections(200);
         let all: Vec<RequestMemoryCharge> =
             connections.iter().map(|one| fill(&memory, one, Requester::Known)).collect();
@@ -269,11 +219,11 @@ mod tests {
         assert!(about(all[1].bytes(), LIMITS.all * 3 / 16), "{}", all[1].bytes());
         assert!(all.iter().all(|held| held.bytes() > RESERVE - PIECE), "the last has its reserve, too");
         let sum = all.iter().map(RequestMemoryCharge::bytes).sum::<usize>();
-        assert!(memory.all.used.get() <= LIMITS.all && sum <= LIMITS.all + 200 * RESERVE);
-        assert_eq!(memory.figures.bytes.get(), i64::try_from(sum).unwrap());
+        assert!(memory.all.bytes.used() <= LIMITS.all && sum <= LIMITS.all + 200 * RESERVE);
+        assert_eq!(figures.bytes.get(), i64::try_from(sum).unwrap());
         assert_eq!(memory.all.refused.get(), 200);
         drop(all);
-        assert_eq!((memory.all.used.get(), memory.figures.bytes.get()), (0, 0));
+        assert_eq!((memory.all.bytes.used(), figures.bytes.get()), (0, 0));
         assert!(connections.iter().all(|connection| connection.all.get() == 0), "all was given back");
     }
 
@@ -283,11 +233,11 @@ mod tests {
         let strangers = connections(100);
         let held: Vec<_> = strangers.iter().map(|one| fill(&memory, one, Requester::Anybody)).collect();
         let part = LIMITS.all / UNAUTHENTICATED_PART;
-        assert!((part * 9 / 10..=part).contains(&memory.unauthenticated.used.get()));
+        assert!((part * 9 / 10..=part).contains(&memory.unauthenticated.bytes.used()));
         let known = fill(&memory, &ConnectionRequests::default(), Requester::Known);
         assert!(known.bytes() >= LIMITS.all / 4, "{} bytes are left to whoever is known", known.bytes());
         drop(held);
-        assert_eq!(memory.unauthenticated.used.get(), 0);
+        assert_eq!(memory.unauthenticated.bytes.used(), 0);
     }
 
     #[test]
@@ -301,7 +251,7 @@ mod tests {
         assert!(!other.charge(MIB / 2 + RESERVE + 1) && other.charge(MIB / 2));
         one.shrink(MIB / 4);
         assert!(other.charge(MIB / 4));
-        assert_eq!(memory.all.used.get(), MIB - 2 * RESERVE);
+        assert_eq!(memory.all.bytes.used(), MIB - 2 * RESERVE);
         let mut beside = other.sibling();
         assert!(!beside.charge(MIB / 4 + RESERVE + 1), "of the same connection");
         assert!(beside.charge(MIB / 4));

@@ -22,10 +22,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chacha20poly1305::XNonce;
 use chacha20poly1305::aead::{Aead as _, Payload};
+use data_encoding::{BASE64URL_NOPAD, HEXLOWER};
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::sync::watch;
@@ -437,7 +436,7 @@ impl Sealer {
         let token = [&key.id().0[..], &key.realm_tag(&realm), &nonce, &boxed].concat();
         let mut text = String::with_capacity(MARK.len() + token.len().div_ceil(3) * 4);
         text.push_str(MARK);
-        URL_SAFE_NO_PAD.encode_string(&token, &mut text);
+        BASE64URL_NOPAD.encode_append(&token, &mut text);
         self.remember_session(session);
         Ok(Secret::new(text))
     }
@@ -463,7 +462,7 @@ impl SealerState {
         if encoded.len() > LONGEST_TOKEN {
             return Err(OpenFailure::NotOurs);
         }
-        let bytes = URL_SAFE_NO_PAD.decode(encoded).map_err(|_not_base64| OpenFailure::NotOurs)?;
+        let bytes = BASE64URL_NOPAD.decode(encoded).map_err(|_not_base64| OpenFailure::NotOurs)?;
         let (id, rest) = bytes.split_first_chunk::<KEY_ID>().ok_or(OpenFailure::NotOurs)?;
         let (tag, rest) = rest.split_first_chunk::<REALM_TAG>().ok_or(OpenFailure::NotOurs)?;
         let (nonce, boxed) = rest.split_first_chunk::<NONCE>().ok_or(OpenFailure::NotOurs)?;
@@ -523,7 +522,7 @@ impl fmt::Display for PeerNamespace {
 
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        HEXLOWER.encode_display(&self.0).fmt(f)
     }
 }
 

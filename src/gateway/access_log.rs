@@ -5,6 +5,7 @@
 //! password. A call abandoned by its client is reported as Canceled. Records of refused callers without a
 //! proved identity are limited by rate, so refusals cannot fill a disk; all records are counted.
 
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use crate::identity::{MemberId, UserName};
 use crate::refusal::Code;
+use crate::rpc::method::{Method, StreamingSides};
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::{self, metrics::Metrics};
 
@@ -36,7 +38,8 @@ pub enum AccessLog {
     On(Rc<RecordLimiter>),
 }
 
-/// The record of a call, written on drop.
+/// The record of a call, written on drop. The steps of the call share the record, so each step notes its part
+/// through a shared reference.
 pub struct AccessRecord {
     metrics: Arc<Metrics>,
     log: AccessLog,
@@ -46,47 +49,68 @@ pub struct AccessRecord {
     origin: Rc<ConnectionOrigin>,
     started: Instant,
     code: Option<Code>,
-    /// The caller, as proved or as claimed, once known.
-    pub peer: Option<Rc<str>>,
-    /// True if the caller has proved to be an etcd user.
-    pub is_proved: bool,
-    /// The upstream user, once known.
-    pub user: Option<UserName>,
+    peer: RefCell<Option<Rc<str>>>,
+    user: RefCell<Option<UserName>>,
+    is_proved: Cell<bool>,
     /// The member that answered last.
-    pub member: Option<MemberId>,
+    pub member: Cell<Option<MemberId>>,
     /// The number of times the call was sent upstream.
-    pub attempts: u32,
+    pub attempts: Cell<u32>,
     /// Bytes of framed messages sent to the client.
     pub sent: u64,
 }
 
 impl AccessRecord {
-    /// Begins a record. `row` and `method` name the method; all unknown methods share a row.
+    /// Begins the record of a call of `method`.
     #[must_use]
     pub fn begin(
         metrics: Arc<Metrics>,
         log: AccessLog,
-        (row, method): (usize, &'static str),
-        unary: bool,
+        method: &'static Method,
         origin: Rc<ConnectionOrigin>,
     ) -> Self {
+        let unary = method.stream == StreamingSides::Unary;
         open(&metrics, unary).inc();
         Self {
             metrics,
             log,
             unary,
-            row,
-            method,
+            row: usize::from(method.index),
+            method: method.path,
             origin,
             started: Instant::now(),
             code: None,
-            peer: None,
-            is_proved: false,
-            user: None,
-            member: None,
-            attempts: 0,
+            peer: RefCell::default(),
+            user: RefCell::default(),
+            is_proved: Cell::default(),
+            member: Cell::default(),
+            attempts: Cell::default(),
             sent: 0,
         }
+    }
+
+    /// Notes the caller, as proved or as claimed.
+    pub fn note_peer(&self, peer: Rc<str>) {
+        self.peer.replace(Some(peer));
+    }
+
+    /// Notes the etcd user of the call, and if the caller has proved to be an etcd user.
+    pub fn note_user(&self, user: Option<UserName>, is_proved: bool) {
+        self.user.replace(user);
+        self.is_proved.set(is_proved);
+    }
+
+    /// True once the caller is noted.
+    #[must_use]
+    pub fn has_peer(&self) -> bool {
+        self.peer.borrow().is_some()
+    }
+
+    /// Counts an attempt at `member`. Returns the number of attempts so far.
+    pub fn count_attempt(&self, member: MemberId) -> u32 {
+        self.member.set(Some(member));
+        self.attempts.set(self.attempts.get() + 1);
+        self.attempts.get()
     }
 
     /// Notes the status code of the call. Later codes are ignored.
@@ -111,7 +135,9 @@ impl Drop for AccessRecord {
             // A call of an unproved caller, refused or answered by Keyward itself: repeating the call costs
             // etcd nothing.
             AccessLog::On(limiter)
-                if !self.is_proved && (code != Code::Ok || self.attempts == 0) && !limiter.may_log() =>
+                if !self.is_proved.get()
+                    && (code != Code::Ok || self.attempts.get() == 0)
+                    && !limiter.may_log() =>
             {
                 return;
             }
@@ -122,10 +148,10 @@ impl Drop for AccessRecord {
             method = self.method,
             code = ?code,
             micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-            peer = self.peer.as_deref(),
-            user = self.user.as_ref().map(UserName::as_str),
-            member = self.member.map(tracing::field::display),
-            attempts = self.attempts,
+            peer = self.peer.borrow().as_deref(),
+            user = self.user.borrow().as_ref().map(UserName::as_str),
+            member = self.member.get().map(tracing::field::display),
+            attempts = self.attempts.get(),
             sent = self.sent,
             listener = &*self.origin.listener,
             remote = self.origin.remote.map(tracing::field::display),

@@ -76,8 +76,8 @@ impl Gateway {
             proof_basis: RefCell::new(against),
             number: self.active_streams.next.replace(self.active_streams.next.get() + 1),
         });
-        let stay = self.active_streams.register(&life);
-        self.callers.may_continue(self, &life).map(|()| stay)
+        let registration = self.active_streams.register(&life);
+        self.callers.may_continue(self, &life).map(|()| registration)
     }
 }
 
@@ -121,18 +121,6 @@ impl ActiveStreams {
     /// Waits until an entry with a password not checked by any member begins.
     pub async fn wait_for_unchecked_password(&self) {
         self.by_password.notified().await;
-    }
-
-    /// The number of entries.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.entries.borrow().len()
-    }
-
-    /// True if no stream or waiting call is registered.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Authorizes every entry again and ends the entries without authorization. Entries arriving meanwhile

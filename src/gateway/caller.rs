@@ -17,17 +17,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use arc_swap::Guard;
 use http::HeaderMap;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Identify;
-use crate::credentials::TokenUseGuard;
+use crate::credentials::{LoginProof, TokenUseGuard};
 use crate::downstream::session::{OpenedSessions, PresentedToken, Sealer, Session};
 use crate::downstream::verified_jwts::VerifiedJwts;
 use crate::gateway::access_log::AccessRecord;
-use crate::gateway::exchange::PATIENCE;
-use crate::gateway::login::password_check::{LoginDenial, LoginProof};
+use crate::gateway::login::password_sources::LoginDenial;
+use crate::gateway::retries::PATIENCE;
 use crate::gateway::{ClientConnection, Gateway, expiry_deadline};
 use crate::identity::{Peer, UserName};
 use crate::jwt::VerifiedJwt;
@@ -43,11 +44,11 @@ pub use connection_callers::ConnectionCallers;
 pub use identities::Identities;
 
 /// Opened sessions cached per shard, of some 500 bytes each.
-const OPENED: usize = 8192;
+const OPENED_SESSIONS: usize = 8192;
 /// Pause before a caller is decided again while rules and users file are being replaced.
-const BETWEEN: Duration = Duration::from_millis(5);
+const RELOAD_PAUSE: Duration = Duration::from_millis(5);
 /// Verified JWTs cached per shard, of some 2 KiB each.
-const VERIFIED: usize = 4096;
+const VERIFIED_JWTS: usize = 4096;
 
 /// An identified peer.
 #[derive(Clone)]
@@ -86,12 +87,12 @@ enum CallerEvidence {
 }
 
 impl Caller {
-    fn new(whom: UpstreamUser, until: Option<Instant>, grounds: CallerGrounds) -> Self {
-        let user = match &whom {
+    fn new(upstream_user: UpstreamUser, expires_at: Option<Instant>, grounds: CallerGrounds) -> Self {
+        let user = match &upstream_user {
             UpstreamUser::Nobody => None,
             UpstreamUser::User(identity) => Some(identity.user().clone()),
         };
-        Self { upstream_user: whom, user, expires_at: until, needs_recheck: false, grounds }
+        Self { upstream_user, user, expires_at, needs_recheck: false, grounds }
     }
 
     /// The caller's session, if identified by a session token.
@@ -124,11 +125,12 @@ impl CallerIdentification {
     /// Starts with empty caches.
     #[must_use]
     pub fn new(sealer: Arc<Sealer>, identities: Arc<Published<Identities>>) -> Self {
-        let opened = OpenedSessions::new(sealer, OPENED);
-        Self { opened, verified: VerifiedJwts::new(VERIFIED), identities }
+        let opened = OpenedSessions::new(sealer, OPENED_SESSIONS);
+        Self { opened, verified: VerifiedJwts::new(VERIFIED_JWTS), identities }
     }
 
-    /// Identifies the caller and notes the peer in the record. `method` is `None` for an unknown method.
+    /// Identifies the caller of a call with `headers` under the rules `identities`, and notes the peer in the
+    /// call's record.
     ///
     /// # Errors
     /// The credential is bad, with the same answer for every kind of fault; or the peer is no etcd user, or a
@@ -137,15 +139,16 @@ impl CallerIdentification {
         &self,
         gateway: &Gateway,
         client: &ClientConnection,
-        method: Option<&Method>,
+        method: &Method,
         headers: &HeaderMap,
-        record: &mut AccessRecord,
+        identities: &Arc<Identities>,
+        record: &AccessRecord,
     ) -> Result<Rc<Caller>, Refusal> {
         let presented = PresentedToken::in_headers(headers);
-        client.remembered.borrow_mut().follow(&self.identities.load());
+        client.remembered.borrow_mut().follow(identities);
         let standing = if self.ignores(gateway, client, presented) {
             // A call is identified again once its request is complete, but counted once.
-            if record.peer.is_none() {
+            if !record.has_peer() {
                 gateway.metrics.tokens_ignored.inc();
             }
             self.beside_ignored(gateway, client)?
@@ -173,10 +176,9 @@ impl CallerIdentification {
             gateway.metrics.jwts_refused.inc();
             return Err(refusal);
         }
-        record.peer = Some(Rc::clone(&standing.peer));
+        record.note_peer(Rc::clone(&standing.peer));
         let decided = recheck::upstream_caller(gateway, standing).and_then(|caller| {
-            record.user = caller.user.clone();
-            record.is_proved = caller.user.is_some();
+            record.note_user(caller.user.clone(), caller.user.is_some());
             self.generation(gateway, &caller).map(|_| caller)
         });
         decided.inspect_err(|refusal| {
@@ -191,7 +193,7 @@ impl CallerIdentification {
         &self,
         gateway: &Gateway,
         client: &ClientConnection,
-        method: Option<&Method>,
+        method: &Method,
         presented: PresentedToken<'_>,
     ) -> Result<PeerStanding, Refusal> {
         let (way, takes_default) = {
@@ -204,7 +206,7 @@ impl CallerIdentification {
             (Identify::Jwt, PresentedToken::Token(token)) => self.by_jwt(gateway, client, token),
             (Identify::Certificate, _) => Ok(self.by_certificate(client)),
             (Identify::Token | Identify::Jwt | Identify::Default, _) => {
-                let lent = method.and_then(|method| client.remembered.borrow().lent_token(method));
+                let lent = client.remembered.borrow().lent_token(method);
                 match lent {
                     Some(token) => self.by_token(gateway, client, token.expose()),
                     None if takes_default => Ok(self.by_default(client)),
@@ -236,7 +238,7 @@ impl CallerIdentification {
                         return Ok(standing.with_recheck());
                     }
                 }
-                Err(LoginDenial::WrongPassword | LoginDenial::NoPassword) => {
+                Err(LoginDenial::Refused(_)) => {
                     gateway.metrics.sessions_refused.inc();
                     return Err(Refusal::INVALID_AUTH_TOKEN);
                 }
@@ -244,7 +246,7 @@ impl CallerIdentification {
             }
             // The line and the rules are of different versions of the users file; the second replacement
             // follows shortly.
-            sleep(BETWEEN).await;
+            sleep(RELOAD_PAUSE).await;
         }
     }
 
@@ -337,6 +339,12 @@ impl CallerIdentification {
     #[must_use]
     pub fn may_identify_by(&self, client: &ClientConnection, way: Identify) -> bool {
         self.identities.load().ways(client).contains(&way)
+    }
+
+    /// The current rules.
+    #[must_use]
+    pub fn rules(&self) -> Guard<Arc<Identities>> {
+        self.identities.load()
     }
 
     /// Notifies when the rules are replaced.

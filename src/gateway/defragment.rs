@@ -21,14 +21,18 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use crate::gateway::Gateway;
+use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::gateway::{ClientConnection, Gateway};
+use crate::gateway::exchange::Exchange;
+use crate::gateway::pipeline_result::PipelineResult;
+use crate::gateway::unary_request::UnaryRequest;
 use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::{Member, Membership, Role};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame;
-use crate::rpc::method::Method;
+use crate::upstream::answer::MemberReply;
 use crate::upstream::own_requests::{self, ReadError};
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
 
@@ -36,8 +40,6 @@ use lock::{DefragmentLock, DefragmentLockAttempt};
 
 pub use out_of_service::{DrainedMember, idle};
 
-/// The method's path.
-pub const PATH: &str = "/etcdserverpb.Maintenance/Defragment";
 /// The permission test: a caller permitted to make this read-only call may defragment, in every etcd version.
 const USERS: &str = "/etcdserverpb.Auth/UserList";
 /// A member defragmented within this time is skipped.
@@ -56,7 +58,7 @@ pub struct DefragmentationRegister {
 }
 
 /// Guard of the only running defragmentation of the process.
-pub struct DefragmentationGuard(Arc<DefragmentationRegister>);
+struct DefragmentationGuard(Arc<DefragmentationRegister>);
 
 impl Drop for DefragmentationGuard {
     fn drop(&mut self) {
@@ -86,11 +88,8 @@ impl DefragmentationRegister {
     }
 }
 
-/// True if Keyward runs a Defragment for this target itself, because other voters can take over the member's
-/// calls. False if the call is passed on.
-#[must_use]
-pub fn is_ours(gateway: &Gateway, wanted: MemberTarget) -> bool {
-    let members = gateway.door.members.snapshot.load();
+fn is_ours_at(gateway: &Gateway, wanted: MemberTarget) -> bool {
+    let members = gateway.upstream.members.snapshot.load();
     match wanted {
         // With an unready voter, the call is passed on unchanged, unless a member is being defragmented or
         // about to be: then the call is refused here.
@@ -104,21 +103,38 @@ pub fn is_ours(gateway: &Gateway, wanted: MemberTarget) -> bool {
     }
 }
 
-/// Defragments the wanted member, or all voters. Returns the framed answer.
+/// True if Keyward runs the Defragment itself, because other voters can take over the member's calls.
+/// False if the call is passed on.
+///
+/// # Errors The client names an unknown member.
+pub fn is_ours(call: &Call<'_>, request: &UnaryRequest) -> Result<bool, Refusal> {
+    Ok(is_ours_at(call.gateway, request.member_target(call)?))
+}
+
+/// Defragments the wanted member, or all voters.
 ///
 /// # Errors
 /// No member, or not every member, was defragmented.
-pub async fn serve(
-    gateway: &Rc<Gateway>,
-    client: &Rc<ClientConnection>,
-    caller: &Rc<Caller>,
-    wanted: MemberTarget,
-    deadline: Option<Instant>,
-) -> Result<Bytes, Refusal> {
-    let mut stay = gateway.enter(client, caller)?;
+pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineResult, Refusal> {
+    let wanted = request.member_target(call)?;
+    run(call, &request.caller, wanted).await.map(PipelineResult::Ours)
+}
+
+/// Passes the call on. No other defragmentation begins meanwhile, if the caller may defragment.
+///
+/// # Errors
+/// As [`Exchange::run`].
+pub async fn pass_on(exchange: Exchange<'_>) -> Result<MemberReply, Refusal> {
+    let _running = guard_passed_on_call(exchange.call.gateway, &exchange.user).await;
+    exchange.run(None).await
+}
+
+async fn run(call: &Call<'_>, caller: &Rc<Caller>, wanted: MemberTarget) -> Result<Bytes, Refusal> {
+    let (gateway, client, deadline) = (call.gateway, call.client, call.deadline);
+    let mut registration = gateway.enter(client, caller)?;
     let (tell, told) = oneshot::channel();
     let in_use = caller.in_use();
-    let work = DefragmentJob { gateway: Rc::clone(gateway), whom: caller.upstream_user.clone(), deadline };
+    let work = DefragmentJob { gateway: Rc::clone(gateway), user: caller.upstream_user.clone(), deadline };
     // A separate task, because a begun defragmentation continues in the member even after its client has
     // left.
     let (_waits, left) = oneshot::channel::<()>();
@@ -147,10 +163,8 @@ pub async fn serve(
         }
     };
     gateway.tasks.spawn("defragmentation", run).detach();
-    let late = deadline.map(|deadline| (deadline, Refusal::DEADLINE_EXCEEDED));
-    let ends = client.authorization_end(caller).into_iter().chain(late).min_by_key(|(at, _)| *at);
     let over = async {
-        match ends {
+        match client.authorization_end(caller) {
             Some((at, refusal)) => {
                 sleep_until(at).await;
                 refusal
@@ -161,7 +175,7 @@ pub async fn serve(
     let answer = tokio::select! {
         biased; // the result first, then a revoked authorization
         told = told => told.unwrap_or(Err(Refusal::SHUTTING_DOWN)),
-        refusal = stay.cancelled() => Err(refusal),
+        refusal = registration.cancelled() => Err(refusal),
         refusal = over => Err(refusal),
     };
     answer.map(|message| frame::encode(&message))
@@ -195,7 +209,7 @@ type DefragmentResult = Result<Bytes, Refusal>;
 
 struct DefragmentJob {
     gateway: Rc<Gateway>,
-    whom: UpstreamUser,
+    user: UpstreamUser,
     deadline: Option<Instant>,
 }
 
@@ -203,7 +217,7 @@ impl DefragmentJob {
     /// Defragments the member named by the client.
     async fn one(&self, id: MemberId, client: &oneshot::Sender<DefragmentResult>) -> DefragmentResult {
         let (_running, mut lock) = self.acquire_exclusive().await?;
-        let members = self.gateway.door.members.snapshot.load_full();
+        let members = self.gateway.upstream.members.snapshot.load_full();
         let done = match (members.get(id), unready(&members)) {
             (None, _) => Err(Refusal::NOTHING_SENT),
             (Some(member), Some(unready)) => {
@@ -234,11 +248,11 @@ impl DefragmentJob {
     /// in etcd. No other defragmentation begins until both guards are dropped.
     async fn acquire_exclusive(&self) -> Result<(DefragmentationGuard, Option<DefragmentLock>), Refusal> {
         let told = |error: ReadError| refusal(&error.into(), None, &[]);
-        permitted(&self.gateway.door, &self.whom).await.map_err(told)?;
+        permitted(&self.gateway.upstream, &self.user).await.map_err(told)?;
         let running = self.gateway.defragmentations.begin().ok_or(Refusal::DEFRAGMENTING)?;
         let prefix = self.gateway.config.load().maintenance.etcd_prefix.clone();
         let Some(prefix) = prefix else { return Ok((running, None)) };
-        match lock::take(&self.gateway.door, &self.whom, prefix).await.map_err(told)? {
+        match lock::take(&self.gateway.upstream, &self.user, prefix).await.map_err(told)? {
             DefragmentLockAttempt::Ours(lock) => Ok((running, Some(lock))),
             // A full store accepts no lock key, and defragmentation may free the space.
             DefragmentLockAttempt::NoSpace => {
@@ -264,7 +278,7 @@ impl DefragmentJob {
         client: &oneshot::Sender<DefragmentResult>,
     ) -> Result<Bytes, DefragmentFailure> {
         let may_begin = || self.may_begin(client);
-        let defragment = out_of_service::defragment(&self.gateway.door, &self.whom, member, may_begin);
+        let defragment = out_of_service::defragment(&self.gateway.upstream, &self.user, member, may_begin);
         let answer = match lock {
             None => defragment.await?,
             Some(lock) => {
@@ -289,7 +303,7 @@ impl DefragmentJob {
         }
         let (mut names, mut answer) = (Vec::new(), Bytes::new());
         loop {
-            let next = next(&self.gateway.door.members.snapshot.load(), &over);
+            let next = next(&self.gateway.upstream.members.snapshot.load(), &over);
             let Some(member) = next else { return Ok(answer) };
             let begin =
                 if self.may_begin(client) { self.all_ready().await } else { Err(DefragmentFailure::NoTime) };
@@ -305,7 +319,7 @@ impl DefragmentJob {
 
     /// Waits until every voter is ready.
     async fn all_ready(&self) -> Result<(), DefragmentFailure> {
-        let members = &self.gateway.door.members;
+        let members = &self.gateway.upstream.members;
         let until = Instant::now() + READY;
         let until = self.deadline.map_or(until, |deadline| deadline.min(until));
         loop {
@@ -363,15 +377,8 @@ fn refusal(trouble: &DefragmentFailure, member: Option<&Member>, done: &[Arc<str
 
 /// Takes the process's slot for a Defragment passed on unchanged, so that no other defragmentation begins
 /// meanwhile. Only callers permitted to defragment take the slot.
-pub async fn guard_passed_on_call(
-    gateway: &Gateway,
-    method: &Method,
-    whom: &UpstreamUser,
-) -> Option<DefragmentationGuard> {
-    if method.path != PATH {
-        return None;
-    }
-    permitted(&gateway.door, whom).await.ok()?;
+async fn guard_passed_on_call(gateway: &Gateway, user: &UpstreamUser) -> Option<DefragmentationGuard> {
+    permitted(&gateway.upstream, user).await.ok()?;
     gateway.defragmentations.begin()
 }
 
@@ -379,21 +386,21 @@ pub async fn guard_passed_on_call(
 ///
 /// # Errors
 /// The caller may not, or no member answered.
-pub async fn permitted(door: &Rc<UpstreamClient>, whom: &UpstreamUser) -> Result<(), ReadError> {
-    ask_anywhere(door, whom, USERS, &[]).await.map(drop)
+pub async fn permitted(upstream: &Rc<UpstreamClient>, user: &UpstreamUser) -> Result<(), ReadError> {
+    ask_anywhere(upstream, user, USERS, &[]).await.map(drop)
 }
 
 /// Asks ready members in turn until a member answers.
 async fn ask_anywhere(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     path: &'static str,
     message: &[u8],
 ) -> Result<Bytes, ReadError> {
     let mut tried = Vec::new();
     loop {
-        let member = door.choose(MemberTarget::Any, &tried).ok_or(ReadError::Lost)?;
-        match own_requests::ask(door, whom, &member, path, message).await {
+        let member = upstream.choose(MemberTarget::Any, &tried).ok_or(ReadError::Lost)?;
+        match own_requests::ask(upstream, user, &member, path, message).await {
             Err(ReadError::Lost | ReadError::Login(_)) if tried.len() + 1 < TRIES => tried.push(member.id),
             answered => return answered,
         }

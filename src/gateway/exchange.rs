@@ -5,31 +5,27 @@
 //! Invariants: a call with a possible effect on the store is sent again only if the answer, or the failure to
 //! send, proves the call was not applied; each call renews its credential once per member, and a second
 //! refusal goes to the client, except that an outdated auth revision is retried several times; no retry
-//! happens after a byte of the reply went downstream; every attempt ends by the client's deadline or after
-//! [`PATIENCE`].
+//! happens after a byte of the reply went downstream; every attempt ends after [`PATIENCE`] or before.
 
 mod attempts;
 mod hedge;
 mod member_slot;
 mod tracked_slot;
 
-use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue};
-use tokio::time::{Instant, timeout_at};
+use http::HeaderValue;
+use tokio::time::Instant;
 
 use crate::credentials::{CallCredential, LoginFailure};
-use crate::gateway::Gateway;
-use crate::gateway::access_log::AccessRecord;
-use crate::gateway::exchange::attempts::{Attempt, CallProgress};
+use crate::gateway::call::Call;
+use crate::gateway::exchange::attempts::{Attempt, CallProgress, NextStep};
 use crate::gateway::exchange::member_slot::{SendPermit, SlotOutcome};
 use crate::gateway::exchange::tracked_slot::TrackedSlot;
-use crate::gateway::retries::RetryCause;
+use crate::gateway::retries::{PATIENCE, RetryCause};
 use crate::identity::{MemberId, Revision};
 use crate::lease::lock_wait::LockWait;
 use crate::members::choose::{MemberChooser, MemberTarget};
@@ -38,7 +34,7 @@ use crate::members::membership::{AuthSetting, Member, Membership, MembershipHint
 use crate::refusal::{Refusal, Status};
 use crate::rpc::body_shape;
 use crate::rpc::frame::PREFIX;
-use crate::rpc::method::{Class, Effect, Lane, Method, StreamingSides};
+use crate::rpc::method::{Class, Effect, Lane, StreamingSides};
 use crate::rpc::outcome::{
     JudgedCall, RevealedAuth, StatusVerdict, auth_state, is_of_shared_watch, is_outdated, is_timeout,
     is_trouble, translate, verdict,
@@ -51,9 +47,6 @@ use crate::upstream::own_requests::ReadError;
 use crate::upstream::send::{NoReply, UpstreamHead, UpstreamUser, is_different_cluster, upstream_headers};
 use crate::upstream::waiting_calls::is_still_served;
 
-/// How long a call without an earlier deadline is tried: etcd's own request limit (5 s and two elections of a
-/// second each). etcd clients expect `etcdserver: request timed out` after this time.
-pub const PATIENCE: Duration = Duration::from_secs(7);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// How many times per call a member may answer "users or roles changed meanwhile" before the client gets the
 /// error. While a script grants one role after another, each change refuses the calls in flight.
@@ -68,12 +61,8 @@ const TURN: Duration = Duration::from_secs(1);
 /// A call ready to be sent upstream.
 #[derive(Clone)]
 pub struct Exchange<'a> {
-    /// The shared state of this shard.
-    pub gateway: &'a Gateway,
-    /// The method's row in the method table.
-    pub method: &'static Method,
-    /// The upstream path.
-    pub path: PathAndQuery,
+    /// The client's call.
+    pub call: &'a Call<'a>,
     /// The kind of member for this call.
     pub wanted: MemberTarget,
     /// The connection class carrying the call.
@@ -87,143 +76,123 @@ pub struct Exchange<'a> {
     pub may_reissue: bool,
     /// The etcd user of the call, or no user.
     pub user: UpstreamUser,
-    /// The client's request header.
-    pub headers: &'a HeaderMap,
     /// The framed request message.
     pub body: Bytes,
-    /// The client's deadline.
-    pub deadline: Option<Instant>,
 }
 
 impl Exchange<'_> {
-    /// Tries the call until an answer for the client exists. A call with a claim (a lock wait) is idempotent:
-    /// a claim permits sending again although the call may have been applied, and each sighting of the call
-    /// in the lock queue resets the counters and limits.
+    /// Tries the call until an answer for the client exists. A call with a lock wait is idempotent: the lock
+    /// wait permits sending again although the call may have been applied, and each sighting of the call in
+    /// the lock queue resets the counters and limits.
     ///
     /// # Errors
     /// A refusal of ours, if no member's answer can be passed on.
-    pub async fn run(
-        &self,
-        claim: Option<&LockWait>,
-        record: &mut AccessRecord,
-    ) -> Result<MemberReply, Refusal> {
-        self.gateway.retries.called();
-        let Some(deadline) = self.deadline else { return self.attempts(claim, record).await };
-        match timeout_at(deadline, self.attempts(claim, record)).await {
-            Ok(ended) => ended,
-            Err(_) => Err(Refusal::DEADLINE_EXCEEDED),
-        }
-    }
-
-    async fn attempts(
-        &self,
-        claim: Option<&LockWait>,
-        record: &mut AccessRecord,
-    ) -> Result<MemberReply, Refusal> {
+    pub async fn run(&self, lock_wait: Option<&LockWait>) -> Result<MemberReply, Refusal> {
+        let gateway = self.call.gateway;
+        gateway.retries.called();
         let mut course = CallProgress::new();
         loop {
             // The member and the cluster must come from the same snapshot.
             let (chosen, cluster) = {
-                let members = self.gateway.door.members.snapshot.load();
+                let members = gateway.upstream.members.snapshot.load();
                 (self.choose_among(&members, &course.tried), members.cluster)
             };
             // The caller was authenticated against the previous cluster and may be revoked in the current
             // cluster, so the call is refused. A lock wait is authorized again elsewhere.
-            if claim.is_none() && is_different_cluster(*course.served.get_or_insert(cluster), cluster) {
+            if lock_wait.is_none() && is_different_cluster(*course.served.get_or_insert(cluster), cluster) {
                 return Err(Refusal::NOTHING_SENT);
             }
-            let result = match chosen {
-                Some(member) => self.attempt_at(member, claim, &mut course, record).await,
-                None => None,
+            let placed = match chosen {
+                Some(member) => self.take_slot(member, &course).await,
+                None => SlotOutcome::Nowhere,
             };
-            if let Some((member, attempt)) = result {
-                let mut trouble = RetryCause::Members;
-                match attempt {
-                    Attempt::Answered(answer) => return Ok(answer),
-                    Attempt::Refused(refusal) => return Err(refusal),
-                    Attempt::MemberLeft => {
-                        course.tried.push(member.id);
-                        continue;
-                    }
-                    Attempt::Healed => {
-                        self.gateway.metrics.healed.inc();
-                        tokio::time::sleep(course.after_healing(&member)).await;
-                        continue;
-                    }
-                    Attempt::Again(answer, refusal) => course.last = (answer, refusal),
-                    Attempt::NotAuthenticated(refusal) => {
-                        course.last = (None, refusal);
-                        trouble = self.retry_cause();
-                    }
-                    Attempt::SharedWatchRefusal(answer) => {
-                        course.last = (Some(answer), Refusal::NO_LEADER);
-                        course.patience = Instant::now() + PATIENCE;
-                        course.pause = TURN;
-                    }
+            let attempted = match placed {
+                SlotOutcome::With(permit) => Some(match self.hedge_after(lock_wait, &course) {
+                    None => self.attempt(lock_wait, permit, &course.tried, &mut course.healed).await,
+                    Some(after) => Box::pin(self.hedged(after, permit, &mut course)).await,
+                }),
+                SlotOutcome::Unproved(member, failure) => {
+                    self.call.record.count_attempt(member.id);
+                    Some((member, login_failed(&failure)))
                 }
-                // A lock wait is limited separately, not by the retry budget.
-                if claim.is_none() && !self.gateway.retries.take(trouble, Instant::now()) {
-                    self.gateway.metrics.tries.refused.inc();
-                    return course.end();
-                }
-                if !course.tried.contains(&member.id) {
-                    course.tried.push(member.id);
-                }
-                // Try an untried member at once. After all members were tried, pause to give etcd time.
-                if self.has_another(&self.gateway.door.members.snapshot.load(), &course.tried) {
-                    self.gateway.metrics.retried.inc();
+                SlotOutcome::Elsewhere(left) => {
+                    course.tried.push(left.id);
                     continue;
                 }
-                course.tried.clear();
+                SlotOutcome::Refused(refusal) => return Err(refusal),
+                SlotOutcome::Nowhere => None,
+            };
+            if let Some((member, attempt)) = attempted {
+                if lock_wait.is_some_and(LockWait::take_in_line) {
+                    course.begin_anew();
+                }
+                match self.next_step(lock_wait, &mut course, &member, attempt) {
+                    NextStep::Answer(answer) => return answer,
+                    NextStep::AnotherMember => continue,
+                    NextStep::After(pause) => {
+                        tokio::time::sleep(pause).await;
+                        continue;
+                    }
+                    NextStep::AfterPause => {}
+                }
             }
             if Instant::now() + course.pause > course.patience {
                 return course.end();
             }
-            self.gateway.door.pause_or_change(course.pause).await;
+            gateway.upstream.pause_or_change(course.pause).await;
             course.pause = (course.pause * 2).min(LONGEST_PAUSE);
-            self.gateway.metrics.retried.inc();
+            gateway.metrics.retried.inc();
         }
     }
 
-    /// A single attempt, at `member` or at another member with a free in-flight slot. `None` if the member
-    /// stopped serving while the call waited and no other member is available.
-    async fn attempt_at(
+    /// The step after an attempt at `member`.
+    fn next_step(
         &self,
-        member: Arc<Member>,
-        claim: Option<&LockWait>,
+        lock_wait: Option<&LockWait>,
         course: &mut CallProgress,
-        record: &mut AccessRecord,
-    ) -> Option<(Arc<Member>, Attempt)> {
-        let placed = self.take_slot(member, course).await;
-        if let SlotOutcome::With(SendPermit { member, .. }) | SlotOutcome::Unproved(member, _) = &placed {
-            record.member = Some(member.id);
-            record.attempts += 1;
-        }
-        let (member, attempt) = match &placed {
-            SlotOutcome::With(pass) => match self.hedge_after(claim, course) {
-                None => {
-                    let CallProgress { tried, healed, .. } = &mut *course;
-                    let attempt = self.attempt(claim, pass, tried, healed, record.attempts).await;
-                    (Arc::clone(&pass.member), attempt)
-                }
-                Some(after) => Box::pin(self.hedged(after, pass, course, record)).await,
-            },
-            SlotOutcome::Unproved(member, failure) => (Arc::clone(member), login_failed(failure)),
-            SlotOutcome::Elsewhere(left) => return Some((Arc::clone(left), Attempt::MemberLeft)),
-            SlotOutcome::Nowhere => return None,
-            SlotOutcome::Refused(member, refusal) => {
-                return Some((Arc::clone(member), Attempt::Refused(refusal.clone())));
+        member: &Arc<Member>,
+        attempt: Attempt,
+    ) -> NextStep {
+        let gateway = self.call.gateway;
+        self.call.record.member.set(Some(member.id));
+        let mut cause = RetryCause::Members;
+        match attempt {
+            Attempt::Answered(answer) => return NextStep::Answer(Ok(answer)),
+            Attempt::Refused(refusal) => return NextStep::Answer(Err(refusal)),
+            Attempt::Healed => {
+                gateway.metrics.healed.inc();
+                return NextStep::After(course.after_healing(member));
             }
-        };
-        record.member = Some(member.id);
-        if claim.is_some_and(LockWait::take_in_line) {
-            course.begin_anew();
+            Attempt::Again(answer, refusal) => course.last = (answer, refusal),
+            Attempt::NotAuthenticated(refusal) => {
+                course.last = (None, refusal);
+                cause = self.retry_cause();
+            }
+            Attempt::SharedWatchRefusal(answer) => {
+                course.last = (Some(answer), Refusal::NO_LEADER);
+                course.patience = Instant::now() + PATIENCE;
+                course.pause = TURN;
+            }
         }
-        Some((member, attempt))
+        // A lock wait is limited separately, not by the retry budget.
+        if lock_wait.is_none() && !gateway.retries.take(cause, Instant::now()) {
+            gateway.metrics.tries.refused.inc();
+            return NextStep::Answer(course.end());
+        }
+        if !course.tried.contains(&member.id) {
+            course.tried.push(member.id);
+        }
+        // Try an untried member at once. After all members were tried, pause to give etcd time.
+        if self.has_another(&gateway.upstream.members.snapshot.load(), &course.tried) {
+            gateway.metrics.retried.inc();
+            return NextStep::AnotherMember;
+        }
+        course.tried.clear();
+        NextStep::AfterPause
     }
 
     fn choose(&self, tried: &[MemberId]) -> Option<Arc<Member>> {
-        self.choose_among(&self.gateway.door.members.snapshot.load(), tried)
+        self.choose_among(&self.call.gateway.upstream.members.snapshot.load(), tried)
     }
 
     fn choose_among(&self, members: &Membership, tried: &[MemberId]) -> Option<Arc<Member>> {
@@ -231,8 +200,8 @@ impl Exchange<'_> {
             return Some(member);
         }
         match self.lane {
-            Lane::Unary => self.gateway.door.choose_for_call(members, self.wanted, tried),
-            Lane::Stream | Lane::Bulk => self.gateway.door.choose_among(members, self.wanted, tried),
+            Lane::Unary => self.call.gateway.upstream.choose_for_call(members, self.wanted, tried),
+            Lane::Stream | Lane::Bulk => self.call.gateway.upstream.choose_among(members, self.wanted, tried),
         }
     }
 
@@ -248,51 +217,94 @@ impl Exchange<'_> {
             || is_another_leaderless(members, self.wanted, self.quorum, tried)
     }
 
+    /// Sends the call to the permit's member, and judges the member's answer.
     async fn attempt(
         &self,
-        claim: Option<&LockWait>,
-        pass: &SendPermit,
+        lock_wait: Option<&LockWait>,
+        permit: SendPermit,
         tried: &[MemberId],
         healed: &mut Vec<MemberId>,
-        attempts: u32,
-    ) -> Attempt {
-        let door = &self.gateway.door;
-        let SendPermit { member, credential: shown, place } = pass;
-        let mut head = upstream_headers(self.headers, shown);
-        if attempts > 1
-            && let Some(deadline) = self.deadline
+    ) -> (Arc<Member>, Attempt) {
+        let upstream = &self.call.gateway.upstream;
+        let SendPermit { member, credential, slot } = permit;
+        let mut head = upstream_headers(self.call.headers, &credential);
+        if self.call.record.count_attempt(member.id) > 1
+            && let Some(deadline) = self.call.deadline
         {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
-        let waiting =
-            (self.lane == Lane::Unary).then(|| InFlightCall::begin(door, member, self.latency_use()));
-        let reading = self.read(member, head, place.as_ref());
-        let read = match claim {
-            // No time limit: HTTP/2 pings detect a lost member.
-            None if self.takes_long() => reading.await,
-            None => match self.unless_hung(member, tried, reading).await {
-                Some(read) => read,
-                None if self.effect == Effect::ReadOnly => {
-                    return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT);
+        let in_flight =
+            (self.lane == Lane::Unary).then(|| InFlightCall::begin(upstream, &member, self.latency_use()));
+        let read = {
+            let mut reading = pin!(self.read(&member, head, slot.as_ref()));
+            match lock_wait {
+                // No time limit: HTTP/2 pings detect a lost member.
+                None if self.takes_long() => Some(reading.await),
+                None => {
+                    let displaced = upstream.waiting_calls.at(&member);
+                    let began = Instant::now();
+                    loop {
+                        tokio::select! {
+                            biased; // prefer a result that is already available
+                            read = &mut reading => break Some(read),
+                            () = displaced.notified() => {}
+                        }
+                        if self.leaves_hung(&member, tried, began) {
+                            break None;
+                        }
+                    }
                 }
-                None => return Attempt::Refused(Refusal::REQUEST_TIMED_OUT),
-            },
-            Some(claim) => match claim.await_answer(reading).await {
-                Some(read) => read,
-                None => return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT),
-            },
+                Some(lock_wait) => lock_wait.await_answer(reading).await,
+            }
         };
-        match read {
-            Ok(answer) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => match claim {
-                Some(claim) => judge_shared_watch_refusal(answer, claim).await,
-                None => Attempt::Answered(answer),
-            },
-            Ok(answer) => self.judge(answer, claim, member, shown, healed, waiting),
-            Err(NoReply::NeverSent(reason)) => {
+        let attempt = match read {
+            None if lock_wait.is_some() || self.effect == Effect::ReadOnly => {
+                Attempt::Again(None, Refusal::REQUEST_TIMED_OUT)
+            }
+            None => Attempt::Refused(Refusal::REQUEST_TIMED_OUT),
+            Some(Ok(answer)) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => {
+                match lock_wait {
+                    Some(lock_wait) => judge_shared_watch_refusal(answer, lock_wait).await,
+                    None => Attempt::Answered(answer),
+                }
+            }
+            Some(Ok(answer)) => self.judge(answer, lock_wait, &member, &credential, healed, in_flight),
+            Some(Err(reason)) => self.judge_no_reply(reason, lock_wait, &member, in_flight),
+        };
+        (Arc::clone(&member), attempt)
+    }
+
+    /// True if the call leaves a member that may hang: a read as soon as another member is available, every
+    /// other call after [`PATIENCE`].
+    fn leaves_hung(&self, member: &Member, tried: &[MemberId], began: Instant) -> bool {
+        let members = self.call.gateway.upstream.members.snapshot.load();
+        if self.is_still_at(&members, member) {
+            return false;
+        }
+        let tried: Vec<MemberId> = tried.iter().copied().chain([member.id]).collect();
+        // If the member is ready but not at this call's address, the member has moved to another address.
+        let moved = members.get(member.id).is_some_and(|now| now.is_ready());
+        let another = moved || self.has_another(&members, &tried);
+        let leaves = (self.effect == Effect::ReadOnly && another) || began.elapsed() >= PATIENCE;
+        if leaves {
+            tracing::debug!(member = %member.id, "a call leaves a member that hangs");
+        }
+        leaves
+    }
+
+    fn judge_no_reply(
+        &self,
+        reason: NoReply,
+        lock_wait: Option<&LockWait>,
+        member: &Member,
+        in_flight: Option<InFlightCall<'_>>,
+    ) -> Attempt {
+        match reason {
+            NoReply::NeverSent(reason) => {
                 tracing::debug!(member = %member.id, %reason, "not sent");
                 Attempt::Again(None, Refusal::NOTHING_SENT)
             }
-            Err(NoReply::NotShown(reason)) => {
+            NoReply::NotShown(reason) => {
                 tracing::debug!(
                     member = %member.id,
                     %reason,
@@ -300,17 +312,17 @@ impl Exchange<'_> {
                 );
                 Attempt::NotAuthenticated(Refusal::NOTHING_SENT)
             }
-            Err(NoReply::NoRoom) => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
-            Err(NoReply::Lost(reason)) => {
+            NoReply::NoRoom => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
+            NoReply::Lost(reason) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
-                if let Some(waiting) = waiting {
-                    waiting.failed();
+                if let Some(in_flight) = in_flight {
+                    in_flight.failed();
                 }
                 self.report_lost_reply(member);
-                if let Some(claim) = claim {
-                    claim.lost();
+                if let Some(lock_wait) = lock_wait {
+                    lock_wait.lost();
                 }
-                if self.effect == Effect::ReadOnly || claim.is_some() {
+                if self.effect == Effect::ReadOnly || lock_wait.is_some() {
                     return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST);
                 }
                 Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
@@ -329,43 +341,10 @@ impl Exchange<'_> {
 
     fn report_lost_reply(&self, member: &Member) {
         member.suspect();
-        let members = &self.gateway.door.members;
+        let members = &self.call.gateway.upstream.members;
         members.hints.send(MembershipHint::Unreachable(member.id));
         if members.snapshot.load().leader == Some(member.id) {
             members.hints.send(MembershipHint::NotLeader(member.id));
-        }
-    }
-
-    /// Awaits `reading`. `None` if the member hangs: a read gives up as soon as another member is available,
-    /// every other call after [`PATIENCE`].
-    async fn unless_hung<T>(
-        &self,
-        member: &Member,
-        tried: &[MemberId],
-        reading: impl Future<Output = T>,
-    ) -> Option<T> {
-        let told = self.gateway.door.lingering.at(member);
-        let began = Instant::now();
-        let mut reading = pin!(reading);
-        loop {
-            tokio::select! {
-                biased; // prefer a result that is already available
-                read = &mut reading => return Some(read),
-                () = told.notified() => {}
-            }
-            let members = self.gateway.door.members.snapshot.load();
-            if self.is_still_at(&members, member) {
-                continue;
-            }
-            let tried: Vec<MemberId> = tried.iter().copied().chain([member.id]).collect();
-            // If the member is ready but not at this call's address, the member has moved to another address.
-            let moved = members.get(member.id).is_some_and(|now| now.is_ready());
-            let another = moved || self.has_another(&members, &tried);
-            let may_leave = self.effect == Effect::ReadOnly && another;
-            if may_leave || began.elapsed() >= PATIENCE {
-                tracing::debug!(member = %member.id, "a call leaves a member that hangs");
-                return None;
-            }
         }
     }
 
@@ -377,31 +356,32 @@ impl Exchange<'_> {
             self.wanted,
             MemberTarget::Any | MemberTarget::Near | MemberTarget::Home(_) | MemberTarget::LeaderFirst
         );
-        let small = || body_shape::is_of_one_key(self.method, self.body.get(PREFIX..).unwrap_or_default());
+        let small =
+            || body_shape::is_of_one_key(self.call.method, self.body.get(PREFIX..).unwrap_or_default());
         if balanced && small() { LatencySampling::Tells } else { LatencySampling::TellsNothing }
     }
 
     /// True if a missing answer is not a sign of a hanging member, as for streams, large answers and
     /// maintenance.
     fn takes_long(&self) -> bool {
-        self.lane != Lane::Unary || self.method.class == Class::Maintenance
+        self.lane != Lane::Unary || self.call.method.class == Class::Maintenance
     }
 
     /// True if the client's own deadline, not the member, ended the call.
     fn is_over(&self) -> bool {
-        self.deadline.is_some_and(|deadline| Instant::now() + MOMENT >= deadline)
+        self.call.deadline.is_some_and(|deadline| Instant::now() + MOMENT >= deadline)
     }
 
     /// Learns the member's revision and raft term from an answer.
     fn note(&self, answer: &mut MemberReply, member: &Member) {
-        if self.method.stream != StreamingSides::Unary {
+        if self.call.method.stream != StreamingSides::Unary {
             return;
         }
         answer.read_progress();
         if let Some(seen) = answer.progress {
-            member.conduct.record_revision(Revision(seen.revision));
+            member.load.record_revision(Revision(seen.revision));
             if seen.term > member.term {
-                self.gateway.door.report_term(seen.term);
+                self.call.gateway.upstream.report_term(seen.term);
             }
         }
     }
@@ -410,15 +390,20 @@ impl Exchange<'_> {
         &self,
         member: &Arc<Member>,
         head: UpstreamHead,
-        place: Option<&TrackedSlot>,
+        slot: Option<&TrackedSlot>,
     ) -> Result<MemberReply, NoReply> {
         let message = Some(self.body.clone());
-        let body = match place {
-            Some(place) => UpstreamRequestBody::Tracked(message, place.track()),
+        let body = match slot {
+            Some(slot) => UpstreamRequestBody::Tracked(message, slot.track()),
             None => UpstreamRequestBody::Once(message),
         };
-        let sent = self.gateway.door.send(member, self.lane, self.path.clone(), head, body).await;
-        let hold = if self.method.stream == StreamingSides::Unary { HELD } else { 0 };
+        let sent = self
+            .call
+            .gateway
+            .upstream
+            .send(member, self.lane, self.call.method.path_and_query(), head, body)
+            .await;
+        let hold = if self.call.method.stream == StreamingSides::Unary { HELD } else { 0 };
         let (response, in_flight) = sent?;
         MemberReply::read(response, in_flight, hold).await.map_err(NoReply::Lost)
     }
@@ -426,34 +411,34 @@ impl Exchange<'_> {
     fn judge(
         &self,
         mut answer: MemberReply,
-        claim: Option<&LockWait>,
+        lock_wait: Option<&LockWait>,
         member: &Member,
         shown: &CallCredential,
         healed: &mut Vec<MemberId>,
-        waiting: Option<InFlightCall<'_>>,
+        in_flight: Option<InFlightCall<'_>>,
     ) -> Attempt {
         let status = answer.status();
         let refused = status.as_ref().is_some_and(|status| !status.is_ok());
         let Some(status) = status.filter(|_| refused) else {
-            if let Some(waiting) = waiting {
-                waiting.answered(true);
+            if let Some(in_flight) = in_flight {
+                in_flight.answered(true);
             }
             self.extended(shown);
             self.note(&mut answer, member);
             return Attempt::Answered(answer);
         };
-        match waiting {
-            Some(waiting) if is_timeout(&status) && !self.is_over() => waiting.failed(),
-            Some(waiting) => waiting.answered(false),
+        match in_flight {
+            Some(in_flight) if is_timeout(&status) && !self.is_over() => in_flight.failed(),
+            Some(in_flight) => in_flight.answered(false),
             None => {}
         }
         if is_trouble(&status) {
             // The leader may be lost or replaced: request a probe.
-            self.gateway.door.members.hints.send(MembershipHint::NotLeader(member.id));
+            self.call.gateway.upstream.members.hints.send(MembershipHint::NotLeader(member.id));
         }
         let asked = self.asked(shown);
         if auth_state(&asked, &status) == Some(RevealedAuth::On) {
-            self.gateway.door.report_auth(AuthSetting::On);
+            self.call.gateway.upstream.report_auth(AuthSetting::On);
             // No token was sent because auth was believed to be off; auth is on now.
             let unproved = matches!((&self.user, shown), (UpstreamUser::User(_), CallCredential::Nothing));
             if unproved && self.may_reissue && !healed.contains(&member.id) {
@@ -465,11 +450,11 @@ impl Exchange<'_> {
             StatusVerdict::Heal if self.may_reissue => self.heal(answer, &status, member, shown, healed),
             // A client addressing a member gets the answer of exactly this member.
             StatusVerdict::Elsewhere if self.may_reissue && !matches!(self.wanted, MemberTarget::This(_)) => {
-                self.gateway.door.members.hints.send(MembershipHint::NotLeader(member.id));
+                self.call.gateway.upstream.members.hints.send(MembershipHint::NotLeader(member.id));
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
-            StatusVerdict::Unclear if claim.is_some() && is_trouble(&status) => {
-                claim.inspect(|claim| claim.lost());
+            StatusVerdict::Unclear if lock_wait.is_some() && is_trouble(&status) => {
+                lock_wait.inspect(|lock_wait| lock_wait.lost());
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
             StatusVerdict::Final => {
@@ -488,7 +473,7 @@ impl Exchange<'_> {
     /// counted: every etcd version checks the token for these, and some versions skip the check for the rest.
     fn extended(&self, shown: &CallCredential) {
         if let Some(token) = shown.token()
-            && matches!(self.method.class, Class::Read | Class::Write)
+            && matches!(self.call.method.class, Class::Read | Class::Write)
         {
             token.mark_used();
         }
@@ -504,7 +489,7 @@ impl Exchange<'_> {
     ) -> Attempt {
         let asked = self.asked(shown);
         let times = healed.iter().filter(|id| **id == member.id).count();
-        let prover = self.gateway.door.login_member(member);
+        let prover = self.call.gateway.upstream.login_member(member);
         let outdated = is_outdated(&asked, status) && times < OUTDATED;
         match &self.user {
             UpstreamUser::User(identity) if times == 0 && identity.renew(prover, shown) => {}
@@ -522,7 +507,7 @@ impl Exchange<'_> {
     }
 
     fn asked(&self, shown: &CallCredential) -> JudgedCall {
-        JudgedCall { method: self.method, effect: self.effect, proof: shown.proof() }
+        JudgedCall { method: self.call.method, effect: self.effect, proof: shown.proof() }
     }
 }
 
@@ -536,9 +521,9 @@ fn translated(mut answer: MemberReply, asked: &JudgedCall, status: &Status) -> M
 
 /// Decides about a Lock or Campaign refused by the member's shared watch stream: the call may wait if the
 /// user may read the lock queue.
-async fn judge_shared_watch_refusal(answer: MemberReply, claim: &LockWait) -> Attempt {
-    claim.lost();
-    match claim.is_permitted().await {
+async fn judge_shared_watch_refusal(answer: MemberReply, lock_wait: &LockWait) -> Attempt {
+    lock_wait.lost();
+    match lock_wait.is_permitted().await {
         Ok(()) => Attempt::SharedWatchRefusal(answer),
         Err(ReadError::Refused(status)) if !is_trouble(&status) => Attempt::Answered(answer),
         Err(_) => Attempt::Again(Some(answer), Refusal::NO_LEADER),

@@ -12,6 +12,7 @@ use prost::Message as _;
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_memory::{REQUEST, RequestMemoryCharge};
 use crate::downstream::request_messages::RequestBody;
+use crate::gateway::call::Call;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::request_body::collect_of_anybody;
 use crate::gateway::{ClientConnection, Gateway};
@@ -20,10 +21,6 @@ use crate::pb::health::{HealthCheckRequest, HealthCheckResponse};
 use crate::refusal::Refusal;
 use crate::rpc::frame;
 
-/// The path of Check.
-pub const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// The path of Watch.
-pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// The most open health watches of a connection; a client needs a single health watch.
 const WATCHES: usize = 16;
 /// Memory charged for an open health watch beyond its request: its task and its queued messages.
@@ -53,26 +50,23 @@ impl Drop for OpenHealthWatch {
 ///
 /// # Errors
 /// The request names a service, or cannot be read.
-pub async fn check(gateway: &Gateway, body: RequestBody) -> Result<PipelineResult, Refusal> {
+pub async fn check(call: &Call<'_>, body: RequestBody) -> Result<PipelineResult, Refusal> {
     asked(body).await?;
-    Ok(PipelineResult::Ours(answer(now(gateway))))
+    Ok(PipelineResult::Ours(answer(now(call.gateway))))
 }
 
 /// Answers Watch with the current status and every change.
 ///
 /// # Errors
 /// As [`check`], or a limit on open health watches or memory is reached.
-pub async fn watch(
-    gateway: &Rc<Gateway>,
-    client: &ClientConnection,
-    body: RequestBody,
-) -> Result<PipelineResult, Refusal> {
+pub async fn watch(call: &Call<'_>, body: RequestBody) -> Result<PipelineResult, Refusal> {
+    let (gateway, client) = (call.gateway, call.client);
     let mut held = asked(body).await?;
     let open = OpenHealthWatch::on(client).ok_or(Refusal::TOO_MANY_REQUESTS)?;
     if !held.charge(REQUEST + OPEN) {
         return Err(Refusal::TOO_MANY_REQUESTS);
     }
-    let (speaker, said) = ReplySender::channel();
+    let (replies, said) = ReplySender::channel();
     let watched = Rc::clone(gateway);
     let mut drain = client.drain.clone();
     let run = async move {
@@ -83,14 +77,14 @@ pub async fn watch(
             let status = now(&watched);
             if told != Some(status) {
                 told = Some(status);
-                if speaker.say(answer(status)).await.is_err() {
+                if replies.say(answer(status)).await.is_err() {
                     return;
                 }
             }
             tokio::select! {
-                () = speaker.gone() => return,
+                () = replies.gone() => return,
                 _ = drain.wait_for(Option::is_some) =>
-                    return speaker.end(Refusal::SHUTTING_DOWN.status()).await,
+                    return replies.end(Refusal::SHUTTING_DOWN.status()).await,
                 changed = ready.changed() => if changed.is_err() { return },
             }
         }

@@ -10,19 +10,31 @@ use prost::Message as _;
 use tokio::time::timeout;
 
 use crate::gateway::Gateway;
+use crate::gateway::exchange::Exchange;
 use crate::identity::MemberId;
 use crate::members::membership::MembershipHint;
 use crate::pb::etcdserverpb::MoveLeaderRequest;
+use crate::refusal::Refusal;
+use crate::upstream::answer::MemberReply;
 
-/// The method's path.
-pub const PATH: &str = "/etcdserverpb.Maintenance/MoveLeader";
 /// The longest delay: the time of two probes of a healthy member.
 const SEEN: Duration = Duration::from_secs(1);
 
-/// Waits until the target of a MoveLeader is known as the leader. `message` is the request.
-pub async fn wait_for_leader(gateway: &Gateway, message: &[u8]) {
+/// Makes the call, and waits until the target of a success is known as the leader. `message` is the request.
+///
+/// # Errors
+/// As [`Exchange::run`].
+pub async fn run(exchange: Exchange<'_>, message: &[u8]) -> Result<MemberReply, Refusal> {
+    let answer = exchange.run(None).await?;
+    if answer.is_success() {
+        wait_for_leader(exchange.call.gateway, message).await;
+    }
+    Ok(answer)
+}
+
+async fn wait_for_leader(gateway: &Gateway, message: &[u8]) {
     let Ok(MoveLeaderRequest { target_id }) = MoveLeaderRequest::decode(message) else { return };
-    let (members, target) = (&gateway.door.members, MemberId(target_id));
+    let (members, target) = (&gateway.upstream.members, MemberId(target_id));
     if members.snapshot.load().get(target).is_none() {
         return;
     }

@@ -8,28 +8,43 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::gateway::call::Call;
 use crate::identity::MemberId;
 use crate::identity::named_member::NamedMember;
+use crate::members::membership::MembershipHint;
+use crate::refusal::Refusal;
 use crate::rpc::frame;
 use crate::rpc::scan::{ScanFault, WireField, WireFields, WireValue, append_bytes_field};
+use crate::rpc::schema::MessageId;
+use crate::upstream::answer::MemberReply;
 
 /// `Member.ID`, `Member.name` and `Member.clientURLs`.
 const ID: u32 = 1;
 const NAME: u32 = 2;
 const CLIENT_URLS: u32 = 4;
 
-/// The field numbers of the `Member` messages in the answer of the method `path`.
-#[must_use]
-pub fn member_fields(path: &str) -> Option<&'static [u32]> {
-    match path {
-        // MemberAddResponse: member = 2, members = 3.
-        "/etcdserverpb.Cluster/MemberAdd" => Some(&[2, 3]),
-        "/etcdserverpb.Cluster/MemberRemove"
-        | "/etcdserverpb.Cluster/MemberUpdate"
-        | "/etcdserverpb.Cluster/MemberList"
-        | "/etcdserverpb.Cluster/MemberPromote" => Some(&[2]),
-        _ => None,
+/// Replaces the client URLs in a successful answer with Keyward's own.
+///
+/// # Errors
+/// The answer is too large to be read whole, and would reveal the members' own addresses.
+pub fn finish(call: &Call<'_>, answer: &mut MemberReply) -> Result<(), Refusal> {
+    if call.method.body != MessageId::MemberListRequest {
+        call.gateway.upstream.members.hints.send(MembershipHint::ListChanged);
     }
+    let whole = answer.message();
+    let message = whole.as_ref().and_then(|framed| framed.get(frame::PREFIX..));
+    let snapshot = call.snapshot();
+    let urls = snapshot.config.advertise.to_clients_of(&call.client.listener.name);
+    let (message, urls) = message.zip(urls).ok_or(Refusal::UNREADABLE_ANSWER)?;
+    let rewritten = rewrite(message, member_fields(call.method.body), &urls.members, &urls.client_urls);
+    answer.data = [rewritten.map_err(|_| Refusal::UNREADABLE_ANSWER)?].into();
+    Ok(())
+}
+
+/// The field numbers of the `Member` messages in the answer to a request.
+fn member_fields(request: MessageId) -> &'static [u32] {
+    // MemberAddResponse: member = 2, members = 3.
+    if request == MessageId::MemberAddRequest { &[2, 3] } else { &[2] }
 }
 
 /// Replaces the members' client URLs by each member's entry in `urls`, or by the `shared` URLs. Returns the
@@ -37,7 +52,7 @@ pub fn member_fields(path: &str) -> Option<&'static [u32]> {
 ///
 /// # Errors
 /// The member's answer is not valid protobuf.
-pub fn rewrite(
+fn rewrite(
     message: &[u8],
     members: &[u32],
     urls: &[(NamedMember, Vec<String>)],

@@ -27,9 +27,9 @@ impl PipelineResult {
     /// Returns the response; its end completes `record`.
     pub fn reply(self, record: AccessRecord) -> DownstreamResponse {
         match self {
-            Self::Member(answer, in_use, stay, room) => {
+            Self::Member(answer, in_use, registration, room) => {
                 let broken = Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST;
-                reply::deliver(*answer, broken, in_use, stay, room, record)
+                reply::deliver(*answer, broken, in_use, registration, room, record)
             }
             Self::Ours(message) => reply::message(message, record),
             Self::Stream(said) => reply::stream(said, Refusal::SHUTTING_DOWN, record),

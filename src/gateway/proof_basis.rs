@@ -12,7 +12,7 @@ use crate::gateway::Gateway;
 use crate::identity::ClusterId;
 
 /// How long a proof counts while no member reports the auth revision.
-const UNSEEN: Duration = Duration::from_secs(10);
+const VALID_UNSEEN: Duration = Duration::from_secs(10);
 
 /// The state against which a session's password was proved.
 #[derive(Clone)]
@@ -32,7 +32,7 @@ impl ProofBasis {
         let logins = &gateway.logins;
         Self {
             revision: logins.auth_revision().settled(),
-            cluster: gateway.door.members.snapshot.load().cluster,
+            cluster: gateway.upstream.members.snapshot.load().cluster,
             passwords: logins.passwords(),
             at: Instant::now(),
         }
@@ -51,7 +51,8 @@ impl ProofBasis {
         cluster: Option<ClusterId>,
         passwords: &Arc<Passwords>,
     ) -> bool {
-        let changed = revision.map_or(self.at.elapsed() >= UNSEEN, |revision| revision != self.revision);
+        let changed =
+            revision.map_or(self.at.elapsed() >= VALID_UNSEEN, |revision| revision != self.revision);
         changed || cluster != self.cluster || !Arc::ptr_eq(&self.passwords, passwords)
     }
 }

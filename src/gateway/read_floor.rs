@@ -10,11 +10,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
-use crate::gateway::ClientConnection;
-use crate::gateway::access_log::AccessRecord;
-use crate::gateway::exchange::{Exchange, PATIENCE};
+use crate::gateway::exchange::Exchange;
+use crate::gateway::retries::PATIENCE;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::Member;
 use crate::refusal::{Code, Refusal};
@@ -34,36 +33,19 @@ const FUTURE: &str = "etcdserver: mvcc: required revision is a future revision";
 ///
 /// # Errors
 /// Keyward's own refusal, if no member's answer can be relayed.
-pub async fn run(
-    exchange: Exchange<'_>,
-    client: &ClientConnection,
-    message: &Bytes,
-    record: &mut AccessRecord,
-) -> Result<MemberReply, Refusal> {
-    let deadline = exchange.deadline;
-    let answered = answered(exchange, client, message, record);
-    match deadline {
-        None => answered.await,
-        Some(deadline) => timeout_at(deadline, answered).await.unwrap_or(Err(Refusal::DEADLINE_EXCEEDED)),
-    }
-}
-
-async fn answered(
-    mut exchange: Exchange<'_>,
-    client: &ClientConnection,
-    message: &Bytes,
-    record: &mut AccessRecord,
-) -> Result<MemberReply, Refusal> {
+pub async fn run(mut exchange: Exchange<'_>, message: &Bytes) -> Result<MemberReply, Refusal> {
+    let call = exchange.call;
+    let client = call.client;
     let shown = client.floor.header_watermark();
     for _ in 0..ROUNDS {
-        let answer = exchange.run(None, record).await?;
+        let answer = exchange.run(None).await?;
         if !is_behind(&answer, shown) {
             return Ok(answer);
         }
-        let door = &exchange.gateway.door;
-        let members = door.members.snapshot.load_full();
-        let Some(member) = record.member.and_then(|id| members.get(id)) else { continue };
-        exchange.gateway.metrics.tries.behind.inc();
+        let upstream = &call.gateway.upstream;
+        let members = upstream.members.snapshot.load_full();
+        let Some(member) = call.record.member.get().and_then(|id| members.get(id)) else { continue };
+        call.gateway.metrics.tries.behind.inc();
         if member.is_leaderless_voter() {
             // Without a leader the member cannot catch up, and the answer would be older than earlier
             // answers.
@@ -73,12 +55,12 @@ async fn answered(
             continue;
         }
         tracing::debug!(member = %member.id, "a member is behind what its client was shown");
-        let key = body_shape::first_key(exchange.method, message);
-        if !catches_up(door, &exchange.user, member, key.as_deref()).await {
+        let key = body_shape::first_key(call.method, message);
+        if !catches_up(upstream, &exchange.user, member, key.as_deref()).await {
             continue;
         }
         exchange.wanted = MemberTarget::This(member.id);
-        let answer = exchange.run(None, record).await?;
+        let answer = exchange.run(None).await?;
         if is_behind(&answer, shown) && answer.progress.is_some() {
             client.floor.reset();
         }
@@ -93,48 +75,41 @@ async fn answered(
 ///
 /// # Errors
 /// Keyward's own refusal, if no member's answer can be relayed.
-pub async fn run_after_catch_up(
-    mut exchange: Exchange<'_>,
-    record: &mut AccessRecord,
-) -> Result<MemberReply, Refusal> {
-    let patience = Instant::now() + PATIENCE;
-    let (until, late) = match exchange.deadline {
-        Some(deadline) if deadline <= patience => (deadline, Refusal::DEADLINE_EXCEEDED),
-        _ => (patience, Refusal::REQUEST_TIMED_OUT),
-    };
+pub async fn run_after_catch_up(mut exchange: Exchange<'_>) -> Result<MemberReply, Refusal> {
+    let call = exchange.call;
     let wanted = exchange.wanted;
     let answered = async {
         let mut tried = Vec::new();
         for _ in 0..ROUNDS {
-            let door = &exchange.gateway.door;
-            let members = door.members.snapshot.load_full();
-            let Some(member) = door.choose_for_call(&members, wanted, &tried) else { break };
+            let upstream = &call.gateway.upstream;
+            let members = upstream.members.snapshot.load_full();
+            let Some(member) = upstream.choose_for_call(&members, wanted, &tried) else { break };
             tried.push(member.id);
-            if !catches_up(door, &exchange.user, &member, None).await {
+            if !catches_up(upstream, &exchange.user, &member, None).await {
                 continue;
             }
             exchange.wanted = MemberTarget::Home(Some(member.id));
-            let answer = exchange.run(None, record).await?;
+            let answer = exchange.run(None).await?;
             // Any other member may be behind.
-            if record.member == Some(member.id) {
+            if call.record.member.get() == Some(member.id) {
                 return Ok(answer);
             }
         }
         Err(if tried.is_empty() { Refusal::NO_LEADER } else { Refusal::REQUEST_TIMED_OUT })
     };
-    timeout_at(until, answered).await.unwrap_or(Err(late))
+    timeout(PATIENCE, answered).await.unwrap_or(Err(Refusal::REQUEST_TIMED_OUT))
 }
 
 /// Makes the member apply all writes committed so far; false if unconfirmed.
 async fn catches_up(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     member: &Arc<Member>,
     key: Option<&[u8]>,
 ) -> bool {
     // etcd refuses a read without a key before waiting for the applied index.
     let key = key.filter(|key| !key.is_empty()).unwrap_or(b"\0");
-    match linearizable_revision(door, whom, member, key).await {
+    match linearizable_revision(upstream, user, member, key).await {
         Ok(_) => true,
         // etcd checks the caller's permission after the member has caught up.
         Err(ReadError::Refused(status)) => !is_trouble(&status),

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::gateway::access_log::AccessRecord;
 use crate::gateway::defragment::{self, DrainedMember};
 use crate::gateway::exchange::Exchange;
 use crate::identity::MemberId;
@@ -20,8 +19,6 @@ use crate::refusal::Refusal;
 use crate::rpc::body_shape;
 use crate::upstream::answer::MemberReply;
 
-/// The method's path.
-pub const PATH: &str = "/etcdserverpb.Cluster/MemberRemove";
 /// How long to wait for calls in flight at the member: etcd answers nearly all calls faster, and operators'
 /// tools give up after five seconds.
 const CALLS: Duration = Duration::from_secs(1);
@@ -32,35 +29,19 @@ const GONE: Duration = Duration::from_secs(15);
 /// The interval between looks at the member list, besides every change.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Makes the call. For a MemberRemove, takes the member out of service first.
+/// Takes the member out of service, and makes the call.
 ///
 /// # Errors
 /// As [`Exchange::run`].
-pub async fn or_run(
-    exchange: Exchange<'_>,
-    message: &[u8],
-    record: &mut AccessRecord,
-) -> Result<MemberReply, Refusal> {
-    if exchange.method.path == PATH {
-        // Boxed, so that other calls do not pay for the larger future.
-        return Box::pin(removed(exchange, message, record)).await;
-    }
-    exchange.run(None, record).await
-}
-
-async fn removed(
-    exchange: Exchange<'_>,
-    message: &[u8],
-    record: &mut AccessRecord,
-) -> Result<MemberReply, Refusal> {
-    let gateway = exchange.gateway;
+pub async fn run(exchange: Exchange<'_>, message: &[u8]) -> Result<MemberReply, Refusal> {
+    let gateway = exchange.call.gateway;
     let id = body_shape::member_id(message);
     let leaving = prepare(&exchange, id).await;
-    let answer = exchange.run(None, record).await?;
+    let answer = exchange.run(None).await?;
     if let Some(leaving) = leaving
-        && answer.status().is_none_or(|status| status.is_ok())
+        && answer.is_success()
     {
-        let members = gateway.door.members.clone();
+        let members = gateway.upstream.members.clone();
         let keep = async move {
             drop(timeout(GONE, gone(&members, id)).await);
             drop(leaving);
@@ -78,13 +59,13 @@ struct RemovalGuard {
 }
 
 async fn prepare(exchange: &Exchange<'_>, id: MemberId) -> Option<RemovalGuard> {
-    let door = &exchange.gateway.door;
-    let member = door.members.snapshot.load().get(id).cloned()?;
+    let upstream = &exchange.call.gateway.upstream;
+    let member = upstream.members.snapshot.load().get(id).cloned()?;
     // Only permitted callers may take the member out of service. Otherwise the call goes to etcd unprepared,
     // and etcd decides.
-    defragment::permitted(door, &exchange.user).await.ok()?;
+    defragment::permitted(upstream, &exchange.user).await.ok()?;
     let probes = member.rest.begin_removal();
-    let calls = member.is_ready().then(|| DrainedMember::new(door, &member));
+    let calls = member.is_ready().then(|| DrainedMember::new(upstream, &member));
     let waits = calls.as_ref().is_none_or(DrainedMember::is_free);
     if waits && timeout(CALLS, defragment::idle(&member)).await.is_err() {
         tracing::info!(member = %id, "calls go on at a member that is about to be removed");

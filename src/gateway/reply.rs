@@ -70,13 +70,13 @@ pub fn message(framed: Bytes, mut record: AccessRecord) -> DownstreamResponse {
 }
 
 /// A member's answer. The client is told `broken` if the rest of the answer does not arrive. `in_use` is held
-/// until the reply has ended, `stay` while more of the answer arrives, `room` while bytes are unread.
+/// until the reply has ended, `registration` while more of the answer arrives, `room` while bytes are unread.
 #[must_use]
 pub fn deliver(
     answer: MemberReply,
     broken: Refusal,
     in_use: Option<TokenUseGuard>,
-    stay: Registration,
+    registration: Registration,
     room: Option<UnreadRoom>,
     mut record: AccessRecord,
 ) -> DownstreamResponse {
@@ -88,7 +88,7 @@ pub fn deliver(
     let rest = match answer.rest {
         _ if only_headers => ReplyRest::Nothing,
         answer::ReplyRemainder::Whole(trailers) => ReplyRest::Trailers(trailers),
-        answer::ReplyRemainder::More(body) => ReplyRest::Piped(body, broken, stay),
+        answer::ReplyRemainder::More(body) => ReplyRest::Piped(body, broken, registration),
     };
     let contents = ReplyContents::new(answer.data, rest, Some((answer.in_flight, in_use)));
     let holding = match room {

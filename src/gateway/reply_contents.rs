@@ -79,8 +79,8 @@ impl ReplyContents {
 
     /// The next piece. Cancel-safe.
     pub(super) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<ReplyPiece> {
-        if let ReplyRest::Piped(_, _, stay) = &mut self.rest
-            && let Poll::Ready(refusal) = stay.poll_cut(cx)
+        if let ReplyRest::Piped(_, _, registration) = &mut self.rest
+            && let Poll::Ready(refusal) = registration.poll_cut(cx)
         {
             self.held.clear();
             return self.end(refusal.trailers());

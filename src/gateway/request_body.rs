@@ -13,8 +13,9 @@ use tokio::time::timeout;
 
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
+use crate::gateway::UNIDENTIFIED_REQUEST_SIZE;
+use crate::gateway::call::Call;
 use crate::gateway::inflating::inflate;
-use crate::gateway::{Gateway, UNIDENTIFIED_REQUEST_SIZE};
 use crate::refusal::{Code, Refusal};
 use crate::rpc::encoding::Encoding;
 use crate::rpc::frame::{self, Payload};
@@ -28,17 +29,14 @@ const ARRIVAL: Duration = Duration::from_secs(30);
 /// # Errors
 /// The message is incomplete or too large, or the memory budget has no room for the message.
 pub(super) async fn collect(
-    gateway: &Gateway,
+    call: &Call<'_>,
     body: RequestBody,
 ) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
-    let limit = gateway.config.load().limits.request_size;
+    let limit = call.snapshot().config.limits.request_size;
     // Buffered bytes come from a shared budget, so an unfinished request must end after `ARRIVAL`.
     let gathered = gather(body, limit).await;
     gathered.map_err(|refusal| match refusal.code() {
-        Code::InvalidArgument => {
-            gateway.metrics.not_canonical.inc();
-            refusal
-        }
+        Code::InvalidArgument => call.not_canonical(refusal),
         _ => refusal,
     })
 }
@@ -49,6 +47,19 @@ pub(super) async fn collect(
 /// As [`collect`].
 pub(super) async fn collect_of_anybody(body: RequestBody) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
     gather(body, UNIDENTIFIED_REQUEST_SIZE).await
+}
+
+/// A compact copy of the request of a call that waits without limit, charged to the budget of waiting
+/// requests.
+///
+/// # Errors The budget has no room.
+pub(super) fn hold_while_waiting(
+    call: &Call<'_>,
+    request: &Bytes,
+) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
+    let held = call.gateway.hold_waiting(call.client, request.len()).ok_or(Refusal::TOO_MANY_REQUESTS)?;
+    // A slice of the read buffer would keep the whole buffer in memory.
+    Ok((Bytes::copy_from_slice(request), held))
 }
 
 async fn gather(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemoryCharge), Refusal> {

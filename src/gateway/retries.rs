@@ -7,11 +7,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::credentials::IdentityKey;
 
+/// How long a call without an earlier deadline is tried: etcd's own request limit (5 s and two elections of a
+/// second each). etcd clients expect `etcdserver: request timed out` after this time.
+pub const PATIENCE: Duration = Duration::from_secs(7);
 /// The price of a retry. Each call earns 1, so retries are a fifth of the traffic.
 const TRY: u64 = 5;
 /// Additional retries per second, for a shard with little traffic.
@@ -109,8 +113,6 @@ impl RetryAccount {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn taken(retries: &RetryBudget, now: Instant, tries: usize) -> usize {

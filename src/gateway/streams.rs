@@ -9,20 +9,21 @@ use std::future::{Future, pending};
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::downstream::client_replies::{ClientReply, ReplySender};
+use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
 use crate::downstream::watch_starts::WatchStart;
 use crate::gateway::active_streams::Registration;
+use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::gateway::{ClientConnection, Gateway, blocking_calls};
+use crate::gateway::pipeline_result::PipelineResult;
+use crate::gateway::request_body::hold_while_waiting;
+use crate::gateway::unary_request::UnaryRequest;
 use crate::lease::keepalive::KeepAliveStream;
 use crate::lease::observe::ObserveStream;
 use crate::members::choose::MemberChooser;
@@ -41,24 +42,22 @@ const PROGRESS_GRACE: Duration = Duration::from_millis(500);
 /// Starts a client's Watch stream. `start` represents the creates possibly received with the header.
 ///
 /// # Errors
-/// The caller is not authorized: see [`Gateway::enter`].
+/// The caller is not authorized: see `Gateway::enter`.
 pub fn watch(
-    gateway: &Rc<Gateway>,
-    client: &Rc<ClientConnection>,
+    call: &Call<'_>,
     caller: &Rc<Caller>,
-    headers: &HeaderMap,
-    deadline: Option<Instant>,
     body: RequestBody,
     start: WatchStart,
-) -> Result<mpsc::Receiver<ClientReply>, Refusal> {
-    let stay = gateway.enter(client, caller)?;
-    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
-    let config = gateway.config.load_full();
-    let (speaker, said) = ReplySender::channel();
+) -> Result<PipelineResult, Refusal> {
+    let (gateway, client) = (call.gateway, call.client);
+    let registration = gateway.enter(client, caller)?;
+    let (kept_headers, held) = kept(call, caller)?;
+    let config = &call.snapshot().config;
+    let (replies, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
     let session = WatchSession {
         route: WatchRoute {
-            door: Rc::clone(&gateway.door),
+            upstream: Rc::clone(&gateway.upstream),
             user: caller.upstream_user.clone(),
             headers: kept_headers,
             home: gateway.home(client),
@@ -66,7 +65,7 @@ pub fn watch(
             share: WatchByteShare::new(&gateway.watch_budget),
         },
         timing: HubTiming {
-            idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.door.chooser)),
+            idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.upstream.chooser)),
             progress_grace: PROGRESS_GRACE,
         },
         largest_request: config.limits.request_size,
@@ -75,11 +74,11 @@ pub fn watch(
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
     };
-    let (in_use, ends) = ((caller.in_use(), held), ends(client, caller, deadline));
-    let outage = outage(gateway, headers, link);
-    let run = session.run(body, speaker.clone(), start).boxed_local();
-    gateway.tasks.spawn("watch", within(ends, outage, stay, speaker, run, in_use)).detach();
-    Ok(said)
+    let (in_use, ends) = ((caller.in_use(), held), ends(call, caller));
+    let outage = outage(call, link);
+    let run = session.run(body, replies.clone(), start).boxed_local();
+    gateway.tasks.spawn("watch", within(ends, outage, registration, replies, run, in_use)).detach();
+    Ok(PipelineResult::Stream(said))
 }
 
 /// A random duration between `least` and twice `least`.
@@ -91,98 +90,81 @@ fn between(least: Duration, chooser: &MemberChooser) -> Duration {
 /// Starts a client's LeaseKeepAlive stream.
 ///
 /// # Errors
-/// The caller is not authorized: see [`Gateway::enter`].
+/// The caller is not authorized: see `Gateway::enter`.
 pub fn keep_alive(
-    gateway: &Rc<Gateway>,
-    client: &Rc<ClientConnection>,
+    call: &Call<'_>,
     caller: &Rc<Caller>,
-    headers: &HeaderMap,
-    deadline: Option<Instant>,
     body: RequestBody,
-) -> Result<mpsc::Receiver<ClientReply>, Refusal> {
-    let stay = gateway.enter(client, caller)?;
-    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
-    let (speaker, said) = ReplySender::channel();
+) -> Result<PipelineResult, Refusal> {
+    let (gateway, client) = (call.gateway, call.client);
+    let registration = gateway.enter(client, caller)?;
+    let (kept_headers, held) = kept(call, caller)?;
+    let (replies, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
     let keep_alive = KeepAliveStream {
-        door: Rc::clone(&gateway.door),
-        whom: caller.upstream_user.clone(),
+        upstream: Rc::clone(&gateway.upstream),
+        user: caller.upstream_user.clone(),
         headers: kept_headers,
         drain: client.drain.clone(),
         resumed: gateway.metrics.keepalive_resumes.clone(),
         link: Rc::clone(&link),
     };
-    let (in_use, ends) = ((caller.in_use(), held), ends(client, caller, deadline));
-    let outage = outage(gateway, headers, link);
-    let run = keep_alive.run(body, speaker.clone()).boxed_local();
-    gateway.tasks.spawn("keepalive", within(ends, outage, stay, speaker, run, in_use)).detach();
-    Ok(said)
+    let (in_use, ends) = ((caller.in_use(), held), ends(call, caller));
+    let outage = outage(call, link);
+    let run = keep_alive.run(body, replies.clone()).boxed_local();
+    gateway.tasks.spawn("keepalive", within(ends, outage, registration, replies, run, in_use)).detach();
+    Ok(PipelineResult::Stream(said))
 }
 
-/// Starts a client's Observe stream. `message` is the request.
+/// Starts a client's Observe stream.
 ///
 /// # Errors
 /// The budget for waiting requests is used up, or the caller is not authorized.
-pub fn observe(
-    gateway: &Rc<Gateway>,
-    client: &Rc<ClientConnection>,
-    caller: &Rc<Caller>,
-    headers: &HeaderMap,
-    deadline: Option<Instant>,
-    message: &Bytes,
-) -> Result<mpsc::Receiver<ClientReply>, Refusal> {
-    let stay = gateway.enter(client, caller)?;
-    let (request, waiting) = blocking_calls::hold_request(gateway, client, message)?;
-    let (kept_headers, held) = kept(gateway, client, caller, headers)?;
-    let (speaker, said) = ReplySender::channel();
+pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult, Refusal> {
+    let (gateway, client, caller) = (call.gateway, call.client, &request.caller);
+    let registration = gateway.enter(client, caller)?;
+    let (request, waiting) = hold_while_waiting(call, &request.message)?;
+    let (kept_headers, held) = kept(call, caller)?;
+    let (replies, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
     let observe = ObserveStream {
-        door: Rc::clone(&gateway.door),
-        whom: caller.upstream_user.clone(),
+        upstream: Rc::clone(&gateway.upstream),
+        user: caller.upstream_user.clone(),
         headers: kept_headers,
         request,
         drain: client.drain.clone(),
         resumed: gateway.metrics.observe_resumes.clone(),
         link: Rc::clone(&link),
     };
-    let (in_use, ends) = (caller.in_use(), ends(client, caller, deadline));
-    let outage = outage(gateway, headers, link);
-    let run = observe.run(speaker.clone()).boxed_local();
+    let (in_use, ends) = (caller.in_use(), ends(call, caller));
+    let outage = outage(call, link);
+    let run = observe.run(replies.clone()).boxed_local();
     gateway
         .tasks
-        .spawn("observe", within(ends, outage, stay, speaker, run, (in_use, held, waiting)))
+        .spawn("observe", within(ends, outage, registration, replies, run, (in_use, held, waiting)))
         .detach();
-    Ok(said)
+    Ok(PipelineResult::Stream(said))
 }
 
 /// Copies the forwarded header fields for the stream's lifetime and charges the memory budget for the copy.
-fn kept(
-    gateway: &Gateway,
-    client: &ClientConnection,
-    caller: &Caller,
-    headers: &HeaderMap,
-) -> Result<(HeaderMap, RequestMemoryCharge), Refusal> {
-    let headers = copy_forwarded_fields(headers);
-    let held = gateway.hold_request(client, gateway.requester(caller), &headers)?;
+fn kept(call: &Call<'_>, caller: &Caller) -> Result<(HeaderMap, RequestMemoryCharge), Refusal> {
+    let headers = copy_forwarded_fields(call.headers);
+    let held = call.gateway.hold_request(call.client, call.gateway.requester(caller), &headers)?;
     Ok((headers, held))
 }
 
 /// When the stream must end, and the refusal for the client: at the client's deadline or the end of the
 /// caller's proof, whichever is earlier.
-fn ends(client: &ClientConnection, caller: &Caller, deadline: Option<Instant>) -> Option<(Instant, Refusal)> {
-    let deadline = deadline.map(|at| (at, Refusal::DEADLINE_EXCEEDED));
-    deadline.into_iter().chain(client.authorization_end(caller)).min_by_key(|(at, _)| *at)
+fn ends(call: &Call<'_>, caller: &Caller) -> Option<(Instant, Refusal)> {
+    let deadline = call.deadline.map(|at| (at, Refusal::DEADLINE_EXCEEDED));
+    deadline.into_iter().chain(call.client.authorization_end(caller)).min_by_key(|(at, _)| *at)
 }
 
-/// Waits until an outage of the cluster ends the stream using `link`, whose client sent `headers`.
-fn outage(
-    gateway: &Gateway,
-    headers: &HeaderMap,
-    link: Rc<UpstreamLink>,
-) -> impl Future<Output = Refusal> + use<> {
-    let wants_leader = headers.get("hasleader").is_some_and(|value| value == "true");
-    let patience = StreamPatience::new(gateway.config.load().cluster.outage, wants_leader);
-    let members = gateway.door.members.clone();
+/// Waits until an outage of the cluster ends the call's stream, which uses `link`.
+fn outage(call: &Call<'_>, link: Rc<UpstreamLink>) -> impl Future<Output = Refusal> + use<> {
+    let wants_leader = call.headers.get("hasleader").is_some_and(|value| value == "true");
+    let patience = StreamPatience::new(call.snapshot().config.cluster.outage, wants_leader);
+    let members = call.gateway.upstream.members.clone();
     async move { cluster_outage::wait_for_stream_end(&members, &link, patience).await }
 }
 
@@ -191,8 +173,8 @@ fn outage(
 async fn within(
     ends: Option<(Instant, Refusal)>,
     outage: impl Future<Output = Refusal>,
-    mut stay: Registration,
-    speaker: ReplySender,
+    mut registration: Registration,
+    replies: ReplySender,
     mut run: LocalBoxFuture<'static, ()>,
     keep: impl Sized,
 ) {
@@ -207,14 +189,14 @@ async fn within(
     };
     let ended = tokio::select! {
         biased; // revocation first: a revoked client gets no further message
-        refusal = stay.cancelled() => Some(refusal),
+        refusal = registration.cancelled() => Some(refusal),
         () = &mut run => None,
         refusal = late => Some(refusal),
         refusal = outage => Some(refusal),
     };
     drop(run);
     if let Some(refusal) = ended {
-        speaker.end(refusal.status()).await;
+        replies.end(refusal.status()).await;
     }
     drop(keep);
 }

@@ -22,6 +22,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::byte_account::{ByteAccount, ByteShare, HeldBytes};
 use crate::gateway::Gateway;
 use crate::gateway::access_log::ConnectionOrigin;
 use crate::gateway::reply_contents::{ReplyContents, ReplyPiece};
@@ -50,8 +51,9 @@ const LEAST: usize = 4 * (2 * 1024 * 1024 + 2 * HELD);
 
 /// The unread answers of a shard.
 pub struct UnreadAnswers {
-    /// Free room in units.
-    free: Cell<u32>,
+    /// The whole room in units.
+    room: u32,
+    account: Rc<ByteAccount>,
     of_connection: u32,
     waiting: RefCell<BTreeMap<u64, UnreadRoomWaiter>>,
     /// Connections with registered answers, by number.
@@ -79,8 +81,8 @@ pub struct ConnectionUnread {
     room: Arc<Semaphore>,
     /// A single permit: only a single answer per connection queues for the shard's room.
     turn: Semaphore,
-    /// Units held by the connection, including units beyond the connection's own limit.
-    used: Cell<u32>,
+    /// Bytes held by the connection, including bytes beyond the connection's own limit.
+    share: ByteShare,
     standing: RefCell<BTreeMap<u64, Rc<UnreadAnswer>>>,
 }
 
@@ -94,7 +96,7 @@ pub struct UnreadRoom {
 /// A part of the shard's room, counted for a connection, until dropped.
 struct UnreadRoomShare {
     of: Rc<ConnectionUnread>,
-    units: u32,
+    held: HeldBytes,
 }
 
 /// An entry in the queue for the shard's room, until dropped.
@@ -169,7 +171,8 @@ impl UnreadAnswers {
     pub fn new(bytes: usize, figures: UnreadMetrics) -> Self {
         let room = units(bytes.max(LEAST));
         Self {
-            free: Cell::new(room),
+            room,
+            account: ByteAccount::new(0, figures.bytes.clone()),
             of_connection: room / 2,
             waiting: RefCell::default(),
             connections: RefCell::default(),
@@ -180,14 +183,19 @@ impl UnreadAnswers {
         }
     }
 
+    /// Free room in units.
+    fn free(&self) -> u32 {
+        self.room.saturating_sub(units(self.account.used()))
+    }
+
     /// Grants free room to queued connections, first to the connection holding least.
     fn serve_waiting(&self) {
         loop {
             let granted = {
                 let mut waiting = self.waiting.borrow_mut();
-                let first = waiting.iter().min_by_key(|(number, waiting)| (waiting.of.used.get(), **number));
+                let first = waiting.iter().min_by_key(|(number, waiting)| (waiting.of.share.own(), **number));
                 let Some((number, next)) = first else { return };
-                if next.units > self.free.get() {
+                if next.units > self.free() {
                     return;
                 }
                 let number = *number;
@@ -206,12 +214,12 @@ impl UnreadAnswers {
     /// Gives up answers of connections holding at least as much as `of` will hold, until `wanted` units are
     /// free or no candidate is left.
     fn make_room(&self, of: &ConnectionUnread, wanted: u32) {
-        let will_hold = of.used.get().saturating_add(wanted);
+        let will_hold = of.share.own() + wanted as usize * UNIT;
         let mut larger: Vec<_> = self.connections.borrow().values().map(Rc::clone).collect();
-        larger.retain(|other| other.number != of.number && other.used.get() >= will_hold);
-        larger.sort_unstable_by_key(|other| Reverse(other.used.get()));
+        larger.retain(|other| other.number != of.number && other.share.own() >= will_hold);
+        larger.sort_unstable_by_key(|other| Reverse(other.share.own()));
         // Returned room goes to the queued connections, so the freed amount is counted here.
-        let mut free = self.free.get();
+        let mut free = self.free();
         for other in larger {
             let mut stalled = other.stalled(GRACE);
             stalled.sort_unstable_by_key(|entry| entry.taken_at.get());
@@ -219,7 +227,7 @@ impl UnreadAnswers {
                 if free >= wanted {
                     return;
                 }
-                if other.used.get() >= will_hold {
+                if other.share.own() >= will_hold {
                     free += entry.give_up(GiveUpReason::ForRoom);
                 }
             }
@@ -265,7 +273,7 @@ impl ConnectionUnread {
             origin,
             room: Arc::new(Semaphore::new(shard.of_connection as usize)),
             turn: Semaphore::new(1),
-            used: Cell::default(),
+            share: ByteShare::new(&shard.account, &Rc::default()),
             standing: RefCell::default(),
         })
     }
@@ -275,10 +283,10 @@ impl ConnectionUnread {
     pub fn take(self: &Rc<Self>, need: UnreadRoomNeed) -> Option<UnreadRoom> {
         let of_connection = Arc::clone(&self.room).try_acquire_many_owned(need.units).ok()?;
         let shard = &self.shard;
-        if need.units > shard.free.get() {
+        if need.units > shard.free() {
             shard.make_room(self, need.units);
         }
-        let free = need.units <= shard.free.get() && shard.waiting.borrow().is_empty();
+        let free = need.units <= shard.free() && shard.waiting.borrow().is_empty();
         free.then(|| UnreadRoom {
             of_connection: Some(of_connection),
             share: UnreadRoomShare::new(self, need.units),
@@ -345,10 +353,6 @@ impl ConnectionUnread {
     }
 }
 
-fn bytes_of(units: u32) -> i64 {
-    i64::from(units) * 1024
-}
-
 impl Drop for UnreadQueueEntry<'_> {
     fn drop(&mut self) {
         // The dropped entry may have blocked the queue with a larger demand than the free room.
@@ -361,19 +365,15 @@ impl Drop for UnreadQueueEntry<'_> {
 impl UnreadRoomShare {
     /// Takes free room.
     fn new(of: &Rc<ConnectionUnread>, units: u32) -> Self {
-        of.shard.free.set(of.shard.free.get().saturating_sub(units));
-        of.used.set(of.used.get().saturating_add(units));
-        of.shard.figures.bytes.inc_by(bytes_of(units));
-        Self { of: Rc::clone(of), units }
+        Self { of: Rc::clone(of), held: of.share.hold(units as usize * UNIT) }
+    }
+
+    fn units(&self) -> u32 {
+        units(self.held.bytes())
     }
 
     fn shrink(&mut self, units: u32) {
-        let more = self.units.saturating_sub(units);
-        let Self { of, .. } = self;
-        of.used.set(of.used.get().saturating_sub(more));
-        of.shard.figures.bytes.dec_by(bytes_of(more));
-        of.shard.free.set(of.shard.free.get().saturating_add(more));
-        self.units -= more;
+        self.held.resize(self.held.bytes().min(units as usize * UNIT));
         self.of.shard.serve_waiting();
     }
 }
@@ -388,7 +388,7 @@ impl UnreadRoom {
     /// Reuses the room for another answer, if large enough.
     #[must_use]
     pub fn fit(mut self, need: UnreadRoomNeed) -> Option<Self> {
-        if need.units > self.share.units {
+        if need.units > self.share.units() {
             return None;
         }
         self.length = need.length;
@@ -398,7 +398,7 @@ impl UnreadRoom {
 
     /// Returns all room beyond `units`.
     fn shrink(&mut self, units: u32) {
-        let more = self.share.units.saturating_sub(units);
+        let more = self.share.units().saturating_sub(units);
         if let Some(of_connection) = &mut self.of_connection {
             drop(of_connection.split(more as usize));
         }
@@ -468,7 +468,7 @@ impl UnreadAnswer {
         let needed = units(left);
         self.left.set(Some(left.saturating_sub(taken)));
         if let Some(room) = &mut *self.room.borrow_mut()
-            && needed.saturating_add(STEP) <= room.share.units
+            && needed.saturating_add(STEP) <= room.share.units()
         {
             room.shrink(needed);
         }
@@ -477,7 +477,7 @@ impl UnreadAnswer {
     /// Drops the rest of the answer and returns the number of units freed. The client, on reading again, gets
     /// an error saying the outcome is unknown.
     fn give_up(&self, why: GiveUpReason) -> u32 {
-        let units = self.room.borrow().as_ref().map_or(0, |room| room.share.units);
+        let units = self.room.borrow().as_ref().map_or(0, |room| room.share.units());
         self.leave();
         let told = ReplyContents::only(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.trailers());
         let contents = self.contents.replace(told);

@@ -5,30 +5,18 @@
 //! wait; a write waits no longer than [`LONGEST`](crate::downstream::watch_starts::LONGEST) and never past
 //! its own deadline.
 
-use tokio::time::{Instant, timeout_at};
-
+use crate::gateway::call::Call;
 use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::Revision;
 use crate::rpc::method::{Class, Effect, Method};
 use crate::rpc::schema::MessageId;
 
 /// Waits until the call may go upstream. Returns true if the call had to wait.
-pub async fn wait(
-    gateway: &Gateway,
-    client: &ClientConnection,
-    method: &Method,
-    effect: Effect,
-    deadline: Option<Instant>,
-) -> bool {
-    if !makes_events(method, effect) {
+pub async fn wait(call: &Call<'_>, effect: Effect) -> bool {
+    if !makes_events(call.method, effect) {
         return false;
     }
-    let waiting = client.watch_starts.wait(|| known_revision(gateway, client));
-    match deadline {
-        None => waiting.await,
-        // A later step refuses the late call.
-        Some(deadline) => timeout_at(deadline, waiting).await.unwrap_or(true),
-    }
+    call.client.watch_starts.wait(|| known_revision(call.gateway, call.client)).await
 }
 
 /// True if the call may cause watch events. LeaseRevoke deletes keys; LeaseGrant has no keys yet.
@@ -40,7 +28,7 @@ fn makes_events(method: &Method, effect: Effect) -> bool {
 
 /// The highest revision known to be reached by the cluster; 0 if no member has reported a revision.
 fn known_revision(gateway: &Gateway, client: &ClientConnection) -> Revision {
-    let members = gateway.door.members.snapshot.load();
+    let members = gateway.upstream.members.snapshot.load();
     let told = members.members.iter().map(|member| member.known_revision());
     told.chain([client.floor.revision()]).max().unwrap_or_default()
 }

@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 use super::peer::Peer;
 
 /// A text pattern. `*` stands for any run of characters, including an empty run. No further character is
@@ -187,36 +189,19 @@ impl PeerPattern {
 
 /// A range of addresses, such as `10.0.0.0/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AddressRange {
-    address: IpAddr,
-    length: u8,
-}
+pub struct AddressRange(IpNet);
 
 impl AddressRange {
     /// True if the range contains every address of the range's family (IPv4 or IPv6).
     #[must_use]
     pub fn is_everybody(&self) -> bool {
-        self.length == 0
+        self.0.prefix_len() == 0
     }
 
     /// True if the range contains the address. An IPv4-mapped IPv6 address counts as an IPv4 address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        match (bits(self.address), bits(address.to_canonical())) {
-            ((network, width), (address, of)) if width == of => {
-                let beyond = u32::from(width.saturating_sub(self.length));
-                (network ^ address).checked_shr(beyond).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
-    }
-}
-
-/// The address as a number, and the number of bits in addresses of the family.
-fn bits(address: IpAddr) -> (u128, u8) {
-    match address {
-        IpAddr::V4(address) => (u128::from(address.to_bits()), 32),
-        IpAddr::V6(address) => (address.to_bits(), 128),
+        self.0.contains(&address.to_canonical())
     }
 }
 
@@ -224,24 +209,21 @@ impl FromStr for AddressRange {
     type Err = MalformedPattern;
 
     fn from_str(text: &str) -> Result<Self, MalformedPattern> {
-        let (address, length) = text.split_once('/').ok_or(MalformedPattern::Network)?;
-        let address = address.parse::<IpAddr>().map_err(|_| MalformedPattern::Network)?;
+        const FORM: MalformedPattern = MalformedPattern::Network;
+        // `IpNet::from_str` accepts leading zeros in an IPv4 address, read as octal by some programs.
+        let (address, length) = text.split_once('/').ok_or(FORM)?;
         if !length.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(MalformedPattern::Network);
+            return Err(FORM);
         }
-        let length = length.parse::<u8>().map_err(|_| MalformedPattern::Network)?;
-        let (number, width) = bits(address);
-        let beyond = width.checked_sub(length).ok_or(MalformedPattern::Network)?;
-        if number.trailing_zeros() < u32::from(beyond) {
-            return Err(MalformedPattern::Network);
-        }
-        Ok(Self { address, length })
+        let address = address.parse().map_err(|_| FORM)?;
+        let range = IpNet::new(address, length.parse().map_err(|_| FORM)?).map_err(|_| FORM)?;
+        if range.trunc() == range { Ok(Self(range)) } else { Err(FORM) }
     }
 }
 
 impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.length)
+        self.0.fmt(f)
     }
 }
 
@@ -331,8 +313,17 @@ mod tests {
             assert!(!parsed.contains(outside.parse().unwrap()), "{outside} not in {network}");
             assert_eq!(parsed.to_string(), network);
         }
-        for bad in ["", "10.0.0.0", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/+8", "10.0.0.0/", "::/129", "a/8"]
-        {
+        for bad in [
+            "",
+            "10.0.0.0",
+            "010.0.0.0/8",
+            "10.0.0.1/8",
+            "10.0.0.0/33",
+            "10.0.0.0/+8",
+            "10.0.0.0/",
+            "::/129",
+            "a/8",
+        ] {
             assert!(bad.parse::<AddressRange>().is_err(), "{bad}");
         }
     }

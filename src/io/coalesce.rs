@@ -7,7 +7,7 @@
 //! currently runnable tasks have run. Must not know: HTTP/2, TLS, the peer.
 //!
 //! Invariants: an accepted byte is sent or the next write fails, even if the byte's frame stays alone for
-//! hours; at most [`HIGH_WATER`] bytes plus a single write are buffered; shutdown sends the whole buffer
+//! hours; at most `HIGH_WATER` bytes plus a single write are buffered; shutdown sends the whole buffer
 //! first; after the connection is dropped, the flusher still sends the accepted bytes, then ends.
 
 use std::cell::RefCell;
@@ -23,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Buffered bytes at which writers must wait: enough for 8 frames of the default size, small compared with
 /// the socket's own buffer.
-pub const HIGH_WATER: usize = 128 * 1024;
+const HIGH_WATER: usize = 128 * 1024;
 
 /// Buffers grown beyond this size are freed when empty, so that idle connections stay small.
 const KEEP: usize = 16 * 1024;

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hmac::Hmac;
+use hmac::{Hmac, KeyInit, Mac};
 use serde_json::{Map, Value};
 use sha2::{Sha256, Sha384, Sha512};
 
@@ -21,9 +21,10 @@ use crate::secret::Secret;
 pub(super) const NEVER: Duration = Duration::from_secs(253_402_300_800);
 
 /// Verifies tokens signed with etcd's key.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct EtcdTokens(EtcdTokenMethod);
 
+#[derive(PartialEq)]
 enum EtcdTokenMethod {
     Public(Algorithm, IssuerKeys),
     Shared(HmacHash, Secret<Vec<u8>>),
@@ -113,8 +114,8 @@ impl HmacHash {
 
     /// Verifies the signature in constant time.
     fn verify(self, secret: &[u8], signed: &[u8], signature: &[u8]) -> bool {
-        fn by<M: hmac::Mac + hmac::digest::KeyInit>(secret: &[u8], signed: &[u8], signature: &[u8]) -> bool {
-            let mac = <M as hmac::Mac>::new_from_slice(secret);
+        fn by<M: Mac + KeyInit>(secret: &[u8], signed: &[u8], signature: &[u8]) -> bool {
+            let mac = M::new_from_slice(secret);
             mac.is_ok_and(|mac| mac.chain_update(signed).verify_slice(signature).is_ok())
         }
         match self {
@@ -136,7 +137,6 @@ impl fmt::Debug for EtcdTokenMethod {
 
 #[cfg(test)]
 mod tests {
-    use hmac::Mac as _;
     use serde_json::json;
 
     use super::super::tests::{Signer, now};
@@ -216,13 +216,12 @@ mod tests {
 
     #[test]
     fn a_shared_secret_verifies_by_its_own_hash() {
-        use base64::Engine as _;
-        use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-        let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
+        use data_encoding::BASE64URL_NOPAD;
+        let part = |text: &str| BASE64URL_NOPAD.encode(text.as_bytes());
         let body = format!("{}.{}", part(r#"{"alg":"HS256"}"#), part(r#"{"username":"alice","revision":3}"#));
-        let mac = <Hmac<Sha256> as hmac::Mac>::new_from_slice(&[7; 32]).unwrap();
+        let mac = Hmac::<Sha256>::new_from_slice(&[7; 32]).unwrap();
         let signature = mac.chain_update(&body).finalize().into_bytes();
-        let token = format!("{body}.{}", URL_SAFE_NO_PAD.encode(signature));
+        let token = format!("{body}.{}", BASE64URL_NOPAD.encode(&signature[..]));
         let verify = |hash, secret: u8| {
             let tokens = EtcdTokens::by_secret(hash, Secret::new(vec![secret; 32]));
             Issuers { listed: Vec::new(), etcd: Some(tokens) }.verify(token.as_bytes(), now()).err()

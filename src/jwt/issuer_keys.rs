@@ -10,8 +10,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use data_encoding::BASE64URL_NOPAD;
 use ring::signature::{
     self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm,
 };
@@ -47,9 +46,10 @@ pub enum Algorithm {
 }
 
 /// The keys of an issuer. Never empty.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct IssuerKeys(Vec<IssuerKey>);
 
+#[derive(PartialEq)]
 struct IssuerKey {
     id: Option<String>,
     /// The only algorithm allowed for the key, if the file names an algorithm.
@@ -57,7 +57,7 @@ struct IssuerKey {
     material: Material,
 }
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 enum Material {
     Rsa { n: Vec<u8>, e: Vec<u8> },
     P256(Vec<u8>),
@@ -228,7 +228,7 @@ impl Material {
     fn of_jwk(jwk: &Jwk) -> Result<Option<Self>, MalformedJwk> {
         let bytes = |field: &Option<String>| {
             let text = field.as_ref().ok_or(MalformedJwk)?;
-            URL_SAFE_NO_PAD.decode(text).map_err(|_| MalformedJwk)
+            BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| MalformedJwk)
         };
         let point = || Ok([&[4][..], &bytes(&jwk.x)?, &bytes(&jwk.y)?].concat());
         let material = match (jwk.kty.as_str(), jwk.crv.as_deref()) {
@@ -301,7 +301,6 @@ impl fmt::Debug for IssuerKey {
             Material::P384(point) => ("P-384", point),
             Material::Ed25519(key) => ("Ed25519", key),
         };
-        // Different keys must print differently, because a reload compares the printed form to find changes.
         let tail = &bytes[bytes.len().saturating_sub(8)..];
         write!(f, "{kind} {:?} {:?} …{tail:02x?}", self.id, self.only)
     }

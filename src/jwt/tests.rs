@@ -1,6 +1,6 @@
 //! Tokens made for tests, and all kinds of bad tokens.
 
-use base64::engine::general_purpose::STANDARD;
+use data_encoding::BASE64;
 use proptest::prelude::*;
 use ring::rand::SystemRandom;
 use ring::signature::{
@@ -14,7 +14,7 @@ use super::*;
 const RSA: &str = include_str!("../../tests/rsa-key.base64");
 
 fn rsa() -> Vec<u8> {
-    STANDARD.decode(RSA.replace('\n', "")).unwrap()
+    BASE64.decode(RSA.replace('\n', "").as_bytes()).unwrap()
 }
 
 pub(crate) fn now() -> SystemTime {
@@ -82,7 +82,11 @@ impl Signer {
     }
 
     fn sign_text(&self, header: &str, claims: &str) -> String {
-        let signed = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
+        let signed = format!(
+            "{}.{}",
+            BASE64URL_NOPAD.encode(header.as_bytes()),
+            BASE64URL_NOPAD.encode(claims.as_bytes())
+        );
         let random = SystemRandom::new();
         let signature = match &self.key {
             SigningKey::Ecdsa(key) => key.sign(&random, signed.as_bytes()).unwrap().as_ref().to_vec(),
@@ -93,7 +97,7 @@ impl Signer {
                 signature
             }
         };
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+        format!("{signed}.{}", BASE64URL_NOPAD.encode(&signature))
     }
 
     /// The public key.
@@ -103,7 +107,7 @@ impl Signer {
 
     /// The public key, as a JWK.
     pub(crate) fn jwk(&self) -> Value {
-        let text = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        let text = |bytes: &[u8]| BASE64URL_NOPAD.encode(bytes);
         match &self.key {
             SigningKey::Ecdsa(key) => {
                 let point = key.public_key().as_ref();
@@ -289,10 +293,10 @@ fn only_a_signature_of_the_issuers_key_counts() {
 #[test]
 fn a_secret_is_never_made_of_a_public_key() {
     let signer = Signer::rsa("RS256", &made_by::RSA_PKCS1_SHA256);
-    let header = URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256"}"#);
-    let signed = format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims("root").to_string()));
+    let header = BASE64URL_NOPAD.encode(br#"{"alg":"HS256"}"#);
+    let signed = format!("{header}.{}", BASE64URL_NOPAD.encode(claims("root").to_string().as_bytes()));
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, signer.jwk()["n"].as_str().unwrap().as_bytes());
-    let tag = URL_SAFE_NO_PAD.encode(ring::hmac::sign(&key, signed.as_bytes()));
+    let tag = BASE64URL_NOPAD.encode(ring::hmac::sign(&key, signed.as_bytes()).as_ref());
     let verify = Verifier::verify_one_of(&[verifier(&signer)], format!("{signed}.{tag}").as_bytes(), now());
     assert_eq!(verify.err(), Some(JwtRejection::Algorithm));
 }

@@ -54,11 +54,11 @@ const TRIED: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct LockWaitContext {
     /// The register of all waiting calls of the process.
-    pub claims: Arc<LockWaitRegister>,
+    pub lock_waits: Arc<LockWaitRegister>,
     /// The sender of upstream requests.
-    pub door: Rc<UpstreamClient>,
+    pub upstream: Rc<UpstreamClient>,
     /// The user of the call and of the key's removal.
-    pub whom: UpstreamUser,
+    pub user: UpstreamUser,
     /// The tasks running the removals.
     pub tasks: Tasks,
     /// Counter of removed keys.
@@ -103,7 +103,7 @@ impl LockWait {
     /// Registers a call about to wait with `ticket`. Returns once no removal of the key is running.
     /// Cancel-safe.
     pub async fn new(ground: LockWaitContext, ticket: LockQueueKey) -> Self {
-        ground.claims.arrive(ticket.key()).await;
+        ground.lock_waits.arrive(ticket.key()).await;
         Self { ground, ticket: Rc::new(ticket), state: Cell::default() }
     }
 
@@ -170,7 +170,7 @@ impl LockWait {
         loop {
             match self.read_position().await {
                 Ok(place) => return Some(LockQueueKey::holds(method, message, &place)),
-                Err(_) if Instant::now() + pause < until => self.ground.door.pause_or_change(pause).await,
+                Err(_) if Instant::now() + pause < until => self.ground.upstream.pause_or_change(pause).await,
                 Err(_) => return None,
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -221,14 +221,14 @@ impl LockWait {
                     first_in_line = Some(first);
                     came = false;
                     // Jitter: not all waiting calls look at once.
-                    let spread = Duration::from_millis(self.ground.door.chooser.draw(1000));
+                    let spread = Duration::from_millis(self.ground.upstream.chooser.draw(1000));
                     pause = (pause * 2).min(LONGEST_WATCH) + spread;
                 }
                 // `LockQueueKey::glance` reads two keys only, so a third key may be the first now.
                 Ok(LockQueuePosition::First(_)) if first_in_line.take().is_some() => pause = Duration::ZERO,
                 Ok(LockQueuePosition::First(_)) => {
                     self.change(|state| LockWaitState { settled: !state.lost, ..state });
-                    if came && self.ground.door.members.auth.now() == AuthSetting::On {
+                    if came && self.ground.upstream.members.auth.now() == AuthSetting::On {
                         return;
                     }
                     came = true;
@@ -243,16 +243,16 @@ impl LockWait {
     }
 
     async fn read_position_locally(&self, first: &Bytes) -> Result<LockQueuePosition, ReadError> {
-        let LockWaitContext { door, whom, .. } = &self.ground;
-        let member = door.choose(MemberTarget::Any, &[]).ok_or(ReadError::Lost)?;
-        let answer = ask(door, whom, &member, TXN, &self.ticket.glance(first)).await?;
+        let LockWaitContext { upstream, user, .. } = &self.ground;
+        let member = upstream.choose(MemberTarget::Any, &[]).ok_or(ReadError::Lost)?;
+        let answer = ask(upstream, user, &member, TXN, &self.ticket.glance(first)).await?;
         LockQueueKey::place(&answer).ok_or(ReadError::Lost)
     }
 
     async fn read_position(&self) -> Result<LockQueuePosition, ReadError> {
-        let LockWaitContext { door, whom, .. } = &self.ground;
-        let member = door.choose(MemberTarget::Any, &[]).ok_or(ReadError::Lost)?;
-        look(door, whom, &self.ticket, &member).await
+        let LockWaitContext { upstream, user, .. } = &self.ground;
+        let member = upstream.choose(MemberTarget::Any, &[]).ok_or(ReadError::Lost)?;
+        look(upstream, user, &self.ticket, &member).await
     }
 
     /// Leaves the register, once, and starts a removal if due. The receiver is notified after the first
@@ -266,12 +266,12 @@ impl LockWait {
         let left = match fate {
             LockKeyFate::Kept => LockWaitEnd::Kept,
             LockKeyFate::Removed if sent => {
-                LockWaitEnd::Owing(OwedKeyRemoval { whom: self.ground.whom.clone(), since, settled })
+                LockWaitEnd::Owing(OwedKeyRemoval { user: self.ground.user.clone(), since, settled })
             }
             LockKeyFate::Removed | LockKeyFate::Nothing => LockWaitEnd::Nothing,
         };
         // At the end of the process no runtime is left for the task.
-        let due = self.ground.claims.leave(self.ticket.key(), left);
+        let due = self.ground.lock_waits.leave(self.ticket.key(), left);
         (due && tokio::runtime::Handle::try_current().is_ok()).then(|| {
             let (ground, ticket) = (self.ground.clone(), Rc::clone(&self.ticket));
             let (tried, told) = oneshot::channel();
@@ -303,7 +303,7 @@ async fn remove(ground: LockWaitContext, ticket: Rc<LockQueueKey>, tried: onesho
     let mut tried = Some(tried);
     let mut pause = FIRST_PAUSE;
     let mut avoid = Vec::new();
-    while let Some(mut removal) = ground.claims.removal(ticket.key()) {
+    while let Some(mut removal) = ground.lock_waits.removal(ticket.key()) {
         let Some(debt) = &mut removal.debt else { return };
         if began.elapsed() >= SURE {
             debt.since = None;
@@ -320,7 +320,7 @@ async fn remove(ground: LockWaitContext, ticket: Rc<LockQueueKey>, tried: onesho
         drop(removal);
         // The receiver may be gone.
         tried.take().map(|tried| tried.send(()));
-        ground.door.pause_or_change(pause).await;
+        ground.upstream.pause_or_change(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -331,7 +331,7 @@ async fn step(
     debt: &mut OwedKeyRemoval,
     avoid: &mut Vec<MemberId>,
 ) -> RemovalStep {
-    let Some(member) = ground.door.choose(MemberTarget::Any, avoid) else { return RemovalStep::Lost };
+    let Some(member) = ground.upstream.choose(MemberTarget::Any, avoid) else { return RemovalStep::Lost };
     match remove_once(ground, ticket, debt, &member).await {
         Ok(()) if debt.settled => RemovalStep::Done,
         Ok(()) => {
@@ -346,10 +346,7 @@ async fn step(
         }
         Err(ReadError::Login(failure)) if failure.is_refusal() => RemovalStep::Done,
         Err(_) => {
-            avoid.push(member.id);
-            if !ground.door.has_another_ready_member(MemberTarget::Any, avoid) {
-                avoid.clear();
-            }
+            ground.upstream.try_last(MemberTarget::Any, avoid, Some(member.id));
             RemovalStep::Lost
         }
     }
@@ -362,10 +359,10 @@ async fn remove_once(
     debt: &mut OwedKeyRemoval,
     member: &Arc<Member>,
 ) -> Result<(), ReadError> {
-    let LockWaitContext { door, .. } = ground;
+    let LockWaitContext { upstream, .. } = ground;
     let since = match debt.since {
         Some(since) => since,
-        None => match look(door, &debt.whom, ticket, member).await? {
+        None => match look(upstream, &debt.user, ticket, member).await? {
             LockQueuePosition::Behind(created, _) => created,
             LockQueuePosition::Absent => return Ok(()),
             // The lease may have held the lock by this key before the call, and a new call by the holder
@@ -376,7 +373,7 @@ async fn remove_once(
             }
         },
     };
-    let answer = ask(door, &debt.whom, member, TXN, &ticket.remove(since)).await?;
+    let answer = ask(upstream, &debt.user, member, TXN, &ticket.remove(since)).await?;
     if LockQueueKey::removed(&answer).ok_or(ReadError::Lost)? {
         ground.removed.inc();
     }
@@ -384,11 +381,11 @@ async fn remove_once(
 }
 
 async fn look(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     ticket: &LockQueueKey,
     member: &Arc<Member>,
 ) -> Result<LockQueuePosition, ReadError> {
-    let answer = ask(door, whom, member, TXN, &ticket.look()).await?;
+    let answer = ask(upstream, user, member, TXN, &ticket.look()).await?;
     LockQueueKey::place(&answer).ok_or(ReadError::Lost)
 }

@@ -33,7 +33,7 @@ struct LockWaitEntry {
 #[derive(Clone)]
 pub struct OwedKeyRemoval {
     /// The user of the removal.
-    pub whom: UpstreamUser,
+    pub user: UpstreamUser,
     /// Create revision of the key when first seen behind other keys. A key created then or later is the
     /// failed call's own.
     pub since: Option<i64>,
@@ -53,7 +53,7 @@ pub enum LockWaitEnd {
 
 /// A running removal. On drop, the remaining debt returns to the register.
 pub struct LockKeyRemoval<'a> {
-    claims: &'a LockWaitRegister,
+    lock_waits: &'a LockWaitRegister,
     key: &'a Bytes,
     /// The removal still owed; `None` once done.
     pub debt: Option<OwedKeyRemoval>,
@@ -103,7 +103,7 @@ impl LockWaitRegister {
         }
         let debt = entry.debt.take()?;
         entry.removing = Some(Arc::default());
-        Some(LockKeyRemoval { claims: self, key, debt: Some(debt) })
+        Some(LockKeyRemoval { lock_waits: self, key, debt: Some(debt) })
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<Bytes, LockWaitEntry>> {
@@ -114,7 +114,7 @@ impl LockWaitRegister {
 
 impl Drop for LockKeyRemoval<'_> {
     fn drop(&mut self) {
-        let mut entries = self.claims.entries();
+        let mut entries = self.lock_waits.entries();
         let Some(entry) = entries.get_mut(self.key) else { return };
         entry.debt = self.debt.take();
         if let Some(removing) = entry.removing.take() {
@@ -140,7 +140,7 @@ impl OwedKeyRemoval {
             Some(older) => Self {
                 since: self.since.into_iter().chain(older.since).min(),
                 settled: self.settled && older.settled,
-                whom: self.whom,
+                user: self.user,
             },
         }
     }
@@ -155,59 +155,59 @@ mod tests {
     static KEY: Bytes = Bytes::from_static(b"n/1f");
 
     fn owing(since: Option<i64>) -> LockWaitEnd {
-        LockWaitEnd::Owing(OwedKeyRemoval { whom: UpstreamUser::Nobody, since, settled: true })
+        LockWaitEnd::Owing(OwedKeyRemoval { user: UpstreamUser::Nobody, since, settled: true })
     }
 
-    fn arrived(claims: &LockWaitRegister, calls: usize) {
+    fn arrived(lock_waits: &LockWaitRegister, calls: usize) {
         for _ in 0..calls {
-            claims.arrive(&KEY).now_or_never().expect("nothing is being removed");
+            lock_waits.arrive(&KEY).now_or_never().expect("nothing is being removed");
         }
     }
 
     #[test]
     fn only_the_last_call_that_leaves_has_the_key_removed() {
-        let claims = LockWaitRegister::default();
-        arrived(&claims, 2);
-        assert!(!claims.leave(&KEY, owing(Some(5))));
-        assert!(claims.removal(&KEY).is_none(), "another call waits with it");
-        assert!(claims.leave(&KEY, LockWaitEnd::Nothing), "the last one finds what the first left");
-        let mut removal = claims.removal(&KEY).expect("due");
+        let lock_waits = LockWaitRegister::default();
+        arrived(&lock_waits, 2);
+        assert!(!lock_waits.leave(&KEY, owing(Some(5))));
+        assert!(lock_waits.removal(&KEY).is_none(), "another call waits with it");
+        assert!(lock_waits.leave(&KEY, LockWaitEnd::Nothing), "the last one finds what the first left");
+        let mut removal = lock_waits.removal(&KEY).expect("due");
         assert_eq!(removal.debt.take().expect("what the first left").since, Some(5));
         drop(removal);
-        assert!(claims.entries().is_empty());
+        assert!(lock_waits.entries().is_empty());
     }
 
     #[test]
     fn a_success_settles_what_others_left() {
-        let claims = LockWaitRegister::default();
-        arrived(&claims, 3);
-        assert!(!claims.leave(&KEY, owing(Some(5))));
-        assert!(!claims.leave(&KEY, LockWaitEnd::Kept));
-        assert!(!claims.leave(&KEY, LockWaitEnd::Nothing));
-        assert!(claims.removal(&KEY).is_none());
-        assert!(claims.entries().is_empty());
+        let lock_waits = LockWaitRegister::default();
+        arrived(&lock_waits, 3);
+        assert!(!lock_waits.leave(&KEY, owing(Some(5))));
+        assert!(!lock_waits.leave(&KEY, LockWaitEnd::Kept));
+        assert!(!lock_waits.leave(&KEY, LockWaitEnd::Nothing));
+        assert!(lock_waits.removal(&KEY).is_none());
+        assert!(lock_waits.entries().is_empty());
     }
 
     #[test]
     fn who_arrives_during_a_removal_waits_for_its_end() {
-        let claims = LockWaitRegister::default();
-        arrived(&claims, 1);
-        assert!(claims.leave(&KEY, owing(None)));
-        let removal = claims.removal(&KEY).expect("due");
-        let mut arriving = Box::pin(claims.arrive(&KEY));
+        let lock_waits = LockWaitRegister::default();
+        arrived(&lock_waits, 1);
+        assert!(lock_waits.leave(&KEY, owing(None)));
+        let removal = lock_waits.removal(&KEY).expect("due");
+        let mut arriving = Box::pin(lock_waits.arrive(&KEY));
         assert!((&mut arriving).now_or_never().is_none());
-        assert!(claims.removal(&KEY).is_none(), "one at a time");
+        assert!(lock_waits.removal(&KEY).is_none(), "one at a time");
         // The removal ended undone: the debt stays, and the new call takes the debt over.
         drop(removal);
         assert!((&mut arriving).now_or_never().is_some());
-        assert!(claims.removal(&KEY).is_none(), "a call waits");
-        assert!(claims.leave(&KEY, LockWaitEnd::Nothing));
-        assert!(claims.removal(&KEY).is_some());
+        assert!(lock_waits.removal(&KEY).is_none(), "a call waits");
+        assert!(lock_waits.leave(&KEY, LockWaitEnd::Nothing));
+        assert!(lock_waits.removal(&KEY).is_some());
     }
 
     #[test]
     fn of_two_debts_the_one_that_saw_the_key_counts() {
-        let debt = |since, settled| OwedKeyRemoval { whom: UpstreamUser::Nobody, since, settled };
+        let debt = |since, settled| OwedKeyRemoval { user: UpstreamUser::Nobody, since, settled };
         let both = debt(None, true).and(Some(debt(Some(5), true)));
         assert_eq!((both.since, both.settled), (Some(5), false));
         let both = debt(Some(7), true).and(Some(debt(Some(5), true)));

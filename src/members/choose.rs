@@ -44,7 +44,7 @@ pub struct MemberChooser {
 #[derive(Clone, Copy)]
 pub enum MemberComparison<'a> {
     /// For short calls: by latency and calls in flight.
-    Conduct,
+    Latency,
     /// For streams and rare calls: by this shard's load on the member.
     Load(&'a dyn Fn(MemberId) -> usize),
 }
@@ -162,16 +162,16 @@ impl MemberChooser {
         let second = good().nth((turn + 1 + further) % count)?;
         let better = match by {
             MemberComparison::Load(load) => load(second.id) < load(first.id),
-            MemberComparison::Conduct => field.is_better(second, first),
+            MemberComparison::Latency => field.is_better(second, first),
         };
         Some(if better { second } else { first })
     }
 
     /// A near member, unless a distant member is clearly better.
     fn near<'m>(&self, field: &ChoiceCandidates<'m>, by: MemberComparison<'_>) -> Option<&'m Arc<Member>> {
-        let near = self.choose_of_two(field, by, &|member| member.conduct.is_near())?;
-        let far = self.choose_of_two(field, by, &|member| !member.conduct.is_near());
-        let far = far.filter(|far| matches!(by, MemberComparison::Conduct) && field.is_better(far, near));
+        let near = self.choose_of_two(field, by, &|member| member.load.is_near())?;
+        let far = self.choose_of_two(field, by, &|member| !member.load.is_near());
+        let far = far.filter(|far| matches!(by, MemberComparison::Latency) && field.is_better(far, near));
         Some(far.unwrap_or(near))
     }
 }
@@ -193,8 +193,8 @@ impl<'m> ChoiceCandidates<'m> {
         let (mut voters, mut ejected, mut fastest) = (0, 0, None);
         for member in members.ready_voters() {
             voters += 1;
-            ejected += usize::from(member.conduct.ejected(now).is_some());
-            fastest = fastest.into_iter().chain(member.conduct.latency()).min();
+            ejected += usize::from(member.load.ejected(now).is_some());
+            fastest = fastest.into_iter().chain(member.load.latency()).min();
         }
         Self {
             members: &members.members,
@@ -208,26 +208,26 @@ impl<'m> ChoiceCandidates<'m> {
 
     fn is_fit(&self, member: &Member) -> bool {
         member.is_ready()
-            && !(self.ejecting && member.conduct.ejected(self.now).is_some())
-            && member.conduct.lag() <= LAG
+            && !(self.ejecting && member.load.ejected(self.now).is_some())
+            && member.load.lag() <= LAG
             && !self.avoid.contains(&member.id)
     }
 
     /// True if `second` is clearly better than `first` for a short call.
     fn is_better(&self, second: &Member, first: &Member) -> bool {
-        let (second, first) = (&second.conduct, &first.conduct);
+        let (second, first) = (&second.load, &first.load);
         if first.is_full() || second.is_full() {
             return !second.is_full();
         }
-        let took = |conduct: &MemberLoad| match conduct.latency() {
-            Some(latency) if latency > self.alike && conduct.is_due(self.now) => Duration::ZERO,
+        let took = |load: &MemberLoad| match load.latency() {
+            Some(latency) if latency > self.alike && load.is_due(self.now) => Duration::ZERO,
             latency => latency.unwrap_or_default(),
         };
         let (slower, faster) = (took(first), took(second));
         if slower.max(faster) <= self.alike {
             return first.in_flight() > second.in_flight().saturating_mul(2).saturating_add(BUSIER);
         }
-        let calls = |conduct: &MemberLoad| conduct.in_flight().saturating_add(1);
+        let calls = |load: &MemberLoad| load.in_flight().saturating_add(1);
         faster.saturating_mul(calls(second)) < slower.saturating_mul(calls(first))
     }
 
@@ -245,7 +245,7 @@ impl<'m> ChoiceCandidates<'m> {
 /// True if the member has many unapplied entries in its own log. An idle member has none, a loaded member
 /// some tens.
 fn is_behind(member: &Member) -> bool {
-    member.vitals.as_ref().is_some_and(|vitals| vitals.unapplied() > BEHIND)
+    member.store_status.as_ref().is_some_and(|store_status| store_status.unapplied() > BEHIND)
 }
 
 /// The kind of member required by a call.
@@ -332,7 +332,7 @@ mod tests {
         let mut shares = [0; 3];
         for _ in 0..3000 {
             let chosen =
-                chooser.choose(members, wanted, &NOBODY, MemberComparison::Conduct, now).expect("a member");
+                chooser.choose(members, wanted, &NOBODY, MemberComparison::Latency, now).expect("a member");
             shares[usize::try_from(chosen.id.0).unwrap() - 1] += 1;
         }
         shares
@@ -340,7 +340,7 @@ mod tests {
 
     fn took(members: &Membership, now: Instant, took: [Duration; 3]) {
         for (member, took) in members.members.iter().zip(took) {
-            (0..50).for_each(|_| member.conduct.answered(now, took));
+            (0..50).for_each(|_| member.load.answered(now, took));
         }
     }
 
@@ -369,10 +369,10 @@ mod tests {
         assert_eq!(shares(&three, MemberTarget::Any, now), [1000; 3]);
         // Slower members have more calls in flight under the same load.
         for (member, calls) in three.members.iter().zip([5, 10, 17]) {
-            (0..calls).for_each(|_| member.conduct.enter(now));
+            (0..calls).for_each(|_| member.load.enter(now));
         }
         assert_eq!(shares(&three, MemberTarget::Any, now), [1000; 3]);
-        (0..40).for_each(|_| three.members[2].conduct.enter(now));
+        (0..40).for_each(|_| three.members[2].load.enter(now));
         assert_eq!(shares(&three, MemberTarget::Any, now)[2], 0, "too many");
     }
 
@@ -387,9 +387,9 @@ mod tests {
             1000,
             "it is tried again"
         );
-        three.members[2].conduct.enter(now);
+        three.members[2].load.enter(now);
         assert_eq!(shares(&three, MemberTarget::Any, now + Duration::from_secs(1))[2], 0, "by one call");
-        three.members[..2].iter().for_each(|member| (0..200).for_each(|_| member.conduct.enter(now)));
+        three.members[..2].iter().for_each(|member| (0..200).for_each(|_| member.load.enter(now)));
         assert!(shares(&three, MemberTarget::Any, now)[2] > 0, "slow is better than crowded");
     }
 
@@ -400,9 +400,9 @@ mod tests {
         back.suspect();
         back.suspicion.clear(back.suspicion.mark());
         assert_eq!(shares(&three, MemberTarget::Any, now), [1000; 3]);
-        back.conduct.enter(now);
+        back.load.enter(now);
         assert_eq!(shares(&three, MemberTarget::Any, now)[1], 0, "one, and then its answer");
-        back.conduct.answered(now, MS);
+        back.load.answered(now, MS);
         assert_eq!(shares(&three, MemberTarget::Any, now)[1], 1000);
     }
 
@@ -410,7 +410,7 @@ mod tests {
     fn what_is_ejected_or_lags_is_left_out_while_something_better_is_left() {
         let three = members(&[Readiness::Ready; 3]);
         let now = NOW();
-        three.members[0].conduct.eject(now, crate::members::fitness::member_load::Ejection::Slow);
+        three.members[0].load.eject(now, crate::members::fitness::member_load::Ejection::Slow);
         for wanted in [MemberTarget::Any, MemberTarget::Home(Some(MemberId(1))), MemberTarget::LeaderFirst] {
             assert_eq!(shares(&three, wanted, now)[0], 0, "{wanted:?}");
         }
@@ -419,9 +419,9 @@ mod tests {
             [Some(1)],
             "nobody stands in for the leader"
         );
-        three.members[1].conduct.set_lag_and_nearness(LAG + 1, false);
+        three.members[1].load.set_lag_and_nearness(LAG + 1, false);
         assert_eq!(shares(&three, MemberTarget::Any, now), [0, 0, 3000]);
-        three.members[2].conduct.eject(now, crate::members::fitness::member_load::Ejection::Slow);
+        three.members[2].load.eject(now, crate::members::fitness::member_load::Ejection::Slow);
         assert_eq!(shares(&three, MemberTarget::Any, now), [1500, 0, 1500], "more than half: none counts");
     }
 
@@ -430,9 +430,9 @@ mod tests {
         let three = members(&[Readiness::Ready; 3]);
         let now = NOW();
         assert_eq!(shares(&three, MemberTarget::Near, now).iter().sum::<usize>(), 3000, "none is near");
-        three.members[1].conduct.set_lag_and_nearness(0, true);
+        three.members[1].load.set_lag_and_nearness(0, true);
         assert_eq!(shares(&three, MemberTarget::Near, now), [0, 3000, 0]);
-        (0..100).for_each(|_| three.members[1].conduct.enter(now));
+        (0..100).for_each(|_| three.members[1].load.enter(now));
         assert_eq!(shares(&three, MemberTarget::Near, now)[1], 0);
         three.members[1].suspect();
         assert_eq!(shares(&three, MemberTarget::Near, now)[1], 0);
@@ -445,9 +445,9 @@ mod tests {
         let current = |floor| MemberTarget::Current { home: Some(MemberId(1)), floor: Revision(floor) };
         assert_eq!(shares(&three, current(0), now), [3000, 0, 0]);
         assert_eq!(shares(&three, current(5), now), [3000, 0, 0], "nobody is known to be there");
-        three.members[1].conduct.record_revision(Revision(5));
+        three.members[1].load.record_revision(Revision(5));
         assert_eq!(shares(&three, current(5), now), [0, 3000, 0]);
-        three.members[0].conduct.record_revision(Revision(7));
+        three.members[0].load.record_revision(Revision(7));
         assert_eq!(shares(&three, current(5), now), [3000, 0, 0]);
         three.members[1].suspect();
         assert_eq!(shares(&three, current(8), now), [3000, 0, 0]);

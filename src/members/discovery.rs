@@ -12,7 +12,6 @@
 mod addresses;
 mod census;
 mod following;
-pub mod member_health;
 mod member_list;
 mod membership_changes;
 pub mod metrics_page;
@@ -452,7 +451,7 @@ impl MembersTask {
         if here && known.suspicion.is_raised() {
             if Arc::ptr_eq(&known.suspicion, suspicion) {
                 known.suspicion.clear(*mark);
-                known.conduct.restart_stall_timer(Instant::now());
+                known.load.restart_stall_timer(Instant::now());
             } else {
                 known.suspicion.clear_carried(*mark);
             }

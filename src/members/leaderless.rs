@@ -121,7 +121,7 @@ mod tests {
     fn the_home_member_comes_first_then_the_furthest() {
         let two = members(&[ALONE, ALONE, DOWN]);
         assert_eq!(chosen(&two, MemberTarget::Spared, &[]), Some(1));
-        two.members[1].conduct.record_revision(Revision(9));
+        two.members[1].load.record_revision(Revision(9));
         assert_eq!(chosen(&two, MemberTarget::Spared, &[]), Some(2));
         let current = |floor| MemberTarget::Current { home: Some(MemberId(1)), floor: Revision(floor) };
         assert_eq!(chosen(&two, current(0), &[]), Some(1));

@@ -82,7 +82,7 @@ pub struct Member {
     pub term: u64,
     /// State of the member's store and raft log in its last answer; `None` if the member hides this state
     /// from the probing user.
-    pub vitals: Option<Arc<StoreStatus>>,
+    pub store_status: Option<Arc<StoreStatus>>,
     /// The client URLs in the member list.
     pub client_urls: Arc<[String]>,
     /// The suspicion against the member, shared by all snapshots with the member at this address.
@@ -90,7 +90,7 @@ pub struct Member {
     /// The member's maintenance window, shared by all snapshots.
     pub rest: Arc<MaintenanceWindow>,
     /// The member's load and health counters, shared by all snapshots.
-    pub conduct: Arc<MemberLoad>,
+    pub load: Arc<MemberLoad>,
 }
 
 /// The target of a connection.
@@ -288,8 +288,8 @@ impl Membership {
     #[must_use]
     pub fn lag(&self, member: &Member) -> Option<u64> {
         let serve = self.members.iter().filter(|member| member.readiness == Readiness::Ready);
-        let furthest = serve.filter_map(|member| Some(member.vitals.as_ref()?.applied)).max()?;
-        Some(furthest.saturating_sub(member.vitals.as_ref()?.applied))
+        let furthest = serve.filter_map(|member| Some(member.store_status.as_ref()?.applied)).max()?;
+        Some(furthest.saturating_sub(member.store_status.as_ref()?.applied))
     }
 
     /// The member with this id, ready or not.
@@ -337,14 +337,14 @@ impl Member {
     /// the new entry is not suspected.
     pub fn suspect(&self) {
         self.suspicion.raise();
-        self.conduct.begin_slow_start();
+        self.load.begin_slow_start();
     }
 
     /// The highest revision known to be applied by the member, from its answers to calls and probes.
     #[must_use]
     pub fn known_revision(&self) -> Revision {
-        let told = self.vitals.as_ref().map_or(0, |vitals| vitals.revision);
-        self.conduct.revision().max(Revision(told))
+        let told = self.store_status.as_ref().map_or(0, |store_status| store_status.revision);
+        self.load.revision().max(Revision(told))
     }
 
     /// The target of the member's connections. A connection to a different target no longer belongs to the
@@ -571,11 +571,11 @@ pub(crate) mod tests {
             version: None,
             readiness,
             term: 1,
-            vitals: None,
+            store_status: None,
             client_urls: Arc::default(),
             suspicion: Arc::default(),
             rest: Arc::default(),
-            conduct: Arc::default(),
+            load: Arc::default(),
         })
     }
 

@@ -32,17 +32,6 @@ pub enum VersionKnowledge {
     Older,
 }
 
-/// The credential required for a call while auth is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AuthRequirement {
-    /// No credential.
-    Nothing,
-    /// Any valid user.
-    AnyUser,
-    /// A user with the role `root`.
-    Root,
-}
-
 /// The version-dependent behaviours relevant to Keyward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionTraits {
@@ -64,18 +53,11 @@ pub struct VersionTraits {
     /// awaited by unrelated watches, because the scan for all watches catching up starts at the lowest start
     /// revision, and finds nothing.
     pub refuses_negative_start: bool,
-    /// True: every keepalive, grant, revoke and time-to-live needs a valid user (a keepalive also needs write
-    /// permission on every key of the lease). False: no lease call is checked.
-    pub keepalive_needs_auth: bool,
     /// True: right after a grant through a follower, the leader may answer a keepalive with a false TTL of 0.
     pub keepalive_false_zero: bool,
     /// True: every member list is the member's own view, answered without a quorum. False: only a list
     /// requested as not linearizable is.
     pub lists_members_alone: bool,
-    /// The credential required for `Cluster.MemberList`.
-    pub member_list_auth: AuthRequirement,
-    /// The credential required for `Maintenance.Status`.
-    pub status_auth: AuthRequirement,
 }
 
 /// For each known line, oldest first: the first patch release with a behaviour.
@@ -97,20 +79,10 @@ const LATE_CREATED: FirstPatches = [Some(38), Some(22), Some(2), Some(0)];
 const EXACT_WATCH_REFUSALS: FirstPatches = [Some(22), Some(6), Some(0), Some(0)];
 /// Negative start revisions refused: etcd-io/etcd#20707, `docs/etcd-facts.md#v8`.
 const REFUSES_NEGATIVE_START: FirstPatches = [Some(38), Some(24), Some(6), Some(0)];
-/// Auth checks on lease calls: CVE-2026-33413, `docs/etcd-facts.md#v13`.
-const LEASE_AUTH: FirstPatches = [Some(42), Some(28), Some(9), Some(0)];
 /// The leader confirms a lease as applied before renewing the lease.
 const TRUE_ZERO: FirstPatches = [Some(20), Some(3), Some(0), Some(0)];
 /// `MemberListRequest.linearizable` (etcd-io/etcd#11639).
 const LINEARIZABLE_LIST: FirstPatches = [None, Some(0), Some(0), Some(0)];
-/// MemberList: root in the first patch release, any user in the next (etcd-io/etcd#21530,
-/// `docs/etcd-facts.md#v14`).
-const MEMBER_LIST_ROOT: FirstPatches = [Some(42), Some(28), Some(9), Some(0)];
-const MEMBER_LIST_USER: FirstPatches = [Some(43), Some(29), Some(10), Some(0)];
-/// Status: 3.6 required root from its first release, 3.4 never relaxed the requirement
-/// (`docs/etcd-facts.md#v15`).
-const STATUS_ROOT: FirstPatches = [Some(42), Some(28), Some(0), Some(0)];
-const STATUS_USER: FirstPatches = [None, Some(32), Some(12), Some(0)];
 
 impl Version {
     /// Parses `3.5.1`; a suffix as in `3.6.0-rc.3` or `3.5.1+git` is ignored.
@@ -158,11 +130,8 @@ impl Version {
             late_created: self.has(LATE_CREATED),
             exact_watch_refusals: self.has(EXACT_WATCH_REFUSALS),
             refuses_negative_start: self.has(REFUSES_NEGATIVE_START),
-            keepalive_needs_auth: self.has(LEASE_AUTH),
             keepalive_false_zero: !self.has(TRUE_ZERO),
             lists_members_alone: !self.has(LINEARIZABLE_LIST),
-            member_list_auth: self.needs(MEMBER_LIST_ROOT, MEMBER_LIST_USER),
-            status_auth: self.needs(STATUS_ROOT, STATUS_USER),
         }
     }
 
@@ -173,16 +142,6 @@ impl Version {
             VersionKnowledge::Known => (usize::from(self.minor - LINES[0]), self.patch),
         };
         since[line].is_some_and(|first| patch >= first)
-    }
-
-    fn needs(self, root: FirstPatches, user: FirstPatches) -> AuthRequirement {
-        if self.has(user) {
-            AuthRequirement::AnyUser
-        } else if self.has(root) {
-            AuthRequirement::Root
-        } else {
-            AuthRequirement::Nothing
-        }
     }
 }
 
@@ -195,11 +154,8 @@ impl VersionTraits {
         late_created: true,
         exact_watch_refusals: false,
         refuses_negative_start: false,
-        keepalive_needs_auth: true,
         keepalive_false_zero: true,
         lists_members_alone: false,
-        member_list_auth: AuthRequirement::Root,
-        status_auth: AuthRequirement::Root,
     };
 }
 
@@ -239,7 +195,7 @@ mod tests {
     fn every_border_is_at_its_exact_patch() {
         type Has = fn(&VersionTraits) -> bool;
         type LastWithoutFirstWith = &'static [(&'static str, &'static str)];
-        let borders: [(&str, Has, LastWithoutFirstWith); 7] = [
+        let borders: [(&str, Has, LastWithoutFirstWith); 6] = [
             ("progress_ordered", |t| t.progress_ordered, &[("3.4.24", "3.4.25"), ("3.5.7", "3.5.8")]),
             ("progress_after_idle", |t| t.progress_after_idle, &[("3.4.30", "3.4.31"), ("3.5.12", "3.5.13")]),
             (
@@ -253,11 +209,6 @@ mod tests {
                 |t| t.refuses_negative_start,
                 &[("3.4.37", "3.4.38"), ("3.5.23", "3.5.24"), ("3.6.5", "3.6.6")],
             ),
-            (
-                "keepalive_needs_auth",
-                |t| t.keepalive_needs_auth,
-                &[("3.4.41", "3.4.42"), ("3.5.27", "3.5.28"), ("3.6.8", "3.6.9")],
-            ),
             ("true zero", |t| !t.keepalive_false_zero, &[("3.4.19", "3.4.20"), ("3.5.2", "3.5.3")]),
         ];
         for (name, has, pairs) in borders {
@@ -266,34 +217,6 @@ mod tests {
                 assert!(has(&traits(with)), "{name} at {with}");
             }
             assert!(has(&traits("3.7.0")), "{name} at 3.7.0");
-        }
-    }
-
-    #[test]
-    fn what_status_and_member_list_need_follows_the_security_releases() {
-        use AuthRequirement::{AnyUser, Nothing, Root};
-        let rows = [
-            // version, MemberList, Status
-            ("3.4.41", Nothing, Nothing),
-            ("3.4.42", Root, Root),
-            ("3.4.43", AnyUser, Root),
-            ("3.4.45", AnyUser, Root),
-            ("3.5.1", Nothing, Nothing),
-            ("3.5.27", Nothing, Nothing),
-            ("3.5.28", Root, Root),
-            ("3.5.29", AnyUser, Root),
-            ("3.5.31", AnyUser, Root),
-            ("3.5.32", AnyUser, AnyUser),
-            ("3.6.0", Nothing, Root),
-            ("3.6.9", Root, Root),
-            ("3.6.10", AnyUser, Root),
-            ("3.6.11", AnyUser, Root),
-            ("3.6.12", AnyUser, AnyUser),
-            ("3.7.0", AnyUser, AnyUser),
-        ];
-        for (version, member_list, status) in rows {
-            assert_eq!(traits(version).member_list_auth, member_list, "MemberList of {version}");
-            assert_eq!(traits(version).status_auth, status, "Status of {version}");
         }
     }
 

@@ -4,15 +4,15 @@
 //! reload. Invariant: the log names session keys by id, certificates by fingerprint.
 
 use std::cell::RefCell;
-use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use data_encoding::HEXLOWER;
 use futures_util::FutureExt as _;
 use sha2::{Digest as _, Sha256};
 
-use super::restart::same;
-use super::{PreparedPart, ReloadCheck, ReloadPart};
+use super::key_table::{self, TakesEffect};
+use super::{PreparedPart, ReloadCheck, ReloadPart, ReloadPartName};
 use crate::config::{
     ClientAuth, ClientCa, ClientTls, Cluster, Config, EtcdLogin, KeySource, Listener, MemberTrust, ServerTls,
 };
@@ -132,7 +132,7 @@ impl ReloadPart {
             if was.sources != is.sources {
                 changes.push(format!("login.sources: {}", is.sources));
             }
-            if !was.users.has_same_lines(&is.users) {
+            if was.users != is.users {
                 changes.push(format!("users file: {} users", is.users.len()));
             }
             let logins = Arc::clone(&logins);
@@ -192,11 +192,10 @@ impl ReloadPart {
     #[must_use]
     pub fn seeds(seeds: SeedList) -> Self {
         Self::new(move |before, now| {
-            let places = |config: &Config| {
-                let Cluster { endpoints, discovery, .. } = &*config.cluster;
-                format!("{endpoints:?} {:?} {:?}", discovery.srv, discovery.allowed_hosts)
+            let same = |was: &Cluster, is: &Cluster| {
+                (&was.endpoints, &was.discovery) == (&is.endpoints, &is.discovery)
             };
-            if places(before) == places(now) || !seeds.takes(&now.cluster) {
+            if same(&before.cluster, &now.cluster) || !seeds.takes(&now.cluster) {
                 return Ok(None);
             }
             let (seeds, cluster) = (seeds.clone(), Arc::clone(&now.cluster));
@@ -210,21 +209,8 @@ impl ReloadPart {
     #[must_use]
     pub fn in_force(current: Arc<Published<Config>>) -> Self {
         Self::new(move |before, now| {
-            let mut changes = Vec::new();
-            let mut told = |section: &str, same: bool| {
-                if !same {
-                    changes.push(format!("{section}: changed, for what comes"));
-                }
-            };
-            told("limits", before.limits == now.limits);
-            told("advertise", same(&before.advertise, &now.advertise));
-            told("watch.idle_progress", before.watch.idle_progress == now.watch.idle_progress);
-            told("drain", before.drain == now.drain);
-            told("maintenance", same(&before.maintenance, &now.maintenance));
-            let serves = |config: &Config| (config.cluster.reads, config.cluster.writes);
-            told("cluster.reads, cluster.writes", same(&serves(before), &serves(now)));
-            let outage = |config: &Config| config.cluster.outage;
-            told("cluster.election_timeout, cluster.unreachable_timeout", outage(before) == outage(now));
+            let changed = key_table::changed(TakesEffect::Reload(ReloadPartName::InForce), before, now);
+            let changes = changed.iter().map(|name| format!("{name}: changed, for what comes")).collect();
             let (current, now) = (Arc::clone(&current), now.clone());
             Ok(Some(PreparedPart::new(changes, move || current.publish(now))))
         })
@@ -240,22 +226,12 @@ impl ReloadPart {
         pages: MetricsPages,
     ) -> Self {
         Self::new(move |before, now| {
-            let mut changes = Vec::new();
-            let mut told = |section: &str, same: bool| {
-                if !same {
-                    changes.push(format!("{section} changed"));
-                }
-            };
-            told("[[map]], [mapping], default_user", same(&before.mapping, &now.mapping));
-            told("[[jwt]]", same(&before.issuers, &now.issuers));
-            let ways = |config: &Config| {
-                let of_one = |listener: &Arc<Listener>| (listener.name.clone(), listener.identify.clone());
-                config.listeners.iter().map(of_one).collect::<Vec<_>>()
-            };
-            told("what listeners identify by", ways(before) == ways(now));
+            let changed = key_table::changed(TakesEffect::Reload(ReloadPartName::Identities), before, now);
+            let mut changes: Vec<_> = changed.iter().map(|name| format!("{name} changed")).collect();
             let users = now.users.changes_since(&before.users);
-            let believed = |config: &Config| config.cluster.tls.as_ref().map(member_trust);
-            let acting = (!users.is_empty() || believed(before) != believed(now))
+            let trusts_others = before.cluster.tls.as_ref().map(|tls| &tls.trust)
+                != now.cluster.tls.as_ref().map(|tls| &tls.trust);
+            let acting = (!users.is_empty() || trusts_others)
                 .then(|| credentials.build_acting(&now.users, &now.cluster, pages.clone()));
             let acting = acting.transpose().map_err(|error| format!("user: {error}"))?;
             changes.extend(users);
@@ -326,10 +302,7 @@ fn fingerprint(tls: &ServerTls) -> String {
 fn digest<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>) -> String {
     let mut hash = Sha256::new();
     parts.into_iter().for_each(|part| hash.update(part));
-    hash.finalize().iter().take(8).fold(String::new(), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a String takes all");
-        text
-    })
+    HEXLOWER.encode(&hash.finalize()[..8])
 }
 
 /// The trust in members' certificates, as text.

@@ -168,13 +168,6 @@ pub fn lock_lease(body: &[u8]) -> i64 {
     last_number(body, 2).unwrap_or_default()
 }
 
-/// Returns the lease of a LeaseKeepAliveRequest (or of any request with `ID` in field 1); `None` if
-/// unreadable.
-#[must_use]
-pub fn keep_alive_id(body: &[u8]) -> Option<i64> {
-    last_number(body, 1)
-}
-
 /// Returns the user named by a UserAdd, UserDelete or UserChangePassword, in field 1 of each.
 #[must_use]
 pub fn user_name(body: &[u8]) -> Option<&str> {
@@ -208,7 +201,7 @@ mod tests {
     use super::*;
     use crate::pb::etcdserverpb::{
         AlarmRequest, AuthUserChangePasswordRequest, Compare, DeleteRangeRequest, DowngradeRequest,
-        LeaseKeepAliveRequest, PutRequest, RangeRequest, RequestOp, TxnRequest, request_op::Request,
+        PutRequest, RangeRequest, RequestOp, TxnRequest, request_op::Request,
     };
     use crate::pb::{v3electionpb::CampaignRequest, v3lockpb::LockRequest};
     use crate::rpc::method::lookup;
@@ -362,11 +355,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn a_keepalive_names_its_lease(id: i64) {
-            prop_assert_eq!(keep_alive_id(&LeaseKeepAliveRequest { id }.encode_to_vec()), Some(id));
-        }
-
         /// A body decoded by prost to a Txn with a write is never called read-only.
         #[test]
         fn no_write_is_overlooked(body: Vec<u8>) {

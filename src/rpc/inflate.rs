@@ -107,12 +107,6 @@ impl Inflater {
         Ok(InflateStep::Added(self.frame.len() - before))
     }
 
-    /// Returns the number of inflated bytes held, prefix included.
-    #[must_use]
-    pub fn held(&self) -> usize {
-        self.frame.len()
-    }
-
     fn complete(&mut self) -> Bytes {
         let mut frame = std::mem::take(&mut self.frame);
         write_prefix(&mut frame);
@@ -163,7 +157,7 @@ mod tests {
         let mut most = 0;
         loop {
             let step = inflater.step();
-            most = most.max(inflater.held());
+            most = most.max(inflater.frame.len());
             match step {
                 Ok(InflateStep::Added(count)) => assert!((1..=STEP).contains(&count)),
                 Ok(InflateStep::Complete(frame)) => return (Ok(frame), most),

@@ -32,6 +32,8 @@ pub struct Method {
     pub lane: Lane,
     /// The schema of the request, or of each message of a request stream.
     pub body: M,
+    /// The part of the gateway that serves the calls.
+    pub handler: Handler,
     /// The row's index in [`METHODS`].
     pub index: u16,
 }
@@ -47,6 +49,53 @@ pub enum StreamingSides {
     Server,
     /// Both sides stream.
     Bidi,
+}
+
+/// The part of the gateway that serves a method's calls. Every difference between methods in the way of a
+/// call is a handler, or a column of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Handler {
+    /// Sent to a member, and answered with the member's answer.
+    Forward,
+    /// As `Forward`; a success changes users, roles, or auth as a whole.
+    AuthChange,
+    /// As `Forward`; the answer lists members, whose client URLs are replaced.
+    MemberAnswer,
+    /// As `MemberAnswer`; the member leaves service before the removal.
+    MemberRemove,
+    /// As `Forward`; the client is answered once the new leader is known.
+    MoveLeader,
+    /// As `Forward`; the answer of a member's own store is not older than an answer shown before.
+    LeaseTimeToLive,
+    /// As `Forward`; the member first confirms that its store is up to date, since the answer has no
+    /// revision.
+    LeaseLeases,
+    /// Defragments one member at a time.
+    Defragment,
+    /// Waits at etcd without limit: Lock and Campaign.
+    Lock,
+    /// A stream of changes of a lock queue's first key, ended on both sides.
+    Observe,
+    /// A watch stream, ended on both sides.
+    Watch,
+    /// A keepalive stream, ended on both sides.
+    KeepAlive,
+    /// Answered by Keyward: a password login.
+    Login,
+    /// Answered by Keyward: gRPC's health check.
+    HealthCheck,
+    /// Answered by Keyward: gRPC's health stream.
+    HealthWatch,
+    /// Passed on as it is: a method without a row.
+    PassThrough,
+}
+
+impl Handler {
+    /// True if the call is answered without identifying the caller.
+    #[must_use]
+    pub fn is_for_anybody(self) -> bool {
+        matches!(self, Self::Login | Self::HealthCheck | Self::HealthWatch)
+    }
 }
 
 /// A call's class, in the words of a policy.
@@ -180,6 +229,10 @@ impl Method {
         self.target == OneMember || matches!(self.name, "Alarm" | "MoveLeader")
     }
 
+    const fn by(self, handler: Handler) -> Self {
+        Self { handler, ..self }
+    }
+
     /// Returns the path, ready for a request; cloning is free.
     #[must_use]
     pub fn path_and_query(&self) -> PathAndQuery {
@@ -193,6 +246,22 @@ use CallTarget::{AnyVoter, Leader, LeaderFirst, OneMember};
 use Class::{Auth, Cluster, Health, Lease, Lock, Maintenance, Read, Watch, Write};
 use Effect::{Idempotent, Mutates, ReadOnly};
 
+/// The row shared by all methods without a row in [`METHODS`], for records and metrics. The class, the schema
+/// and the effect stand for nothing: the handler looks at none of them.
+pub static UNKNOWN: Method = Method {
+    path: "unknown",
+    service: "",
+    name: "",
+    stream: StreamingSides::Unary,
+    class: Maintenance,
+    effect: Mutates,
+    target: AnyVoter,
+    lane: Lane::Stream,
+    body: M::RangeRequest,
+    handler: Handler::PassThrough,
+    index: METHODS[METHODS.len() - 1].index + 1,
+};
+
 /// Every known RPC.
 pub static METHODS: &[Method] = &number([
     unary("/etcdserverpb.KV/Range", Read, ReadOnly, AnyVoter, M::RangeRequest),
@@ -201,75 +270,80 @@ pub static METHODS: &[Method] = &number([
     unary("/etcdserverpb.KV/DeleteRange", Write, Mutates, AnyVoter, M::DeleteRangeRequest),
     unary("/etcdserverpb.KV/Compact", Maintenance, Mutates, AnyVoter, M::CompactionRequest),
     bulk("/etcdserverpb.KV/RangeStream", Read, AnyVoter, M::RangeRequest),
-    bidi("/etcdserverpb.Watch/Watch", Watch, ReadOnly, AnyVoter, M::WatchRequest),
-    bidi("/etcdserverpb.Lease/LeaseKeepAlive", Lease, Idempotent, LeaderFirst, M::LeaseKeepAliveRequest),
+    bidi("/etcdserverpb.Watch/Watch", Watch, ReadOnly, AnyVoter, M::WatchRequest).by(Handler::Watch),
+    bidi("/etcdserverpb.Lease/LeaseKeepAlive", Lease, Idempotent, LeaderFirst, M::LeaseKeepAliveRequest)
+        .by(Handler::KeepAlive),
     unary("/etcdserverpb.Lease/LeaseGrant", Lease, Mutates, AnyVoter, M::LeaseGrantRequest),
     unary("/etcdserverpb.Lease/LeaseRevoke", Lease, Mutates, AnyVoter, M::LeaseRevokeRequest),
-    unary("/etcdserverpb.Lease/LeaseTimeToLive", Lease, ReadOnly, LeaderFirst, M::LeaseTimeToLiveRequest),
-    unary("/etcdserverpb.Lease/LeaseLeases", Lease, ReadOnly, AnyVoter, M::LeaseLeasesRequest),
+    unary("/etcdserverpb.Lease/LeaseTimeToLive", Lease, ReadOnly, LeaderFirst, M::LeaseTimeToLiveRequest)
+        .by(Handler::LeaseTimeToLive),
+    unary("/etcdserverpb.Lease/LeaseLeases", Lease, ReadOnly, AnyVoter, M::LeaseLeasesRequest)
+        .by(Handler::LeaseLeases),
     blocking("/v3lockpb.Lock/Lock", M::LockRequest),
     unary("/v3lockpb.Lock/Unlock", Lock, Mutates, AnyVoter, M::UnlockRequest),
     blocking("/v3electionpb.Election/Campaign", M::CampaignRequest),
     unary("/v3electionpb.Election/Proclaim", Lock, Mutates, AnyVoter, M::ProclaimRequest),
     unary("/v3electionpb.Election/Leader", Lock, ReadOnly, AnyVoter, M::LeaderRequest),
-    following("/v3electionpb.Election/Observe", Lock, M::LeaderRequest),
+    following("/v3electionpb.Election/Observe", Lock, M::LeaderRequest).by(Handler::Observe),
     unary("/v3electionpb.Election/Resign", Lock, Mutates, AnyVoter, M::ResignRequest),
-    unary("/etcdserverpb.Cluster/MemberList", Cluster, ReadOnly, AnyVoter, M::MemberListRequest),
-    unary("/etcdserverpb.Cluster/MemberAdd", Cluster, Mutates, AnyVoter, M::MemberAddRequest),
-    unary("/etcdserverpb.Cluster/MemberRemove", Cluster, Mutates, AnyVoter, M::MemberRemoveRequest),
-    unary("/etcdserverpb.Cluster/MemberUpdate", Cluster, Mutates, AnyVoter, M::MemberUpdateRequest),
+    unary("/etcdserverpb.Cluster/MemberList", Cluster, ReadOnly, AnyVoter, M::MemberListRequest)
+        .by(Handler::MemberAnswer),
+    unary("/etcdserverpb.Cluster/MemberAdd", Cluster, Mutates, AnyVoter, M::MemberAddRequest)
+        .by(Handler::MemberAnswer),
+    unary("/etcdserverpb.Cluster/MemberRemove", Cluster, Mutates, AnyVoter, M::MemberRemoveRequest)
+        .by(Handler::MemberRemove),
+    unary("/etcdserverpb.Cluster/MemberUpdate", Cluster, Mutates, AnyVoter, M::MemberUpdateRequest)
+        .by(Handler::MemberAnswer),
     // A follower forwards the call without credentials and then times out (etcd-io/etcd#14070).
-    unary("/etcdserverpb.Cluster/MemberPromote", Cluster, Mutates, Leader, M::MemberPromoteRequest),
+    unary("/etcdserverpb.Cluster/MemberPromote", Cluster, Mutates, Leader, M::MemberPromoteRequest)
+        .by(Handler::MemberAnswer),
     unary("/etcdserverpb.Maintenance/Status", Maintenance, ReadOnly, OneMember, M::StatusRequest),
     unary("/etcdserverpb.Maintenance/Alarm", Maintenance, Mutates, AnyVoter, M::AlarmRequest),
-    unary("/etcdserverpb.Maintenance/Defragment", Maintenance, Mutates, OneMember, M::DefragmentRequest),
+    unary("/etcdserverpb.Maintenance/Defragment", Maintenance, Mutates, OneMember, M::DefragmentRequest)
+        .by(Handler::Defragment),
     unary("/etcdserverpb.Maintenance/Hash", Maintenance, ReadOnly, OneMember, M::HashRequest),
     unary("/etcdserverpb.Maintenance/HashKV", Maintenance, ReadOnly, OneMember, M::HashKVRequest),
     bulk("/etcdserverpb.Maintenance/Snapshot", Maintenance, OneMember, M::SnapshotRequest),
-    unary("/etcdserverpb.Maintenance/MoveLeader", Maintenance, Mutates, Leader, M::MoveLeaderRequest),
+    unary("/etcdserverpb.Maintenance/MoveLeader", Maintenance, Mutates, Leader, M::MoveLeaderRequest)
+        .by(Handler::MoveLeader),
     unary("/etcdserverpb.Maintenance/Downgrade", Maintenance, Mutates, AnyVoter, M::DowngradeRequest),
-    unary("/etcdserverpb.Auth/Authenticate", Auth, Mutates, AnyVoter, M::AuthenticateRequest),
+    unary("/etcdserverpb.Auth/Authenticate", Auth, Mutates, AnyVoter, M::AuthenticateRequest)
+        .by(Handler::Login),
     unary("/etcdserverpb.Auth/AuthStatus", Auth, ReadOnly, AnyVoter, M::AuthStatusRequest),
-    unary("/etcdserverpb.Auth/AuthEnable", Auth, Mutates, AnyVoter, M::AuthEnableRequest),
-    unary("/etcdserverpb.Auth/AuthDisable", Auth, Mutates, AnyVoter, M::AuthDisableRequest),
-    unary("/etcdserverpb.Auth/UserAdd", Auth, Mutates, AnyVoter, M::AuthUserAddRequest),
+    auth_change("/etcdserverpb.Auth/AuthEnable", M::AuthEnableRequest),
+    auth_change("/etcdserverpb.Auth/AuthDisable", M::AuthDisableRequest),
+    auth_change("/etcdserverpb.Auth/UserAdd", M::AuthUserAddRequest),
     unary("/etcdserverpb.Auth/UserGet", Auth, ReadOnly, AnyVoter, M::AuthUserGetRequest),
     unary("/etcdserverpb.Auth/UserList", Auth, ReadOnly, AnyVoter, M::AuthUserListRequest),
-    unary("/etcdserverpb.Auth/UserDelete", Auth, Mutates, AnyVoter, M::AuthUserDeleteRequest),
-    unary("/etcdserverpb.Auth/UserChangePassword", Auth, Mutates, AnyVoter, M::AuthUserChangePasswordRequest),
-    unary("/etcdserverpb.Auth/UserGrantRole", Auth, Mutates, AnyVoter, M::AuthUserGrantRoleRequest),
-    unary("/etcdserverpb.Auth/UserRevokeRole", Auth, Mutates, AnyVoter, M::AuthUserRevokeRoleRequest),
-    unary("/etcdserverpb.Auth/RoleAdd", Auth, Mutates, AnyVoter, M::AuthRoleAddRequest),
+    auth_change("/etcdserverpb.Auth/UserDelete", M::AuthUserDeleteRequest),
+    auth_change("/etcdserverpb.Auth/UserChangePassword", M::AuthUserChangePasswordRequest),
+    auth_change("/etcdserverpb.Auth/UserGrantRole", M::AuthUserGrantRoleRequest),
+    auth_change("/etcdserverpb.Auth/UserRevokeRole", M::AuthUserRevokeRoleRequest),
+    auth_change("/etcdserverpb.Auth/RoleAdd", M::AuthRoleAddRequest),
     unary("/etcdserverpb.Auth/RoleGet", Auth, ReadOnly, AnyVoter, M::AuthRoleGetRequest),
     unary("/etcdserverpb.Auth/RoleList", Auth, ReadOnly, AnyVoter, M::AuthRoleListRequest),
-    unary("/etcdserverpb.Auth/RoleDelete", Auth, Mutates, AnyVoter, M::AuthRoleDeleteRequest),
-    unary(
-        "/etcdserverpb.Auth/RoleGrantPermission",
-        Auth,
-        Mutates,
-        AnyVoter,
-        M::AuthRoleGrantPermissionRequest,
-    ),
-    unary(
-        "/etcdserverpb.Auth/RoleRevokePermission",
-        Auth,
-        Mutates,
-        AnyVoter,
-        M::AuthRoleRevokePermissionRequest,
-    ),
-    unary("/grpc.health.v1.Health/Check", Health, ReadOnly, AnyVoter, M::HealthCheckRequest),
-    following("/grpc.health.v1.Health/Watch", Health, M::HealthCheckRequest),
+    auth_change("/etcdserverpb.Auth/RoleDelete", M::AuthRoleDeleteRequest),
+    auth_change("/etcdserverpb.Auth/RoleGrantPermission", M::AuthRoleGrantPermissionRequest),
+    auth_change("/etcdserverpb.Auth/RoleRevokePermission", M::AuthRoleRevokePermissionRequest),
+    unary("/grpc.health.v1.Health/Check", Health, ReadOnly, AnyVoter, M::HealthCheckRequest)
+        .by(Handler::HealthCheck),
+    following("/grpc.health.v1.Health/Watch", Health, M::HealthCheckRequest).by(Handler::HealthWatch),
 ]);
 
 const fn unary(path: &'static str, class: Class, effect: Effect, target: CallTarget, body: M) -> Method {
     let (service, name) = split(path);
     let (stream, lane) = (StreamingSides::Unary, Lane::Unary);
-    Method { path, service, name, stream, class, effect, target, lane, body, index: 0 }
+    let handler = Handler::Forward;
+    Method { path, service, name, stream, class, effect, target, lane, body, handler, index: 0 }
+}
+
+const fn auth_change(path: &'static str, body: M) -> Method {
+    unary(path, Auth, Mutates, AnyVoter, body).by(Handler::AuthChange)
 }
 
 /// A unary call, perhaps blocking without limit.
 const fn blocking(path: &'static str, body: M) -> Method {
-    Method { lane: Lane::Stream, ..unary(path, Lock, Mutates, AnyVoter, body) }
+    Method { lane: Lane::Stream, ..unary(path, Lock, Mutates, AnyVoter, body).by(Handler::Lock) }
 }
 
 const fn bidi(path: &'static str, class: Class, effect: Effect, target: CallTarget, body: M) -> Method {

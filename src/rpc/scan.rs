@@ -169,7 +169,7 @@ pub fn append_bytes_field(out: &mut BytesMut, number: u32, value: &[u8]) {
 }
 
 /// Appends the tag and length of a field. The caller appends the `length` bytes next, perhaps in pieces.
-pub fn append_length(out: &mut BytesMut, number: u32, length: usize) {
+fn append_length(out: &mut BytesMut, number: u32, length: usize) {
     append_tag(out, number, LENGTH);
     append_varint(out, length as u64);
 }

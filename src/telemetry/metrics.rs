@@ -8,9 +8,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::{encode, encode_registry};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _, LabelSetEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
@@ -19,9 +21,11 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
-use crate::telemetry::single_label::SingleLabel;
+use crate::telemetry::single_label::{SingleLabel, one};
 use crate::telemetry::unread_metrics::UnreadMetrics;
 
+/// Prefix of every metric's name.
+const PREFIX: &str = "keyward";
 /// gRPC has codes 0 to 16.
 const CODES: usize = 17;
 /// Bucket bounds in seconds: from a cached reply on loopback to etcd's time-out of 7 s and beyond.
@@ -165,7 +169,7 @@ impl Metrics {
     #[expect(clippy::too_many_lines, reason = "a line or two for each metric, and no branch")]
     #[must_use]
     pub fn new(methods: Vec<&'static str>) -> Self {
-        let mut registry = Registry::with_prefix("keyward");
+        let mut registry = Registry::with_prefix(PREFIX);
         let calls = Family::default();
         registry.register("calls", "Calls that ended, by method and gRPC code", calls.clone());
         let latency = Family::new_with_constructor((|| Histogram::new(LATENCY)) as fn() -> Histogram);
@@ -301,9 +305,43 @@ impl Metrics {
     /// # Errors
     /// Never in practice: writing to a string does not fail.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
+        self.text_with(Vec::new())
+    }
+
+    /// The same, followed by counters kept outside of the registry.
+    ///
+    /// # Errors
+    /// As [`text`](Self::text).
+    pub fn text_with(&self, families: Vec<CounterFamily>) -> Result<String, std::fmt::Error> {
+        let mut further = Registry::with_prefix(PREFIX);
+        families.into_iter().for_each(|family| further.register_collector(Box::new(family)));
         let mut text = String::with_capacity(16 * 1024);
-        encode(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.registry)?;
+        encode(&mut text, &further)?;
         Ok(text)
+    }
+}
+
+/// Counters kept outside of the registry, with their values at a scrape.
+#[derive(Debug)]
+pub struct CounterFamily {
+    /// The name, without prefix and suffix.
+    pub name: &'static str,
+    /// The help text, without a full stop.
+    pub help: &'static str,
+    /// The name of the label.
+    pub label: &'static str,
+    /// The label values with their counts, in the order of the page.
+    pub rows: Vec<(String, u64)>,
+}
+
+impl Collector for CounterFamily {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = format!("{}.", self.help);
+        let mut family = encoder.encode_descriptor(self.name, &help, None, MetricType::Counter)?;
+        self.rows.iter().try_for_each(|(value, count)| {
+            ConstCounter::new(*count).encode(family.encode_family(&one(self.label, value.as_str()))?)
+        })
     }
 }
 
@@ -334,7 +372,6 @@ fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::single_label::one;
 
     #[test]
     fn calls_are_counted_by_method_and_code() {
@@ -349,5 +386,17 @@ mod tests {
         assert!(text.contains("keyward_member_ready{member=\"1f\"} 1"), "{text}");
         assert!(!text.contains("/a/B"), "{text}");
         assert_eq!(metrics.calls_with(16), 2);
+    }
+
+    #[test]
+    fn counters_of_a_scrape_follow_the_registry_in_their_own_order() {
+        let rows = vec![("b".to_owned(), 2), ("a".to_owned(), 1)];
+        let family = CounterFamily { name: "things", help: "Things, by name", label: "name", rows };
+        let metrics = Metrics::new(Vec::new());
+        let begin = metrics.text().expect("text");
+        let text = metrics.text_with(vec![family]).expect("text");
+        let further = "# HELP keyward_things Things, by name.\n# TYPE keyward_things counter\n\
+                       keyward_things_total{name=\"b\"} 2\nkeyward_things_total{name=\"a\"} 1\n";
+        assert_eq!(text, begin.replace("# EOF\n", further) + "# EOF\n");
     }
 }

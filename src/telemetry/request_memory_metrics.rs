@@ -32,10 +32,4 @@ impl RequestMemoryMetrics {
     pub fn refused(&self, share: &'static str) -> Counter {
         self.refused.get_or_create(&one("share", share)).clone()
     }
-
-    /// Updates the gauge after a request's memory changed from `before` to `now` bytes.
-    pub fn held(&self, before: usize, now: usize) {
-        let signed = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.bytes.inc_by(signed(now) - signed(before));
-    }
 }

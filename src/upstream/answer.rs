@@ -148,6 +148,13 @@ impl MemberReply {
         }
     }
 
+    /// True for a success. An answer without a status is larger than the held-back part, and begins like a
+    /// success.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        self.status().is_none_or(|status| status.is_ok())
+    }
+
     /// Returns the call's status; `None` while the reply continues.
     #[must_use]
     pub fn status(&self) -> Option<Status> {

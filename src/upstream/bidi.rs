@@ -75,39 +75,39 @@ impl Bidi {
     /// Begins to open a stream; [`Bidi::next`] drives the opening.
     #[must_use]
     pub fn open(
-        door: &Rc<UpstreamClient>,
+        upstream: &Rc<UpstreamClient>,
         member: &Arc<Member>,
         path: PathAndQuery,
         headers: UpstreamHead,
     ) -> Self {
         let (requests, frames) = mpsc::channel(OUTBOX);
-        Self::opening(door, member, path, headers, requests, UpstreamRequestBody::Frames(frames))
+        Self::opening(upstream, member, path, headers, requests, UpstreamRequestBody::Frames(frames))
     }
 
     /// Begins to open a stream with a single request, half-closed after the request: no further message may
     /// be sent.
     #[must_use]
     pub fn ask(
-        door: &Rc<UpstreamClient>,
+        upstream: &Rc<UpstreamClient>,
         member: &Arc<Member>,
         path: PathAndQuery,
         headers: UpstreamHead,
         framed: Bytes,
     ) -> Self {
         let (requests, _) = mpsc::channel(1);
-        Self::opening(door, member, path, headers, requests, UpstreamRequestBody::Once(Some(framed)))
+        Self::opening(upstream, member, path, headers, requests, UpstreamRequestBody::Once(Some(framed)))
     }
 
     fn opening(
-        door: &Rc<UpstreamClient>,
+        upstream: &Rc<UpstreamClient>,
         member: &Arc<Member>,
         path: PathAndQuery,
         headers: UpstreamHead,
         requests: mpsc::Sender<Bytes>,
         body: UpstreamRequestBody,
     ) -> Self {
-        let (door, member) = (Rc::clone(door), Arc::clone(member));
-        let opening = async move { door.send(&member, Lane::Stream, path, headers, body).await };
+        let (upstream, member) = (Rc::clone(upstream), Arc::clone(member));
+        let opening = async move { upstream.send(&member, Lane::Stream, path, headers, body).await };
         Self {
             outbox: VecDeque::new(),
             requests,
@@ -119,12 +119,6 @@ impl Bidi {
     /// Queues a message, sent while [`Bidi::next`] is polled.
     pub fn send(&mut self, message: &[u8]) {
         self.outbox.push_back(encode(message));
-    }
-
-    /// Returns the number of messages not sent yet.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.outbox.len()
     }
 
     /// Returns the next message, or the end. Cancel-safe.

@@ -50,7 +50,7 @@ pub enum LatencySampling {
 
 /// A call in flight to a member. Dropping the value ends the wait.
 pub struct InFlightCall<'a> {
-    door: &'a UpstreamClient,
+    upstream: &'a UpstreamClient,
     member: &'a Arc<Member>,
     time: LatencySampling,
     began: Instant,
@@ -60,29 +60,29 @@ pub struct InFlightCall<'a> {
 impl<'a> InFlightCall<'a> {
     /// Counts a call as in flight to `member`.
     #[must_use]
-    pub fn begin(door: &'a UpstreamClient, member: &'a Arc<Member>, time: LatencySampling) -> Self {
+    pub fn begin(upstream: &'a UpstreamClient, member: &'a Arc<Member>, time: LatencySampling) -> Self {
         let began = Instant::now();
-        member.conduct.enter(began);
-        Self { door, member, time, began, answered: false }
+        member.load.enter(began);
+        Self { upstream, member, time, began, answered: false }
     }
 
     /// Records an answer; `well` is true for a successful answer.
     pub fn answered(mut self, well: bool) {
         self.answered = true;
         let now = Instant::now();
-        let conduct = &self.member.conduct;
-        conduct.record_answer(now);
+        let load = &self.member.load;
+        load.record_answer(now);
         if !well {
             return;
         }
         if self.time == LatencySampling::TellsNothing {
-            return conduct.record_completed();
+            return load.record_completed();
         }
         let took = now.saturating_duration_since(self.began);
-        conduct.answered(now, took);
-        let far = took > FAR_MORE && is_far(&self.door.members.snapshot.load(), self.member, now);
-        if conduct.record_far_slower(now, far) {
-            eject(&self.door.members.snapshot.load(), self.member, Ejection::Slow, now);
+        load.answered(now, took);
+        let far = took > FAR_MORE && is_far(&self.upstream.members.snapshot.load(), self.member, now);
+        if load.record_far_slower(now, far) {
+            eject(&self.upstream.members.snapshot.load(), self.member, Ejection::Slow, now);
         }
     }
 
@@ -93,19 +93,19 @@ impl<'a> InFlightCall<'a> {
     }
 
     fn note_failure(&self, now: Instant) {
-        if self.member.conduct.record_failure(now, self.began) {
-            eject(&self.door.members.snapshot.load(), self.member, Ejection::Failing, now);
+        if self.member.load.record_failure(now, self.began) {
+            eject(&self.upstream.members.snapshot.load(), self.member, Ejection::Failing, now);
         }
     }
 }
 
 impl Drop for InFlightCall<'_> {
     fn drop(&mut self) {
-        self.member.conduct.leave();
+        self.member.load.leave();
         if self.answered || self.time == LatencySampling::TellsNothing {
             return;
         }
-        let (now, members) = (Instant::now(), self.door.members.snapshot.load());
+        let (now, members) = (Instant::now(), self.upstream.members.snapshot.load());
         if is_failure_of_member(&members, self.member, self.began, now) {
             self.note_failure(now);
         }
@@ -117,16 +117,16 @@ impl Drop for InFlightCall<'_> {
 /// cluster is evidence.
 fn is_failure_of_member(members: &Membership, member: &Member, began: Instant, now: Instant) -> bool {
     let long = now.saturating_duration_since(began) >= UNANSWERED.max(patience(members));
-    long && !member.conduct.has_answered_since(began) && is_another_well(members, member.id, now)
+    long && !member.load.has_answered_since(began) && is_another_well(members, member.id, now)
 }
 
 /// True if the other members are far faster; false without recent samples of the others.
 fn is_far(members: &Membership, member: &Member, now: Instant) -> bool {
     let others = members.ready_voters().filter(|other| other.id != member.id);
-    let fresh = others.filter(|other| other.conduct.is_fresh(now));
-    let slowest = fresh.filter_map(|other| other.conduct.latency()).max();
+    let fresh = others.filter(|other| other.load.is_fresh(now));
+    let slowest = fresh.filter_map(|other| other.load.latency()).max();
     let far = |slowest: Duration| {
-        member.conduct.latency().is_some_and(|own| own > slowest * FAR_TIMES && own > slowest + FAR_MORE)
+        member.load.latency().is_some_and(|own| own > slowest * FAR_TIMES && own > slowest + FAR_MORE)
     };
     slowest.is_some_and(far)
 }
@@ -135,26 +135,26 @@ fn is_far(members: &Membership, member: &Member, now: Instant) -> bool {
 fn is_another_well(members: &Membership, member: MemberId, now: Instant) -> bool {
     let lately = now.checked_sub(LATELY.max(patience(members))).unwrap_or(now);
     let mut others = members.ready_voters().filter(|other| other.id != member);
-    others.any(|other| other.conduct.ejected(now).is_none() && other.conduct.has_answered_since(lately))
+    others.any(|other| other.load.ejected(now).is_none() && other.load.has_answered_since(lately))
 }
 
 /// The time for which even the fastest ready voter may leave a call unanswered; a shorter silence is no
 /// evidence.
 fn patience(members: &Membership) -> Duration {
-    let fastest = members.ready_voters().filter_map(|member| member.conduct.latency()).min();
+    let fastest = members.ready_voters().filter_map(|member| member.load.latency()).min();
     fastest.unwrap_or_default().saturating_mul(PATIENCE)
 }
 
 fn eject(members: &Membership, member: &Member, why: Ejection, now: Instant) {
-    if member.conduct.ejected(now).is_some() {
+    if member.load.ejected(now).is_some() {
         return;
     }
     let voters = members.ready_voters().count();
-    let out = members.ready_voters().filter(|voter| voter.conduct.ejected(now).is_some()).count();
+    let out = members.ready_voters().filter(|voter| voter.load.ejected(now).is_some()).count();
     // At least one healthy member must remain.
     let may = 2 * (out + 1) <= voters && is_another_well(members, member.id, now);
     if may {
-        let lasts = member.conduct.eject(now, why);
+        let lasts = member.load.eject(now, why);
         tracing::warn!(
             member = %member.id, ?why, ?lasts,
             "member is ejected: it gets no calls that others can serve"
@@ -188,35 +188,35 @@ impl SuspicionStarts {
 }
 
 /// Checks for hung members periodically, as long as the shard lives.
-pub async fn suspect_hung_members(door: Rc<UpstreamClient>) {
+pub async fn suspect_hung_members(upstream: Rc<UpstreamClient>) {
     let mut turns = interval(LOOK);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut suspected = SuspicionStarts::default();
     loop {
         turns.tick().await;
-        let members = door.members.snapshot.load_full();
+        let members = upstream.members.snapshot.load_full();
         let now = Instant::now();
         let grace = GRACE.max(patience(&members));
         for member in &members.members {
             if is_hung(&members, member, now) {
                 tracing::info!(
-                    member = %member.id, waiting = member.conduct.in_flight(),
+                    member = %member.id, waiting = member.load.in_flight(),
                     "member answers nothing while others do: it gets no calls before a probe succeeds"
                 );
                 member.suspect();
-                door.members.hints.send(MembershipHint::Unreachable(member.id));
+                upstream.members.hints.send(MembershipHint::Unreachable(member.id));
             }
             if suspected.should_calls_leave(member, now, grace) {
-                door.lingering.tell(member.id);
+                upstream.waiting_calls.tell(member.id);
             }
         }
-        door.lingering.notify_displaced_calls(&members);
+        upstream.waiting_calls.notify_displaced_calls(&members);
     }
 }
 
 fn is_hung(members: &Membership, member: &Member, now: Instant) -> bool {
     let long = STALLED_FOR.max(patience(members));
-    member.is_ready() && member.conduct.is_stalled(now, long) && is_another_well(members, member.id, now)
+    member.is_ready() && member.load.is_stalled(now, long) && is_another_well(members, member.id, now)
 }
 
 #[cfg(test)]
@@ -237,7 +237,7 @@ mod tests {
     }
 
     fn ejected(members: &Membership, now: Instant) -> Vec<u64> {
-        let out = members.members.iter().filter(|member| member.conduct.ejected(now).is_some());
+        let out = members.members.iter().filter(|member| member.load.ejected(now).is_some());
         out.map(|member| member.id.0).collect()
     }
 
@@ -245,7 +245,7 @@ mod tests {
     fn all_ejected(members: &Membership) -> Vec<u64> {
         let now = Instant::now() + MS;
         for member in members.members.iter().cycle().take(3 * members.members.len()) {
-            members.members.iter().for_each(|member| member.conduct.record_answer(now));
+            members.members.iter().for_each(|member| member.load.record_answer(now));
             eject(members, member, Ejection::Failing, now);
         }
         ejected(members, now)
@@ -271,13 +271,13 @@ mod tests {
         let members = ready(3);
         let (stalled, others) = members.members.split_first().unwrap();
         let start = Instant::now() + MS;
-        (0..5).for_each(|_| stalled.conduct.enter(start));
+        (0..5).for_each(|_| stalled.load.enter(start));
         let later = start + 10 * LATELY;
-        assert!(stalled.conduct.is_stalled(later, STALLED_FOR));
+        assert!(stalled.load.is_stalled(later, STALLED_FOR));
         assert!(!is_hung(&members, stalled, later), "the cluster has no leader, say");
         eject(&members, stalled, Ejection::Failing, later);
         assert_eq!(ejected(&members, later), [0; 0]);
-        others[1].conduct.record_answer(later - LATELY / 2);
+        others[1].load.record_answer(later - LATELY / 2);
         assert!(is_hung(&members, stalled, later));
         eject(&members, stalled, Ejection::Failing, later);
         assert_eq!(ejected(&members, later), [1]);
@@ -291,17 +291,17 @@ mod tests {
         let start = Instant::now() + MS;
         let took = 1200 * MS;
         for member in &members.members {
-            member.conduct.answered(start + took, took);
-            member.conduct.record_answer(start + took);
-            (0..5).for_each(|_| member.conduct.enter(start + took));
+            member.load.answered(start + took, took);
+            member.load.record_answer(start + took);
+            (0..5).for_each(|_| member.load.enter(start + took));
         }
         let [one, two, _] = &members.members[..] else { panic!() };
         let now = start + 2 * took;
-        two.conduct.record_answer(now);
+        two.load.record_answer(now);
         assert!(!is_hung(&members, one, now), "its answers are due by now, and others may be as late");
         assert!(!is_failure_of_member(&members, one, start + took, now));
         let long = start + took + PATIENCE * took;
-        two.conduct.record_answer(long);
+        two.load.record_answer(long);
         assert!(is_hung(&members, one, long));
         assert!(is_failure_of_member(&members, one, start + took + MS, long + MS));
     }
@@ -316,15 +316,15 @@ mod tests {
             !is_failure_of_member(&members, one, began, now),
             "nobody says anything: it is the cluster, or nobody asks"
         );
-        two.conduct.record_answer(now - LATELY - MS);
+        two.load.record_answer(now - LATELY - MS);
         assert!(!is_failure_of_member(&members, one, began, now), "the other was well once");
-        two.conduct.record_answer(now);
+        two.load.record_answer(now);
         assert!(is_failure_of_member(&members, one, began, now));
         assert!(
             !is_failure_of_member(&members, one, began + MS, now),
             "its client waits for less than a second"
         );
-        one.conduct.record_answer(began + MS);
+        one.load.record_answer(began + MS);
         assert!(!is_failure_of_member(&members, one, began, now), "it answered somebody else meanwhile");
         assert!(is_failure_of_member(&members, one, began + 2 * MS, now + 2 * MS), "and nobody since");
     }
@@ -334,11 +334,11 @@ mod tests {
         let members = ready(3);
         let now = Instant::now() + MS;
         let [one, two, three] = &members.members[..] else { panic!() };
-        one.conduct.answered(now, 150 * MS);
+        one.load.answered(now, 150 * MS);
         assert!(!is_far(&members, one, now), "of the others nothing is known");
-        two.conduct.answered(now, MS);
+        two.load.answered(now, MS);
         assert!(is_far(&members, one, now));
-        three.conduct.answered(now, 40 * MS);
+        three.load.answered(now, 40 * MS);
         assert!(!is_far(&members, one, now), "a zone that is far");
         assert!(!is_far(&members, three, now), "40 ms are slow, and no reason to do without a member");
     }
@@ -353,11 +353,11 @@ mod tests {
     #[test]
     fn who_waits_where_no_member_is_any_more_is_told() {
         let mut members = ready(3);
-        let lingering = WaitingCalls::default();
-        let [first, second, third] = [0, 1, 2].map(|at| lingering.at(&members.members[at]));
+        let waiting_calls = WaitingCalls::default();
+        let [first, second, third] = [0, 1, 2].map(|at| waiting_calls.at(&members.members[at]));
         let [mut first_told, mut second_told, mut third_told] =
             [&first, &second, &third].map(|told| listening(told));
-        lingering.notify_displaced_calls(&members);
+        waiting_calls.notify_displaced_calls(&members);
         assert!(!first_told() && !second_told() && !third_told(), "all are where they were");
         let removed = members.members.remove(0);
         let stayed = Arc::clone(&members.members[0]);
@@ -367,15 +367,15 @@ mod tests {
         assert!(!is_still_served(&members, &removed));
         assert!(!is_still_served(&members, &stayed), "it is ready elsewhere");
         assert!(is_still_served(&members, &members.members[1]));
-        lingering.notify_displaced_calls(&members);
+        waiting_calls.notify_displaced_calls(&members);
         assert!(first_told() && second_told() && !third_told());
         let mut again = listening(&first);
-        lingering.notify_displaced_calls(&members);
+        waiting_calls.notify_displaced_calls(&members);
         assert!(again(), "for as long as somebody waits");
         drop((again, first_told, second_told, third_told));
         drop((first, second));
-        lingering.notify_displaced_calls(&members);
-        assert_eq!(lingering.0.borrow().len(), 1, "then it is forgotten");
+        waiting_calls.notify_displaced_calls(&members);
+        assert_eq!(waiting_calls.0.borrow().len(), 1, "then it is forgotten");
     }
 
     #[test]

@@ -91,23 +91,23 @@ impl UnfitMembers {
 }
 
 /// Evacuates unfit members, as long as memberships are published.
-pub async fn leave_unfit_members(door: Rc<UpstreamClient>) {
-    let mut changes = door.members.changes.clone();
+pub async fn leave_unfit_members(upstream: Rc<UpstreamClient>) {
+    let mut changes = upstream.members.changes.clone();
     let mut unfit = UnfitMembers::default();
     loop {
         changes.mark_unchanged();
         let now = Instant::now();
-        let members = door.members.snapshot.load_full();
+        let members = upstream.members.snapshot.load_full();
         if members.ready_voters().next().is_some() {
-            let streams = door.pool.leave_moved_members(&members);
+            let streams = upstream.pool.leave_moved_members(&members);
             if streams > 0 {
                 tracing::info!(connections = streams, "streams leave addresses where no member is any more");
             }
         }
         for (member, why) in unfit.look(&members, now) {
             let connections = match why {
-                EvacuationCause::Rests => door.pool.evacuate(member, Lane::Stream),
-                EvacuationCause::Unfit => door.pool.give_up(member, Lane::Stream),
+                EvacuationCause::Rests => upstream.pool.evacuate(member, Lane::Stream),
+                EvacuationCause::Unfit => upstream.pool.give_up(member, Lane::Stream),
             };
             if connections > 0 {
                 tracing::info!(%member, connections, ?why, "streams leave a member");
@@ -148,11 +148,11 @@ mod tests {
                 version: None,
                 readiness: *readiness,
                 term: 0,
-                vitals: None,
+                store_status: None,
                 client_urls: Arc::default(),
                 suspicion: Arc::default(),
                 rest: Arc::default(),
-                conduct: Arc::default(),
+                load: Arc::default(),
             })
         };
         let members = (1..).zip(readiness).map(member).collect();

@@ -114,7 +114,7 @@ pub struct MemberQueues {
 #[derive(Debug)]
 pub struct MemberQueue {
     line: RefCell<SlotQueue<oneshot::Sender<()>>>,
-    conduct: Arc<MemberLoad>,
+    load: Arc<MemberLoad>,
 }
 
 /// A call's slot, released on drop.
@@ -138,7 +138,7 @@ impl MemberQueues {
         // Forget queues without calls: members come and go.
         members.retain(|(_, turn)| Rc::strong_count(turn) > 1);
         let line = RefCell::new(SlotQueue::new(self.places));
-        let turn = Rc::new(MemberQueue { line, conduct: Arc::clone(&member.conduct) });
+        let turn = Rc::new(MemberQueue { line, load: Arc::clone(&member.load) });
         members.push((member.id, Rc::clone(&turn)));
         turn
     }
@@ -167,7 +167,7 @@ impl MemberQueue {
         let entered = self.line.borrow_mut().wait(urgency, tell);
         let (ticket, pushed) = entered.inspect_err(|_| self.refused())?;
         drop(pushed);
-        let _counted = self.conduct.queue.begin();
+        let _counted = self.load.queue.begin();
         let mut waits = QueuedCall { turn: Rc::clone(&self), ticket, told };
         match (&mut waits.told).await {
             Ok(()) => Ok(MemberSlot(Rc::clone(&self))),
@@ -180,7 +180,7 @@ impl MemberQueue {
 
     /// Counts a call refused for want of a slot.
     pub fn refused(&self) {
-        self.conduct.count_refused();
+        self.load.count_refused();
     }
 
     fn leave(&self) {
@@ -348,9 +348,9 @@ mod tests {
         assert!(turn.enter().is_none());
         let mut waits: Vec<_> = (0..3).map(|_| Box::pin(Rc::clone(&turn).wait(Urgency::Read))).collect();
         waits.iter_mut().for_each(|waits| assert!(waits.now_or_never().is_none()));
-        assert_eq!(member.conduct.queue.waiting(), 3);
+        assert_eq!(member.load.queue.waiting(), 3);
         drop(waits.remove(0));
-        assert_eq!(member.conduct.queue.waiting(), 2);
+        assert_eq!(member.load.queue.waiting(), 2);
         drop(place);
         // The waiter got the slot and leaves before seeing the grant.
         drop(waits.remove(0));
@@ -358,7 +358,7 @@ mod tests {
         assert!(turn.enter().is_none());
         drop(place);
         assert!(turn.enter().is_some());
-        assert_eq!((member.conduct.queue.waiting(), member.conduct.queue.ended()), (0, 3));
+        assert_eq!((member.load.queue.waiting(), member.load.queue.ended()), (0, 3));
     }
 
     #[test]
@@ -377,6 +377,6 @@ mod tests {
         let ended: Vec<_> =
             large.iter_mut().map(|waits| waits.now_or_never().map(|ended| ended.err())).collect();
         assert_eq!(ended, [None, None, None, Some(Some(MemberQueueFull))]);
-        assert_eq!(member.conduct.refused(), 2);
+        assert_eq!(member.load.refused(), 2);
     }
 }

@@ -62,11 +62,11 @@ pub struct MemberRevision {
 /// # Errors
 /// [`ReadError`].
 pub async fn local_revision(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     member: &Arc<Member>,
 ) -> Result<MemberRevision, ReadError> {
-    ask(door, whom, member, TXN, &[]).await.and_then(revealed)
+    ask(upstream, user, member, TXN, &[]).await.and_then(revealed)
 }
 
 /// Reads the cluster's revision with a linearizable count of `key`: the member has applied every write
@@ -75,7 +75,7 @@ pub async fn local_revision(
 /// # Errors
 /// [`ReadError`].
 pub async fn linearizable_revision(
-    door: &Rc<UpstreamClient>,
+    upstream: &Rc<UpstreamClient>,
     user: &UpstreamUser,
     member: &Arc<Member>,
     key: &[u8],
@@ -86,7 +86,7 @@ pub async fn linearizable_revision(
         limit: 1,
         ..RangeRequest::default()
     };
-    ask(door, user, member, RANGE, &request.encode_to_vec()).await.and_then(revealed)
+    ask(upstream, user, member, RANGE, &request.encode_to_vec()).await.and_then(revealed)
 }
 
 /// Makes a unary call of the method at `path` and returns the answer's message. If the credential is refused,
@@ -96,13 +96,13 @@ pub async fn linearizable_revision(
 /// # Errors
 /// [`ReadError`].
 pub async fn ask(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     member: &Arc<Member>,
     path: &'static str,
     message: &[u8],
 ) -> Result<Bytes, ReadError> {
-    let asking = ask_patiently(door, whom, member, path, message);
+    let asking = ask_patiently(upstream, user, member, path, message);
     tokio::time::timeout(LIMIT, asking).await.unwrap_or(Err(ReadError::Lost))
 }
 
@@ -111,8 +111,8 @@ pub async fn ask(
 /// # Errors
 /// [`ReadError`].
 pub async fn ask_patiently(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     member: &Arc<Member>,
     path: &'static str,
     message: &[u8],
@@ -121,10 +121,10 @@ pub async fn ask_patiently(
     let method = lookup(path).ok_or(ReadError::Lost)?;
     let mut healed = 0;
     loop {
-        let shown = door.credential_for(whom, member).await.map_err(ReadError::Login)?;
+        let shown = upstream.credential_for(user, member).await.map_err(ReadError::Login)?;
         let body = UpstreamRequestBody::Once(Some(framed.clone()));
         let headers = upstream_headers(&HeaderMap::new(), &shown);
-        let sent = door.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
+        let sent = upstream.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
         let (response, in_flight) = sent.map_err(lost)?;
         let answer = MemberReply::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
         let status = answer.status().ok_or(ReadError::Lost)?;
@@ -137,7 +137,7 @@ pub async fn ask_patiently(
         let now_on = auth_state(&asked, &status) == Some(RevealedAuth::On);
         // Users or roles changed during the call: the next attempt may pass, whatever the credential.
         let outdated = refused && is_outdated(&asked, &status) && healed < OUTDATED;
-        match (whom, &shown) {
+        match (user, &shown) {
             (UpstreamUser::User(identity), CallCredential::Token(_)) if refused && healed == 0 => {
                 identity.renew(member.id, &shown);
             }
@@ -149,7 +149,7 @@ pub async fn ask_patiently(
             }
             // The request went without a token because auth was off.
             (UpstreamUser::User(_), CallCredential::Nothing) if now_on && healed == 0 => {
-                door.report_auth(AuthSetting::On)
+                upstream.report_auth(AuthSetting::On)
             }
             _ => return Err(ReadError::Refused(status)),
         }

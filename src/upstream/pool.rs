@@ -36,7 +36,7 @@ pub struct ConnectionPool {
     /// Tasks of the connections with a user's certificate driven by this shard; all shards send on them.
     shared_tasks: Tasks,
     own: Rc<RefCell<ConnectionSlots>>,
-    fleet: Arc<CertificatePool>,
+    certificate_pool: Arc<CertificatePool>,
     idle: Duration,
     calls: RefCell<HashMap<MemberId, Rc<Cell<usize>>>>,
 }
@@ -54,7 +54,7 @@ impl ConnectionHome {
     fn with<T>(&self, look: impl FnOnce(&mut ConnectionSlots) -> T) -> T {
         match self {
             Self::Own(slots) => look(&mut slots.borrow_mut()),
-            Self::Fleet(fleet) => look(&mut fleet.slots()),
+            Self::Fleet(certificate_pool) => look(&mut certificate_pool.slots()),
         }
     }
 }
@@ -66,11 +66,11 @@ impl ConnectionPool {
         connector: Connector,
         hints: HintSender,
         tasks: Tasks,
-        fleet: Arc<CertificatePool>,
+        certificate_pool: Arc<CertificatePool>,
         idle: Duration,
     ) -> Self {
         let (own, calls) = (Rc::default(), RefCell::default());
-        Self { connector, hints, tasks, shared_tasks: Tasks::default(), own, fleet, idle, calls }
+        Self { connector, hints, tasks, shared_tasks: Tasks::default(), own, certificate_pool, idle, calls }
     }
 
     /// Returns a seat on a connection of `lane` to `member`, showing `certificate` if given; opens a
@@ -89,7 +89,7 @@ impl ConnectionPool {
         let key = ConnectionKey { member: member.id, spot: member.connection_target(), lane, shows };
         let shelf = match certificate {
             None => ConnectionHome::Own(Rc::clone(&self.own)),
-            Some(_) => ConnectionHome::Fleet(Arc::clone(&self.fleet)),
+            Some(_) => ConnectionHome::Fleet(Arc::clone(&self.certificate_pool)),
         };
         let calls = self.calls(member.id);
         let mut opened = false;
@@ -101,7 +101,7 @@ impl ConnectionPool {
                 SlotLookup::GivenUp => return Err(given_up()),
                 SlotLookup::Opening(opening) => opening,
             };
-            delayed.get_or_insert_with(|| member.conduct.seats.begin());
+            delayed.get_or_insert_with(|| member.load.seats.begin());
             // All waiters look again: a burst needs several connections.
             opening.await.map_err(|_| given_up())??;
             opened = true;
@@ -112,7 +112,7 @@ impl ConnectionPool {
     /// connections.
     pub fn give_up(&self, member: MemberId, lane: Lane) -> usize {
         let mut given_up = self.own.borrow_mut().take(member, lane);
-        given_up.extend(self.fleet.slots().take(member, lane));
+        given_up.extend(self.certificate_pool.slots().take(member, lane));
         given_up.iter().for_each(|connection| connection.give_up());
         given_up.len()
     }
@@ -122,7 +122,7 @@ impl ConnectionPool {
     /// number of stream connections cut.
     pub fn leave_moved_members(&self, members: &Membership) -> usize {
         let mut strays = self.own.borrow_mut().take_strays(members);
-        strays.extend(self.fleet.slots().take_strays(members));
+        strays.extend(self.certificate_pool.slots().take_strays(members));
         let (streams, others): (Vec<_>, Vec<_>) =
             strays.into_iter().partition(|(lane, _)| *lane == Lane::Stream);
         others.iter().for_each(|(_, connection)| connection.retire());
@@ -134,7 +134,7 @@ impl ConnectionPool {
     /// number of connections.
     pub fn evacuate(&self, member: MemberId, lane: Lane) -> usize {
         let mut left = self.own.borrow_mut().take(member, lane);
-        left.extend(self.fleet.slots().take(member, lane));
+        left.extend(self.certificate_pool.slots().take(member, lane));
         left.iter().for_each(|connection| connection.leave());
         left.len()
     }
@@ -150,7 +150,7 @@ impl ConnectionPool {
     /// shard's thread ends.
     #[must_use]
     pub fn retire_shared_connections(&self) -> Tasks {
-        self.fleet.slots().all().for_each(|connection| connection.retire());
+        self.certificate_pool.slots().all().for_each(|connection| connection.retire());
         self.shared_tasks.clone()
     }
 
@@ -178,7 +178,7 @@ impl ConnectionPool {
             connector: self.connector.clone(),
             hints: self.hints.clone(),
             tasks: if certificate.is_some() { self.shared_tasks.clone() } else { self.tasks.clone() },
-            fleet: Arc::clone(&self.fleet),
+            certificate_pool: Arc::clone(&self.certificate_pool),
             shelf: shelf.clone(),
             key: key.clone(),
             member,
@@ -204,7 +204,7 @@ struct DialAttempt {
     connector: Connector,
     hints: HintSender,
     tasks: Tasks,
-    fleet: Arc<CertificatePool>,
+    certificate_pool: Arc<CertificatePool>,
     shelf: ConnectionHome,
     key: ConnectionKey,
     member: Arc<Member>,
@@ -229,7 +229,7 @@ impl DialAttempt {
         drop(tokio::time::timeout(FIRST_WORD, certificate.ready()).await);
         let leaf =
             certificate.leaf().map_err(|error| ConnectError::NoCertificate(error.to_string().into()))?;
-        let Some(place) = self.fleet.reserve().await else {
+        let Some(place) = self.certificate_pool.reserve().await else {
             tracing::warn!(
                 user = ?certificate.user(),
                 "no room for a connection with this user's certificate"

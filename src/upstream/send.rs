@@ -87,13 +87,13 @@ pub struct UpstreamClient {
     /// The shard's streams being resumed.
     pub resumes: ResumeLimiter,
     /// The shard's calls waiting for a member's answer.
-    pub lingering: WaitingCalls,
+    pub waiting_calls: WaitingCalls,
     /// The highest raft term sent in a hint.
     pub term: Cell<u64>,
 }
 
 impl UpstreamClient {
-    /// Returns the credential of `whom` for `member`, within seconds, logging in if needed. Returns
+    /// Returns the credential of `user` for `member`, within seconds, logging in if needed. Returns
     /// [`CallCredential::Nothing`] for a call without a user, and for a user proved by token while auth is
     /// off.
     ///
@@ -101,10 +101,10 @@ impl UpstreamClient {
     /// The login failed; see [`LoginFailure`].
     pub async fn credential_for(
         &self,
-        whom: &UpstreamUser,
+        user: &UpstreamUser,
         member: &Member,
     ) -> Result<CallCredential, LoginFailure> {
-        let UpstreamUser::User(identity) = whom else { return Ok(CallCredential::Nothing) };
+        let UpstreamUser::User(identity) = user else { return Ok(CallCredential::Nothing) };
         // Resolve once for both checks: a reload may change the user's credential in between.
         let identity = identity.current_identity();
         // A connection's certificate is present whether auth is on or off.
@@ -164,13 +164,16 @@ impl UpstreamClient {
         wanted: MemberTarget,
         tried: &[MemberId],
     ) -> Option<Arc<Member>> {
-        self.chooser.choose(members, wanted, tried, MemberComparison::Conduct, Instant::now())
+        self.chooser.choose(members, wanted, tried, MemberComparison::Latency, Instant::now())
     }
 
-    /// True if a ready member for `wanted` is left outside `tried`.
-    #[must_use]
-    pub fn has_another_ready_member(&self, wanted: MemberTarget, tried: &[MemberId]) -> bool {
-        MemberChooser::has_another_member(&self.members.snapshot.load(), wanted, tried)
+    /// Adds `failed` to the members tried last. Once every ready member for `wanted` was tried, the list
+    /// starts anew.
+    pub fn try_last(&self, wanted: MemberTarget, tried: &mut Vec<MemberId>, failed: Option<MemberId>) {
+        tried.extend(failed);
+        if !MemberChooser::has_another_member(&self.members.snapshot.load(), wanted, tried) {
+            tried.clear();
+        }
     }
 
     /// Hints at a leader change: an answer carried a raft term not reported by its member before.
@@ -220,7 +223,7 @@ impl UpstreamClient {
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
             let request = request(&seat.connection, path.clone(), fields, taken);
             let in_flight = match lane {
-                Lane::Stream => seat.in_flight.with_stream_count(member.conduct.streams().carry(path.path())),
+                Lane::Stream => seat.in_flight.with_stream_count(member.load.streams().carry(path.path())),
                 Lane::Unary | Lane::Bulk => seat.in_flight.with_busy_count(member.rest.count_call()),
             };
             match seat.connection.send(request, in_flight).await {

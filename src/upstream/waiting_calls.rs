@@ -1,6 +1,6 @@
 //! The calls of one shard that wait for an answer, by member and address.
 //!
-//! Owns: whom to notify when a member leaves, moves or hangs. Must not know: why a call waits.
+//! Owns: the calls to notify when a member leaves, moves or hangs. Must not know: why a call waits.
 
 use std::cell::RefCell;
 use std::net::IpAddr;

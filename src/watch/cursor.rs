@@ -9,11 +9,6 @@
 use super::planted_fault::PlantedFault;
 use super::watch_messages::WatchEventBytes;
 
-/// Maximum bytes held back of an unfinished revision; a larger revision cannot be delivered whole. etcd's own
-/// limits keep a transaction far below, but a deletion with prev_kv may reach any size. The value is small in
-/// tests.
-const HELD_LIMIT: usize = if cfg!(test) { 16 << 10 } else { 256 << 20 };
-
 #[derive(Debug, Default)]
 pub(super) struct WatchCursor {
     first: i64,
@@ -36,7 +31,7 @@ pub(super) struct WholeRevisions {
 pub(super) enum CursorFault {
     /// Revisions out of order: the upstream stream is not to be trusted.
     Disorder,
-    /// A revision is larger than [`HELD_LIMIT`].
+    /// A revision is larger than the limit of held bytes.
     TooLarge,
 }
 
@@ -95,11 +90,12 @@ impl WatchCursor {
     }
 
     /// Takes in the events of a response; `more` if the last event's revision may continue in the next
-    /// response.
+    /// response. Holds back `limit` bytes at most of an unfinished revision.
     pub(super) fn absorb(
         &mut self,
         events: Vec<WatchEventBytes>,
         more: bool,
+        limit: usize,
     ) -> Result<Option<WholeRevisions>, CursorFault> {
         let mut ready: Vec<WatchEventBytes> = Vec::new();
         let mut previous = 0;
@@ -121,7 +117,7 @@ impl WatchCursor {
         }
         if !more {
             self.release(&mut ready);
-        } else if self.held_bytes > HELD_LIMIT {
+        } else if self.held_bytes > limit {
             return Err(CursorFault::TooLarge);
         }
         Ok(ready.last().map(|event| event.revision).map(|last| {
@@ -171,6 +167,8 @@ mod tests {
 
     use super::*;
 
+    const LIMIT: usize = 16 << 10;
+
     fn events(revisions: &[i64]) -> Vec<WatchEventBytes> {
         revisions
             .iter()
@@ -179,7 +177,7 @@ mod tests {
     }
 
     fn taken(cursor: &mut WatchCursor, revisions: &[i64], more: bool) -> Vec<i64> {
-        let ready = cursor.absorb(events(revisions), more).unwrap();
+        let ready = cursor.absorb(events(revisions), more, LIMIT).unwrap();
         ready.map_or_else(Vec::new, |ready| ready.events.iter().map(|event| event.revision).collect())
     }
 
@@ -214,21 +212,21 @@ mod tests {
     #[test]
     fn disorder_is_a_fault() {
         assert_eq!(
-            WatchCursor::from_start(1).absorb(events(&[6, 5]), false).unwrap_err(),
+            WatchCursor::from_start(1).absorb(events(&[6, 5]), false, LIMIT).unwrap_err(),
             CursorFault::Disorder
         );
         let mut cursor = WatchCursor::from_start(1);
         taken(&mut cursor, &[6], true);
-        assert_eq!(cursor.absorb(events(&[5]), false).unwrap_err(), CursorFault::Disorder);
+        assert_eq!(cursor.absorb(events(&[5]), false, LIMIT).unwrap_err(), CursorFault::Disorder);
     }
 
     #[test]
     fn a_revision_without_an_end_is_a_fault() {
         let mut cursor = WatchCursor::from_start(1);
-        let large = || vec![WatchEventBytes { raw: Bytes::from(vec![0; HELD_LIMIT / 2]), revision: 3 }];
-        assert!(cursor.absorb(large(), true).unwrap().is_none());
-        assert!(cursor.absorb(large(), true).unwrap().is_none());
-        assert_eq!(cursor.absorb(large(), true).unwrap_err(), CursorFault::TooLarge);
+        let large = || vec![WatchEventBytes { raw: Bytes::from(vec![0; LIMIT / 2]), revision: 3 }];
+        assert!(cursor.absorb(large(), true, LIMIT).unwrap().is_none());
+        assert!(cursor.absorb(large(), true, LIMIT).unwrap().is_none());
+        assert_eq!(cursor.absorb(large(), true, LIMIT).unwrap_err(), CursorFault::TooLarge);
     }
 
     #[test]
@@ -291,7 +289,7 @@ mod tests {
                 match step {
                     Step::Absorb(revisions, more) => {
                         came += revisions.len();
-                        match cursor.absorb(events(&revisions), more) {
+                        match cursor.absorb(events(&revisions), more, LIMIT) {
                             Ok(Some(ready)) => {
                                 let out: Vec<i64> = ready.events.iter().map(|event| event.revision).collect();
                                 prop_assert!(

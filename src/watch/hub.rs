@@ -41,11 +41,22 @@ mod tests;
 /// stale under live watches; past the limit, the watches of the oldest stream move to the newest.
 const MAX_STREAMS: usize = 4;
 
-/// Maximum number of unanswered creates of resumed watches per upstream stream. Each create makes etcd scan
-/// its history: the number is high enough to keep the connection busy, and low enough that a new watch of the
-/// client does not wait behind thousands. The value is small in tests, so that watches wait in every run of
-/// the model.
-const MAX_RESTORING: usize = if cfg!(test) { 3 } else { 32 };
+/// Limits of one hub.
+#[derive(Clone, Copy, Debug)]
+struct HubLimits {
+    /// Maximum number of unanswered creates of resumed watches per upstream stream. Each create makes etcd
+    /// scan its history: the number is high enough to keep the connection busy, and low enough that a new
+    /// watch of the client does not wait behind thousands.
+    restoring: usize,
+    /// Maximum bytes of events per fragment for a client that asked for fragments.
+    fragment: usize,
+    /// Maximum bytes held back of an unfinished revision; a larger revision cannot be delivered whole. etcd's
+    /// own limits keep a transaction far below, but a deletion with prev_kv may reach any size.
+    held: usize,
+}
+
+/// A fragment has etcd's default request limit plus its overhead.
+const LIMITS: HubLimits = HubLimits { restoring: 32, fragment: 2 << 20, held: 256 << 20 };
 
 /// Time without a lost stream after which the next loss counts as the first again. Longer than any driver's
 /// backoff.
@@ -236,6 +247,7 @@ pub enum WatchStreamEnd {
 #[derive(Debug)]
 pub struct Hub {
     timing: HubTiming,
+    limits: HubLimits,
     /// Values are boxed, as in `streams`: a map node has room for eleven entries, and most hubs have a single
     /// entry.
     watches: BTreeMap<WatchKey, Box<HubWatch>>,
@@ -356,7 +368,7 @@ struct HubStream {
     /// Traits of the member, known once the stream is open.
     traits: Option<WatchTraits>,
     ids: HashMap<i64, WatchKey>,
-    /// Resumed watches assigned to the stream, waiting for a free slot ([`MAX_RESTORING`]).
+    /// Resumed watches assigned to the stream, waiting for a free slot ([`HubLimits::restoring`]).
     waiting: BTreeSet<WatchKey>,
     /// Unanswered creates in sending order, the order of etcd's answers.
     creating: VecDeque<UnansweredCreate>,
@@ -411,6 +423,7 @@ impl Hub {
     pub fn new(now: Instant, timing: HubTiming) -> Self {
         Self {
             timing,
+            limits: LIMITS,
             watches: BTreeMap::new(),
             streams: BTreeMap::new(),
             unsent: BTreeSet::new(),

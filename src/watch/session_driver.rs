@@ -10,6 +10,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -19,6 +20,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::byte_account::HeldBytes;
 use crate::downstream::client_replies::{ReplySender, TakenGuard};
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::downstream::watch_starts::{WatchStart, WatchStarts};
@@ -30,7 +32,7 @@ use crate::rpc::frame::encode;
 use crate::rpc::header::{self, AnswerProgress};
 use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
-use crate::watch::budget::{FREE, HeldWatchBytes, SMALL};
+use crate::watch::budget::{FREE, SMALL};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
 };
@@ -95,7 +97,7 @@ struct RunningWatchSession {
     outputs: Vec<HubOutput>,
     client_replies: VecDeque<(Bytes, TakenGuard)>,
     /// Counts the bytes of unfinished revisions in the hub.
-    unfinished: HeldWatchBytes,
+    unfinished: HeldBytes,
     tried: Vec<MemberId>,
     /// True once the client was sent a message.
     has_replied: bool,
@@ -158,11 +160,11 @@ impl WatchSession {
                     running.event(stream, event);
                     if !quiet {
                         // The stream's turn is of no use before the client has taken the queued messages.
-                        running.end_all_turns();
+                        running.end_turns(|_, _, _| true);
                     }
                 }
                 () = at(deadline), if quiet => running.input(HubInput::Tick),
-                () = at(turn) => running.end_turns(),
+                () = at(turn) => running.end_turns(|_, _, until| until <= Instant::now()),
             }
         };
         // A client that does not read its end of stream must not hold upstream resources.
@@ -250,14 +252,7 @@ impl RunningWatchSession {
         }
         self.outputs = outputs;
         self.unfinished.resize(self.hub.held().saturating_sub(FREE));
-        for (stream, upstream) in &mut self.upstream {
-            if let UpstreamStreamState::Open(source) = upstream
-                && source.turn_ends().is_some()
-                && self.hub.is_restored(*stream)
-            {
-                source.end_turn();
-            }
-        }
+        self.end_turns(|hub, stream, _| hub.is_restored(stream));
     }
 
     /// The earliest end of a stream's turn to be resumed. Applies also while upstream is unread because the
@@ -266,11 +261,11 @@ impl RunningWatchSession {
         self.upstream.values().filter_map(UpstreamStreamState::turn_ends).min()
     }
 
-    fn end_turns(&mut self) {
-        let now = Instant::now();
-        for upstream in self.upstream.values_mut() {
+    /// Ends the turn of each stream for which `is_over` is true, given the latest end of the turn.
+    fn end_turns(&mut self, is_over: impl Fn(&Hub, UpstreamStreamId, Instant) -> bool) {
+        for (stream, upstream) in &mut self.upstream {
             if let UpstreamStreamState::Open(source) = upstream
-                && source.turn_ends().is_some_and(|until| until <= now)
+                && source.turn_ends().is_some_and(|until| is_over(&self.hub, *stream, until))
             {
                 source.end_turn();
             }
@@ -319,11 +314,11 @@ impl RunningWatchSession {
 
     fn check(&mut self, watch: WatchKey, stream: UpstreamStreamId, key: Bytes) {
         let Some(UpstreamStreamState::Open(source)) = self.upstream.get(&stream) else { return };
-        let (door, whom, member) = self.session.route.reader(source);
-        let floor = Rc::clone(&self.session.route.floor);
+        let WatchRoute { upstream, user, floor, .. } = self.session.route.clone();
+        let member = Arc::clone(source.member());
         let reading = async move {
             let shown = floor.revision();
-            let revealed = linearizable_revision(&door, &whom, &member, &key).await;
+            let revealed = linearizable_revision(&upstream, &user, &member, &key).await;
             if let Ok(whole) = &revealed {
                 floor.lower_to(shown, whole.revision);
             }
@@ -376,9 +371,9 @@ impl RunningWatchSession {
             UpstreamStreamEvent::Came(BidiEvent::NoRoom) if self.refused_for_room() => {}
             UpstreamStreamEvent::Came(end) => {
                 let Some(UpstreamStreamState::Open(source)) = self.upstream.remove(&stream) else { return };
-                let why = source.ended(&self.session.route.door, &self.session.route.user, &end);
+                let why = source.ended(&self.session.route.upstream, &end);
                 if why == StreamLoss::Upstream {
-                    self.try_member_last(Some(source.member.id));
+                    self.try_member_last(Some(source.member().id));
                 }
                 self.note_loss();
                 self.input(HubInput::Lost { stream, why });
@@ -405,21 +400,9 @@ impl RunningWatchSession {
         self.input(HubInput::Lost { stream, why: StreamLoss::Upstream });
     }
 
-    /// Tries this member last. Once every ready member was tried, the list of tried members starts anew.
     fn try_member_last(&mut self, member: Option<MemberId>) {
-        self.tried.extend(member);
-        let WatchRoute { door, home, .. } = &self.session.route;
-        if !door.has_another_ready_member(MemberTarget::Home(*home), &self.tried) {
-            self.tried.clear();
-        }
-    }
-
-    fn end_all_turns(&mut self) {
-        for upstream in self.upstream.values_mut() {
-            if let UpstreamStreamState::Open(source) = upstream {
-                source.end_turn();
-            }
-        }
+        let WatchRoute { upstream, home, .. } = &self.session.route;
+        upstream.try_last(MemberTarget::Home(*home), &mut self.tried, member);
     }
 
     /// Marks the link as down if no upstream stream is open any more.

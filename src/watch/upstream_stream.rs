@@ -1,7 +1,7 @@
 //! An upstream Watch stream, from the decision to open to the end.
 //!
-//! Owns: the choice of the member, the wait after failures and among resuming streams, the proof of a
-//! credential. Must not know: watches (see the hub).
+//! Owns: the member wanted, the wait among resuming streams, the proof of a credential. Must not know:
+//! watches (see the hub).
 //! Invariants: every wait and read has a limit; `hasleader` always goes upstream, so that a member without a
 //! leader ends the stream instead of going silent; a resumed stream waits for its turn on its member, and
 //! blocks the next stream for at most `STANDING`.
@@ -13,30 +13,34 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
-use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderMap;
 use tokio::time::Instant;
 
-use crate::credentials::{CallCredential, LoginFailure};
+use crate::byte_account::HeldBytes;
+use crate::credentials::LoginFailure;
 use crate::downstream::revision_watermark::RevisionWatermark;
 use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
-use crate::members::membership::{AuthSetting, Member, MembershipHint};
+use crate::members::membership::{AuthSetting, Member};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::lookup;
-use crate::rpc::outcome::{JudgedCall, StatusVerdict, verdict};
-use crate::upstream::bidi::{Bidi, BidiEvent, UnfinishedMessageTooLarge};
+use crate::rpc::outcome::{StatusVerdict, verdict};
+use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
 use crate::upstream::own_requests::{ReadError, local_revision};
+use crate::upstream::reopening_stream::{OpenStream, StreamRoute, StreamRules};
 use crate::upstream::resume_limiter::{QueuedResume, ResumePermit};
-use crate::upstream::send::{UpstreamClient, UpstreamUser, upstream_headers};
-use crate::watch::budget::{FREE, HeldWatchBytes, WatchByteShare};
+use crate::upstream::send::{UpstreamClient, UpstreamUser};
+use crate::watch::budget::{FREE, WatchByteShare};
 use crate::watch::hub::{StreamCredential, StreamLoss, WatchTraits};
 
 /// The method's path.
 pub const PATH: &str = "/etcdserverpb.Watch/Watch";
-const HAS_LEADER: HeaderName = HeaderName::from_static("hasleader");
-const FIRST_PAUSE: Duration = Duration::from_millis(25);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const RULES: StreamRules = StreamRules {
+    first_pause: Duration::from_millis(25),
+    longest_pause: Duration::from_secs(1),
+    has_jitter: true,
+    requires_leader: true,
+};
 /// Average distance between the resumes of the streams of a lost member, for the first attempt: about the
 /// duration of a dial and a create. A lone stream does not wait.
 const APART: Duration = Duration::from_millis(1);
@@ -49,7 +53,7 @@ const STANDING: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct WatchRoute {
     /// The shard's sender of upstream requests.
-    pub door: Rc<UpstreamClient>,
+    pub upstream: Rc<UpstreamClient>,
     /// The etcd user of the stream's requests.
     pub user: UpstreamUser,
     /// The headers of the client's request.
@@ -64,15 +68,12 @@ pub struct WatchRoute {
 
 /// A stream on the way to a member, or open.
 pub struct WatchSource {
-    /// The member carrying the stream.
-    pub member: Arc<Member>,
     /// Traits of the member's version.
     pub traits: WatchTraits,
-    stream: Bidi,
-    shown: CallCredential,
+    stream: OpenStream,
     share: Rc<WatchByteShare>,
     /// Counts the bytes of an unfinished message.
-    held: HeldWatchBytes,
+    held: HeldBytes,
     /// The stream's turn to be resumed, and its latest end.
     turn: Option<(ResumePermit, Instant)>,
     /// True once a message arrived.
@@ -110,22 +111,30 @@ impl WatchRoute {
         attempt: u32,
         tried: &[MemberId],
     ) -> Result<WatchSource, SourceOpenFailure> {
-        let resuming = (attempt > 0).then(|| self.door.resumes.begin());
-        self.pause(attempt).await;
+        let resuming = (attempt > 0).then(|| self.upstream.resumes.begin());
         let nobody = SourceOpenFailure { why: StreamLoss::Upstream, member: None };
+        let Some(method) = lookup(PATH) else { return Err(nobody) };
+        let (user, headers) = (self.user.clone(), self.headers.clone());
+        let upstream = Rc::clone(&self.upstream);
+        let route = Rc::new(StreamRoute { upstream, user, headers, method, rules: &RULES, request: None });
+        if attempt == 1 {
+            self.spread().await;
+        }
+        route.pause(attempt).await;
         let wanted = MemberTarget::Current { home: self.home, floor: self.floor.revision() };
-        let member = self.door.choose(wanted, tried).ok_or(nobody)?;
+        let member = self.upstream.choose(wanted, tried).ok_or(nobody)?;
         let failed = |why| SourceOpenFailure { why, member: Some(member.id) };
-        let coming = resuming.map(|resuming| self.door.resumes.queue_on(member.id, resuming));
+        let coming = resuming.map(|resuming| self.upstream.resumes.queue_on(member.id, resuming));
         if credential == StreamCredential::Fresh {
-            if matches!(self.user, UpstreamUser::User(_)) && self.door.members.auth.now() == AuthSetting::Off
+            if matches!(self.user, UpstreamUser::User(_))
+                && self.upstream.members.auth.now() == AuthSetting::Off
             {
                 // A member refuses credentials only with auth on. If auth is off after all, the login reports
                 // so.
-                self.door.report_auth(AuthSetting::On);
+                self.upstream.report_auth(AuthSetting::On);
             }
             // A read with the token at hand proves the token, or renews it if the member refuses it.
-            match local_revision(&self.door, &self.user, &member).await {
+            match local_revision(&self.upstream, &self.user, &member).await {
                 Ok(_) => {}
                 // Refused for good: the create is still sent, and etcd refuses the create in its own words.
                 Err(ReadError::Refused(status)) if refuses_credential(&status) => {}
@@ -137,16 +146,12 @@ impl WatchRoute {
                 Err(ReadError::Login(failure)) => return Err(failed(login_loss(&failure))),
             }
         }
-        let shown = self.door.credential_for(&self.user, &member).await;
+        let shown = self.upstream.credential_for(&self.user, &member).await;
         let shown = shown.map_err(|failure| failed(login_loss(&failure)))?;
         let turn = match coming {
             Some(coming) => Some(self.turn(coming, &member).await.ok_or(failed(StreamLoss::Upstream))?),
             None => None,
         };
-        let mut head = upstream_headers(&self.headers, &shown);
-        head.fields.insert(HAS_LEADER, HeaderValue::from_static("true"));
-        head.fields.remove("grpc-timeout");
-        let stream = Bidi::open(&self.door, &member, PathAndQuery::from_static(PATH), head);
         let told = member.traits();
         let traits = WatchTraits {
             progress_trusted: told.progress_ordered && told.progress_after_idle,
@@ -157,38 +162,27 @@ impl WatchRoute {
         let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
         let share = Rc::clone(&self.share);
         let held = share.hold(0);
-        Ok(WatchSource { member, traits, stream, shown, share, held, turn, has_received: false })
+        let stream = route.start(member, shown);
+        Ok(WatchSource { traits, stream, share, held, turn, has_received: false })
     }
 
-    /// Waits longer with each loss. The first retry waits only to spread the streams that lost the same
-    /// member.
-    async fn pause(&self, attempt: u32) {
-        let door = &self.door;
-        match attempt {
-            0 => {}
-            1 => {
-                let others = u32::try_from(door.resumes.all().saturating_sub(1)).unwrap_or(u32::MAX);
-                let most = APART.saturating_mul(2).saturating_mul(others).min(LONGEST_PAUSE);
-                let drawn = door.chooser.draw(u64::try_from(most.as_micros()).unwrap_or(0));
-                tokio::time::sleep(Duration::from_micros(drawn)).await;
-            }
-            _ => {
-                let pause = (FIRST_PAUSE * 2_u32.saturating_pow(attempt - 2)).min(LONGEST_PAUSE);
-                // Between half of the pause and one and a half: a lost member's watches do not return all at
-                // once.
-                let half = u64::try_from(pause.as_millis() / 2).unwrap_or(0);
-                door.pause_or_change(Duration::from_millis(half + door.chooser.draw(2 * half))).await;
-            }
-        }
+    /// Spreads the first attempts of the streams that lost the same member.
+    async fn spread(&self) {
+        let others = self.upstream.resumes.all().saturating_sub(1);
+        let others = u32::try_from(others).unwrap_or(u32::MAX);
+        let most = APART.saturating_mul(2).saturating_mul(others).min(RULES.longest_pause);
+        let drawn = self.upstream.chooser.draw(u64::try_from(most.as_micros()).unwrap_or(0));
+        tokio::time::sleep(Duration::from_micros(drawn)).await;
     }
 
     /// Waits for the stream's turn on `member`; `None` if the member was lost meanwhile.
     async fn turn(&self, coming: QueuedResume, member: &Member) -> Option<ResumePermit> {
         // An unready member was chosen for lack of a better one; its readiness is no sign of a loss.
         let was = member.is_ready();
-        let is = || self.door.members.snapshot.load().get(member.id).is_some_and(|member| member.is_ready());
+        let is =
+            || self.upstream.members.snapshot.load().get(member.id).is_some_and(|member| member.is_ready());
         let lost = || was && !is();
-        let mut changes = self.door.members.changes.clone();
+        let mut changes = self.upstream.members.changes.clone();
         changes.mark_unchanged();
         let mut turn = pin!(coming.turn());
         loop {
@@ -202,17 +196,18 @@ impl WatchRoute {
             }
         }
     }
-
-    /// The arguments for reading the cluster's revision through the member of `source`.
-    pub fn reader(&self, source: &WatchSource) -> (Rc<UpstreamClient>, UpstreamUser, Arc<Member>) {
-        (Rc::clone(&self.door), self.user.clone(), Arc::clone(&source.member))
-    }
 }
 
 impl WatchSource {
+    /// The member carrying the stream.
+    #[must_use]
+    pub fn member(&self) -> &Arc<Member> {
+        &self.stream.member
+    }
+
     /// Queues a WatchRequest.
     pub fn send(&mut self, message: &[u8]) {
-        self.stream.send(message);
+        self.stream.bidi.send(message);
     }
 
     /// The latest end of the stream's turn; `None` if no stream waits for the end of the turn.
@@ -236,7 +231,7 @@ impl WatchSource {
             held.resize(unfinished.saturating_sub(FREE));
             held.bytes() == 0 || share.fits()
         };
-        let next = self.stream.next_within(room).await;
+        let next = self.stream.bidi.next_within(room).await;
         self.has_received |= matches!(next, Ok(BidiEvent::Message(_)));
         next
     }
@@ -244,48 +239,17 @@ impl WatchSource {
     /// Translates the end of the stream into a [`StreamLoss`]. Reports an unreachable member, a missing
     /// leader and a refused token to the state kept for members and tokens.
     #[must_use]
-    pub fn ended(&self, door: &UpstreamClient, whom: &UpstreamUser, end: &BidiEvent) -> StreamLoss {
-        match end {
-            BidiEvent::Message(_) => StreamLoss::Upstream,
-            BidiEvent::Broken(reason) => {
-                tracing::debug!(member = %self.member.id, %reason, "a watch stream broke");
-                self.member.suspect();
-                door.members.hints.send(MembershipHint::Unreachable(self.member.id));
-                StreamLoss::Upstream
-            }
-            BidiEvent::Left => {
-                tracing::debug!(member = %self.member.id, "a watch stream leaves its member");
-                StreamLoss::Upstream
-            }
-            BidiEvent::Unopened(reason) => {
-                tracing::debug!(member = %self.member.id, %reason, "a watch stream was not opened");
-                StreamLoss::Upstream
-            }
-            BidiEvent::NoRoom => {
-                tracing::debug!("a watch stream found no room");
-                StreamLoss::Upstream
-            }
-            BidiEvent::Ended(status) => {
-                tracing::debug!(member = %self.member.id, ?status, "a member ended a watch stream");
-                if self.has_received && *status == Refusal::NO_LEADER.status() {
-                    door.members.stream_ended_without_leader();
-                }
-                self.refused(whom, status)
-            }
+    pub fn ended(&self, upstream: &UpstreamClient, end: &BidiEvent) -> StreamLoss {
+        self.stream.report_end(end);
+        let BidiEvent::Ended(status) = end else { return StreamLoss::Upstream };
+        if self.has_received && *status == Refusal::NO_LEADER.status() {
+            upstream.members.stream_ended_without_leader();
         }
-    }
-
-    fn refused(&self, whom: &UpstreamUser, status: &Status) -> StreamLoss {
-        let proof = self.shown.proof();
-        let verdict =
-            lookup(PATH).map(|method| verdict(&JudgedCall { method, effect: method.effect, proof }, status));
-        match (verdict, whom) {
-            (Some(StatusVerdict::Heal), UpstreamUser::User(identity))
-                if identity.renew(self.member.id, &self.shown) =>
-            {
-                StreamLoss::Credential
-            }
-            _ => StreamLoss::Upstream,
+        let is_refused = verdict(&self.stream.judged(), status) == StatusVerdict::Heal;
+        if is_refused && self.stream.renew_credential() {
+            StreamLoss::Credential
+        } else {
+            StreamLoss::Upstream
         }
     }
 }

@@ -20,7 +20,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -30,6 +29,7 @@ use crate::harness::binary::full;
 use crate::harness::keyward::{Keyward, Site, program};
 use crate::harness::process::Process;
 use crate::harness::{Auth, Cluster, Options, http, newest, ports, wait};
+use crate::revocations::command;
 
 use attack::{Attack, LARGE_KEY, LIST};
 use others::{Connecting, Others, Record};
@@ -45,7 +45,7 @@ const DEFENCES: [&str; 4] = ["refused", "limit", "ended", "reset"];
 enum Target {
     Etcd { id: u32, address: SocketAddr },
     GrpcProxy { process: Process, address: SocketAddr },
-    Keyward { keyward: Box<Keyward>, program: PathBuf, name: &'static str },
+    Keyward { keyward: Box<Keyward>, name: &'static str },
 }
 
 /// One line of the table.
@@ -88,7 +88,7 @@ impl Target {
         let config = site.in_front_of(cluster) + "admin.socket = \"admin.sock\"\n";
         let keyward = Keyward::start_build(&program, site, &config).await;
         keyward.ready().await;
-        Target::Keyward { keyward: Box::new(keyward), program, name }
+        Target::Keyward { keyward: Box::new(keyward), name }
     }
 
     fn name(&self) -> &'static str {
@@ -144,14 +144,10 @@ impl Target {
 
     /// The checks of which `keyward doctor` has findings.
     async fn findings(&self) -> BTreeSet<String> {
-        let Target::Keyward { keyward, program, .. } = self else { return BTreeSet::new() };
-        let mut command = tokio::process::Command::new(program);
-        command.arg("doctor").arg("--config").arg(keyward.site().file("keyward.toml")).stdin(Stdio::null());
-        let output = command.kill_on_drop(true).output();
-        let Ok(Ok(output)) = tokio::time::timeout(LIMIT, output).await else {
+        let Target::Keyward { keyward, .. } = self else { return BTreeSet::new() };
+        let Ok((_, text)) = tokio::time::timeout(LIMIT, command(keyward, &["doctor"])).await else {
             return ["no answer".to_owned()].into();
         };
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let checks =
             text.lines().filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_owned()));
         checks.collect()

@@ -1,5 +1,6 @@
 //! Clients that are gone, and connections that nobody uses: neither keeps what others need.
 
+use std::cell::Cell;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use keyward::pb::etcdserverpb::kv_client::KvClient;
 use keyward::pb::etcdserverpb::{PutRequest, RangeRequest};
 use rustix::process::Signal;
 use socket2::{Domain, Socket, Type};
+use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::harness::keyward::{Keyward, Site};
@@ -99,25 +101,24 @@ async fn connect(keyward: &Keyward, from: &str) -> Option<KvClient<Channel>> {
     let endpoint = Endpoint::from_shared(keyward.url()).expect("an address");
     let endpoint = endpoint.local_address(Some(from.parse().expect("an address")));
     let mut client = KvClient::new(endpoint.connect().await.ok()?);
-    let put = PutRequest { key: "k".into(), ..PutRequest::default() };
-    client.put(put).await.ok().map(|_| client)
+    write_and_read(&mut client).await.ok().map(|()| client)
 }
 
-/// The same, however often it must come; counts how often it found no room in `again`.
-async fn arrive_at(keyward: &Keyward, from: &str, again: &mut usize) -> KvClient<Channel> {
-    for _ in 0..20 {
-        if let Some(client) = connect(keyward, from).await {
-            return client;
-        }
-        *again += 1;
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("{from} finds no room");
+/// The same, at 20 tries at most; counts how often it found no room in `again`.
+async fn arrive_at(keyward: &Keyward, from: &str, again: &Cell<usize>) -> KvClient<Channel> {
+    let tries = Cell::new(0);
+    let arrive = async || {
+        assert!(tries.replace(tries.get() + 1) < 20, "{from} finds no room");
+        let client = connect(keyward, from).await;
+        again.set(again.get() + usize::from(client.is_none()));
+        client
+    };
+    wait::until(LIMIT, "the client finds room", arrive).await
 }
 
-async fn use_it(client: &mut KvClient<Channel>) {
-    client.put(PutRequest { key: "k".into(), ..PutRequest::default() }).await.expect("written");
-    client.range(RangeRequest { key: "k".into(), ..RangeRequest::default() }).await.expect("read");
+async fn write_and_read(client: &mut KvClient<Channel>) -> Result<(), Status> {
+    client.put(PutRequest { key: "k".into(), ..PutRequest::default() }).await?;
+    client.range(RangeRequest { key: "k".into(), ..RangeRequest::default() }).await.map(drop)
 }
 
 /// From one address, and from enough addresses to fill the table: whoever comes and calls finds room, from the flooding address too, and keeps
@@ -144,12 +145,10 @@ async fn idle_connections_without_end_keep_nobody_out_and_doctor_says_whose_they
     };
     let mut clients = Vec::new();
     // Right behind a burst, while as many idle connections as may make room at the same time do so, a newcomer is refused and comes again.
-    let mut again = 0;
+    let again = Cell::new(0);
     let mut arrive = async |from: &str| {
         for _ in 0..6 {
-            let mut client = arrive_at(&keyward, from, &mut again).await;
-            use_it(&mut client).await;
-            clients.push(client);
+            clients.push(arrive_at(&keyward, from, &again).await);
         }
     };
     arrive("127.0.0.1").await;
@@ -169,7 +168,7 @@ async fn idle_connections_without_end_keep_nobody_out_and_doctor_says_whose_they
     assert!(said.contains("[connections_full] limits.connections: "), "{said}");
     arrive("127.0.0.5").await;
     for client in &mut clients {
-        use_it(client).await;
+        write_and_read(client).await.expect("the client has kept its room");
     }
     let open = async || {
         let open = from_one.iter().chain(&from_another).filter(|socket| !is_closed(socket)).count();
@@ -179,10 +178,11 @@ async fn idle_connections_without_end_keep_nobody_out_and_doctor_says_whose_they
     let ended = keyward.metric(ENDED, &[]).await;
     println!(
         "{version}: of {} silent connections {open} are open, {ended} made room, {} were refused; {} clients found room, and came again \
-         {again} times",
+         {} times",
         2 * FLOOD,
         keyward.metric(REFUSED, &[]).await,
-        clients.len()
+        clients.len(),
+        again.get()
     );
     assert!(ended >= 20.0, "{ended} made room");
     let log = keyward.log();

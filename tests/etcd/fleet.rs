@@ -103,7 +103,7 @@ impl Bench {
                 credentials: Arc::clone(&credentials),
                 chooser: MemberChooser::default(),
                 resumes: ResumeLimiter::default(),
-                lingering: WaitingCalls::default(),
+                waiting_calls: WaitingCalls::default(),
                 term: Cell::default(),
             })
         };

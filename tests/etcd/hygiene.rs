@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
+use data_encoding::{BASE64, BASE64URL_NOPAD, HEXLOWER};
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRequest};
 use prost::Message;
 use serde_json::json;
@@ -40,7 +40,7 @@ impl Evidence {
 
     /// Secrets that are no text.
     fn bytes(&self, name: &str, value: &[u8]) {
-        let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = HEXLOWER.encode(value);
         let line = json!({ "name": name, "hex": hex }).to_string();
         fs::write(self.0.path().join("secrets-2"), line).expect("the folder is ours");
     }
@@ -82,7 +82,7 @@ fn planted(log: &str, line: &str) -> Option<i32> {
 #[test]
 fn the_search_finds_what_is_planted() {
     let bytes = "[99, 111, 114, 114, 101, 99, 116, 45, 104, 111, 114, 115, 101]";
-    let minted_key = STANDARD.encode(rcgen::KeyPair::generate().expect("a key").serialize_der());
+    let minted_key = BASE64.encode(&rcgen::KeyPair::generate().expect("a key").serialize_der());
     let unknown_token = format!("token={}", "kw1_".to_owned() + &"Ab0-".repeat(12));
     for line in [
         "password=correct-horse",
@@ -93,11 +93,11 @@ fn the_search_finds_what_is_planted() {
         &unknown_token,
         "token: AbCdEfGhIjKlMnOp.42",
         // In base64 with one, two or three bytes before it, and for the use in URLs.
-        &format!("basic {}", STANDARD.encode("a:correct-horse")),
-        &format!("basic {}", STANDARD.encode("ab:correct-horse")),
-        &format!("basic {}", STANDARD.encode("abc:correct-horse!")),
-        &format!("raw {}", URL_SAFE_NO_PAD.encode(RAW)),
-        &format!("raw {}", STANDARD.encode([&b"x"[..], &RAW].concat())),
+        &format!("basic {}", BASE64.encode(b"a:correct-horse")),
+        &format!("basic {}", BASE64.encode(b"ab:correct-horse")),
+        &format!("basic {}", BASE64.encode(b"abc:correct-horse!")),
+        &format!("raw {}", BASE64URL_NOPAD.encode(&RAW)),
+        &format!("raw {}", BASE64.encode(&[&b"x"[..], &RAW].concat())),
         "636F72726563742D686F727365",
         "%63%6f%72%72%65%63%74%2d%68%6f%72%73%65",
         "%63%6F%72%72%65%63%74%2D%68%6F%72%73%65",
@@ -113,7 +113,7 @@ fn the_search_finds_what_is_planted() {
         "-----BEGIN PRIVATE KEY-----",
         "-----BEGIN EC PRIVATE KEY-----",
         &minted_key,
-        &format!("{:?}", STANDARD.decode(&minted_key).expect("base64")),
+        &format!("{:?}", BASE64.decode(minted_key.as_bytes()).expect("base64")),
         "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.c2lnbmF0dXJl",
     ] {
         assert_eq!(planted("keyward.1-1", line), FOUND, "{line}");

@@ -125,7 +125,7 @@ fn ready(now: &Membership) -> usize {
 
 /// How much of the raft log it has applied; 0 where it does not tell.
 fn applied(member: &Member) -> u64 {
-    member.vitals.as_ref().map_or(0, |vitals| vitals.applied)
+    member.store_status.as_ref().map_or(0, |store_status| store_status.applied)
 }
 
 fn readiness(now: &Membership, id: MemberId) -> Option<Readiness> {

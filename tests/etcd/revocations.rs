@@ -12,7 +12,7 @@ use prost::Message as _;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
-use crate::harness::keyward::{Keyward, Site, program};
+use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, evidence, password, versions, wait};
 use crate::raw::{Call, Endpoint};
 
@@ -64,9 +64,9 @@ fn refused() -> (u32, String) {
     (REFUSED.0, REFUSED.1.to_owned())
 }
 
-/// Runs `keyward` with these arguments and the replica's socket; its code and all that it said.
+/// Runs the replica's own build with these arguments and the replica's socket; its code and all that it said.
 pub(crate) async fn command(keyward: &Keyward, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = tokio::process::Command::new(program());
+    let mut command = tokio::process::Command::new(keyward.program());
     command.args(arguments).arg("--config").arg(keyward.site().file("keyward.toml")).stdin(Stdio::null());
     let output = command.kill_on_drop(true).output().await.expect("keyward runs");
     let said = String::from_utf8([output.stdout, output.stderr].concat()).expect("UTF-8");

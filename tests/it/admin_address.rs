@@ -8,11 +8,9 @@ use std::time::Duration;
 
 use keyward::admin::drain::Stage;
 use keyward::admin::{self, AdminState};
-use keyward::config::{Revocation, RevocationPersistence};
 use keyward::pb::health::health_check_response::ServingStatus;
 use keyward::pb::health::{HealthCheckRequest, HealthCheckResponse};
 use keyward::refusal::Code;
-use keyward::revocation::RevocationRegister;
 use keyward::tasks::Tasks;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -30,12 +28,7 @@ const PEERS: usize = 100;
 const SMALLEST: u32 = 4096;
 
 fn state(keyward: &Keyward) -> Arc<AdminState> {
-    let settings = Revocation { keep: RevocationPersistence::Memory, max_age: Duration::from_secs(60) };
-    let (register, keeper) =
-        RevocationRegister::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
-            .expect("nothing to read");
-    keyward.tasks.spawn("revocations", keeper.run()).detach();
-    keyward.desk(register).state
+    Arc::clone(&keyward.admin().state)
 }
 
 /// A Keyward with an admin address.
@@ -126,7 +119,7 @@ fn the_health_service_says_what_readyz_says() {
     paused(async {
         let (member, keyward) = one_member();
         let state = state(&keyward);
-        let publish = Arc::clone(&state).publish_readiness(keyward.ready.clone());
+        let publish = Arc::clone(&state).publish_readiness(keyward.readiness());
         keyward.tasks.spawn("readiness", publish).detach();
         settled().await;
         let client = keyward.client().await;
@@ -145,7 +138,7 @@ fn the_health_service_says_what_readyz_says() {
         keyward.publish(|membership| membership.leader = Some(member.address.id));
         assert_eq!(told().await, ServingStatus::Serving);
         // The first stage of a drain: `/readyz` says no, and calls are served.
-        keyward.exit.enter(Stage::Waiting { until: Instant::now() + Duration::from_secs(60) });
+        keyward.exit().enter(Stage::Waiting { until: Instant::now() + Duration::from_secs(60) });
         assert_eq!(told().await, ServingStatus::NotServing);
         assert_eq!(health(&client).await, ServingStatus::NotServing);
         assert_eq!(state.status().replica.why.as_deref(), Some("draining"));
@@ -153,8 +146,8 @@ fn the_health_service_says_what_readyz_says() {
         let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         assert_eq!(outcome.end.code(), Some(Code::Ok));
         // Whoever waits for the end of the process does not wait for this.
-        keyward.exit.enter(Stage::Ended);
-        keyward.exit.receivers_dropped().await;
+        keyward.exit().enter(Stage::Ended);
+        keyward.exit().receivers_dropped().await;
     });
 }
 
@@ -165,7 +158,7 @@ fn members_that_were_not_looked_at_for_long_are_told_within_a_moment() {
         let tasks = Tasks::default();
         let member = Member::new(1, &tasks);
         let keyward = Keyward::before(&[&member]);
-        let publish = state(&keyward).publish_readiness(keyward.ready.clone());
+        let publish = state(&keyward).publish_readiness(keyward.readiness());
         keyward.tasks.spawn("readiness", publish).detach();
         settled().await;
         let client = keyward.client().await;

@@ -6,15 +6,11 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use keyward::admin::socket::{self, AdminAnswer, AdminCommand};
-use keyward::config::{Revocation, RevocationPersistence};
 use keyward::downstream::session::RevocationEntry;
 use keyward::identity::UserName;
-use keyward::revocation::RevocationRegister;
 use keyward::tasks::Tasks;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
@@ -25,8 +21,7 @@ use crate::rig::{Keyward, real};
 /// A Keyward with an admin socket.
 struct Office {
     folder: tempfile::TempDir,
-    register: RevocationRegister,
-    _keyward: Keyward,
+    keyward: Keyward,
 }
 
 impl Office {
@@ -34,17 +29,11 @@ impl Office {
         let folder = tempfile::tempdir().expect("a folder");
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::with_auth(&[&member]);
-        let settings = Revocation { keep: RevocationPersistence::Memory, max_age: Duration::from_secs(60) };
-        let (register, keeper) =
-            RevocationRegister::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
-                .expect("nothing to read");
-        keyward.tasks.spawn("revocations", keeper.run()).detach();
         let path = folder.path().join("admin.sock");
         let bound = socket::bind(&path).expect("bound");
-        let desk = keyward.desk(register.clone());
-        let serve = socket::serve(bound, path.as_path().into(), Arc::new(desk), keyward.tasks.clone());
+        let serve = socket::serve(bound, path.as_path().into(), keyward.admin(), keyward.tasks.clone());
         keyward.tasks.spawn("admin socket", serve).detach();
-        Self { folder, register, _keyward: keyward }
+        Self { folder, keyward }
     }
 
     fn path(&self) -> PathBuf {
@@ -60,7 +49,8 @@ impl Office {
             RevocationEntry::User(name, standing) if standing.blocked => Some(name),
             _ => None,
         };
-        let mut all: Vec<_> = self.register.revocations().entries().filter_map(blocked).collect();
+        let mut all: Vec<_> =
+            self.keyward.admin().register.revocations().entries().filter_map(blocked).collect();
         all.sort();
         all
     }
@@ -201,7 +191,7 @@ fn commands_at_the_same_time_are_all_done() {
         expected.push("all".into());
         expected.sort();
         assert_eq!(office.blocked(), expected);
-        assert_eq!(office.register.revocations().len(), 24 * 8 + 1);
+        assert_eq!(office.keyward.admin().register.revocations().len(), 24 * 8 + 1);
     });
 }
 

@@ -11,7 +11,7 @@ const OBSERVE: &str = "/v3electionpb.Election/Observe";
 fn streams_of_a_member_are_counted_from_their_beginning_to_their_end() {
     paused(async {
         let (member, keyward) = one_member();
-        let counts = || keyward.members.snapshot.load().members[0].conduct.streams().counts();
+        let counts = || keyward.members.snapshot.load().members[0].load.streams().counts();
         let client = keyward.client().await;
         assert_eq!(counts(), StreamCounts::default());
 

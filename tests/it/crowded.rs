@@ -120,7 +120,7 @@ fn a_watch_resumes_with_the_certificate_that_its_user_has_now() {
         write(folder.path(), "alice", IsCa::NoCa);
         let read =
             config::load(&folder.path().join("keyward.toml")).unwrap_or_else(|faults| panic!("{faults}")).0;
-        keyward.credentials.act_for(&read.users, &read.cluster, keyward.pages.clone()).expect("users");
+        keyward.credentials.act_for(&read.users, &read.cluster, keyward.pages()).expect("users");
         assert_eq!(member.dials(), 1);
         upstream.reset(Reason::INTERNAL_ERROR);
         let mut upstream = member.called(WATCH).await;
@@ -166,7 +166,7 @@ fn a_certificate_that_cannot_be_minted_is_no_members_fault_and_takes_nobodys_roo
         let mut users = UpstreamUsers::clone(&read.users);
         users.named.insert("bob".into(), UserCredential::Made(CredentialMaker::Mint));
         users.mint = Some(Arc::new(MintAuthority { authority, lifetime: Duration::from_secs(60) }));
-        keyward.credentials.act_for(&users, &read.cluster, keyward.pages.clone()).expect("users");
+        keyward.credentials.act_for(&users, &read.cluster, keyward.pages()).expect("users");
         while keyward.hints.try_recv().is_ok() {}
         let refused = keyward.metrics.certificate_connections_refused.get();
         let bob = of(&keyward, 1).await;

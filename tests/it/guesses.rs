@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
+use keyward::credentials::LoginProof;
 use keyward::downstream::session::{RevocationChange, Revocations};
-use keyward::gateway::login::password_check::LoginProof;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::secret::Secret;

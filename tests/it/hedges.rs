@@ -87,7 +87,7 @@ fn the_second_answers_and_the_first_is_reset() {
         assert_eq!((tries.hedged.get(), tries.hedges_won.get()), (1, 1));
         assert!(come(&members).is_empty());
         let in_flight =
-            keyward.members.snapshot.load().members.iter().map(|m| m.conduct.in_flight()).sum::<u32>();
+            keyward.members.snapshot.load().members.iter().map(|m| m.load.in_flight()).sum::<u32>();
         assert_eq!(in_flight, 0);
     });
 }
@@ -185,7 +185,7 @@ fn the_first_may_answer_while_the_second_is_still_to_be_asked_as_whom() {
         other.hold_logins(true);
         sleep(Duration::from_millis(200)).await;
         assert_eq!(other.logins(), 1, "it is proved there");
-        let taken = keyward.members.snapshot.load().members[1 - at].conduct.queue.waiting();
+        let taken = keyward.members.snapshot.load().members[1 - at].load.queue.waiting();
         assert_eq!((taken, keyward.metrics.tries.hedged.get()), (0, 0));
         first.reply(&ranged(7)).await;
         assert_eq!(read.finish().await.message(), &ranged(7));

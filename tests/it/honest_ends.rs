@@ -152,7 +152,7 @@ fn a_call_without_any_member_is_refused_in_etcds_time() {
         let began = tokio::time::Instant::now();
         let outcome = client.call(PUT, put(1)).await;
         assert_eq!(outcome.end.told(), (Code::Unavailable, "there is no connection available"));
-        assert!(began.elapsed() <= keyward::gateway::exchange::PATIENCE);
+        assert!(began.elapsed() <= keyward::gateway::retries::PATIENCE);
         assert!(member.dials() > 3, "it was tried");
     });
 }

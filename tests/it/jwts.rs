@@ -2,8 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use data_encoding::BASE64URL_NOPAD;
 use http::HeaderValue;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::LeaseGrantRequest;
@@ -36,12 +35,12 @@ impl Issuer {
     }
 
     fn sign(&self, header: &Value, claims: &Value) -> String {
-        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let part = |value: &Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
         let signed = format!("{}.{}", part(header), part(claims));
         let (random, pkcs8) = (SystemRandom::new(), self.0.serialize_der());
         let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &pkcs8, &random).expect("P-256");
         let signature = key.sign(&random, signed.as_bytes()).expect("signed");
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+        format!("{signed}.{}", BASE64URL_NOPAD.encode(signature.as_ref()))
     }
 
     pub(crate) fn token(&self, claims: &Value) -> String {

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use keyward::config::PasswordSources;
+use keyward::credentials::{LoginProof, PasswordRefusal};
 use keyward::downstream::session::{Session, SessionPeer, SessionProof};
-use keyward::gateway::login::password_check::{LoginDenial, LoginProof};
+use keyward::gateway::login::password_sources::LoginDenial;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::refusal::Code;
@@ -375,7 +376,10 @@ fn an_address_that_may_not_try_again_keeps_out_no_other_that_tries_the_same() {
             keyward.logins.check(&alice, &Secret::new(password.to_owned()), from).await
         };
         for n in 0..5 {
-            assert_eq!(check(&format!("wrong{n}"), here).await, Err(LoginDenial::WrongPassword));
+            assert_eq!(
+                check(&format!("wrong{n}"), here).await,
+                Err(LoginDenial::Refused(PasswordRefusal::WrongPassword))
+            );
         }
         let elsewhere = check("right", "10.0.0.2".parse().ok());
         let (limited, admitted) = futures_util::future::join(check("right", here), elsewhere).await;
@@ -440,8 +444,8 @@ fn what_a_session_proved_is_looked_at_again_and_outlives_a_move_into_the_file() 
         keyward.publish_passwords(None, Some(UserPasswordHashes::default()));
         member.change_password("new");
         sleep(3 * SECOND).await;
-        assert_eq!(proved().await, Err(LoginDenial::WrongPassword));
-        assert_eq!(proved().await, Err(LoginDenial::WrongPassword));
+        assert_eq!(proved().await, Err(LoginDenial::Refused(PasswordRefusal::WrongPassword)));
+        assert_eq!(proved().await, Err(LoginDenial::Refused(PasswordRefusal::WrongPassword)));
     });
 }
 

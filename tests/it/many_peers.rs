@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use data_encoding::BASE64URL_NOPAD;
 use futures_util::future::join_all;
 use http::HeaderValue;
 use keyward::members::membership::AuthSetting;
@@ -68,12 +67,12 @@ impl Door {
 
     fn jwt(&self, subject: &str) -> String {
         let claims = json!({ "iss": ISSUER, "aud": "etcd", "sub": subject, "exp": 99_999_999_999_u64 });
-        let part = |text: String| URL_SAFE_NO_PAD.encode(text);
+        let part = |text: String| BASE64URL_NOPAD.encode(text.as_bytes());
         let signed = format!("{}.{}", part(json!({ "alg": "ES256" }).to_string()), part(claims.to_string()));
         let (random, by) = (SystemRandom::new(), &ECDSA_P256_SHA256_FIXED_SIGNING);
         let key = EcdsaKeyPair::from_pkcs8(by, &self.issuer.serialize_der(), &random).expect("P-256");
         let signature = key.sign(&random, signed.as_bytes()).expect("signed");
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+        format!("{signed}.{}", BASE64URL_NOPAD.encode(signature.as_ref()))
     }
 }
 

@@ -2,28 +2,24 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
-use keyward::admin::AdminState;
-use keyward::admin::doctor::Doctor;
 use keyward::admin::drain::Exit;
 use keyward::admin::socket::AdminCommandService;
 use keyward::app::shard_service::{ShardParts, ShardService};
+use keyward::app::{self, MemberSource, Running};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
-use keyward::credentials::{CredentialSettings, Credentials, MetricsPages};
+use keyward::credentials::MetricsPages;
 use keyward::dial::connect::{Connector, Dial};
 use keyward::downstream::acceptor::OpenListener;
-use keyward::downstream::connection_table::ConnectionTable;
-use keyward::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
-use keyward::downstream::session::{SealRealm, Sealer};
+use keyward::downstream::listener_tls::ListenerTls;
 use keyward::gateway::caller::Identities;
-use keyward::gateway::login::service::LoginService;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::ByteStream;
 use keyward::members::membership::{
@@ -32,11 +28,8 @@ use keyward::members::membership::{
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
 use keyward::refusal::Code;
-use keyward::revocation::{RevocationRegister, RevocationUpstream};
-use keyward::rpc::method::METHODS;
+use keyward::revocation::RevocationUpstream;
 use keyward::tasks::Tasks;
-use keyward::telemetry::metrics::Metrics;
-use keyward::upstream::certificate_pool::CertificatePool;
 use keyward::users::UserPasswordHashes;
 use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
@@ -69,47 +62,25 @@ fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(limit, test).await.expect("the test ends") });
 }
 
-/// What shards are told of the members, and how the test tells them and hears of them.
-fn handle(
-    membership: Membership,
-    auth: AuthSetting,
-) -> (MembersHandle, ChangeSender, mpsc::Receiver<membership::MembershipHint>) {
-    let (handle, changes, hinted) = MembersHandle::publishing(membership);
-    handle.auth.set(auth);
-    (handle, changes, hinted)
-}
-
-fn downstream_tls(config: &Config) -> Vec<Option<CurrentListenerTls>> {
-    let current = |tls| Arc::new(Published::new(listener_tls(tls)));
-    config.listeners.iter().map(|listener| listener.tls.as_ref().map(current)).collect()
-}
-
 fn listener_tls(tls: &config::ServerTls) -> ListenerTls {
     ListenerTls::new(tls).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Keyward and what a test needs of it.
+/// Keyward and what a test needs of it; the inputs of its shard by themselves.
 pub(crate) struct Keyward {
-    pub(crate) config: Arc<Published<Config>>,
-    draining: watch::Receiver<Option<Instant>>,
+    running: Running,
     pub(crate) serving: Option<ShardService>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) logins: Arc<LoginService>,
-    passwords: Arc<Passwords>,
-    pub(crate) sealer: Arc<Sealer>,
-    pub(crate) identities: Arc<Published<Identities>>,
-    pub(crate) credentials: Arc<Credentials>,
-    pub(crate) pages: MetricsPages,
-    tls: Vec<Option<CurrentListenerTls>>,
-    channels: ControlChannels,
-    pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
-    /// What gRPC's health service says: yes, unless a test publishes another readiness.
-    pub(crate) ready: watch::Sender<bool>,
-    drain: watch::Sender<Option<Instant>>,
-    pub(crate) exit: Arc<Exit>,
     changes: ChangeSender,
     pub(crate) hints: mpsc::Receiver<membership::MembershipHint>,
+}
+
+impl Deref for Keyward {
+    type Target = ShardParts;
+
+    fn deref(&self) -> &ShardParts {
+        &self.running.parts
+    }
 }
 
 impl Keyward {
@@ -141,72 +112,19 @@ impl Keyward {
         let config = Arc::new(configuration(folder, listener, lines));
         let addresses: Arc<[Address]> = members.iter().map(|member| member.address.clone()).collect();
         let known = members.iter().map(|member| Arc::new(published(member))).collect();
-        let cluster = ClusterId(0xc1);
+        let cluster = Some(ClusterId(0xc1));
         let leader = members.first().map(|member| member.address.id);
         let begun = Membership::unknown(Instant::now());
-        let membership = Membership { cluster: Some(cluster), leader, term: 2, members: known, ..begun };
-        let (handle, changes, hinted) = handle(membership, auth);
-        let channels = channels_to(&addresses);
-        let settings =
-            CredentialSettings { token_ttl: Duration::from_secs(300), ..CredentialSettings::default() };
-        let (credentials, control) = Credentials::new(settings, channels.clone()).expect("random bytes");
-        tasks.spawn("credentials", control.run(tasks.clone())).detach();
-        let sealer = Arc::new(Sealer::new(keyward::reload::session_keys(&config).expect("keys")));
-        sealer.pin(&SealRealm::new(None, cluster));
-        let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
-        let metrics = Arc::new(Metrics::new(paths.collect()));
-        let passwords = Arc::clone(&config.passwords);
-        let (drain, draining) = watch::channel(None);
-        let (ready, readiness) = watch::channel(true);
+        let membership = Membership { cluster, leader, term: 2, members: known, ..begun };
+        let (handle, changes, hints) = MembersHandle::publishing(membership);
+        handle.auth.set(auth);
+        let source = MemberSource::Published(handle, channels_to(&addresses));
         let connector = Connector::over(dial(addresses), None, Duration::from_secs(2));
-        let pages = MetricsPages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
-        let shared = (Arc::clone(&credentials), handle.clone());
-        let (logins, control) =
-            LoginService::new(&config.passwords, shared.0, shared.1, pages.clone(), Arc::clone(&metrics));
-        tasks.spawn("logins", control.run(tasks.clone())).detach();
-        credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
-        let identities = Arc::new(Published::new(Identities::of(&config, &credentials)));
-        let fleet =
-            Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(&metrics)));
-        let tls = downstream_tls(&config);
-        let config = Arc::new(Published::new(config));
-        let serving = ShardService::new(ShardParts {
-            tls: tls.clone(),
-            identities: Arc::clone(&identities),
-            config: Arc::clone(&config),
-            connector,
-            members: handle.clone(),
-            credentials: Arc::clone(&credentials),
-            logins: Arc::clone(&logins),
-            sealer: Arc::clone(&sealer),
-            metrics: Arc::clone(&metrics),
-            ready: readiness,
-            drain: draining,
-            claims: Arc::default(),
-            defragmentations: Arc::default(),
-            fleet,
-        });
-        Self {
-            config,
-            draining: drain.subscribe(),
-            serving: Some(serving),
-            metrics,
-            logins,
-            passwords,
-            sealer,
-            identities,
-            credentials,
-            pages,
-            tls,
-            channels,
-            members: handle,
-            tasks,
-            ready,
-            drain,
-            exit: Arc::default(),
-            changes,
-            hints: hinted,
-        }
+        let running = app::build(&config, connector, source, &tasks);
+        let running = running.unwrap_or_else(|error| panic!("{error}"));
+        running.ready.send_replace(true);
+        let serving = Some(ShardService::new(running.parts.clone()));
+        Self { running, serving, tasks, changes, hints }
     }
 
     /// A byte stream to Keyward.
@@ -239,7 +157,7 @@ impl Keyward {
         sources: Option<PasswordSources>,
         users: Option<UserPasswordHashes>,
     ) {
-        let mut passwords = Passwords::clone(&self.passwords);
+        let mut passwords = Passwords::clone(&self.config.load().passwords);
         passwords.sources = sources.unwrap_or(passwords.sources);
         passwords.users = users.map_or(passwords.users, Arc::new);
         self.logins.replace(Arc::new(passwords));
@@ -249,7 +167,7 @@ impl Keyward {
     pub(crate) fn publish_rules(&self, folder: &Path, listener: &str, lines: &str) {
         let config = configuration(folder, listener, lines);
         self.logins.replace(Arc::clone(&config.passwords));
-        let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages.clone());
+        let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages());
         acted.expect("users that can be proved");
         self.identities.publish(Identities::of(&config, &self.credentials));
     }
@@ -266,57 +184,38 @@ impl Keyward {
 
     /// How what runs beside the shards reaches the members.
     pub(crate) fn upstream(&self) -> RevocationUpstream {
-        RevocationUpstream {
-            members: self.members.clone(),
-            channels: self.channels.clone(),
-            credentials: Arc::clone(&self.credentials),
-        }
+        self.running.upstream.clone()
     }
 
-    /// Places for the connections of a listener, by its limits at each moment.
-    pub(crate) fn table(&self) -> Arc<ConnectionTable> {
-        ConnectionTable::new(Arc::clone(&self.config), self.metrics.connection_figures.clone())
+    /// The pages of the members.
+    pub(crate) fn pages(&self) -> MetricsPages {
+        self.running.pages.clone()
+    }
+
+    /// What answers commands, and at the admin address.
+    pub(crate) fn admin(&self) -> Arc<AdminCommandService> {
+        Arc::clone(&self.running.admin)
+    }
+
+    /// How far the end of the process is.
+    pub(crate) fn exit(&self) -> &Exit {
+        &self.running.exit
+    }
+
+    /// Publishes what gRPC's health service says: yes, unless a test publishes another readiness.
+    pub(crate) fn readiness(&self) -> watch::Sender<bool> {
+        self.running.ready.clone()
     }
 
     /// Its first listener, for a socket.
     pub(crate) fn opened(&self) -> Arc<Published<OpenListener>> {
         let config = Arc::clone(&self.config.load().listeners[0]);
-        Arc::new(Published::new(OpenListener {
-            config,
-            tls: self.tls[0].clone(),
-            drain: self.draining.clone(),
-        }))
-    }
-
-    /// What answers commands, for what `register` keeps.
-    pub(crate) fn desk(&self, register: RevocationRegister) -> AdminCommandService {
-        let folder = tempfile::tempdir().expect("a folder");
-        let config = Arc::new(configuration(folder.path(), "", ""));
-        let (sealer, metrics) = (Arc::clone(&self.sealer), Arc::clone(&self.metrics));
-        let state = AdminState::new(
-            self.members.clone(),
-            Arc::clone(&self.credentials),
-            Arc::clone(&sealer),
-            register.clone(),
-            metrics,
-            Arc::new(AtomicBool::new(true)),
-            Arc::clone(&self.exit),
-        );
-        let doctor = Doctor {
-            config: Arc::new(Published::new(config)),
-            pending_restart: Arc::new(Published::new(Vec::new())),
-            members: self.members.clone(),
-            pages: self.pages.clone(),
-            register: register.clone(),
-            credentials: Arc::clone(&self.credentials),
-            connections: self.table(),
-        };
-        AdminCommandService { register, sealer, state: Arc::new(state), doctor }
+        Arc::new(Published::new(OpenListener { config, tls: self.tls[0].clone(), drain: self.drain.clone() }))
     }
 
     /// Begins the drain; it may take `limit`.
     pub(crate) fn drain(&self, limit: Duration) {
-        self.drain.send_replace(Some(Instant::now() + limit));
+        self.running.drain.send_replace(Some(Instant::now() + limit));
     }
 
     /// Waits for the shard's end.
@@ -376,11 +275,11 @@ fn published(member: &Member) -> membership::Member {
         version: Some(member.version),
         readiness: Readiness::Ready,
         term: 2,
-        vitals: None,
+        store_status: None,
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         rest: Arc::default(),
-        conduct: Arc::default(),
+        load: Arc::default(),
     }
 }
 

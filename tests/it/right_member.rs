@@ -170,14 +170,14 @@ async fn ejections_by_giving_up(path: &str, message: &[u8]) -> u32 {
         tokio::time::sleep(Duration::from_millis(1100)).await;
         for (other, member) in keyward.members.snapshot.load().members.iter().enumerate() {
             if other != at {
-                member.conduct.record_answer(Instant::now());
+                member.load.record_answer(Instant::now());
             }
         }
         stream.cancel();
         settled().await;
         drop(call);
     }
-    keyward.members.snapshot.load().members.iter().map(|member| member.conduct.ejections()).sum()
+    keyward.members.snapshot.load().members.iter().map(|member| member.load.ejections()).sum()
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn reads_go_to_the_leader_or_to_the_near_where_that_is_configured() {
         assert_eq!(answered(&members, &client, RANGE, &range("k"), 6).await, [0; 6]);
         let (members, keyward) = three_with("near = [\"m3\"]\n");
         // The members' task, which this rig does without, would say so.
-        keyward.members.snapshot.load().members[2].conduct.set_lag_and_nearness(0, true);
+        keyward.members.snapshot.load().members[2].load.set_lag_and_nearness(0, true);
         let client = keyward.client().await;
         assert_eq!(answered(&members, &client, RANGE, &range("k"), 6).await, [2; 6]);
         let writes = answered(&members, &client, PUT, &put(1), 6).await;

@@ -7,8 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use data_encoding::{BASE64_NOPAD, BASE64URL_NOPAD, HEXLOWER};
 use keyward::config::{self, Config};
 use keyward::credentials::{CallCredential, UpstreamUser};
 use keyward::downstream::session::{RevocationChange, Revocations};
@@ -45,12 +44,12 @@ const STRANGE: &str = "AbCdEfGhIjKlMnOp.42";
 /// The first secret that `text` shows, in whatever form.
 fn shown<'a>(text: &str, secrets: &'a [(&str, Vec<u8>)]) -> Option<&'a str> {
     let found = |(_, raw): &&(&str, Vec<u8>)| {
-        let hex: String = raw.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = HEXLOWER.encode(raw);
         let decimal = format!("{raw:?}");
         let forms = [
             String::from_utf8_lossy(raw).into_owned(),
-            STANDARD_NO_PAD.encode(raw),
-            URL_SAFE_NO_PAD.encode(raw),
+            BASE64_NOPAD.encode(raw),
+            BASE64URL_NOPAD.encode(raw),
             hex.to_uppercase(),
             hex,
             decimal.trim_matches(['[', ']']).to_owned(),
@@ -112,12 +111,12 @@ impl Log {
 fn jwt(key: &KeyPair, subject: &str) -> String {
     let end = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() + 600;
     let claims = json!({ "iss": ISSUER, "aud": "etcd", "sub": subject, "exp": end });
-    let part = |text: String| URL_SAFE_NO_PAD.encode(text);
+    let part = |text: String| BASE64URL_NOPAD.encode(text.as_bytes());
     let signed = format!("{}.{}", part(json!({ "alg": "ES256" }).to_string()), part(claims.to_string()));
     let (random, by) = (SystemRandom::new(), &ECDSA_P256_SHA256_FIXED_SIGNING);
     let signing = EcdsaKeyPair::from_pkcs8(by, &key.serialize_der(), &random).expect("P-256");
     let signature = signing.sign(&random, signed.as_bytes()).expect("signed");
-    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    format!("{signed}.{}", BASE64URL_NOPAD.encode(signature.as_ref()))
 }
 
 /// Keyward that takes sessions of both password sources, and JWTs; and what must not be shown.
@@ -357,7 +356,7 @@ fn debug_of_whatever_has_a_secret_shows_none() {
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::with_auth(&[&member]);
         let credentials = &keyward.credentials;
-        let acting = credentials.build_acting(&config.users, &config.cluster, keyward.pages.clone());
+        let acting = credentials.build_acting(&config.users, &config.cluster, keyward.pages());
         credentials.publish_acting(acting.expect("users that can be proved"));
         let password = Secret::new(AT_ETCD.to_owned());
         let identities = Identities::of(&config, credentials);

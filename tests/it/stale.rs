@@ -1,11 +1,8 @@
 //! What is known of the members grows old: readiness says so, and calls go on by what was known last.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::admin::status::ReplicaState;
-use keyward::config::{Revocation, RevocationPersistence};
-use keyward::revocation::RevocationRegister;
 use keyward::tasks::Tasks;
 use tokio::time::Instant;
 
@@ -18,13 +15,8 @@ fn readiness_ends_when_no_member_has_confirmed_for_long_and_calls_go_on() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::before(&[&member]);
-        let settings = Revocation { keep: RevocationPersistence::Memory, max_age: Duration::from_secs(3600) };
-        let (register, keeper) =
-            RevocationRegister::open(&settings, keyward.upstream(), Arc::clone(&keyward.sealer))
-                .expect("nothing to read");
-        keyward.tasks.spawn("revocations", keeper.run()).detach();
-        let desk = keyward.desk(register);
-        let state = || desk.state.status().replica.state;
+        let admin = keyward.admin();
+        let state = || admin.state.status().replica.state;
         keyward.publish(|members| members.confirmed = Instant::now());
         assert_eq!(state(), ReplicaState::Serving);
         tokio::time::sleep(Duration::from_secs(20)).await;

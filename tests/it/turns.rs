@@ -84,7 +84,7 @@ fn what_is_more_urgent_has_its_turn_first_and_streams_never_wait() {
             waiting.push(begin(&client, path, message).await);
         }
         assert!(come(member).is_empty(), "as many as may be");
-        let conduct = keyward.members.snapshot.load().members[0].conduct.clone();
+        let conduct = keyward.members.snapshot.load().members[0].load.clone();
         assert_eq!((conduct.queue.waiting(), conduct.in_flight()), (5, 2));
         let mut streams = Vec::new();
         for (path, message) in [(WATCH, watch("k", 10)), (KEEP_ALIVE, renew(7))] {
@@ -131,7 +131,7 @@ fn who_gives_up_waiting_leaves_the_line_and_who_finds_it_full_is_refused() {
         assert_eq!(client.call(RANGE, range("k")).await.end.told(), TOO_MANY);
         waiting.remove(0).cancel();
         settled().await;
-        let conduct = keyward.members.snapshot.load().members[0].conduct.clone();
+        let conduct = keyward.members.snapshot.load().members[0].load.clone();
         assert_eq!(conduct.queue.waiting() as usize, LINE - 1);
         waiting.push(begin(&client, RANGE, range("k")).await);
         let put = begin(&client, PUT, put(1)).await;
@@ -198,10 +198,10 @@ fn another_member_that_has_room_is_taken_first_and_what_hangs_is_left() {
         // Whichever it waits for: that one is no longer served.
         let next = begin(&client, PUT, put(2)).await;
         let known = keyward.members.snapshot.load().members.clone();
-        let waits = known.iter().position(|member| member.conduct.queue.waiting() > 0).expect("it waits");
+        let waits = known.iter().position(|member| member.load.queue.waiting() > 0).expect("it waits");
         known[waits].suspect();
         tokio::time::sleep(Duration::from_millis(500)).await;
-        assert_eq!(known[waits].conduct.queue.waiting(), 0, "nobody waits there any more");
+        assert_eq!(known[waits].load.queue.waiting(), 0, "nobody waits there any more");
         for call in (0..3)
             .filter(|at| *at != waits)
             .flat_map(|other| std::mem::take(&mut held[other]))
@@ -238,7 +238,7 @@ fn a_call_rather_waits_than_goes_to_a_member_that_hangs_or_rests() {
             assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [PLACES, 0, PLACES]);
             let write = begin(&client, PUT, put(1)).await;
             assert!(come(&members[1]).is_empty(), "nothing of it is known there, and it had only to wait");
-            let waits = [0, 2].into_iter().find(|at| known[*at].conduct.queue.waiting() == 1);
+            let waits = [0, 2].into_iter().find(|at| known[*at].load.queue.waiting() == 1);
             let waits = waits.expect("it waits for one that serves");
             held[waits].remove(0).reply(&ranged(5)).await;
             settled().await;
@@ -293,7 +293,7 @@ fn who_is_not_proved_yet_takes_nobodys_place() {
         let _read = begin(&alice, RANGE, range("k")).await;
         let calls = come(member);
         assert_eq!(calls.iter().map(Call::token).collect::<Vec<_>>(), [Some("alice.1")]);
-        let conduct = keyward.members.snapshot.load().members[0].conduct.clone();
+        let conduct = keyward.members.snapshot.load().members[0].load.clone();
         assert_eq!(conduct.queue.waiting(), 0, "nor do they stand in line");
         member.hold_logins(false);
         settled().await;
@@ -357,7 +357,7 @@ fn who_does_not_read_a_large_answer_keeps_nobody_waiting() {
         let mut held = come(member);
         assert_eq!(held.len(), PLACES);
         let waiting = [begin(&client, PUT, put(1)).await, begin(&client, PUT, put(1)).await];
-        let conduct = keyward.members.snapshot.load().members[0].conduct.clone();
+        let conduct = keyward.members.snapshot.load().members[0].load.clone();
         assert_eq!((come(member).len(), conduct.queue.waiting()), (0, 2), "nothing of the answers came yet");
         for call in &mut held {
             call.say(&ranged_value(200 << 10)).await.expect("it is read");

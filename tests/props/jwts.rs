@@ -3,8 +3,7 @@
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use data_encoding::BASE64URL_NOPAD;
 use keyward::jwt::{IssuerKeys, JwtRejection, Verifier};
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Map, Value, json};
@@ -22,7 +21,7 @@ static SIGNER: LazyLock<Ed25519KeyPair> =
     LazyLock::new(|| Ed25519KeyPair::from_seed_unchecked(&[7; 32]).expect("a seed"));
 
 static VERIFIERS: LazyLock<Vec<Verifier>> = LazyLock::new(|| {
-    let public = URL_SAFE_NO_PAD.encode(SIGNER.public_key());
+    let public = BASE64URL_NOPAD.encode(SIGNER.public_key().as_ref());
     let set = json!({ "keys": [{ "kty": "OKP", "crv": "Ed25519", "x": public, "kid": "one" }] });
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("keys.json");
@@ -47,9 +46,9 @@ fn now() -> SystemTime {
 }
 
 fn sign(header: &[u8], claims: &[u8]) -> Vec<u8> {
-    let signed = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
+    let signed = format!("{}.{}", BASE64URL_NOPAD.encode(header), BASE64URL_NOPAD.encode(claims));
     let signature = SIGNER.sign(signed.as_bytes());
-    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature)).into_bytes()
+    format!("{signed}.{}", BASE64URL_NOPAD.encode(signature.as_ref())).into_bytes()
 }
 
 /// The subject, or why the token is not taken.

@@ -1,6 +1,6 @@
 //! Keyward as it is shipped, put together for one run: control and one shard on one runtime.
 //!
-//! Owns: the composition, and the members' task's part of it, which the world plays. Must not know what a run does.
+//! Owns: the members' task's part of the composition, which the world plays. Must not know what a run does.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -9,13 +9,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use hyper_util::rt::TokioIo;
-use keyward::app::shard_service::{ShardParts, ShardService};
+use keyward::app::shard_service::ShardService;
+use keyward::app::{self, MemberSource, Running};
 use keyward::config::{self, Endpoint, Scheme};
-use keyward::credentials::{CredentialSettings, Credentials, MetricsPages};
 use keyward::dial::connect::{Connector, Dial};
-use keyward::downstream::session::{SealRealm, Sealer};
-use keyward::gateway::caller::Identities;
-use keyward::gateway::login::service::LoginService;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::ByteStream;
 use keyward::members::choose::MemberChooser;
@@ -25,19 +22,13 @@ use keyward::members::membership::{
 };
 use keyward::members::outage_state::Outage;
 use keyward::members::version::Version;
-use keyward::published::Published;
-use keyward::rpc::method::METHODS;
 use keyward::tasks::Tasks;
-use keyward::telemetry::metrics::Metrics;
-use keyward::upstream::certificate_pool::CertificatePool;
 use tokio::io::DuplexStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 /// Bytes in flight on a pipe: small, so that back-pressure is soon felt.
 const PIPE: usize = 32 * 1024;
-/// Longer than any run: tokens die when the world says so.
-const TOKEN_TTL: Duration = Duration::from_secs(86_400);
 
 /// How long members must have no leader, and no member may be there, before streams end: as configured by default. Without a leader, a member
 /// that ends its own stream ends the others after one election timeout; else they end after two and a half.
@@ -49,7 +40,7 @@ pub(crate) struct Keyward {
     serving: ShardService,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
-    _drain: watch::Sender<Option<Instant>>,
+    _running: Running,
     changes: ChangeSender,
     hints: mpsc::Receiver<MembershipHint>,
     /// Whether members have said for long enough that there is no leader, and whether none was there for long enough.
@@ -94,59 +85,25 @@ impl Keyward {
                 .collect(),
             ..Membership::unknown(Instant::now())
         };
-        let (handle, changes, hinted) = MembersHandle::publishing(membership);
+        let (handle, changes, hints) = MembersHandle::publishing(membership);
         handle.auth.set(auth);
         let channels = ControlChannels::default();
         let all: HashMap<_, _> =
             addresses.iter().map(|address| (address.id, channel(address.clone()))).collect();
         channels.store(Arc::new(all));
-        let settings = CredentialSettings { token_ttl: TOKEN_TTL, ..CredentialSettings::default() };
-        let (credentials, control) = Credentials::new(settings, channels).expect("random bytes");
-        tasks.spawn("credentials", control.run(tasks.clone())).detach();
-        let config = configuration();
         let connector = Connector::over(dial(Arc::clone(&addresses)), None, Duration::from_secs(2));
-        let pages = MetricsPages { connector: connector.http1(), members: Arc::clone(&handle.snapshot) };
-        credentials.act_for(&config.users, &config.cluster, pages.clone()).expect("users that can be proved");
-        let sealer = Sealer::new(keyward::reload::session_keys(&config).expect("keys"));
-        sealer.pin(&SealRealm::new(None, ClusterId(cluster)));
-        let metrics = Arc::new(Metrics::new(
-            METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown")).collect(),
-        ));
-        let (logins, control) = LoginService::new(
-            &config.passwords,
-            Arc::clone(&credentials),
-            handle.clone(),
-            pages.clone(),
-            Arc::clone(&metrics),
-        );
-        tasks.spawn("logins", control.run(tasks.clone())).detach();
-        let (drain, draining) = watch::channel(None);
-        let fleet =
-            Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(&metrics)));
-        let parts = ShardParts {
-            tls: vec![None],
-            identities: Arc::new(Published::new(Identities::of(&config, &credentials))),
-            config: Arc::new(Published::new(config)),
-            connector,
-            members: handle.clone(),
-            credentials,
-            sealer: Arc::new(sealer),
-            logins,
-            metrics,
-            ready: watch::channel(true).1,
-            drain: draining,
-            claims: Arc::default(),
-            defragmentations: Arc::default(),
-            fleet,
-        };
-        let serving = ShardService::with_chooser(parts, MemberChooser::seeded(seed));
+        let source = MemberSource::Published(handle.clone(), channels);
+        let running = app::build(&configuration(), connector, source, tasks);
+        let running = running.unwrap_or_else(|error| panic!("{error}"));
+        running.ready.send_replace(true);
+        let serving = ShardService::with_chooser(running.parts.clone(), MemberChooser::seeded(seed));
         Self {
             serving,
             members: handle,
             tasks: tasks.clone(),
-            _drain: drain,
+            _running: running,
             changes,
-            hints: hinted,
+            hints,
             lacked: Cell::default(),
         }
     }
@@ -208,7 +165,7 @@ pub(crate) fn with_readiness(
     Arc::new(member)
 }
 
-/// Read once: a run needs no file of its own.
+/// Read once: a run needs no file of its own. Tokens die when the world says so: their TTL is longer than any run.
 fn configuration() -> Arc<config::Config> {
     static READ: OnceLock<Arc<config::Config>> = OnceLock::new();
     Arc::clone(READ.get_or_init(|| {
@@ -217,7 +174,7 @@ fn configuration() -> Arc<config::Config> {
         std::fs::write(&password, "right").expect("written");
         let text = format!(
             "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\ndefault_user = \"sim\"\n\
-             [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\n\
+             [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\ntoken_ttl = \"24h\"\n\
              [[user]]\nname = \"sim\"\npassword_file = {password:?}\n\
              [log]\naccess = false\n"
         );
@@ -237,11 +194,11 @@ fn published(id: MemberId, version: Version) -> membership::Member {
         version: Some(version),
         readiness: Readiness::Ready,
         term: 2,
-        vitals: None,
+        store_status: None,
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         rest: Arc::default(),
-        conduct: Arc::default(),
+        load: Arc::default(),
     }
 }
 

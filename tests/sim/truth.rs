@@ -142,7 +142,7 @@ impl Truth {
 
     /// Whether that header could have been sent: a member of a cluster that was there, at a revision that it had.
     pub(crate) fn has_header(&self, cluster: u64, revision: i64) -> bool {
-        self.eras.iter().any(|era| era.store.cluster_id() == cluster && revision <= era.head())
+        self.era_of(cluster, revision).is_some()
     }
 }
 

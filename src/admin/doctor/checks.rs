@@ -15,7 +15,7 @@ use crate::credentials::RootHolders;
 use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
 use crate::members::choose::LAG;
-use crate::members::discovery::member_health::MemberHealthFigures;
+use crate::members::discovery::metrics_page::MemberHealthFigures;
 use crate::members::membership::{
     AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
     UnreadyReason,
@@ -187,7 +187,7 @@ impl DoctorInputs<'_> {
             }
         }
         self.alarms(member, findings);
-        let Some(vitals) = &member.vitals else {
+        let Some(status) = &member.store_status else {
             if member.readiness == Readiness::Ready {
                 findings.unseen(format!(
                     "{about}: its raft log, since Status is refused to cluster.probe (before 3.5.32 and \
@@ -196,9 +196,9 @@ impl DoctorInputs<'_> {
             }
             return;
         };
-        if vitals.unapplied() > UNAPPLIED {
+        if status.unapplied() > UNAPPLIED {
             let what =
-                format!("{} entries of its log are not applied, so it refuses writes", vitals.unapplied());
+                format!("{} entries of its log are not applied, so it refuses writes", status.unapplied());
             let fix = "look at its disk: etcd_disk_backend_commit_duration_seconds in its /metrics";
             findings.error("apply_lag", about.clone(), what, fix);
         }
@@ -215,7 +215,7 @@ impl DoctorInputs<'_> {
     fn alarms(&self, member: &Member, findings: &mut DoctorFindings) {
         let about = name_of(member);
         let unhealthy = self.examined_answers(member.id).and_then(|examined| examined.unhealthy.as_deref());
-        let errors = member.vitals.as_ref().map(|vitals| vitals.errors.join(", ")).unwrap_or_default();
+        let errors = member.store_status.as_ref().map(|status| status.errors.join(", ")).unwrap_or_default();
         let said = format!("{errors} {}", unhealthy.unwrap_or_default());
         if said.contains("NOSPACE") {
             let revision = self.examined_answers(member.id).and_then(|told| told.revision);
@@ -251,7 +251,7 @@ impl DoctorInputs<'_> {
     /// Checks the database, compaction and clock of a member.
     fn store(&self, member: &Member, findings: &mut DoctorFindings) {
         let about = name_of(member);
-        let vitals = member.vitals.as_deref();
+        let status = member.store_status.as_deref();
         let Some(told) = self.examined_answers(member.id) else {
             if member.readiness == Readiness::Ready {
                 findings.unseen(format!(
@@ -261,9 +261,9 @@ impl DoctorInputs<'_> {
             }
             return;
         };
-        let quota = vitals.and_then(|vitals| vitals.db_quota).or(told.quota).unwrap_or(0);
-        let size = vitals.map(|vitals| vitals.db_size).or(told.db_size).unwrap_or(0);
-        let used = vitals.map(|vitals| vitals.db_in_use).or(told.db_in_use).unwrap_or(0);
+        let quota = status.and_then(|status| status.db_quota).or(told.quota).unwrap_or(0);
+        let size = status.map(|status| status.db_size).or(told.db_size).unwrap_or(0);
+        let used = status.map(|status| status.db_in_use).or(told.db_in_use).unwrap_or(0);
         let percent = size.saturating_mul(100).checked_div(quota).unwrap_or(0);
         if percent >= QUOTA_NEAR {
             let of = super::super::table::size;
@@ -330,9 +330,9 @@ impl DoctorInputs<'_> {
 
     fn learner(&self, member: &Member, findings: &mut DoctorFindings) {
         let about = name_of(member);
-        let leader =
-            self.members.leader.and_then(|id| self.members.get(id)).and_then(|leader| leader.vitals.as_ref());
-        let (what, fix) = match (member.vitals.as_ref(), leader) {
+        let leader = self.members.leader.and_then(|id| self.members.get(id));
+        let leader = leader.and_then(|leader| leader.store_status.as_ref());
+        let (what, fix) = match (member.store_status.as_ref(), leader) {
             // etcd's own condition for a promotion (server/etcdserver/server.go, `readyPercent`).
             (Some(learner), Some(leader))
                 if learner.applied.saturating_mul(10) > leader.raft_index.saturating_mul(9) =>
@@ -505,10 +505,10 @@ impl DoctorInputs<'_> {
         if !untold.is_empty() {
             let names: Vec<_> = untold.iter().map(UserName::as_str).collect();
             let names = names.join(", ");
-            findings.unseen(format!("whether users have the role root to whom rules for many lead: {names}"));
+            findings.unseen(format!("if the users of rules for many peers have the role root: {names}"));
         }
         if *unlisted {
-            let what = "who has the role root of the users to whom rules with as = \"same\" lead: \
+            let what = "the users with the role root among those of rules with as = \"same\": \
                         cluster.probe may not list users, or there are too many";
             findings.unseen(what.to_owned());
         }

@@ -78,6 +78,8 @@ impl fmt::Debug for EcdsaP521 {
 
 #[cfg(test)]
 mod tests {
+    use data_encoding::HEXLOWER;
+
     use super::*;
 
     // Made by OpenSSL: two keys, and signatures of "message" by the first key.
@@ -99,8 +101,7 @@ mod tests {
         e62b5058d7daa6b6f5364009fceefdd961393847e2123ad59d18bba20351fb3031c4ac3e6eec96b553bacb";
 
     fn bytes(hex: &str) -> Vec<u8> {
-        let pairs = hex.as_bytes().chunks_exact(2);
-        pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+        HEXLOWER.decode(hex.as_bytes()).unwrap()
     }
 
     #[test]

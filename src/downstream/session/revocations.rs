@@ -11,6 +11,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use data_encoding::HEXLOWER_PERMISSIVE;
+
 use super::{Session, SessionId};
 use crate::identity::UserName;
 
@@ -167,11 +169,8 @@ impl FromStr for SessionId {
     type Err = InvalidSessionId;
 
     fn from_str(text: &str) -> Result<Self, InvalidSessionId> {
-        let digits = text.as_bytes();
-        if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(InvalidSessionId);
-        }
-        u128::from_str_radix(text, 16).map(|id| Self(id.to_be_bytes())).map_err(|_| InvalidSessionId)
+        let id = HEXLOWER_PERMISSIVE.decode(text.as_bytes()).map_err(|_| InvalidSessionId)?;
+        id.try_into().map(Self).map_err(|_| InvalidSessionId)
     }
 }
 

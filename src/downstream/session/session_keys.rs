@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use chacha20poly1305::{KeyInit as _, XChaCha20Poly1305};
+use data_encoding::HEXLOWER;
 use hkdf::Hkdf;
 use sha2::Sha256;
 use zeroize::Zeroizing;
@@ -118,7 +119,7 @@ fn expand(derive: &Hkdf<Sha256>, purpose: &[&[u8]], out: &mut [u8]) {
 
 impl fmt::Display for KeyId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        HEXLOWER.encode_display(&self.0).fmt(f)
     }
 }
 

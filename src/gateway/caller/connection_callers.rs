@@ -11,7 +11,8 @@ use std::sync::Arc;
 use super::{CallerEvidence, Identities, PeerStanding};
 use crate::downstream::session::{Session, SessionPeer};
 use crate::jwt::VerifiedJwt;
-use crate::rpc::method::Method;
+use crate::rpc::method::{Class, Method};
+use crate::rpc::schema::MessageId;
 use crate::secret::Secret;
 
 /// A connection's memory of its callers.
@@ -93,8 +94,7 @@ impl ConnectionCallers {
 
     /// The token of the login lent to a call of `method` without a credential.
     pub(super) fn lent_token(&self, method: &Method) -> Option<Rc<Secret<Vec<u8>>>> {
-        let lends =
-            method.service == "etcdserverpb.Lease" || method.path == "/etcdserverpb.Cluster/MemberList";
+        let lends = method.class == Class::Lease || method.body == MessageId::MemberListRequest;
         match &self.logins {
             ConnectionLogins::One(_, token) if lends => Some(Rc::clone(token)),
             _ => None,

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::CallerEvidence;
 use super::identities::PeerStanding;
 use crate::gateway::Gateway;
-use crate::gateway::exchange::PATIENCE;
+use crate::gateway::retries::PATIENCE;
 use crate::members::membership::AuthSetting;
 use crate::refusal::Refusal;
 
@@ -39,7 +39,7 @@ pub(super) async fn counts(gateway: &Gateway, revision: u64) -> Result<(), Refus
         return Err(Refusal::INVALID_AUTH_TOKEN);
     }
     // With auth off, etcd has no users and checks no token.
-    if gateway.door.members.auth.now() == AuthSetting::Off {
+    if gateway.upstream.members.auth.now() == AuthSetting::Off {
         return Ok(());
     }
     let begun = Instant::now();

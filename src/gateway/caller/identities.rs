@@ -130,20 +130,20 @@ impl Identities {
         client: &ClientConnection,
         grounds: CallerGrounds,
         until: Option<Instant>,
-        brought: OwnCredential<'_>,
+        own_credential: OwnCredential<'_>,
     ) -> PeerStanding {
         let peer = &grounds.peer;
         let address = client.origin.remote.map(|remote| remote.ip());
-        let known = |whom| PeerRank::Known(Rc::new(Caller::new(whom, until, grounds.clone())));
-        let mut again = matches!(brought, OwnCredential::Proved(_));
-        let rank = match (self.mapping.user_of(peer, address), brought) {
+        let known = |user| PeerRank::Known(Rc::new(Caller::new(user, until, grounds.clone())));
+        let mut needs_recheck = matches!(own_credential, OwnCredential::Proved(_));
+        let rank = match (self.mapping.user_of(peer, address), own_credential) {
             (MappingResult::Denied, _) => PeerRank::Denied,
             // After the password was accepted, the user's `[[user]]` row is the upstream credential, if
             // configured.
             (MappingResult::Itself, OwnCredential::Proved(own)) => {
-                let (whom, by_own) = self.credentials.act_as_or_password(own());
-                again = !by_own;
-                known(whom)
+                let (user, by_own) = self.credentials.act_as_or_password(own());
+                needs_recheck = !by_own;
+                known(user)
             }
             (MappingResult::Itself, OwnCredential::Unproved(own)) => {
                 known(UpstreamUser::User(UpstreamIdentity::Password(own())))
@@ -163,7 +163,7 @@ impl Identities {
             (MappingResult::Unknown, _) => PeerRank::Unknown,
         };
         let standing = PeerStanding { peer: peer.to_string().into(), rank, grounds };
-        if again { standing.with_recheck() } else { standing }
+        if needs_recheck { standing.with_recheck() } else { standing }
     }
 }
 

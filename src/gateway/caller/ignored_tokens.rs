@@ -33,7 +33,7 @@ impl CallerIdentification {
         presented: PresentedToken<'_>,
     ) -> bool {
         let PresentedToken::Token(token) = presented else { return false };
-        if gateway.door.members.auth.now() != AuthSetting::Off {
+        if gateway.upstream.members.auth.now() != AuthSetting::Off {
             return false;
         }
         let identities = Arc::clone(&client.remembered.borrow().identities);

@@ -24,7 +24,7 @@ use crate::upstream::send::UpstreamUser;
 use crate::users::UserLineMark;
 
 /// JWTs are verified as of a moment before expiry at the latest; timers handle the expiry itself.
-const BEFORE: Duration = Duration::from_millis(1);
+const BEFORE_EXPIRY: Duration = Duration::from_millis(1);
 
 impl CallerIdentification {
     /// Decides whether an admitted stream or call may go on.
@@ -32,9 +32,9 @@ impl CallerIdentification {
     /// # Errors
     /// The status for the client: the answer to the client's next call, or "invalid auth token" if the next
     /// call would go as another user.
-    pub fn may_continue(&self, gateway: &Gateway, life: &ActiveStream) -> Result<(), Refusal> {
-        let now = self.recheck_grounds(gateway, life, life.caller.grounds.clone())?;
-        life.set_password_recheck(gateway, now.needs_recheck);
+    pub fn may_continue(&self, gateway: &Gateway, stream: &ActiveStream) -> Result<(), Refusal> {
+        let now = self.recheck_grounds(gateway, stream, stream.caller.grounds.clone())?;
+        stream.set_password_recheck(gateway, now.needs_recheck);
         Ok(())
     }
 
@@ -42,25 +42,25 @@ impl CallerIdentification {
     ///
     /// # Errors
     /// As [`CallerIdentification::may_continue`].
-    pub fn may_continue_by_file(&self, gateway: &Gateway, life: &ActiveStream) -> Result<(), Refusal> {
-        let Some(session) = life.caller.session() else { return Ok(()) };
-        self.recheck_grounds(gateway, life, by_file(Rc::clone(session))).map(drop)
+    pub fn may_continue_by_file(&self, gateway: &Gateway, stream: &ActiveStream) -> Result<(), Refusal> {
+        let Some(session) = stream.caller.session() else { return Ok(()) };
+        self.recheck_grounds(gateway, stream, by_file(Rc::clone(session))).map(drop)
     }
 
     fn recheck_grounds(
         &self,
         gateway: &Gateway,
-        life: &ActiveStream,
+        stream: &ActiveStream,
         grounds: CallerGrounds,
     ) -> Result<Rc<Caller>, Refusal> {
-        let ActiveStream { client, caller, generation, .. } = life;
+        let ActiveStream { client, caller, generation, .. } = stream;
         if client.is_dismissed() {
             return Err(Refusal::SHUTTING_DOWN);
         }
         let identities = self.identities.load();
-        let shown = grounds.evidence.clone();
+        let evidence = grounds.evidence.clone();
         let (grounds, way) = grounds_now(&identities, client, grounds)?;
-        let standing = match &shown {
+        let standing = match &evidence {
             CallerEvidence::Session(session) => {
                 if !gateway.sealer.is_valid(session) {
                     return Err(Refusal::INVALID_AUTH_TOKEN);
@@ -77,7 +77,7 @@ impl CallerIdentification {
                 if verified.auth_revision.is_some() && gateway.sealer.has_followed() {
                     return Err(Refusal::INVALID_AUTH_TOKEN);
                 }
-                let when = verified.expires.checked_sub(BEFORE).unwrap_or(verified.expires);
+                let when = verified.expires.checked_sub(BEFORE_EXPIRY).unwrap_or(verified.expires);
                 let when = when.min(SystemTime::now());
                 let good = self.verified.verify(&identities.issuers, token.expose(), when);
                 let good = good.map_err(|_bad| Refusal::INVALID_AUTH_TOKEN)?;
@@ -88,7 +88,7 @@ impl CallerIdentification {
                 identities.standing(client, grounds, None, OwnCredential::Nothing)
             }
             CallerEvidence::Connection => identities.standing(client, grounds, None, OwnCredential::Nothing),
-            CallerEvidence::Ignored => match gateway.door.members.auth.now() {
+            CallerEvidence::Ignored => match gateway.upstream.members.auth.now() {
                 AuthSetting::Off => self.as_nobody(gateway, &identities, client, grounds)?,
                 AuthSetting::Unknown => return Err(Refusal::NOTHING_SENT),
                 AuthSetting::On => return Err(Refusal::INVALID_AUTH_TOKEN),
@@ -96,7 +96,7 @@ impl CallerIdentification {
         };
         let now = upstream_caller(gateway, standing)?;
         if now.user != caller.user {
-            let nobody = now.user.is_none() && gateway.door.members.auth.now() != AuthSetting::Off;
+            let nobody = now.user.is_none() && gateway.upstream.members.auth.now() != AuthSetting::Off;
             return Err(if nobody { Refusal::USER_EMPTY } else { Refusal::INVALID_AUTH_TOKEN });
         }
         let Some(user) = &caller.user else { return Ok(now) };
@@ -133,12 +133,12 @@ fn grounds_now(
     then: CallerGrounds,
 ) -> Result<(CallerGrounds, Identify), Refusal> {
     let ways = identities.ways(client);
-    let shown = match &then.evidence {
+    let kind = match &then.evidence {
         CallerEvidence::Session(_) => Some(Identify::Token),
         CallerEvidence::Jwt(..) => Some(Identify::Jwt),
         CallerEvidence::Connection | CallerEvidence::Ignored => None,
     };
-    let way = match (deciding_way(ways, client, shown), &then.evidence) {
+    let way = match (deciding_way(ways, client, kind), &then.evidence) {
         (Ok(way), _) => way,
         // The connection's login was lent to the call, on a listener without tokens.
         (Err(_), CallerEvidence::Session(_)) if client.listener.lend_login_identity => Identify::Token,
@@ -188,10 +188,10 @@ pub(super) fn of_session(
     let (SessionPeer::Password { user, password }, Peer::Password(_)) = (&session.peer, &grounds.peer) else {
         return identities.standing(client, grounds, None, OwnCredential::Nothing);
     };
-    let own = || gateway.door.credentials.identity(user, password);
+    let own = || gateway.upstream.credentials.identity(user, password);
     let proved = matches!(session.proof, SessionProof::Etcd { .. });
-    let brought = if proved { OwnCredential::Proved(&own) } else { OwnCredential::Unproved(&own) };
-    identities.standing(client, grounds, None, brought)
+    let own_credential = if proved { OwnCredential::Proved(&own) } else { OwnCredential::Unproved(&own) };
+    identities.standing(client, grounds, None, own_credential)
 }
 
 /// The upstream user of a peer with this standing.
@@ -201,11 +201,13 @@ pub(super) fn of_session(
 pub(super) fn upstream_caller(gateway: &Gateway, standing: PeerStanding) -> Result<Rc<Caller>, Refusal> {
     match standing.rank {
         PeerRank::Known(caller) => Ok(caller),
-        PeerRank::Unknown | PeerRank::Unproved if gateway.door.members.auth.now() == AuthSetting::Off => {
+        PeerRank::Unknown | PeerRank::Unproved if gateway.upstream.members.auth.now() == AuthSetting::Off => {
             Ok(Rc::new(Caller::new(UpstreamUser::Nobody, None, standing.grounds)))
         }
         // No member has said yet whether auth is on, and a denial would be final for the client.
-        PeerRank::Unknown | PeerRank::Unproved if gateway.door.members.auth.now() == AuthSetting::Unknown => {
+        PeerRank::Unknown | PeerRank::Unproved
+            if gateway.upstream.members.auth.now() == AuthSetting::Unknown =>
+        {
             Err(Refusal::NOTHING_SENT)
         }
         PeerRank::Unproved => Err(Refusal::INVALID_AUTH_TOKEN),

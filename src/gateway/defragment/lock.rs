@@ -52,8 +52,8 @@ pub(super) enum DefragmentLockAttempt {
 
 /// The lock, held by this replica.
 pub(super) struct DefragmentLock {
-    door: Rc<UpstreamClient>,
-    whom: UpstreamUser,
+    upstream: Rc<UpstreamClient>,
+    user: UpstreamUser,
     prefix: Arc<str>,
     /// The key's value, unique to this holder.
     mark: Bytes,
@@ -65,17 +65,17 @@ pub(super) struct DefragmentLock {
 /// # Errors
 /// A member refused the request, or no member answered.
 pub(super) async fn take(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     prefix: Arc<str>,
 ) -> Result<DefragmentLockAttempt, ReadError> {
-    let granted = grant(door, whom, TTL).await;
+    let granted = grant(upstream, user, TTL).await;
     let lease = match granted {
         Err(ReadError::Refused(status)) if is_full(&status) => return Ok(DefragmentLockAttempt::NoSpace),
         granted => granted?,
     };
     let mark = Bytes::from(format!("{lease:x}"));
-    let lock = DefragmentLock { door: Rc::clone(door), whom: whom.clone(), prefix, mark, lease };
+    let lock = DefragmentLock { upstream: Rc::clone(upstream), user: user.clone(), prefix, mark, lease };
     let free = Compare {
         result: CompareResult::Equal.into(),
         target: CompareTarget::Create.into(),
@@ -132,7 +132,7 @@ impl DefragmentLock {
         path: &'static str,
         message: &impl Message,
     ) -> Result<T, ReadError> {
-        ask(&self.door, &self.whom, path, message).await
+        ask(&self.upstream, &self.user, path, message).await
     }
 
     /// The members recently defragmented by any replica.
@@ -160,10 +160,10 @@ impl DefragmentLock {
     /// early.
     pub(super) async fn note(&self, member: MemberId) {
         let noted = async {
-            let lease = grant(&self.door, &self.whom, LATELY).await?;
+            let lease = grant(&self.upstream, &self.user, LATELY).await?;
             let key = format!("{}{member}", self.done()).into();
             let put = PutRequest { key, lease, ..PutRequest::default() };
-            ask::<crate::pb::etcdserverpb::PutResponse>(&self.door, &self.whom, PUT, &put).await.map(drop)
+            ask::<crate::pb::etcdserverpb::PutResponse>(&self.upstream, &self.user, PUT, &put).await.map(drop)
         };
         if let Err(error) = noted.await {
             tracing::info!(%member, ?error, "it could not be noted that a member was defragmented");
@@ -208,7 +208,7 @@ impl DefragmentLock {
 
     /// Binds the lock to a new lease of a full TTL. Returns false if another replica holds the lock.
     async fn renewed(&mut self) -> Result<bool, ReadError> {
-        let lease = grant(&self.door, &self.whom, TTL).await?;
+        let lease = grant(&self.upstream, &self.user, TTL).await?;
         let ours = Compare {
             result: CompareResult::Equal.into(),
             target: CompareTarget::Value.into(),
@@ -232,19 +232,19 @@ impl DefragmentLock {
     }
 }
 
-async fn grant(door: &Rc<UpstreamClient>, whom: &UpstreamUser, ttl: Duration) -> Result<i64, ReadError> {
+async fn grant(upstream: &Rc<UpstreamClient>, user: &UpstreamUser, ttl: Duration) -> Result<i64, ReadError> {
     let ttl = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
-    let granted: LeaseGrantResponse = ask(door, whom, GRANT, &LeaseGrantRequest { ttl, id: 0 }).await?;
+    let granted: LeaseGrantResponse = ask(upstream, user, GRANT, &LeaseGrantRequest { ttl, id: 0 }).await?;
     Ok(granted.id)
 }
 
 async fn ask<T: Message + Default>(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     path: &'static str,
     message: &impl Message,
 ) -> Result<T, ReadError> {
-    let answer = ask_anywhere(door, whom, path, &message.encode_to_vec()).await?;
+    let answer = ask_anywhere(upstream, user, path, &message.encode_to_vec()).await?;
     T::decode(answer).map_err(|_unreadable| ReadError::Lost)
 }
 

@@ -12,12 +12,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{DefragmentFailure, PATH};
+use super::DefragmentFailure;
 use crate::members::fitness::quarantine::MaintenanceGuard;
 use crate::members::membership::{Member, MembersHandle, MembershipHint, Readiness};
 use crate::upstream::own_requests::{self, ReadError};
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
 
+const DEFRAGMENT: &str = "/etcdserverpb.Maintenance/Defragment";
 /// How long to wait for calls in flight: etcd's own limit for a request. A snapshot may take longer; only
 /// this snapshot is slowed down then.
 const CALLS: Duration = Duration::from_secs(7);
@@ -38,9 +39,9 @@ pub struct DrainedMember {
 impl DrainedMember {
     /// Takes the member out of service, unless no other voter is ready.
     #[must_use]
-    pub fn new(door: &UpstreamClient, member: &Arc<Member>) -> Self {
+    pub fn new(upstream: &UpstreamClient, member: &Arc<Member>) -> Self {
         let resting = member.rest.open();
-        let members = door.members.clone();
+        let members = upstream.members.clone();
         members.rest_changed();
         let others = members.snapshot.load().ready_voters().next().is_some();
         let freed = Self { members, resting: Some(resting) };
@@ -66,12 +67,12 @@ impl Drop for DrainedMember {
 /// Takes the member out of service, defragments the member, and restores service once the member answers
 /// reads. Returns the member's unframed answer.
 pub(super) async fn defragment(
-    door: &Rc<UpstreamClient>,
-    whom: &UpstreamUser,
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
     member: &Arc<Member>,
     may_begin: impl Fn() -> bool,
 ) -> Result<Bytes, DefragmentFailure> {
-    let freed = DrainedMember::new(door, member);
+    let freed = DrainedMember::new(upstream, member);
     if freed.is_free() && timeout(CALLS, idle(member)).await.is_err() {
         tracing::info!(member = %member.id, "calls go on at a member that is about to be defragmented");
     }
@@ -80,11 +81,11 @@ pub(super) async fn defragment(
     }
     let began = Instant::now();
     // No time limit: only the member knows the duration, and the connection's pings detect a lost member.
-    let answer = own_requests::ask_patiently(door, whom, member, PATH, &[]).await;
+    let answer = own_requests::ask_patiently(upstream, user, member, DEFRAGMENT, &[]).await;
     tracing::debug!(member = %member.id, took = ?began.elapsed(), ok = answer.is_ok(), "defragment");
     let refused = matches!(answer, Err(ReadError::Refused(_)));
     // A refused request has not stalled the member.
-    if !refused && timeout(BACK, back(door, whom, member)).await.is_err() {
+    if !refused && timeout(BACK, back(upstream, user, member)).await.is_err() {
         let answered = answer.map(drop).map_err(DefragmentFailure::from);
         return Err(answered
             .err()
@@ -104,21 +105,21 @@ pub async fn idle(member: &Member) {
 
 /// Waits until a probe begun after this call has succeeded and a linearizable read at the member has
 /// returned.
-async fn back(door: &Rc<UpstreamClient>, whom: &UpstreamUser, member: &Arc<Member>) {
+async fn back(upstream: &Rc<UpstreamClient>, user: &UpstreamUser, member: &Arc<Member>) {
     member.suspect();
     loop {
-        door.members.hints.send(MembershipHint::Unreachable(member.id));
-        let known = door.members.snapshot.load().get(member.id).cloned();
+        upstream.members.hints.send(MembershipHint::Unreachable(member.id));
+        let known = upstream.members.snapshot.load().get(member.id).cloned();
         let serves =
             |known: &Arc<Member>| known.readiness == Readiness::Ready && !known.suspicion.is_raised();
         if let Some(known) = known.filter(serves) {
-            match own_requests::linearizable_revision(door, whom, &known, KEY).await {
+            match own_requests::linearizable_revision(upstream, user, &known, KEY).await {
                 // A permission error also proves a completed consensus round, as in `etcdctl endpoint
                 // health`.
                 Ok(_) | Err(ReadError::Refused(_)) => return,
                 Err(_) => {}
             }
         }
-        door.members.pause_or_change(Duration::from_millis(200)).await;
+        upstream.members.pause_or_change(Duration::from_millis(200)).await;
     }
 }

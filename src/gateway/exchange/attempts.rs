@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::gateway::exchange::PATIENCE;
+use crate::gateway::retries::PATIENCE;
 use crate::identity::{ClusterId, MemberId};
 use crate::members::membership::Member;
 use crate::refusal::Refusal;
@@ -31,8 +31,19 @@ pub(super) enum Attempt {
     SharedWatchRefusal(MemberReply),
     /// Final: no further attempt.
     Refused(Refusal),
-    /// Nothing was sent: the member stopped serving while the call waited, and another member is available.
-    MemberLeft,
+}
+
+/// The step after an attempt.
+#[expect(clippy::large_enum_variant, reason = "matched at once; a box would cost every answer an allocation")]
+pub(super) enum NextStep {
+    /// The client is answered.
+    Answer(Result<MemberReply, Refusal>),
+    /// Another member is tried at once.
+    AnotherMember,
+    /// Any member is tried after this time, since a credential was renewed.
+    After(Duration),
+    /// All members were tried: any member is tried after the usual pause.
+    AfterPause,
 }
 
 /// The progress of a call through its attempts.
@@ -78,8 +89,9 @@ impl CallProgress {
         before.fold(Duration::ZERO, |pause, _| (2 * pause).max(FIRST_PAUSE))
     }
 
-    pub(super) fn end(self) -> Result<MemberReply, Refusal> {
-        let (answer, refusal) = self.last;
+    /// The result of a call that is given up.
+    pub(super) fn end(&mut self) -> Result<MemberReply, Refusal> {
+        let (answer, refusal) = std::mem::replace(&mut self.last, (None, Refusal::NO_LEADER));
         answer.ok_or(refusal)
     }
 }

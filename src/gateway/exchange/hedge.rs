@@ -13,7 +13,6 @@ use tokio::time::{Instant, sleep};
 
 use super::member_slot::SendPermit;
 use super::{Attempt, CallProgress, Exchange};
-use crate::gateway::access_log::AccessRecord;
 use crate::gateway::retries::RetryCause;
 use crate::identity::{ClusterId, MemberId};
 use crate::lease::lock_wait::LockWait;
@@ -25,74 +24,74 @@ use crate::upstream::waiting_calls::is_still_served;
 
 impl Exchange<'_> {
     /// The delay before a second member is asked; `None` if the call may not be hedged.
-    pub(super) fn hedge_after(&self, claim: Option<&LockWait>, course: &CallProgress) -> Option<Duration> {
-        let after = self.gateway.hedge_after?;
+    pub(super) fn hedge_after(
+        &self,
+        lock_wait: Option<&LockWait>,
+        course: &CallProgress,
+    ) -> Option<Duration> {
+        let after = self.call.gateway.hedge_after?;
         // A local read goes to the home member, and a call may name a member or the leader: only the
         // remaining calls may go to any member.
         let anywhere = matches!(self.wanted, MemberTarget::Any | MemberTarget::Near);
-        let reads = self.effect == Effect::ReadOnly && self.method.stream == StreamingSides::Unary;
+        let reads = self.effect == Effect::ReadOnly && self.call.method.stream == StreamingSides::Unary;
         let short = self.lane == Lane::Unary && !self.takes_long();
-        (anywhere && reads && short && claim.is_none() && !course.hedged).then_some(after)
+        (anywhere && reads && short && lock_wait.is_none() && !course.hedged).then_some(after)
     }
 
-    /// Makes an attempt at `pass`'s member, and after the delay `after` another attempt at a second member.
-    /// Returns the deciding member and its result.
+    /// Makes an attempt at the permit's member, and after the delay `after` another attempt at a second
+    /// member. Returns the deciding member and its result.
     pub(super) async fn hedged(
         &self,
         after: Duration,
-        pass: &SendPermit,
+        permit: SendPermit,
         course: &mut CallProgress,
-        record: &mut AccessRecord,
     ) -> (Arc<Member>, Attempt) {
-        let member = Arc::clone(&pass.member);
+        let member = Arc::clone(&permit.member);
         let CallProgress { served, tried, healed, hedged, .. } = course;
         let served = served.flatten();
         let tried: &[MemberId] = tried;
-        let mut first = pin!(self.attempt(None, pass, tried, healed, record.attempts));
+        let mut first = pin!(self.attempt(None, permit, tried, healed));
         let second = async {
             sleep(after).await;
             self.second(&member, served, tried).await
         };
         let second = tokio::select! {
             biased; // an answered call needs no second attempt
-            attempt = &mut first => return (Arc::clone(&member), attempt),
+            ended = &mut first => return ended,
             second = second => second,
         };
         let Some(other) = second else {
-            return (Arc::clone(&member), first.await);
+            return first.await;
         };
-        let second_member = Arc::clone(&other.member);
         *hedged = true;
-        record.attempts += 1;
-        self.gateway.metrics.tries.hedged.inc();
+        self.call.gateway.metrics.tries.hedged.inc();
         let mut renewed = Vec::new();
-        let mut second = pin!(self.attempt(None, &other, tried, &mut renewed, record.attempts));
+        let mut second = pin!(self.attempt(None, other, tried, &mut renewed));
         let first_ended = tokio::select! {
             biased; // prefer the first member's answer if both answered
-            attempt = &mut first => Some(attempt),
-            attempt = &mut second => match attempt {
-                Attempt::Answered(_) => {
-                    self.gateway.metrics.tries.hedges_won.inc();
-                    return (Arc::clone(&second_member), attempt);
+            ended = &mut first => Some(ended),
+            ended = &mut second => match ended {
+                (_, Attempt::Answered(_)) => {
+                    self.call.gateway.metrics.tries.hedges_won.inc();
+                    return ended;
                 }
                 // The second attempt failed: the first attempt decides, as if no second attempt had been
                 // made.
                 _ => None,
             },
         };
-        let ended = match first_ended {
+        match first_ended {
             None => first.await,
-            Some(Attempt::Answered(answer)) => Attempt::Answered(answer),
+            Some(ended @ (_, Attempt::Answered(_))) => ended,
             Some(ended) => {
                 let other = second.await;
-                if let Attempt::Answered(_) = &other {
-                    self.gateway.metrics.tries.hedges_won.inc();
-                    return (Arc::clone(&second_member), other);
+                if let (_, Attempt::Answered(_)) = &other {
+                    self.call.gateway.metrics.tries.hedges_won.inc();
+                    return other;
                 }
                 ended
             }
-        };
-        (member, ended)
+        }
     }
 
     /// Chooses a second ready member of the cluster `served`, with a free in-flight slot, authenticates the
@@ -106,29 +105,29 @@ impl Exchange<'_> {
     ) -> Option<SendPermit> {
         let mut avoid = tried.to_vec();
         avoid.push(first.id);
-        let door = &self.gateway.door;
+        let upstream = &self.call.gateway.upstream;
         // The member and the cluster must come from the same snapshot.
         let member = {
-            let members = door.members.snapshot.load();
+            let members = upstream.members.snapshot.load();
             let chosen = self.choose_among(&members, &avoid)?;
             let suits = chosen.is_ready() && !avoid.contains(&chosen.id);
             (suits && !is_different_cluster(served, members.cluster)).then_some(chosen)?
         };
-        let turn = self.gateway.member_queues.at(&member);
+        let turn = self.call.gateway.member_queues.at(&member);
         if !turn.has_room() {
             return None;
         }
-        let shown = door.credential_for(&self.user, &member).await.ok()?;
+        let shown = upstream.credential_for(&self.user, &member).await.ok()?;
         // A login may have taken seconds, so check the member again.
-        let members = door.members.snapshot.load();
+        let members = upstream.members.snapshot.load();
         if is_different_cluster(served, members.cluster) || !is_still_served(&members, &member) {
             return None;
         }
         let place = turn.enter()?;
-        if !self.gateway.retries.take(RetryCause::Members, Instant::now()) {
-            self.gateway.metrics.tries.refused.inc();
+        if !self.call.gateway.retries.take(RetryCause::Members, Instant::now()) {
+            self.call.gateway.metrics.tries.refused.inc();
             return None;
         }
-        Some(SendPermit { member, credential: shown, place: Some(self.track_slot(place)) })
+        Some(SendPermit { member, credential: shown, slot: Some(self.track_slot(place)) })
     }
 }

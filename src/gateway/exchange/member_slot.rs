@@ -31,7 +31,7 @@ pub(super) struct SendPermit {
     /// The caller's credential for the member.
     pub(super) credential: CallCredential,
     /// The in-flight slot at the member. Streams need none.
-    pub(super) place: Option<TrackedSlot>,
+    pub(super) slot: Option<TrackedSlot>,
 }
 
 /// The result of asking for an in-flight slot at a member.
@@ -44,8 +44,8 @@ pub(super) enum SlotOutcome {
     Elsewhere(Arc<Member>),
     /// The member stopped serving, and no other member is available now.
     Nowhere,
-    /// The call is not sent. The member is the last member waited for.
-    Refused(Arc<Member>, Refusal),
+    /// The call is not sent.
+    Refused(Refusal),
 }
 
 impl Exchange<'_> {
@@ -57,13 +57,13 @@ impl Exchange<'_> {
             Err(placed) => return placed,
         };
         if self.lane == Lane::Stream {
-            return SlotOutcome::With(SendPermit { member, credential: shown, place: None });
+            return SlotOutcome::With(SendPermit { member, credential: shown, slot: None });
         }
-        match self.gateway.member_queues.at(&member).enter() {
+        match self.call.gateway.member_queues.at(&member).enter() {
             Some(place) => SlotOutcome::With(SendPermit {
                 member,
                 credential: shown,
-                place: Some(self.track_slot(place)),
+                slot: Some(self.track_slot(place)),
             }),
             // Boxed, so that calls finding a free slot do not pay for a larger future.
             None => Box::pin(self.wait_for_slot(member, shown, course)).await,
@@ -71,7 +71,7 @@ impl Exchange<'_> {
     }
 
     pub(super) fn track_slot(&self, place: MemberSlot) -> TrackedSlot {
-        TrackedSlot::new(place, &self.gateway.tasks)
+        TrackedSlot::new(place, &self.call.gateway.tasks)
     }
 
     /// Authenticates the caller to `member`. If a login was needed, checks that `member` still suits the
@@ -82,7 +82,7 @@ impl Exchange<'_> {
         course: &CallProgress,
     ) -> Result<CallCredential, SlotOutcome> {
         let unproved = |failure| SlotOutcome::Unproved(Arc::clone(member), failure);
-        let mut proving = pin!(self.gateway.door.credential_for(&self.user, member));
+        let mut proving = pin!(self.call.gateway.upstream.credential_for(&self.user, member));
         if let Some(known) = proving.as_mut().now_or_never() {
             return known.map_err(unproved);
         }
@@ -94,9 +94,9 @@ impl Exchange<'_> {
     /// A queued call has sent nothing, so even a write may leave a hanging member or a member about to be
     /// defragmented.
     fn recheck_member(&self, member: &Arc<Member>, course: &CallProgress) -> Option<SlotOutcome> {
-        let members = self.gateway.door.members.snapshot.load();
+        let members = self.call.gateway.upstream.members.snapshot.load();
         if is_different_cluster(course.served.flatten(), members.cluster) {
-            return Some(SlotOutcome::Refused(Arc::clone(member), Refusal::NOTHING_SENT));
+            return Some(SlotOutcome::Refused(Refusal::NOTHING_SENT));
         }
         if self.is_still_at(&members, member) {
             return None;
@@ -125,7 +125,7 @@ impl Exchange<'_> {
                 self.choose(&full).filter(|other| other.is_ready() && !full.contains(&other.id))
         {
             full.push(other.id);
-            let turn = self.gateway.member_queues.at(&other);
+            let turn = self.call.gateway.member_queues.at(&other);
             if !turn.has_room() {
                 continue;
             }
@@ -133,28 +133,28 @@ impl Exchange<'_> {
                 Err(placed) => return placed,
                 Ok(shown) => {
                     if let Some(place) = turn.enter() {
-                        let place = Some(self.track_slot(place));
-                        return SlotOutcome::With(SendPermit { member: other, credential: shown, place });
+                        let slot = Some(self.track_slot(place));
+                        return SlotOutcome::With(SendPermit { member: other, credential: shown, slot });
                     }
                 }
             }
         }
-        let door = &self.gateway.door;
-        let told = door.lingering.at(&member);
-        let turn = self.gateway.member_queues.at(&member);
-        let urgency = Urgency::of(self.method, self.effect, self.lane);
+        let upstream = &self.call.gateway.upstream;
+        let told = upstream.waiting_calls.at(&member);
+        let turn = self.call.gateway.member_queues.at(&member);
+        let urgency = Urgency::of(self.call.method, self.effect, self.lane);
         let mut waiting = pin!(Rc::clone(&turn).wait(urgency));
         loop {
             let place = tokio::select! {
                 biased; // prefer a slot that was granted
                 placed = &mut waiting => match placed {
                     Ok(place) => Some(place),
-                    Err(MemberQueueFull) => return SlotOutcome::Refused(member, Refusal::TOO_MANY_REQUESTS),
+                    Err(MemberQueueFull) => return SlotOutcome::Refused(Refusal::TOO_MANY_REQUESTS),
                 },
                 () = told.notified() => None,
                 () = sleep_until(course.patience) => {
                     turn.refused();
-                    return SlotOutcome::Refused(member, Refusal::TOO_MANY_REQUESTS);
+                    return SlotOutcome::Refused(Refusal::TOO_MANY_REQUESTS);
                 }
             };
             if let Some(left) = self.recheck_member(&member, course) {
@@ -164,7 +164,7 @@ impl Exchange<'_> {
                 // The credential may have been replaced while the call queued. The call does not wait for a
                 // slow login while holding a slot: the old credential is sent, and renewed without a slot if
                 // the member refuses.
-                let shown = match door.credential_for(&self.user, &member).now_or_never() {
+                let shown = match upstream.credential_for(&self.user, &member).now_or_never() {
                     None => shown,
                     Some(Ok(now)) => now,
                     Some(Err(failure)) => return SlotOutcome::Unproved(member, failure),
@@ -172,7 +172,7 @@ impl Exchange<'_> {
                 return SlotOutcome::With(SendPermit {
                     member,
                     credential: shown,
-                    place: Some(self.track_slot(place)),
+                    slot: Some(self.track_slot(place)),
                 });
             }
         }

@@ -1,27 +1,59 @@
-//! Limits on failed logins (docs/decisions.md#d15).
+//! The defence against guessed passwords (docs/decisions.md#d15): which tries are checked, how many checks
+//! run, and the time at which a refusal is answered.
 //!
 //! Owns: counting wrong passwords per user and address, per user, and per address, and the wait before the
-//! next try. Must not know: passwords, password sources, clocks (time is an argument).
-//! Invariants: the limits apply only to passwords with no known result, so a password known to be right is
-//! never kept out; a try counts as wrong until settled otherwise; memory is bounded whatever is tried. A
-//! refusal reveals no earlier login: failures from elsewhere do not lock a user out of an address with an
-//! earlier login, but a try let through for this reason alone ([`LoginAttempt::is_unannounced`]) is answered
-//! as if refused here unless it succeeds, and is counted apart.
+//! next try ([`LoginLimiter`]); the seats of running checks (`CheckSeats`); the schedule of refusals
+//! (`RefusalSchedule`). Must not know: passwords, password sources, clocks (time is an argument).
+//! Invariants:
+//! - the limits apply only to passwords with no known result, so a password known to be right is never kept
+//!   out; a try counts as wrong until settled otherwise; memory is bounded whatever is tried;
+//! - no network takes more than half of the seats, so a guesser in a single network keeps out no other
+//!   network;
+//! - a refusal reveals no earlier login: failures from elsewhere do not lock a user out of an address with an
+//!   earlier login, but a try let through for this reason alone ([`LoginAttempt::is_unannounced`]) is
+//!   answered as if refused here unless it succeeds, and is counted apart;
+//! - the time of a refusal depends on the client's network, on the number of logins tried and on the usual
+//!   cost of a check, never on the cost of the refused check. Otherwise the time would reveal users: etcd
+//!   refuses an unknown user without a bcrypt, and comparing with a line of the users file costs another
+//!   amount than comparing with a password at etcd. Each refusal has a slot several times as long as a check,
+//!   so even many logins at once on a busy machine are checked before the answer is due. A login with the
+//!   right password waits for no slot.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::config::FailedLogins;
+use crate::credentials::lock;
+use crate::gateway::retries::PATIENCE;
 use crate::identity::UserName;
 
 /// Entries in memory, of some 64 bytes each. The least recently used are evicted first.
 const ENTRIES: usize = 65_536;
 const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// Concurrent checks of passwords with no known result. Each check waits for its turn at a member or at the
+/// users file; callers past this number are refused with "too many requests".
+const SEATS: usize = 1024;
+const SEATS_OF_ONE_NETWORK: usize = SEATS / 2;
+/// Shortest slot: several bcrypts of etcd's default cost on a busy machine, and half of `etcdctl`'s time
+/// limit of a login.
+const LEAST_SLOT: Duration = Duration::from_secs(1);
+/// Longest slot. Slots have few possible lengths, so a length reveals no single check.
+const LONGEST_SLOT: Duration = Duration::from_secs(4);
+/// Shortest slot in units of the cost of a check.
+const CHECKS_IN_A_SLOT: u32 = 4;
+/// Refusals of different networks that may share a slot: a member makes two checks at a time.
+const NETWORKS_IN_A_SLOT: u32 = 4;
+/// After so many refusals in a row no two refusals share a slot, since members that only refuse are asked
+/// more slowly (see the breaker in `credentials::control`, with a later start).
+const REFUSALS_IN_A_ROW: u32 = 16;
+/// Number of networks at which networks without a future slot are forgotten.
+const PRUNED_AT: usize = 64;
 
 /// The limits of a kind of count. After each `forgets` a wrong password is forgotten.
 #[derive(Clone, Copy, Debug)]
@@ -236,11 +268,150 @@ impl FailureCounts {
     }
 }
 
+/// The seats of running checks of passwords with no known result. Clones share the state.
+#[derive(Clone, Default)]
+pub(super) struct CheckSeats(Arc<Mutex<TakenSeats>>);
+
+#[derive(Default)]
+struct TakenSeats {
+    all: usize,
+    by_network: HashMap<ClientNetwork, usize>,
+}
+
+/// A seat of a running check, given back on drop.
+#[must_use = "the check has a seat as long as this is held"]
+pub(super) struct CheckSeat {
+    seats: CheckSeats,
+    network: ClientNetwork,
+}
+
+impl CheckSeats {
+    /// Takes a seat for a client in `network`; `None` if too many checks are under way.
+    pub(super) fn take(&self, network: ClientNetwork) -> Option<CheckSeat> {
+        let mut taken = lock(&self.0);
+        let of_network = taken.by_network.get(&network).copied().unwrap_or(0);
+        if taken.all >= SEATS || of_network >= SEATS_OF_ONE_NETWORK {
+            return None;
+        }
+        taken.all += 1;
+        taken.by_network.insert(network, of_network + 1);
+        Some(CheckSeat { seats: self.clone(), network })
+    }
+}
+
+impl Drop for CheckSeat {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.seats.0);
+        taken.all = taken.all.saturating_sub(1);
+        match taken.by_network.get_mut(&self.network) {
+            Some(of_network) if *of_network > 1 => *of_network -= 1,
+            _ => drop(taken.by_network.remove(&self.network)),
+        }
+    }
+}
+
+/// The schedule of refusals.
+#[derive(Debug)]
+pub(super) struct RefusalSchedule {
+    /// Average cost of a check that ran alone and was not cut short.
+    check_cost: Duration,
+    /// The end of the last slot of each network.
+    networks: HashMap<ClientNetwork, Instant>,
+    prune_at: usize,
+    /// Start of the next slot, whatever the network.
+    next_slot: Instant,
+    refusals_in_a_row: u32,
+}
+
+/// The slot of a login, used only if the login is refused.
+#[derive(Debug)]
+#[must_use = "a slot that is not used is given back"]
+pub(super) struct RefusalSlot {
+    network: ClientNetwork,
+    end: Instant,
+    length: Duration,
+    /// Delay added to the slots of the networks after this slot.
+    step: Duration,
+}
+
+impl RefusalSchedule {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            check_cost: Duration::ZERO,
+            networks: HashMap::new(),
+            prune_at: PRUNED_AT,
+            next_slot: now,
+            refusals_in_a_row: 0,
+        }
+    }
+
+    /// Learns the duration of a check that ran alone and accepted its password.
+    pub(super) fn learn_accepted(&mut self, took: Duration) {
+        self.check_cost = if self.check_cost.is_zero() { took } else { self.check_cost * 7 / 8 + took / 8 };
+    }
+
+    /// Learns the duration of a check that ran alone and refused its password. The check may have been cut
+    /// short, so the learned cost never falls.
+    pub(super) fn learn_refused(&mut self, took: Duration) {
+        if took > self.check_cost {
+            self.learn_accepted(took);
+        }
+    }
+
+    /// Reserves the slot of a login of `network` that begins `now`.
+    pub(super) fn reserve(&mut self, network: ClientNetwork, now: Instant) -> RefusalSlot {
+        let length = self.slot_length();
+        let step =
+            if self.refusals_in_a_row < REFUSALS_IN_A_ROW { length / NETWORKS_IN_A_SLOT } else { length };
+        // Callers give up after `PATIENCE`, so no slot ends later.
+        let latest = now + PATIENCE;
+        let begin = self.next_slot.max(now);
+        self.next_slot = (begin + step).min(latest);
+        if self.networks.len() >= self.prune_at {
+            self.networks.retain(|_, end| *end > now);
+            self.prune_at = (self.networks.len() * 2).max(PRUNED_AT);
+        }
+        let last = self.networks.entry(network).or_insert(now);
+        *last = (begin.max(*last) + length).min(latest);
+        RefusalSlot { network, end: *last, length, step }
+    }
+
+    /// Frees the slot of an accepted or unanswered login, for the next login.
+    pub(super) fn release(&mut self, slot: &RefusalSlot, is_accepted: bool) {
+        if is_accepted {
+            self.refusals_in_a_row = 0;
+        }
+        if let Some(end) = self.networks.get_mut(&slot.network) {
+            *end = end.checked_sub(slot.length).unwrap_or(*end);
+        }
+        self.next_slot = self.next_slot.checked_sub(slot.step).unwrap_or(self.next_slot);
+    }
+
+    /// The time to answer a refusal known `now`: the end of its slot, or of a later slot if the check took
+    /// longer.
+    pub(super) fn answer_at(&mut self, slot: &RefusalSlot, now: Instant) -> Instant {
+        self.refusals_in_a_row = self.refusals_in_a_row.saturating_add(1);
+        let late = now.saturating_duration_since(slot.end);
+        let slots = u32::try_from(late.as_micros().div_ceil(slot.length.as_micros().max(1)));
+        slot.end + slot.length.saturating_mul(slots.unwrap_or(u32::MAX))
+    }
+
+    fn slot_length(&self) -> Duration {
+        let wanted = self.check_cost.saturating_mul(CHECKS_IN_A_SLOT);
+        let mut length = LEAST_SLOT;
+        while length < wanted && length < LONGEST_SLOT {
+            length *= 2;
+        }
+        length
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+    const CHECK: Duration = Duration::from_millis(200);
 
     fn attempts() -> LoginLimiter {
         LoginLimiter::new(FailedLogins {
@@ -444,5 +615,96 @@ mod tests {
                 "after {n} others"
             );
         }
+    }
+
+    fn network(last: u8) -> ClientNetwork {
+        ClientNetwork::of(Some(IpAddr::from([10, 0, 0, last])))
+    }
+
+    /// The times of the answers to simultaneous logins of `networks`, checked two at a time, each in `cost`.
+    fn answered(schedule: &mut RefusalSchedule, networks: &[u8], cost: Duration) -> Vec<Duration> {
+        let start = Instant::now();
+        let slots: Vec<_> = networks.iter().map(|last| schedule.reserve(network(*last), start)).collect();
+        let ends = (0..).map(|n| start + cost * (n / 2 + 1));
+        slots.iter().zip(ends).map(|(slot, end)| schedule.answer_at(slot, end) - start).collect()
+    }
+
+    fn schedule() -> RefusalSchedule {
+        RefusalSchedule::new(Instant::now())
+    }
+
+    #[test]
+    fn refusals_of_one_network_are_answered_one_a_slot_whatever_their_checks_cost() {
+        for cost in [Duration::ZERO, CHECK / 20, CHECK, SECOND] {
+            let times = answered(&mut schedule(), &[1; 7], cost);
+            assert_eq!(times, [1, 2, 3, 4, 5, 6, 7].map(|second| second * SECOND), "{cost:?}");
+        }
+        let many = answered(&mut schedule(), &[1; 100], CHECK / 2);
+        assert!(many[7..].iter().all(|time| *time == PATIENCE), "nobody waits any more");
+    }
+
+    #[test]
+    fn refusals_of_many_networks_share_slots_while_members_keep_up() {
+        let networks: Vec<u8> = (0..16).collect();
+        let cheap = answered(&mut schedule(), &networks, Duration::ZERO);
+        assert_eq!(cheap, answered(&mut schedule(), &networks, CHECK));
+        assert_eq!([cheap[0], cheap[1], cheap[4]], [SECOND, SECOND * 5 / 4, 2 * SECOND]);
+        let mut schedule = schedule();
+        drop(answered(&mut schedule, &networks, CHECK));
+        // By now members pause after each refusal.
+        schedule.next_slot = Instant::now();
+        let slow = answered(&mut schedule, &[100, 101, 102, 103], 5 * CHECK);
+        assert_eq!(slow, [1, 2, 3, 4].map(|second| second * SECOND));
+    }
+
+    #[test]
+    fn a_check_that_takes_longer_than_its_slot_is_answered_at_the_end_of_another() {
+        let (mut schedule, start) = (schedule(), Instant::now());
+        let slot = schedule.reserve(network(1), start);
+        assert_eq!(schedule.answer_at(&slot, start + SECOND), start + SECOND);
+        assert_eq!(schedule.answer_at(&slot, start + SECOND + CHECK), start + 2 * SECOND);
+    }
+
+    #[test]
+    fn slots_grow_with_what_checks_cost_and_in_few_steps() {
+        let mut schedule = schedule();
+        let mut lengths = Vec::new();
+        for milli in 0..2000 {
+            schedule.check_cost = Duration::ZERO;
+            schedule.learn_accepted(Duration::from_millis(milli));
+            lengths.push(schedule.slot_length().as_secs());
+            assert!(
+                schedule.slot_length() >= schedule.check_cost * CHECKS_IN_A_SLOT
+                    || schedule.slot_length() == LONGEST_SLOT
+            );
+        }
+        lengths.dedup();
+        assert_eq!(lengths, [1, 2, 4]);
+        schedule.check_cost = CHECK;
+        schedule.learn_refused(CHECK / 20);
+        assert_eq!(schedule.check_cost, CHECK, "it may have been cut short");
+        (0..64).for_each(|_| schedule.learn_refused(2 * CHECK));
+        assert!(schedule.check_cost > CHECK * 19 / 10);
+    }
+
+    #[test]
+    fn a_login_that_is_accepted_puts_no_refusal_off() {
+        let (mut schedule, start) = (schedule(), Instant::now());
+        for _ in 0..100 {
+            let slot = schedule.reserve(network(1), start);
+            schedule.release(&slot, true);
+        }
+        let slot = schedule.reserve(network(1), start);
+        assert_eq!(schedule.answer_at(&slot, start), start + SECOND);
+    }
+
+    #[test]
+    fn networks_whose_slots_are_over_are_forgotten() {
+        let (mut schedule, start) = (schedule(), Instant::now());
+        for n in 0..10_000 {
+            let address = IpAddr::from(u32::to_be_bytes(n));
+            let _slot = schedule.reserve(ClientNetwork::of(Some(address)), start + n * SECOND);
+        }
+        assert!(schedule.networks.len() <= PRUNED_AT, "{}", schedule.networks.len());
     }
 }

@@ -1,7 +1,8 @@
-//! The order of the password sources.
+//! The password sources, asked in order: etcd, and the users file.
 //!
-//! Owns: the order, and the rule "the first source that knows the user is final" (docs/decisions.md#d12).
-//! Must not know: limits on tries, sessions.
+//! Owns: the question to a source and the answer; the order, and the rule "the first source that knows the
+//! user is final" (docs/decisions.md#d12); the comparisons with the users file, and their number. Must not
+//! know: limits on tries, sessions, the file's path.
 //!
 //! The users file knows the users with a line in the file. etcd does not say whether a user exists: a wrong
 //! password and an unknown user get the same answer. Therefore:
@@ -12,44 +13,95 @@
 //!   survive a change. The file decides only where etcd has no password to compare with: for a user without a
 //!   password (`--no-password`), or with auth off.
 //!
-//! Invariants: a password refused by a source is shown to no other source; a login without proof says so.
+//! Invariants: a password refused by a source is shown to no other source; a login without proof says so; a
+//! comparison with the users file runs to the end after the caller has left, off the shards.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::config::{PasswordSources, Passwords};
-use crate::credentials::{AuthRevisionTracker, Credentials, LoginFailure};
-use crate::gateway::exchange::PATIENCE;
-use crate::gateway::login::password_check::{AuthOffTrust, LoginCredentials, LoginDenial, LoginProof};
-use crate::gateway::login::users_file::UsersFileSource;
+use crate::credentials::{
+    AuthRevisionTracker, Credentials, LoginFailure, LoginProof, PasswordFingerprint, PasswordRefusal,
+};
+use crate::gateway::retries::PATIENCE;
 use crate::identity::{MemberId, UserName};
 use crate::members::membership::{AuthSetting, MembersHandle};
 use crate::published::Published;
+use crate::secret::Secret;
 use crate::users::{UserLineMark, UserPasswordHashes};
 
 /// Pause before the members are asked again while no member can answer; a change of the members ends the
 /// pause.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Concurrent comparisons: each takes a core for some 30 ms and up to 64 MiB.
+const COMPARISONS: usize = 2;
+
+/// A user and a password to be checked.
+#[derive(Clone)]
+pub struct LoginCredentials {
+    /// The user name, as given by the client.
+    pub user: UserName,
+    /// The password, as given by the client.
+    pub password: Arc<Secret<String>>,
+    /// Keyed hash of user and password.
+    pub fingerprint: PasswordFingerprint,
+}
+
+/// The reason for a login without a proof.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoginDenial {
+    /// A source refused the password.
+    Refused(PasswordRefusal),
+    /// The limits on failed logins refused the try.
+    Limited,
+    /// No source answered in time.
+    Untold,
+}
+
+/// The treatment of auth last known to be off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AuthOffTrust {
+    /// Taken for off: a call upstream will notice if auth is on again.
+    Believed,
+    /// etcd is asked, since no later call would notice.
+    Asked,
+}
+
 /// The password sources of this process.
 pub(super) struct PasswordSourceOrder {
     /// The order and the users file, as one value: both change together.
-    pub(super) passwords: Arc<Published<Passwords>>,
-    pub(super) file: Arc<UsersFileSource>,
+    pub(super) passwords: Published<Passwords>,
     pub(super) credentials: Arc<Credentials>,
-    pub(super) members: MembersHandle,
-    pub(super) moves: AuthRevisionTracker,
+    members: MembersHandle,
+    pub(super) auth_revision: AuthRevisionTracker,
+    comparisons: Arc<Semaphore>,
 }
 
 impl PasswordSourceOrder {
+    pub(super) fn new(
+        passwords: &Arc<Passwords>,
+        credentials: Arc<Credentials>,
+        members: MembersHandle,
+    ) -> Self {
+        Self {
+            passwords: Published::new(Arc::clone(passwords)),
+            credentials,
+            members,
+            auth_revision: AuthRevisionTracker::default(),
+            comparisons: Arc::new(Semaphore::new(COMPARISONS)),
+        }
+    }
+
     /// Returns a result known without a bcrypt or an argon2: the password was right, or auth is off and no
     /// proof is possible. Remembered refusals are not used here: each source remembers refusals differently,
     /// and the difference would reveal the source that knows the user.
     pub(super) async fn recall(&self, login: &LoginCredentials, off: AuthOffTrust) -> Option<LoginProof> {
         let Passwords { sources, users, .. } = &*self.passwords.load_full();
-        let file = || self.file.recall(users, login).map(LoginProof::File);
+        let file = || self.recall_file(users, login).map(LoginProof::File);
         let in_file = users.line(&login.user).is_some();
         match sources {
             PasswordSources::Etcd => self.recall_etcd(login, off).await,
@@ -74,7 +126,7 @@ impl PasswordSourceOrder {
             PasswordSources::FileThenEtcd => passwords.users.line(user).is_none(),
             PasswordSources::File => false,
         };
-        etcd_decides && auth_revision != 0 && self.moves.current().await == Some(auth_revision)
+        etcd_decides && auth_revision != 0 && self.auth_revision.current().await == Some(auth_revision)
     }
 
     /// Asks the sources, whatever the cost.
@@ -91,7 +143,9 @@ impl PasswordSourceOrder {
             PasswordSources::FileThenEtcd if in_file => self.file(users, login).await,
             PasswordSources::FileThenEtcd => self.etcd(login, off).await,
             PasswordSources::EtcdThenFile => match self.etcd(login, off).await {
-                Ok(LoginProof::Nothing) | Err(LoginDenial::NoPassword) if in_file => {
+                Ok(LoginProof::Nothing) | Err(LoginDenial::Refused(PasswordRefusal::NoPassword))
+                    if in_file =>
+                {
                     self.file(users, login).await
                 }
                 final_answer => final_answer,
@@ -99,14 +153,54 @@ impl PasswordSourceOrder {
         }
     }
 
+    /// True if the password is known to be right, without asking a source.
+    pub(super) fn is_known(&self, login: &LoginCredentials) -> bool {
+        self.recall_file(&self.passwords.load().users, login).is_some()
+            || self.credentials.is_proved(login.fingerprint)
+    }
+
+    /// The user's line among `users`, if the line has accepted this password before.
+    fn recall_file(&self, users: &UserPasswordHashes, login: &LoginCredentials) -> Option<UserLineMark> {
+        let memory = self.credentials.password_memory();
+        users.line(&login.user).filter(|line| memory.is_accepted_by_line(login.fingerprint, *line))
+    }
+
     async fn file(
         &self,
         users: &UserPasswordHashes,
         login: &LoginCredentials,
     ) -> Result<LoginProof, LoginDenial> {
-        match self.file.recall(users, login) {
+        match self.recall_file(users, login) {
             Some(line) => Ok(LoginProof::File(line)),
-            None => self.file.compare(users, login).await.map(LoginProof::File),
+            None => self.compare(users, login).await.map(LoginProof::File),
+        }
+    }
+
+    /// Compares the password with the user's line.
+    async fn compare(
+        &self,
+        users: &UserPasswordHashes,
+        login: &LoginCredentials,
+    ) -> Result<UserLineMark, LoginDenial> {
+        let place = Arc::clone(&self.comparisons).acquire_owned().await;
+        let place = place.map_err(|_closed| LoginDenial::Untold)?;
+        let line = users.line(&login.user);
+        let comparison = users.comparison(&login.user);
+        let (password, fingerprint) = (Arc::clone(&login.password), login.fingerprint);
+        let credentials = Arc::clone(&self.credentials);
+        let compared = tokio::task::spawn_blocking(move || {
+            let matches = comparison.matches(&password);
+            drop(place);
+            // Remembered here: a caller may have stopped waiting, and the next try counts on the result.
+            if let (true, Some(line)) = (matches, line) {
+                credentials.password_memory().note_accepted(fingerprint, LoginProof::File(line));
+            }
+            matches
+        });
+        match (compared.await, line) {
+            (Ok(true), Some(line)) => Ok(line),
+            (Ok(_), _) => Err(LoginDenial::Refused(PasswordRefusal::WrongPassword)),
+            (Err(_panicked), _) => Err(LoginDenial::Untold),
         }
     }
 
@@ -158,15 +252,83 @@ impl PasswordSourceOrder {
                     self.members.record_auth(AuthSetting::Off);
                     return Ok(LoginProof::Nothing);
                 }
-                Err(LoginFailure::WrongPassword) => return Err(LoginDenial::WrongPassword),
-                Err(LoginFailure::NoPassword) => return Err(LoginDenial::NoPassword),
-                Err(LoginFailure::Unavailable(_) | LoginFailure::NoAnswer | LoginFailure::Busy) => {
+                Err(failure) => {
+                    if let Some(why) = PasswordRefusal::of(&failure) {
+                        return Err(LoginDenial::Refused(why));
+                    }
                     if Instant::now() + PAUSE > until {
                         return Err(LoginDenial::Untold);
                     }
                     self.members.pause_or_change(PAUSE).await;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FailedLogins;
+    use crate::credentials::CredentialSettings;
+    use crate::members::membership::{ControlChannels, Membership};
+    use crate::users::{Cost, hash};
+
+    const CHEAP: Cost = Cost { memory: 8, passes: 1 };
+
+    /// The sources with a users file that knows alice alone.
+    fn sources(password: &str, cost: Cost) -> PasswordSourceOrder {
+        let lines = format!("alice:{}\n", hash(&Secret::new(password.to_owned()), cost).unwrap());
+        let failed = FailedLogins {
+            per_user_and_address: 0,
+            per_user: 0,
+            per_address: 0,
+            longest_wait: Duration::from_secs(1),
+        };
+        let users = Arc::new(UserPasswordHashes::parse(lines.as_bytes()).unwrap());
+        let passwords = Passwords { sources: PasswordSources::File, users, failed };
+        let (members, _, _) = MembersHandle::publishing(Membership::unknown(Instant::now()));
+        let (credentials, _control) =
+            Credentials::new(CredentialSettings::default(), ControlChannels::default()).unwrap();
+        PasswordSourceOrder::new(&Arc::new(passwords), credentials, members)
+    }
+
+    fn login(sources: &PasswordSourceOrder, user: &str, password: &str) -> LoginCredentials {
+        let (user, password) = (UserName::from(user), Secret::new(password.to_owned()));
+        let fingerprint = sources.credentials.fingerprint(&user, &password);
+        LoginCredentials { user, password: Arc::new(password), fingerprint }
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_wrong_passwords_is_not_kept_and_no_right_one_is_forgotten() {
+        let sources = sources("right", CHEAP);
+        let users = &sources.passwords.load_full().users;
+        let alice = login(&sources, "alice", "right");
+        let line = sources.compare(users, &alice).await.unwrap();
+        for n in 0..1000 {
+            let wrong = login(&sources, &format!("user{n}"), "guess");
+            assert_eq!(
+                sources.compare(users, &wrong).await,
+                Err(LoginDenial::Refused(PasswordRefusal::WrongPassword))
+            );
+            assert!(!sources.is_known(&wrong));
+            assert_eq!(sources.credentials.password_memory().last_proof(wrong.fingerprint, None), None);
+        }
+        assert!(sources.is_known(&alice));
+        assert_eq!(sources.recall_file(users, &alice), Some(line));
+    }
+
+    #[tokio::test]
+    async fn a_comparison_is_remembered_although_the_caller_has_left() {
+        let sources = sources("right", Cost { memory: 16 * 1024, passes: 3 });
+        let users = &sources.passwords.load_full().users;
+        let alice = login(&sources, "alice", "right");
+        let left = tokio::time::timeout(Duration::ZERO, sources.compare(users, &alice)).await;
+        assert!(left.is_err(), "the comparison takes longer than nothing");
+        let all = u32::try_from(COMPARISONS).unwrap();
+        drop(sources.comparisons.acquire_many(all).await.unwrap());
+        while sources.recall_file(users, &alice).is_none() {
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -8,40 +8,30 @@
 //! blocked user, on the correctness of the password; the limits never keep a session from being proved again
 //! (docs/decisions.md#d12).
 
-use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::mem::discriminant;
+use std::mem::{Discriminant, discriminant};
 use std::net::IpAddr;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use moka::policy::EvictionPolicy;
-use moka::sync::Cache;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::config::{self, PasswordSources};
-use crate::credentials::{AuthRevisionTracker, Credentials, MetricsPages, PasswordFingerprint};
+use crate::credentials::{
+    AuthRevisionTracker, Credentials, Joinable, LoginProof, MetricsPages, PasswordFingerprint,
+    PasswordRefusal, RefusedBy, RunningWork, SingleFlight, WorkReport, lock,
+};
 use crate::downstream::session::{Session, SessionPeer, SessionProof};
 use crate::gateway::login::limits::{
-    AttemptOutcome, ClientNetwork, LoginAttempt, LoginLimiter, TooManyFailures,
+    AttemptOutcome, CheckSeats, ClientNetwork, LoginAttempt, LoginLimiter, RefusalSchedule, TooManyFailures,
 };
-use crate::gateway::login::password_check::{
-    AuthOffTrust, LoginCredentials, LoginDenial, LoginEffort, LoginProof, LoginResult, PasswordCheckPurpose,
-    PasswordJudge,
+use crate::gateway::login::password_sources::{
+    AuthOffTrust, LoginCredentials, LoginDenial, PasswordSourceOrder,
 };
-use crate::gateway::login::password_sources::PasswordSourceOrder;
-use crate::gateway::login::refusal_schedule::RefusalSchedule;
-use crate::gateway::login::refused_passwords::RefusedPasswords;
-use crate::gateway::login::single_flight::{
-    JoinedPasswordCheck, PasswordCheckReport, PasswordChecks, SEATS, TooManyPasswordChecks,
-};
-use crate::gateway::login::users_file::UsersFileSource;
 use crate::identity::UserName;
 use crate::members::membership::MembersHandle;
-use crate::published::Published;
 use crate::secret::Secret;
 use crate::tasks::Tasks;
 use crate::telemetry::limiter::RecordLimiter;
@@ -49,13 +39,9 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::single_label::one;
 use crate::users::UserLineMark;
 
-/// Capacity of the channel to the control runtime. The control runtime takes requests up at once, so the
-/// channel fills only if the control runtime is stuck. Beyond the checks that hold a seat there is room for
-/// logins and sessions with passwords known to be right.
-const REQUESTS: usize = SEATS + 4096;
 /// Concurrent checks per client network. A member runs two checks at a time, so a network guessing passwords
 /// delays other networks by a few checks, not by hundreds.
-const TURNS: usize = 8;
+const CHECKS_OF_ONE_NETWORK: usize = 8;
 /// Delay before a login refused by the limits is answered. Longer than [`UNANNOUNCED`]: a failed unannounced
 /// try is answered after the same delay, so the caller cannot tell the two apart.
 const LIMITED_ANSWER: Duration = Duration::from_secs(1);
@@ -64,100 +50,86 @@ const UNANNOUNCED: Duration = Duration::from_millis(750);
 
 /// Age up to which the last proof of a session's password is used as it is. Up to twice this age the proof is
 /// used while a new check runs in the background.
-const PROVED: Duration = Duration::from_secs(1);
-/// Session passwords whose last proof is remembered.
-const REMEMBERED: u64 = 10_000;
+const FRESH_PROOF: Duration = Duration::from_secs(1);
 
-/// The password logins of this process, shared by all shards.
+/// The password logins of this process, shared by all shards. The checks run on the control runtime.
 pub struct LoginService {
-    credentials: Arc<Credentials>,
-    proved: Arc<Cache<PasswordFingerprint, (LoginProof, Instant)>>,
-    passwords: Arc<Published<config::Passwords>>,
-    file: Arc<UsersFileSource>,
-    refused: RefusedPasswords,
+    sources: PasswordSourceOrder,
+    running_checks: SingleFlight<PasswordCheckKey, LoginResult>,
+    seats: CheckSeats,
+    limiter: Mutex<LoginLimiter>,
+    refusal_schedule: Mutex<RefusalSchedule>,
+    /// The checks that a network may run at a time, for each network with a check.
+    network_places: Mutex<HashMap<ClientNetwork, Arc<Semaphore>>>,
+    /// Checks now running at the sources.
+    checks_at_sources: AtomicU32,
+    /// Rate limit of the log lines about unchecked logins.
+    log_limiter: Mutex<RecordLimiter>,
     metrics: Arc<Metrics>,
-    flights: PasswordChecks,
-    requests: mpsc::Sender<QueuedLogin>,
-    auth_revision: AuthRevisionTracker,
     /// True once the upstream has become another cluster.
     has_followed_cluster: AtomicBool,
 }
 
-/// The part of [`LoginService`] run by the control runtime. Logins fail while `LoginServiceControl` is not
-/// running.
-pub struct LoginServiceControl {
-    requests: mpsc::Receiver<QueuedLogin>,
-    sources: PasswordSourceOrder,
-    refused: RefusedPasswords,
-    limits: config::FailedLogins,
-    pages: MetricsPages,
-    log_limiter: RecordLimiter,
+/// Key of a running check: fingerprint of user and password, and the kind of purpose.
+type PasswordCheckKey = (PasswordFingerprint, Discriminant<PasswordCheckPurpose>);
+
+/// Too many checks are under way.
+struct TooManyPasswordChecks;
+
+/// Result and cost of a login.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LoginResult {
+    verdict: Result<LoginProof, LoginDenial>,
+    effort: LoginEffort,
 }
 
-/// A login queued for the control runtime.
-struct QueuedLogin {
-    login: LoginCredentials,
-    purpose: PasswordCheckPurpose,
-    proved: Arc<Cache<PasswordFingerprint, (LoginProof, Instant)>>,
-    landing: PasswordCheckReport,
+/// Cost of a login.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LoginEffort {
+    /// Answered from memory, or by a cheap read at a member: no bcrypt, no argon2.
+    Recall,
+    /// The sources were asked.
+    Ask,
 }
 
-/// State of all logins on the control runtime.
-struct LoginServiceState {
-    sources: PasswordSourceOrder,
-    refused: RefusedPasswords,
-    attempts: RefCell<LoginLimiter>,
-    refusals: RefCell<RefusalSchedule>,
-    /// Checks now running at the sources.
-    asked: Cell<u32>,
-    turns: RefCell<HashMap<ClientNetwork, Rc<Semaphore>>>,
-    /// Rate limit of the log lines about unchecked logins.
-    log_limiter: RecordLimiter,
+/// The reason for a password check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PasswordCheckPurpose {
+    /// A client at this address presents the password.
+    Login(Option<IpAddr>),
+    /// A client at this address presents the password of a blocked user.
+    Blocked(Option<IpAddr>),
+    /// A session sealed with the password is used, so the check is no guess. The number is the auth revision
+    /// at which etcd accepted the password; 0 if unknown.
+    Session(u64),
 }
 
 impl LoginService {
-    /// Creates the shared handle and the part to be run by the control runtime.
+    /// Starts the service. `credentials` run the checks on the control runtime; a task among `tasks` asks for
+    /// the auth revision on demand.
     #[must_use]
-    pub fn new(
+    pub fn start(
         config: &Arc<config::Passwords>,
         credentials: Arc<Credentials>,
         members: MembersHandle,
         pages: MetricsPages,
         metrics: Arc<Metrics>,
-    ) -> (Arc<Self>, LoginServiceControl) {
-        let moves = AuthRevisionTracker::default();
-        let (requests, asked) = mpsc::channel(REQUESTS);
-        let passwords = Arc::new(Published::new(Arc::clone(config)));
-        let (file, refused) = (Arc::new(UsersFileSource::new()), RefusedPasswords::nothing());
-        let sources = PasswordSourceOrder {
-            passwords: Arc::clone(&passwords),
-            file: Arc::clone(&file),
-            credentials: Arc::clone(&credentials),
-            members,
-            moves: moves.clone(),
-        };
-        let limits = config.failed;
-        let log_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
-        let refusals = refused.clone();
-        let control =
-            LoginServiceControl { requests: asked, sources, refused: refusals, limits, pages, log_limiter };
-        let proved = Cache::builder().max_capacity(REMEMBERED).eviction_policy(EvictionPolicy::lru()).build();
-        let proved = Arc::new(proved);
-        let flights = PasswordChecks::default();
-        let followed = AtomicBool::default();
-        let logins = Self {
-            credentials,
-            proved,
-            passwords,
-            file,
-            refused,
+        tasks: &Tasks,
+    ) -> Arc<Self> {
+        let sources = PasswordSourceOrder::new(config, credentials, members);
+        tasks.spawn("auth revision shown", sources.auth_revision.clone().run(pages)).detach();
+        Arc::new(Self {
+            sources,
+            running_checks: SingleFlight::default(),
+            seats: CheckSeats::default(),
+            limiter: Mutex::new(LoginLimiter::new(config.failed)),
+            refusal_schedule: Mutex::new(RefusalSchedule::new(Instant::now())),
+            network_places: Mutex::default(),
+            checks_at_sources: AtomicU32::new(0),
+            log_limiter: Mutex::new(RecordLimiter::new(metrics.log_records_left_out.clone())),
             metrics,
-            flights,
-            requests,
-            auth_revision: moves,
-            has_followed_cluster: followed,
-        };
-        (Arc::new(logins), control)
+            has_followed_cluster: AtomicBool::default(),
+        })
     }
 
     /// Checks the password and returns the source of the proof.
@@ -167,7 +139,7 @@ impl LoginService {
     /// # Errors
     /// See [`LoginDenial`].
     pub async fn check(
-        &self,
+        self: &Arc<Self>,
         user: &UserName,
         password: &Secret<String>,
         from: Option<IpAddr>,
@@ -180,40 +152,40 @@ impl LoginService {
     ///
     /// Cancel-safe, as [`LoginService::check`].
     pub async fn refuse(
-        &self,
+        self: &Arc<Self>,
         user: &UserName,
         password: &Secret<String>,
         from: Option<IpAddr>,
     ) -> LoginDenial {
         match self.check_and_count(user, password, PasswordCheckPurpose::Blocked(from)).await {
-            Ok(_) => LoginDenial::WrongPassword,
+            Ok(_) => LoginDenial::Refused(PasswordRefusal::WrongPassword),
             Err(denied) => denied,
         }
     }
 
     async fn check_and_count(
-        &self,
+        self: &Arc<Self>,
         user: &UserName,
         password: &Secret<String>,
         purpose: PasswordCheckPurpose,
     ) -> Result<LoginProof, LoginDenial> {
         let login = self.login(user, password);
         let begun = Instant::now();
-        let ended = loop {
-            let boarded = self.join_or_request(&login, purpose);
-            let joined = boarded.as_ref().is_ok_and(|boarded| boarded.joined);
-            let ended = self.check_result(boarded).await;
+        let result = loop {
+            let running = self.join_or_request(&login, purpose);
+            let joined = running.as_ref().is_ok_and(|running| running.has_joined);
+            let result = self.check_result(running).await;
             // The limits refused the client that began the shared check; a client that only joined may still
             // be within the limits.
-            if !joined || ended.verdict != Err(LoginDenial::Limited) {
-                break ended;
+            if !joined || result.verdict != Err(LoginDenial::Limited) {
+                break result;
             }
         };
-        self.metrics.logins.get_or_create(&one("result", ended.result())).inc();
-        if ended.verdict == Err(LoginDenial::Limited) {
+        self.metrics.logins.get_or_create(&one("result", result.label())).inc();
+        if result.verdict == Err(LoginDenial::Limited) {
             sleep_until(begun + LIMITED_ANSWER).await;
         }
-        ended.verdict
+        result.verdict
     }
 
     /// Proves a session's password again. Needed for sessions that go upstream with a credential of
@@ -227,22 +199,18 @@ impl LoginService {
     /// # Errors
     /// See [`LoginDenial`]; [`LoginDenial::Untold`] and [`LoginDenial::Limited`] are not the
     /// session's fault.
-    pub async fn prove_again(&self, session: &Session) -> Result<LoginProof, LoginDenial> {
+    pub async fn prove_again(self: &Arc<Self>, session: &Session) -> Result<LoginProof, LoginDenial> {
         let Some((login, purpose)) = self.session_login(session) else { return Ok(LoginProof::Nothing) };
-        let known = self.proved.get(&login.fingerprint).filter(|(proved, _)| match proved {
-            // A proof by a line of the users file is void once the line has changed.
-            LoginProof::File(line) => self.line(&login.user) == Some(*line),
-            LoginProof::Etcd | LoginProof::Nothing => true,
-        });
-        let known = known.map(|(proved, at)| (proved, at.elapsed())).filter(|(_, age)| *age < PROVED * 2);
+        let memory = self.sources.credentials.password_memory();
+        let known = memory.last_proof(login.fingerprint, self.line(&login.user));
         match known {
-            Some((proved, age)) if age < PROVED => Ok(proved),
-            Some((proved, _)) => {
+            Some((proved, age)) if age < FRESH_PROOF => Ok(proved),
+            Some((proved, age)) if age < FRESH_PROOF * 2 => {
                 // The check runs in the background; the next caller finds the result.
                 drop(self.join_or_request(&login, purpose));
                 Ok(proved)
             }
-            None => self.check_result(self.join_or_request(&login, purpose)).await.verdict,
+            _ => self.check_result(self.join_or_request(&login, purpose)).await.verdict,
         }
     }
 
@@ -252,7 +220,7 @@ impl LoginService {
     ///
     /// # Errors
     /// As [`LoginService::prove_again`].
-    pub async fn prove_now(&self, session: &Session) -> Result<LoginProof, LoginDenial> {
+    pub async fn prove_now(self: &Arc<Self>, session: &Session) -> Result<LoginProof, LoginDenial> {
         let Some((login, purpose)) = self.session_login(session) else { return Ok(LoginProof::Nothing) };
         self.check_result(self.join_or_request(&login, purpose)).await.verdict
     }
@@ -273,149 +241,142 @@ impl LoginService {
     /// The auth revision, as last shown by a member.
     #[must_use]
     pub fn auth_revision(&self) -> &AuthRevisionTracker {
-        &self.auth_revision
+        &self.sources.auth_revision
     }
 
     /// The present order of the sources and the present users file.
     #[must_use]
     pub fn passwords(&self) -> Arc<config::Passwords> {
-        self.passwords.load_full()
+        self.sources.passwords.load_full()
     }
 
     /// The mark of this user's line in the present users file. A login proved by the file holds as long as
     /// the mark is unchanged. `None` if the file is no source.
     #[must_use]
     pub fn line(&self, user: &UserName) -> Option<UserLineMark> {
-        let passwords = self.passwords.load();
+        let passwords = self.sources.passwords.load();
         (passwords.sources != PasswordSources::Etcd).then(|| passwords.users.line(user))?
     }
 
     /// Replaces the sources and the users file. The limits stay as configured at the start.
     pub fn replace(&self, passwords: Arc<config::Passwords>) {
-        self.passwords.publish(passwords);
-        // Results of the former sources are void.
-        self.proved.invalidate_all();
-        self.refused.forget_all();
+        self.sources.passwords.publish(passwords);
+        self.sources.credentials.password_memory().forget_verdicts();
     }
 
     /// Forgets every verdict of the former cluster, since another cluster is followed from now on.
     pub fn forget_cluster(&self) {
         self.has_followed_cluster.store(true, Ordering::Release);
-        self.proved.invalidate_all();
-        self.refused.forget_all();
+        self.sources.credentials.password_memory().forget_verdicts();
     }
 
     /// Notifies when the sources or the users file are replaced.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
-        self.passwords.changes()
+        self.sources.passwords.changes()
     }
 
     /// Forgets all verdicts on this user's passwords. To be called after a change of the user's password, and
     /// after the user was added or deleted, through Keyward.
     pub fn forget_user(&self, user: &UserName) {
-        self.credentials.forget_user(user);
-        self.refused.forget_user(user);
+        self.sources.credentials.forget_user(user);
     }
 
     fn login(&self, user: &UserName, password: &Secret<String>) -> LoginCredentials {
-        let fingerprint = self.credentials.fingerprint(user, password);
+        let fingerprint = self.sources.credentials.fingerprint(user, password);
         LoginCredentials { user: user.clone(), password: Arc::new(password.clone()), fingerprint }
     }
 
     /// Joins the running check of this user and password, or requests a new check.
     fn join_or_request(
-        &self,
+        self: &Arc<Self>,
         login: &LoginCredentials,
         purpose: PasswordCheckPurpose,
-    ) -> Result<JoinedPasswordCheck, TooManyPasswordChecks> {
-        let seat = match purpose {
-            PasswordCheckPurpose::Login(_) if self.is_known(login) => None,
-            PasswordCheckPurpose::Login(from) | PasswordCheckPurpose::Blocked(from) => {
-                Some(ClientNetwork::of(from))
-            }
-            PasswordCheckPurpose::Session(_) => None,
-        };
-        self.flights.join_or_begin((login.fingerprint, discriminant(&purpose)), seat, |landing| {
-            let (login, proved) = (login.clone(), Arc::clone(&self.proved));
-            let request = QueuedLogin { login, purpose, proved, landing };
-            self.requests.try_send(request).map_err(|_full| TooManyPasswordChecks)
+    ) -> Result<RunningWork<LoginResult>, TooManyPasswordChecks> {
+        let key = (login.fingerprint, discriminant(&purpose));
+        self.running_checks.join_or_begin(key, Joinable::SameKey, || {
+            let seat = match purpose {
+                PasswordCheckPurpose::Login(_) if self.sources.is_known(login) => None,
+                PasswordCheckPurpose::Login(from) | PasswordCheckPurpose::Blocked(from) => {
+                    Some(self.seats.take(ClientNetwork::of(from)).ok_or(TooManyPasswordChecks)?)
+                }
+                PasswordCheckPurpose::Session(_) => None,
+            };
+            let place = self.sources.credentials.reserve_check().ok_or(TooManyPasswordChecks)?;
+            let (service, login) = (Arc::clone(self), login.clone());
+            Ok(move |report: WorkReport<PasswordCheckKey, LoginResult>| {
+                place.run(async move {
+                    let result = service.run_login(&login, purpose).await;
+                    service.remember(&login, purpose, result.verdict);
+                    drop(seat);
+                    report.report(result);
+                });
+            })
         })
     }
 
-    /// True if the password is known to be right, without asking a source.
-    fn is_known(&self, login: &LoginCredentials) -> bool {
-        let users = &self.passwords.load().users;
-        self.file.recall(users, login).is_some() || self.credentials.is_proved(login.fingerprint)
-    }
-
-    async fn check_result(&self, boarded: Result<JoinedPasswordCheck, TooManyPasswordChecks>) -> LoginResult {
-        let Ok(JoinedPasswordCheck { flight, .. }) = boarded else {
+    async fn check_result(
+        &self,
+        running: Result<RunningWork<LoginResult>, TooManyPasswordChecks>,
+    ) -> LoginResult {
+        let Ok(running) = running else {
             return LoginResult { verdict: Err(LoginDenial::Limited), effort: LoginEffort::Recall };
         };
-        let landed = tokio::select! {
-            biased; // a finished check wins; both arms are cancel-safe
-            landed = flight => landed.ok(),
-            () = self.requests.closed() => None,
-        };
-        landed.unwrap_or(LoginResult { verdict: Err(LoginDenial::Untold), effort: LoginEffort::Ask })
+        let result = running.result_unless(self.sources.credentials.control_ended()).await;
+        result.unwrap_or(LoginResult { verdict: Err(LoginDenial::Untold), effort: LoginEffort::Ask })
     }
-}
 
-impl LoginServiceControl {
-    /// Serves logins until dropped; spawns a task in `tasks` for each login.
-    pub async fn run(mut self, tasks: Tasks) {
-        let _asking = tasks.spawn("auth revision shown", self.sources.moves.clone().run(self.pages));
-        let desk = Rc::new(LoginServiceState {
-            sources: self.sources,
-            refused: self.refused,
-            attempts: RefCell::new(LoginLimiter::new(self.limits)),
-            refusals: RefCell::new(RefusalSchedule::new(Instant::now())),
-            asked: Cell::new(0),
-            turns: RefCell::default(),
-            log_limiter: self.log_limiter,
-        });
-        while let Some(request) = self.requests.recv().await {
-            let desk = Rc::clone(&desk);
-            let deal = async move {
-                let ended = desk.run_login(&request.login, request.purpose).await;
-                request.store_and_report(ended);
-            };
-            tasks.spawn("password login", deal).detach();
+    /// Remembers the verdict, before the result is reported to the waiting callers.
+    fn remember(
+        &self,
+        login: &LoginCredentials,
+        purpose: PasswordCheckPurpose,
+        verdict: Result<LoginProof, LoginDenial>,
+    ) {
+        let memory = self.sources.credentials.password_memory();
+        match (purpose, verdict) {
+            // No source was asked. A login while auth is off takes any password, so a flood of such logins
+            // would evict right passwords.
+            (PasswordCheckPurpose::Blocked(_), _)
+            | (PasswordCheckPurpose::Login(_), Ok(LoginProof::Nothing)) => {}
+            (_, Ok(proved)) => memory.note_accepted(login.fingerprint, proved),
+            (_, Err(LoginDenial::Refused(_))) => {
+                memory.forget_accepted(login.fingerprint);
+            }
+            // Without an answer the earlier result stays and keeps its age.
+            (_, Err(LoginDenial::Limited | LoginDenial::Untold)) => {}
         }
     }
-}
 
-impl LoginServiceState {
     async fn run_login(&self, login: &LoginCredentials, purpose: PasswordCheckPurpose) -> LoginResult {
-        let asked = purpose.asked();
-        if asked == PasswordJudge::Sources
-            && let Some(proved) = self.sources.recall(login, purpose.off()).await
+        if purpose.refused_by() == RefusedBy::Sources
+            && let Some(proved) = self.sources.recall(login, purpose.auth_off_trust()).await
         {
             return LoginResult { verdict: Ok(proved), effort: LoginEffort::Recall };
         }
-        let line = self.sources.line(&login.user);
-        if let Some(denied) = self.refused.recall(login, asked, line, Instant::now()) {
-            return LoginResult { verdict: Err(denied), effort: LoginEffort::Recall };
+        let memory = self.sources.credentials.password_memory();
+        let (key, line) = ((login.fingerprint, purpose.refused_by()), self.sources.line(&login.user));
+        if let Some(why) = memory.refusal(key, line, Instant::now()) {
+            return LoginResult { verdict: Err(LoginDenial::Refused(why)), effort: LoginEffort::Recall };
         }
         let verdict = match purpose {
             PasswordCheckPurpose::Login(from) | PasswordCheckPurpose::Blocked(from) => {
-                self.check_within_limits(login, asked, from).await
+                self.check_within_limits(login, purpose, from).await
             }
             // The auth revision has not moved since etcd accepted the password: sessions from another
             // replica, or from before a restart, cost no bcrypt.
             PasswordCheckPurpose::Session(at) if self.sources.is_unmoved(&login.user, at).await => {
                 return LoginResult { verdict: Ok(LoginProof::Etcd), effort: LoginEffort::Recall };
             }
-            PasswordCheckPurpose::Session(_) => Ok(self.ask(login, purpose.off()).await),
+            PasswordCheckPurpose::Session(_) => Ok(self.ask(login, purpose.auth_off_trust()).await),
         };
         let Ok(verdict) = verdict else {
             return LoginResult { verdict: Err(LoginDenial::Limited), effort: LoginEffort::Recall };
         };
         match verdict {
-            Ok(_) => self.refused.forget(login),
-            Err(why @ (LoginDenial::WrongPassword | LoginDenial::NoPassword)) => {
-                self.refused.note(login, asked, line, why, Instant::now());
+            Ok(_) => memory.forget_refusal(key),
+            Err(LoginDenial::Refused(why)) => {
+                memory.note_refusal(key, &login.user, line, why, Instant::now());
             }
             Err(LoginDenial::Limited | LoginDenial::Untold) => {}
         }
@@ -426,32 +387,32 @@ impl LoginServiceState {
     async fn check_within_limits(
         &self,
         login: &LoginCredentials,
-        asked: PasswordJudge,
+        purpose: PasswordCheckPurpose,
         from: Option<IpAddr>,
     ) -> Result<Result<LoginProof, LoginDenial>, TooManyFailures> {
-        let begun = Instant::now();
-        let tried = self.attempts.borrow_mut().begin(&login.user, from, begun).inspect_err(|limited| {
-            if self.log_limiter.may_log() {
+        let (network, begun) = (ClientNetwork::of(from), Instant::now());
+        let attempt = lock(&self.limiter).begin(&login.user, from, begun).inspect_err(|limited| {
+            if lock(&self.log_limiter).may_log() {
                 tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
             }
         })?;
-        if tried.is_unannounced() {
-            return self.check_past_limits(login, asked, from, tried).await;
+        if attempt.is_unannounced() {
+            return self.check_past_limits(login, purpose, network, attempt).await;
         }
-        let slot = self.refusals.borrow_mut().reserve(ClientNetwork::of(from), begun);
-        let verdict = self.verdict(login, asked, from).await;
-        let (how, now) = (settled(verdict), Instant::now());
-        match how {
+        let slot = lock(&self.refusal_schedule).reserve(network, begun);
+        let verdict = self.verdict(login, purpose, network).await;
+        let (outcome, now) = (attempt_outcome(verdict), Instant::now());
+        match outcome {
             AttemptOutcome::Wrong => {
                 // The limits count from the answer: counting from the end of the check would reveal the cost
                 // of the check.
-                let at = self.refusals.borrow_mut().answer_at(&slot, now);
-                self.attempts.borrow_mut().settle(tried, how, at);
+                let at = lock(&self.refusal_schedule).answer_at(&slot, now);
+                lock(&self.limiter).settle(attempt, outcome, at);
                 sleep_until(at).await;
             }
             AttemptOutcome::Right | AttemptOutcome::Untold => {
-                self.attempts.borrow_mut().settle(tried, how, now);
-                self.refusals.borrow_mut().release(&slot, how == AttemptOutcome::Right);
+                lock(&self.limiter).settle(attempt, outcome, now);
+                lock(&self.refusal_schedule).release(&slot, outcome == AttemptOutcome::Right);
             }
         }
         Ok(verdict)
@@ -462,111 +423,117 @@ impl LoginServiceState {
     async fn check_past_limits(
         &self,
         login: &LoginCredentials,
-        asked: PasswordJudge,
-        from: Option<IpAddr>,
-        tried: LoginAttempt,
+        purpose: PasswordCheckPurpose,
+        network: ClientNetwork,
+        attempt: LoginAttempt,
     ) -> Result<Result<LoginProof, LoginDenial>, TooManyFailures> {
         let until = Instant::now() + UNANNOUNCED;
-        let verdict = timeout_at(until, self.verdict(login, asked, from)).await.ok();
-        let how = verdict.map_or(AttemptOutcome::Wrong, settled);
-        self.attempts.borrow_mut().settle(tried, how, Instant::now());
+        let verdict = timeout_at(until, self.verdict(login, purpose, network)).await.ok();
+        let outcome = verdict.map_or(AttemptOutcome::Wrong, attempt_outcome);
+        lock(&self.limiter).settle(attempt, outcome, Instant::now());
         verdict.and_then(Result::ok).map(Ok).ok_or(TooManyFailures)
     }
 
     async fn verdict(
         &self,
         login: &LoginCredentials,
-        asked: PasswordJudge,
-        from: Option<IpAddr>,
+        purpose: PasswordCheckPurpose,
+        network: ClientNetwork,
     ) -> Result<LoginProof, LoginDenial> {
-        match asked {
-            PasswordJudge::Sources => self.check_in_turn(login, ClientNetwork::of(from)).await,
-            PasswordJudge::Nobody => Err(LoginDenial::WrongPassword),
+        match purpose {
+            PasswordCheckPurpose::Blocked(_) => Err(LoginDenial::Refused(PasswordRefusal::WrongPassword)),
+            PasswordCheckPurpose::Login(_) | PasswordCheckPurpose::Session(_) => {
+                self.ask_for_network(login, network).await
+            }
         }
     }
 
-    /// Asks the sources once this network has a free turn, so other networks wait for a few checks at most.
-    async fn check_in_turn(
+    /// Asks the sources once this network has a free place, so other networks wait for a few checks at most.
+    async fn ask_for_network(
         &self,
         login: &LoginCredentials,
         network: ClientNetwork,
     ) -> Result<LoginProof, LoginDenial> {
-        let turns = {
-            let mut all = self.turns.borrow_mut();
-            all.retain(|_, turns| Rc::strong_count(turns) > 1);
-            Rc::clone(all.entry(network).or_insert_with(|| Rc::new(Semaphore::new(TURNS))))
+        let places = {
+            let mut all = lock(&self.network_places);
+            all.retain(|_, places| Arc::strong_count(places) > 1);
+            let new = || Arc::new(Semaphore::new(CHECKS_OF_ONE_NETWORK));
+            Arc::clone(all.entry(network).or_insert_with(new))
         };
-        let _turn = turns.acquire().await;
-        let (begun, alone) = (Instant::now(), self.asked.get() == 0);
+        let _place = places.acquire().await;
+        let (begun, alone) = (Instant::now(), self.checks_at_sources.load(Ordering::Relaxed) == 0);
         let verdict = self.ask(login, AuthOffTrust::Believed).await;
         // A check running beside other checks waited for them, so its duration is no measure of the cost.
-        match settled(verdict) {
-            AttemptOutcome::Right if alone => self.refusals.borrow_mut().learn_accepted(begun.elapsed()),
-            AttemptOutcome::Wrong if alone => self.refusals.borrow_mut().learn_refused(begun.elapsed()),
-            AttemptOutcome::Right | AttemptOutcome::Wrong | AttemptOutcome::Untold => {}
+        if alone {
+            match attempt_outcome(verdict) {
+                AttemptOutcome::Right => lock(&self.refusal_schedule).learn_accepted(begun.elapsed()),
+                AttemptOutcome::Wrong => lock(&self.refusal_schedule).learn_refused(begun.elapsed()),
+                AttemptOutcome::Untold => {}
+            }
         }
         verdict
     }
 
     async fn ask(&self, login: &LoginCredentials, off: AuthOffTrust) -> Result<LoginProof, LoginDenial> {
-        let _asking = RunningCheckGuard::begin(&self.asked);
+        let _running = RunningCheckGuard::begin(&self.checks_at_sources);
         self.sources.ask(login, off).await
     }
 }
 
+impl PasswordCheckPurpose {
+    /// The judge to be remembered with a refusal.
+    fn refused_by(self) -> RefusedBy {
+        match self {
+            Self::Login(_) | Self::Session(_) => RefusedBy::Sources,
+            Self::Blocked(_) => RefusedBy::Blocklist,
+        }
+    }
+
+    /// A proved session goes upstream with a credential of Keyward's, valid with auth on or off, so no later
+    /// call would notice that auth is on again.
+    fn auth_off_trust(self) -> AuthOffTrust {
+        match self {
+            Self::Session(_) => AuthOffTrust::Asked,
+            Self::Login(_) | Self::Blocked(_) => AuthOffTrust::Believed,
+        }
+    }
+}
+
 /// Counts a running check; the drop also covers a check cut short.
-struct RunningCheckGuard<'a>(&'a Cell<u32>);
+struct RunningCheckGuard<'a>(&'a AtomicU32);
 
 impl<'a> RunningCheckGuard<'a> {
-    fn begin(asked: &'a Cell<u32>) -> Self {
-        asked.set(asked.get() + 1);
-        Self(asked)
+    fn begin(running: &'a AtomicU32) -> Self {
+        running.fetch_add(1, Ordering::Relaxed);
+        Self(running)
     }
 }
 
 impl Drop for RunningCheckGuard<'_> {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-fn settled(verdict: Result<LoginProof, LoginDenial>) -> AttemptOutcome {
+fn attempt_outcome(verdict: Result<LoginProof, LoginDenial>) -> AttemptOutcome {
     match verdict {
         Ok(LoginProof::Etcd | LoginProof::File(_)) => AttemptOutcome::Right,
-        Err(LoginDenial::WrongPassword | LoginDenial::NoPassword) => AttemptOutcome::Wrong,
+        Err(LoginDenial::Refused(_)) => AttemptOutcome::Wrong,
         Ok(LoginProof::Nothing) | Err(LoginDenial::Limited | LoginDenial::Untold) => AttemptOutcome::Untold,
     }
 }
 
 impl LoginResult {
     /// The `result` label in the metrics.
-    fn result(self) -> &'static str {
+    fn label(self) -> &'static str {
         match (self.verdict, self.effort) {
             (Ok(LoginProof::Nothing), _) => "unproved",
             (Ok(_), LoginEffort::Ask) => "accepted",
             (Ok(_), LoginEffort::Recall) => "remembered",
-            (Err(LoginDenial::WrongPassword | LoginDenial::NoPassword), LoginEffort::Ask) => "refused",
-            (Err(LoginDenial::WrongPassword | LoginDenial::NoPassword), LoginEffort::Recall) => {
-                "refused_again"
-            }
+            (Err(LoginDenial::Refused(_)), LoginEffort::Ask) => "refused",
+            (Err(LoginDenial::Refused(_)), LoginEffort::Recall) => "refused_again",
             (Err(LoginDenial::Limited), _) => "limited",
             (Err(LoginDenial::Untold), _) => "untold",
         }
-    }
-}
-
-impl QueuedLogin {
-    /// Remembers the verdict, then reports the result to the waiting callers.
-    fn store_and_report(self, ended: LoginResult) {
-        match ended.verdict {
-            _ if self.purpose.asked() == PasswordJudge::Nobody => {}
-            Ok(proved) => self.proved.insert(self.login.fingerprint, (proved, Instant::now())),
-            Err(LoginDenial::WrongPassword | LoginDenial::NoPassword) => {
-                self.proved.invalidate(&self.login.fingerprint);
-            }
-            // Without an answer the earlier result stays and keeps its age.
-            Err(LoginDenial::Limited | LoginDenial::Untold) => {}
-        }
-        self.landing.report(ended);
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct MemberProbeAnswer {
     /// 0 if the member reports no term.
     pub(super) term: u64,
     /// `None` if the member reports no store state.
-    pub(super) vitals: Option<Arc<StoreStatus>>,
+    pub(super) store_status: Option<Arc<StoreStatus>>,
 }
 
 /// The leader as seen by a member.
@@ -326,11 +326,11 @@ impl CensusInput<'_> {
             version: last.and_then(|answer| answer.version),
             readiness,
             term: last.map_or(0, |answer| answer.term),
-            vitals: last.and_then(|answer| answer.vitals.clone()),
+            store_status: last.and_then(|answer| answer.store_status.clone()),
             client_urls: listed.map_or_else(Arc::default, |listed| Arc::clone(&listed.client_urls)),
             suspicion,
             rest: known.map_or_else(Arc::default, |member| Arc::clone(&member.rest)),
-            conduct: known.map_or_else(Arc::default, |member| Arc::clone(&member.conduct)),
+            load: known.map_or_else(Arc::default, |member| Arc::clone(&member.load)),
         })
     }
 
@@ -406,7 +406,7 @@ mod tests {
             role: Role::Voter,
             leader,
             term,
-            vitals: None,
+            store_status: None,
         }
     }
 

@@ -115,7 +115,7 @@ mod tests {
             role: Role::Voter,
             leader,
             term: 1,
-            vitals: None,
+            store_status: None,
         });
         at(port, AddressSource::Configured, seen)
     }

@@ -185,11 +185,11 @@ mod tests {
             version: None,
             readiness: Readiness::Ready,
             term: 2,
-            vitals: None,
+            store_status: None,
             client_urls: Arc::default(),
             suspicion: Arc::default(),
             rest: Arc::default(),
-            conduct: Arc::default(),
+            load: Arc::default(),
         }
     }
 
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn times_and_indexes_alone_are_no_change() {
         let before = snapshot(vec![member(1)]);
-        let later = Member { vitals: Some(Arc::default()), term: 3, ..member(1) };
+        let later = Member { store_status: Some(Arc::default()), term: 3, ..member(1) };
         let mut after = snapshot(vec![later]);
         after.confirmed += std::time::Duration::from_secs(1);
         assert_eq!(between(&before, &after), []);

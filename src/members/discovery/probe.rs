@@ -454,7 +454,7 @@ impl Prober {
             role: page.map_or(Role::Voter, |page| page.role),
             leader,
             term,
-            vitals: None,
+            store_status: None,
         })
     }
 

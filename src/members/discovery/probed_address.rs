@@ -354,7 +354,7 @@ mod tests {
             role: Role::Voter,
             leader: LeaderView::Somebody,
             term: 1,
-            vitals: None,
+            store_status: None,
         };
         report(Ok(IdentifiedMember { answer, makeshift: false }))
     }

@@ -128,7 +128,7 @@ fn of(member: u64, cluster: ClusterId) -> MemberProbeAnswer {
         role: Role::Voter,
         leader: LeaderView::Member(MemberId(member)),
         term: 1,
-        vitals: None,
+        store_status: None,
     }
 }
 

@@ -9,9 +9,9 @@ use crate::members::membership::{Member, Membership, Readiness};
 pub fn place(members: &Membership, near: &[String]) {
     for member in &members.members {
         let lag = members.lag(member).unwrap_or(0);
-        member.conduct.set_lag_and_nearness(lag, near.iter().any(|named| is_named(member, named)));
+        member.load.set_lag_and_nearness(lag, near.iter().any(|named| is_named(member, named)));
         if member.readiness != Readiness::Ready {
-            member.conduct.begin_slow_start();
+            member.load.begin_slow_start();
         }
     }
 }
@@ -34,15 +34,15 @@ mod tests {
     fn lag_is_counted_from_the_member_that_is_furthest() {
         let applied = |id, applied| {
             let mut member = Member::clone(&member(id, Readiness::Ready));
-            let vitals = StoreStatus { applied, ..StoreStatus::default() };
-            member.vitals = Some(Arc::new(vitals));
+            let store_status = StoreStatus { applied, ..StoreStatus::default() };
+            member.store_status = Some(Arc::new(store_status));
             Arc::new(member)
         };
         let silent = member(3, Readiness::Ready);
         let members = vec![applied(1, 500), applied(2, 20), silent];
         let members = Membership { members, ..Membership::unknown(Instant::now()) };
         place(&members, &[]);
-        let lags: Vec<u64> = members.members.iter().map(|member| member.conduct.lag()).collect();
+        let lags: Vec<u64> = members.members.iter().map(|member| member.load.lag()).collect();
         assert_eq!(lags, [0, 480, 0], "who does not tell is not held to it");
     }
 
@@ -54,7 +54,7 @@ mod tests {
             [("m", true), ("127.0.0.1", true), ("127.0.0.1:1", true), ("127.0.0.1:2", false), ("", false)]
         {
             place(&members, &[named.to_owned()]);
-            assert_eq!(members.members[0].conduct.is_near(), near, "{named}");
+            assert_eq!(members.members[0].load.is_near(), near, "{named}");
         }
     }
 }

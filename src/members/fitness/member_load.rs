@@ -369,120 +369,120 @@ mod tests {
 
     #[test]
     fn an_estimate_rises_quickly_falls_slowly_and_is_forgotten_after_a_silence() {
-        let conduct = MemberLoad::default();
+        let load = MemberLoad::default();
         let mut now = Instant::now();
-        assert_eq!(conduct.latency(), None);
+        assert_eq!(load.latency(), None);
         for _ in 0..100 {
             now += MS;
-            conduct.answered(now, MS);
+            load.answered(now, MS);
         }
-        assert_eq!(conduct.latency(), Some(MS));
+        assert_eq!(load.latency(), Some(MS));
         now += 200 * MS;
-        (0..30).for_each(|_| conduct.answered(now, 200 * MS));
-        assert!(conduct.latency().unwrap() < 13 * MS, "one pause, whoever waited it out");
+        (0..30).for_each(|_| load.answered(now, 200 * MS));
+        assert!(load.latency().unwrap() < 13 * MS, "one pause, whoever waited it out");
         for _ in 0..8 {
             now += 50 * MS;
-            conduct.answered(now, 50 * MS);
+            load.answered(now, 50 * MS);
         }
-        let slow = conduct.latency().unwrap();
+        let slow = load.latency().unwrap();
         assert!(slow > 40 * MS, "{slow:?}");
         for _ in 0..8 {
             now += MS;
-            conduct.answered(now, MS);
+            load.answered(now, MS);
         }
-        assert!(conduct.latency().unwrap() > 25 * MS, "a few fast ones prove little");
+        assert!(load.latency().unwrap() > 25 * MS, "a few fast ones prove little");
         now += 60 * Duration::from_secs(1);
-        conduct.answered(now, MS);
-        assert!(conduct.latency().unwrap() < 2 * MS, "what it was a minute ago counts no more");
+        load.answered(now, MS);
+        assert!(load.latency().unwrap() < 2 * MS, "what it was a minute ago counts no more");
     }
 
     #[test]
     fn a_member_is_stalled_when_several_wait_and_none_is_answered() {
-        let conduct = MemberLoad::default();
+        let load = MemberLoad::default();
         let start = Instant::now();
-        conduct.enter(start);
-        conduct.enter(start);
-        assert!(!conduct.is_stalled(start + 10 * STALLED_FOR, STALLED_FOR), "two may be slow reads");
+        load.enter(start);
+        load.enter(start);
+        assert!(!load.is_stalled(start + 10 * STALLED_FOR, STALLED_FOR), "two may be slow reads");
         let third = start + 10 * STALLED_FOR;
-        conduct.enter(third);
-        assert!(!conduct.is_stalled(third, STALLED_FOR), "the third waits since now");
-        assert!(conduct.is_stalled(third + STALLED_FOR, STALLED_FOR));
-        conduct.record_answer(third + STALLED_FOR);
-        assert!(!conduct.is_stalled(third + STALLED_FOR, STALLED_FOR));
-        assert!(conduct.is_stalled(third + 2 * STALLED_FOR, STALLED_FOR));
-        conduct.leave();
-        assert!(!conduct.is_stalled(third + 2 * STALLED_FOR, STALLED_FOR));
+        load.enter(third);
+        assert!(!load.is_stalled(third, STALLED_FOR), "the third waits since now");
+        assert!(load.is_stalled(third + STALLED_FOR, STALLED_FOR));
+        load.record_answer(third + STALLED_FOR);
+        assert!(!load.is_stalled(third + STALLED_FOR, STALLED_FOR));
+        assert!(load.is_stalled(third + 2 * STALLED_FOR, STALLED_FOR));
+        load.leave();
+        assert!(!load.is_stalled(third + 2 * STALLED_FOR, STALLED_FOR));
     }
 
     #[test]
     fn failures_in_a_row_count_and_those_of_one_loss_count_once() {
-        let conduct = MemberLoad::default();
+        let load = MemberLoad::default();
         let mut now = Instant::now() + MS;
         let began = now;
         now += MS;
-        assert!((0..100).all(|_| !conduct.record_failure(now, began)), "a hundred calls of one connection");
+        assert!((0..100).all(|_| !load.record_failure(now, began)), "a hundred calls of one connection");
         for _ in 2..FAILURES {
             now += MS;
-            assert!(!conduct.record_failure(now, now));
+            assert!(!load.record_failure(now, now));
         }
-        conduct.answered(now, MS);
+        load.answered(now, MS);
         for _ in 1..FAILURES {
             now += MS;
-            assert!(!conduct.record_failure(now, now), "an answer in between makes them not in a row");
+            assert!(!load.record_failure(now, now), "an answer in between makes them not in a row");
         }
         now += MS;
-        assert!(conduct.record_failure(now, now));
+        assert!(load.record_failure(now, now));
     }
 
     #[test]
     fn each_ejection_is_longer_until_it_is_forgiven() {
-        let conduct = MemberLoad::default();
+        let load = MemberLoad::default();
         let mut now = Instant::now() + MS;
-        assert_eq!(conduct.eject(now, Ejection::Slow), EJECTED);
-        assert_eq!(conduct.ejected(now), Some((Ejection::Slow, EJECTED)));
+        assert_eq!(load.eject(now, Ejection::Slow), EJECTED);
+        assert_eq!(load.ejected(now), Some((Ejection::Slow, EJECTED)));
         now += EJECTED;
-        assert_eq!(conduct.ejected(now), None);
-        assert!(conduct.record_failure(now, now), "on parole one is enough");
-        assert_eq!(conduct.eject(now, Ejection::Failing), 2 * EJECTED);
-        assert_eq!(conduct.ejected(now).map(|(why, _)| why), Some(Ejection::Failing));
+        assert_eq!(load.ejected(now), None);
+        assert!(load.record_failure(now, now), "on parole one is enough");
+        assert_eq!(load.eject(now, Ejection::Failing), 2 * EJECTED);
+        assert_eq!(load.ejected(now).map(|(why, _)| why), Some(Ejection::Failing));
         for _ in 0..10 {
             now += MS;
-            conduct.eject(now, Ejection::Failing);
+            load.eject(now, Ejection::Failing);
         }
-        assert_eq!(conduct.ejected(now).map(|(_, left)| left), Some(EJECTED_MOST));
+        assert_eq!(load.ejected(now).map(|(_, left)| left), Some(EJECTED_MOST));
         now += EJECTED_MOST + FORGIVEN;
-        assert_eq!(conduct.eject(now, Ejection::Slow), EJECTED);
-        assert_eq!(conduct.ejections(), 13);
+        assert_eq!(load.eject(now, Ejection::Slow), EJECTED);
+        assert_eq!(load.ejections(), 13);
     }
 
     #[test]
     fn a_returned_member_is_asked_gently() {
-        let conduct = MemberLoad::default();
+        let load = MemberLoad::default();
         let now = Instant::now() + MS;
-        assert!(!conduct.is_full());
-        conduct.begin_slow_start();
-        conduct.enter(now);
-        assert!(conduct.is_full(), "one at first");
-        conduct.answered(now, MS);
-        conduct.enter(now);
-        assert!(conduct.is_full(), "two after an answer");
-        conduct.leave();
-        assert!(!conduct.is_full());
+        assert!(!load.is_full());
+        load.begin_slow_start();
+        load.enter(now);
+        assert!(load.is_full(), "one at first");
+        load.answered(now, MS);
+        load.enter(now);
+        assert!(load.is_full(), "two after an answer");
+        load.leave();
+        assert!(!load.is_full());
         for _ in 0..PROVEN {
-            conduct.answered(now, MS);
+            load.answered(now, MS);
         }
-        (0..10_000).for_each(|_| conduct.enter(now));
-        assert!(!conduct.is_full(), "then without a bound");
+        (0..10_000).for_each(|_| load.enter(now));
+        assert!(!load.is_full(), "then without a bound");
     }
 
     #[test]
     fn the_slower_it_was_the_later_it_is_tried_again() {
-        let conduct = MemberLoad::default();
+        let load = MemberLoad::default();
         let now = Instant::now() + MS;
-        conduct.answered(now, 50 * MS);
-        assert!(!conduct.is_due(now + 999 * MS));
-        assert!(conduct.is_due(now + 1000 * MS));
-        conduct.enter(now);
-        assert!(!conduct.is_due(now + 1000 * MS), "one call at a time");
+        load.answered(now, 50 * MS);
+        assert!(!load.is_due(now + 999 * MS));
+        assert!(load.is_due(now + 1000 * MS));
+        load.enter(now);
+        assert!(!load.is_due(now + 1000 * MS), "one call at a time");
     }
 }

@@ -16,10 +16,6 @@ use super::{
     WatchResponseHeader, WatchStreamEnd, WatchTraits,
 };
 
-/// Maximum bytes of events per fragment for a client that asked for fragments: etcd's default request limit
-/// plus its overhead. The value is small in tests, so that events are cut in every run of the model.
-const FRAGMENT_LIMIT: usize = if cfg!(test) { 64 } else { 2 << 20 };
-
 impl Hub {
     pub(super) fn upstream(
         &mut self,
@@ -225,7 +221,8 @@ impl Hub {
             return Ok(());
         }
         self.held_bytes -= watch.cursor.held_bytes();
-        let absorbed = watch.cursor.absorb(std::mem::take(&mut response.events), response.fragment);
+        let events = std::mem::take(&mut response.events);
+        let absorbed = watch.cursor.absorb(events, response.fragment, self.limits.held);
         self.held_bytes += watch.cursor.held_bytes();
         match absorbed {
             Ok(Some(ready)) => self.deliver(key, response, ready),
@@ -257,7 +254,7 @@ impl Hub {
             response.events = ready.events;
             return self.emit(&response);
         }
-        let mut pieces = pieces(ready.events).into_iter().peekable();
+        let mut pieces = pieces(ready.events, self.limits.fragment).into_iter().peekable();
         while let Some(events) = pieces.next() {
             response.events = events;
             response.fragment = pieces.peek().is_some();
@@ -346,14 +343,14 @@ fn curable(reason: &[u8], traits: WatchTraits) -> bool {
         || (!traits.exact_refusals && says("permission denied"))
 }
 
-/// Splits events into runs of at most [`FRAGMENT_LIMIT`] bytes, with at least one event each.
-fn pieces(events: Vec<WatchEventBytes>) -> Vec<Vec<WatchEventBytes>> {
+/// Splits events into runs of at most `limit` bytes, with at least one event each.
+fn pieces(events: Vec<WatchEventBytes>, limit: usize) -> Vec<Vec<WatchEventBytes>> {
     let mut pieces: Vec<Vec<WatchEventBytes>> = Vec::new();
     let mut bytes = 0;
     for event in events {
         bytes += event.raw.len();
         match pieces.last_mut() {
-            Some(piece) if bytes < FRAGMENT_LIMIT => piece.push(event),
+            Some(piece) if bytes < limit => piece.push(event),
             _ => {
                 bytes = event.raw.len();
                 pieces.push(vec![event]);

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::identity::Revision;
 use crate::pb::{etcdserverpb as pb, mvccpb};
 
+use super::tests::SMALL_LIMITS;
 use super::{
     Hub, HubInput, HubOutput, HubTiming, StreamCredential, StreamLoss, UpstreamStreamId, WatchKey,
     WatchTraits,
@@ -198,7 +199,7 @@ impl World {
         let exact_refusals = progress_trusted || dice.one_in(2);
         let refuses_negative_start = late_created && dice.one_in(2);
         Self {
-            hub: Hub::new(now, timing),
+            hub: Hub { limits: SMALL_LIMITS, ..Hub::new(now, timing) },
             now,
             traits: WatchTraits { progress_trusted, exact_refusals, late_created, refuses_negative_start },
             history: vec![Vec::new()],

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::super::planted_fault::PlantedFault;
 use super::{
-    ANY_STREAM, CreateAnswer, Hub, HubOutput, HubStream, HubWatch, MAX_RESTORING, MAX_STREAMS, NO_WATCH,
-    Revision, RevisionCheck, SETTLED, SplicedWatchResponse, StreamCredential, StreamLoss, StreamRequirement,
+    ANY_STREAM, CreateAnswer, Hub, HubOutput, HubStream, HubWatch, MAX_STREAMS, NO_WATCH, Revision,
+    RevisionCheck, SETTLED, SplicedWatchResponse, StreamCredential, StreamLoss, StreamRequirement,
     UnansweredCreate, UpstreamStreamId, WatchCursor, WatchKey, WatchPlacement, WatchRegistration,
     WatchResponseHeader, WatchStreamEnd, WatchTraits, watch_messages,
 };
@@ -224,7 +224,7 @@ impl Hub {
         for id in self.streams.keys().copied().collect::<Vec<_>>() {
             while let Some(stream) = self.streams.get_mut(&id)
                 && let Some(traits) = stream.traits
-                && stream.restoring < MAX_RESTORING
+                && stream.restoring < self.limits.restoring
                 && let Some(key) = stream.waiting.pop_first()
             {
                 self.send_create(key, id, traits);

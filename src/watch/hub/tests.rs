@@ -7,8 +7,8 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use super::{
-    Hub, HubInput, HubOutput, HubTiming, MAX_PENDING, MAX_STREAMS, SETTLED, StreamCredential, StreamLoss,
-    UpstreamStreamId, WatchKey, WatchStreamEnd, WatchTraits,
+    Hub, HubInput, HubLimits, HubOutput, HubTiming, MAX_PENDING, MAX_STREAMS, SETTLED, StreamCredential,
+    StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd, WatchTraits,
 };
 use crate::identity::Revision;
 use crate::pb::etcdserverpb::watch_request::RequestUnion;
@@ -32,6 +32,9 @@ const OLD: WatchTraits = WatchTraits {
     late_created: false,
     refuses_negative_start: false,
 };
+
+/// Small, so that watches wait and events are cut in every run.
+pub(super) const SMALL_LIMITS: HubLimits = HubLimits { restoring: 3, fragment: 64, held: 16 << 10 };
 
 const BAD_TOKEN: &str = "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token";
 const DENIED: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
@@ -59,7 +62,7 @@ impl Bench {
             idle_progress: Some(Duration::from_secs(40)),
             progress_grace: Duration::from_secs(1),
         };
-        Self { hub: Hub::new(now, timing), now, cluster: 7, out: Vec::new() }
+        Self { hub: Hub { limits: SMALL_LIMITS, ..Hub::new(now, timing) }, now, cluster: 7, out: Vec::new() }
     }
 
     /// A bench with a live watch, id 0 downstream and 1 upstream, from revision 5 on, on stream 1.

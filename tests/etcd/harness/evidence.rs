@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
+use data_encoding::{BASE64, HEXLOWER};
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use prost::Message as _;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ pub(crate) fn secret(name: &str, value: &str) {
 
 /// Remembers a secret that is no text, such as a key.
 fn bytes(name: &str, value: &[u8]) {
-    let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = HEXLOWER.encode(value);
     remember(&hex, &json!({ "name": name, "hex": hex }));
 }
 
@@ -53,7 +53,7 @@ fn remember(value: &str, line: &Value) {
 pub(crate) fn key(name: &str, pem: &str) {
     let lines = || pem.lines().filter(|line| !line.starts_with("-----"));
     lines().for_each(|line| secret(name, line));
-    let der = STANDARD.decode(lines().collect::<String>()).expect("a key in PEM");
+    let der = BASE64.decode(lines().collect::<String>().as_bytes()).expect("a key in PEM");
     // What stands before it is every such key's.
     bytes(name, der.get(36..68).unwrap_or(&der));
 }

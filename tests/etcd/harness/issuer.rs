@@ -5,7 +5,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use data_encoding::BASE64URL_NOPAD;
 use rcgen::{KeyPair, PublicKeyData as _};
 use ring::{
     hmac,
@@ -68,12 +68,12 @@ impl Issuer {
 }
 
 fn unsigned(header: &Value, claims: &Value) -> String {
-    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let part = |value: &Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
     format!("{}.{}", part(header), part(claims))
 }
 
 fn finished(signed: String, signature: &[u8]) -> String {
-    let token = format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature));
+    let token = format!("{signed}.{}", BASE64URL_NOPAD.encode(signature));
     evidence::secret("a client's JWT", &token);
     token
 }

@@ -97,6 +97,8 @@ impl Site {
 /// A running Keyward.
 pub(crate) struct Keyward {
     process: Process,
+    /// The build that it runs, which also runs the commands that talk to it.
+    program: PathBuf,
     site: Site,
 }
 
@@ -118,7 +120,8 @@ impl Keyward {
         let file = site.write("keyward.toml", config);
         let log = site.folder.path().join("keyward.log");
         let args = [Path::new("serve"), Path::new("--config"), &file];
-        let keyward = Keyward { process: Process::start("keyward", program, args, &[], &log), site };
+        let process = Process::start("keyward", program, args, &[], &log);
+        let keyward = Keyward { process, program: program.to_owned(), site };
         keyward.answers("/livez").await;
         keyward
     }
@@ -132,7 +135,7 @@ impl Keyward {
         let args = [Path::new("serve"), Path::new("--config"), &file];
         let outputs = (out, writer.into());
         let process = Process::start_with_stderr("keyward", &program(), args, &[], &log, outputs);
-        let keyward = Keyward { process, site };
+        let keyward = Keyward { process, program: program(), site };
         keyward.ready().await;
         (keyward, reader)
     }
@@ -147,8 +150,8 @@ impl Keyward {
         let mut args: Vec<PathBuf> =
             [flags, "--propagation", "private", "--", "sh", "-c", script].map(PathBuf::from).to_vec();
         args.extend([hosts.to_owned(), program(), "serve".into(), "--config".into(), file]);
-        let keyward =
-            Keyward { process: Process::start("keyward", Path::new("unshare"), args, &[], &log), site };
+        let process = Process::start("keyward", Path::new("unshare"), args, &[], &log);
+        let keyward = Keyward { process, program: program(), site };
         keyward.ready().await;
         keyward
     }
@@ -178,6 +181,11 @@ impl Keyward {
     /// The id of its process.
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
+    }
+
+    /// The build that it runs.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
     }
 
     /// Its folder and addresses.

@@ -33,7 +33,7 @@ struct Scene {
 }
 
 fn member(id: u64) -> Member {
-    let vitals = StoreStatus {
+    let store_status = StoreStatus {
         db_size: 10 * MIB,
         db_in_use: 9 * MIB,
         raft_index: 1000,
@@ -49,11 +49,11 @@ fn member(id: u64) -> Member {
         version: Version::parse("3.5.1").ok(),
         readiness: Readiness::Ready,
         term: 2,
-        vitals: Some(Arc::new(vitals)),
+        store_status: Some(Arc::new(store_status)),
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         rest: Arc::default(),
-        conduct: Arc::default(),
+        load: Arc::default(),
     }
 }
 
@@ -102,9 +102,9 @@ impl Scene {
 
     /// Changes the last Status of the third member.
     fn third_says(self, change: impl FnOnce(&mut StoreStatus)) -> Self {
-        let mut vitals = StoreStatus::clone(member(3).vitals.as_ref().unwrap());
-        change(&mut vitals);
-        self.third(|member| member.vitals = Some(Arc::new(vitals)))
+        let mut store_status = StoreStatus::clone(member(3).store_status.as_ref().unwrap());
+        change(&mut store_status);
+        self.third(|member| member.store_status = Some(Arc::new(store_status)))
     }
 
     /// Changes the unauthenticated answers of all members.
@@ -255,18 +255,18 @@ fn members_without_an_address() {
 #[test]
 fn a_learner_that_could_be_promoted_and_one_that_is_behind() {
     let learner = |applied| {
-        let scene = Scene::new().third_says(|vitals| vitals.applied = applied);
-        let vitals = scene.members.members[2].vitals.clone();
+        let scene = Scene::new().third_says(|store_status| store_status.applied = applied);
+        let store_status = scene.members.members[2].store_status.clone();
         scene.third(|member| {
             (member.role, member.readiness) = (Role::Learner, Readiness::NotReady(UnreadyReason::Learner));
-            member.vitals = vitals;
+            member.store_status = store_status;
         })
     };
     assert!(learner(901).finds(&[(Warning, "learner")]).contains("etcdctl member promote 3"));
     assert!(learner(900).finds(&[(Warning, "learner")]).contains("100 entries behind"));
     // With auth on, a learner discloses neither its Status nor its cluster id.
     let silent = Scene::new().third(|member| {
-        (member.role, member.vitals) = (Role::Learner, None);
+        (member.role, member.store_status) = (Role::Learner, None);
         member.readiness = Readiness::NotReady(UnreadyReason::UnverifiedCluster);
     });
     silent.finds(&[(Warning, "learner")]);
@@ -275,8 +275,8 @@ fn a_learner_that_could_be_promoted_and_one_that_is_behind() {
 #[test]
 fn alarms_told_by_status_or_by_health() {
     for (alarm, check) in [("NOSPACE", "alarm_nospace"), ("CORRUPT", "alarm_corrupt")] {
-        let scene =
-            Scene::new().third_says(|vitals| vitals.errors = [format!("memberID:3 alarm:{alarm} ")].into());
+        let scene = Scene::new()
+            .third_says(|store_status| store_status.errors = [format!("memberID:3 alarm:{alarm} ")].into());
         scene.finds(&[(Error, check)]);
         let scene = Scene::new().with(|scene| {
             scene.examined[2].1.as_mut().unwrap().unhealthy = Some(format!("ALARM {alarm}"));
@@ -291,13 +291,14 @@ fn alarms_told_by_status_or_by_health() {
 
 #[test]
 fn a_database_near_its_quota() {
-    let filled =
-        |size, used| Scene::new().third_says(|vitals| (vitals.db_size, vitals.db_in_use) = (size, used));
+    let filled = |size, used| {
+        Scene::new().third_says(|store_status| (store_status.db_size, store_status.db_in_use) = (size, used))
+    };
     filled(80 * MIB - 1, 70 * MIB).finds(&[]);
     assert!(filled(80 * MIB, 70 * MIB).finds(&[(Warning, "db_quota")]).contains("quota-backend-bytes"));
     assert!(filled(95 * MIB, 10 * MIB).finds(&[(Error, "db_quota")]).contains("defrag"));
     // etcd 3.6 reports the quota in Status; this value wins over `/metrics`.
-    let scene = Scene::new().third_says(|vitals| vitals.db_quota = Some(11 * MIB));
+    let scene = Scene::new().third_says(|store_status| store_status.db_quota = Some(11 * MIB));
     scene.finds(&[(Warning, "db_quota")]);
 }
 
@@ -319,7 +320,8 @@ fn revisions_that_nobody_compacts() {
 #[test]
 fn a_log_that_is_behind() {
     let scene = |index, applied| {
-        Scene::new().third_says(|vitals| (vitals.raft_index, vitals.applied) = (index, applied))
+        Scene::new()
+            .third_says(|store_status| (store_status.raft_index, store_status.applied) = (index, applied))
     };
     scene(1000 + LAG, 1000 + LAG - UNAPPLIED).finds(&[]);
     scene(1000 + LAG, 999 + LAG - UNAPPLIED).finds(&[(Error, "apply_lag")]);
@@ -410,7 +412,7 @@ fn certificates_that_end() {
 
 #[test]
 fn what_could_not_be_looked_at_is_said() {
-    let scene = Scene::new().third(|member| member.vitals = None).with(|scene| {
+    let scene = Scene::new().third(|member| member.store_status = None).with(|scene| {
         scene.examined[2].1 = None;
         scene.auth = AuthSetting::Unknown;
     });

@@ -160,7 +160,7 @@ pub(super) fn told_by_status(status: &StatusResponse, took: Duration) -> Option<
             LeaderView::Member(MemberId(status.leader))
         },
         term: status.raft_term,
-        vitals: Some(Arc::new(StoreStatus::read(status, took))),
+        store_status: Some(Arc::new(StoreStatus::read(status, took))),
     })
 }
 
@@ -180,7 +180,7 @@ pub(super) fn told_by_list(list: &MemberListResponse) -> Option<MemberProbeAnswe
         role: Role::Voter,
         leader: LeaderView::Nobody,
         term: header.raft_term,
-        vitals: None,
+        store_status: None,
     })
 }
 

@@ -40,7 +40,7 @@ fn a_client_that_asked_for_fragments_gets_contiguous_ones() {
     bench.out.clear();
     bench.up(1, events(1, 6, &[6; 9]));
     let pieces: Vec<_> = (0..bench.out.len()).map(|_| bench.next_emitted()).collect();
-    assert!(pieces.len() > 1, "the limit is small in tests");
+    assert!(pieces.len() > 1, "the limit of a fragment is smaller");
     assert_eq!(pieces.iter().map(|piece| piece.events.len()).sum::<usize>(), 9);
     let flags: Vec<bool> = pieces.iter().map(|piece| piece.fragment).collect();
     assert!(flags[..flags.len() - 1].iter().all(|more| *more) && !flags[flags.len() - 1]);

@@ -1,0 +1,174 @@
+//! A call: everything about one RPC that its steps share.
+//!
+//! Owns: the admission of the call (memory, deadline, path), its snapshot, and the identification of its
+//! caller. Must not know: how a method is served. Invariant: a call decides by one snapshot of configuration,
+//! members and rules; a call that waited is identified again, and then decides by a new snapshot.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use crate::config::Config;
+use crate::downstream::request_memory::{REQUEST, RequestMemoryCharge, Requester, header_bytes};
+use crate::downstream::request_messages::RequestBody;
+use crate::gateway::access_log::AccessRecord;
+use crate::gateway::caller::{Caller, Identities};
+use crate::gateway::{ClientConnection, Gateway};
+use crate::members::membership::Membership;
+use crate::refusal::Refusal;
+use crate::rpc::call::Deadline;
+use crate::rpc::method::{Handler, Method, RpcPathKind, UNKNOWN, path_kind};
+
+/// The published values by which a call decides.
+pub struct CallSnapshot {
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// The members of the cluster. Each attempt at a member reads the members again.
+    pub members: Arc<Membership>,
+    /// The rules for callers.
+    pub identities: Arc<Identities>,
+}
+
+/// One RPC of a client.
+pub struct Call<'a> {
+    /// The shared state of this shard.
+    pub gateway: &'a Rc<Gateway>,
+    /// The client's connection.
+    pub client: &'a Rc<ClientConnection>,
+    /// The method's row in the method table.
+    pub method: &'static Method,
+    /// The path as sent by the client.
+    pub path: &'a str,
+    /// The client's request header.
+    pub headers: &'a HeaderMap,
+    /// The end of the client's time limit.
+    pub deadline: Option<Instant>,
+    /// The record for metrics and access log.
+    pub record: AccessRecord,
+    snapshot: RefCell<Rc<CallSnapshot>>,
+    memory: RefCell<RequestMemoryCharge>,
+}
+
+impl<'a> Call<'a> {
+    /// A call that has just arrived.
+    #[must_use]
+    pub fn new(gateway: &'a Rc<Gateway>, client: &'a Rc<ClientConnection>, head: &'a Parts) -> Self {
+        let path = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
+        let method = match path_kind(path) {
+            RpcPathKind::Known(method) => method,
+            RpcPathKind::WellFormed { .. } | RpcPathKind::Malformed => &UNKNOWN,
+        };
+        // Most methods charge the account of identified callers: identification is immediate for nearly all
+        // calls, and the slower calls carry a genuine credential.
+        let anybody = method.handler.is_for_anybody();
+        let requester = if anybody { Requester::Anybody } else { Requester::Known };
+        let log = gateway.access_log.clone();
+        Self {
+            gateway,
+            client,
+            method,
+            path,
+            headers: &head.headers,
+            deadline: None,
+            record: AccessRecord::begin(Arc::clone(&gateway.metrics), log, method, Rc::clone(&client.origin)),
+            snapshot: RefCell::new(gateway.snapshot()),
+            memory: RefCell::new(gateway.hold(client, requester)),
+        }
+    }
+
+    /// Charges the call's memory, and reads the client's time limit.
+    ///
+    /// # Errors
+    /// The connection takes no calls any more, the memory budget is exhausted, or the header is malformed.
+    pub fn admit(&mut self) -> Result<(), Refusal> {
+        if self.client.is_dismissed() {
+            return Err(Refusal::SHUTTING_DOWN);
+        }
+        if !self.memory.get_mut().charge(REQUEST + header_bytes(self.headers)) {
+            return Err(Refusal::TOO_MANY_REQUESTS);
+        }
+        if self.method.handler == Handler::PassThrough
+            && let Some(refusal) = malformed(self.path)
+        {
+            return Err(self.not_canonical(refusal));
+        }
+        self.deadline = Deadline::of(self.headers)?.map(|left| Instant::now() + left);
+        Ok(())
+    }
+
+    /// The request's body, with a memory account beside the header's.
+    ///
+    /// # Errors
+    /// The body's compression is not supported.
+    pub fn body(&self, frames: Incoming) -> Result<RequestBody, Refusal> {
+        RequestBody::of(self.headers, frames, self.memory.borrow().sibling())
+    }
+
+    /// Charges the memory of the header and of the body to the account of unidentified callers, if `caller`
+    /// has no user.
+    ///
+    /// # Errors
+    /// The account has no room.
+    pub fn charge_to(&self, caller: &Caller, mut body: RequestBody) -> Result<RequestBody, Refusal> {
+        if self.gateway.requester(caller) == Requester::Anybody {
+            let held = self.gateway.hold_request(self.client, Requester::Anybody, self.headers)?;
+            body.held = held.sibling();
+            self.memory.replace(held);
+        }
+        Ok(body)
+    }
+
+    /// The published values by which the call decides.
+    #[must_use]
+    pub fn snapshot(&self) -> Rc<CallSnapshot> {
+        Rc::clone(&self.snapshot.borrow())
+    }
+
+    /// Identifies the caller under the current rules, which become the call's snapshot.
+    ///
+    /// # Errors
+    /// The caller's credential is bad, or the connection takes no calls any more.
+    pub async fn identify(&self) -> Result<Rc<Caller>, Refusal> {
+        let (gateway, client) = (self.gateway, self.client);
+        self.snapshot.replace(gateway.snapshot());
+        let snapshot = self.snapshot();
+        let served = snapshot.members.cluster;
+        let callers = &gateway.callers;
+        let (rules, record) = (&snapshot.identities, &self.record);
+        let caller = callers.identify(gateway, client, self.method, self.headers, rules, record).await?;
+        client.follow(served);
+        // The caller was authenticated against the previous cluster.
+        if gateway.upstream.has_followed(served) {
+            return Err(Refusal::NOTHING_SENT);
+        }
+        // After its end, a connection finishes calls in flight and starts no new call.
+        match client.authorization_end(&caller) {
+            _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
+            Some((at, refusal)) if at <= Instant::now() => Err(refusal),
+            _ => {
+                client.note_call(gateway, &caller);
+                Ok(caller)
+            }
+        }
+    }
+
+    /// Counts and returns the refusal of a request whose bytes are read differently by different decoders.
+    #[must_use]
+    pub fn not_canonical(&self, refusal: Refusal) -> Refusal {
+        self.gateway.metrics.not_canonical.inc();
+        refusal
+    }
+}
+
+fn malformed(path: &str) -> Option<Refusal> {
+    match path_kind(path) {
+        kind @ RpcPathKind::Malformed => kind.refusal(path),
+        RpcPathKind::Known(_) | RpcPathKind::WellFormed { .. } => None,
+    }
+}

@@ -1,0 +1,128 @@
+//! Calls answered by a member with a single message or a stream of messages: the exchange, room for a
+//! large answer, and the consequences of a success.
+//!
+//! Owns: the order of these steps, and repeating a read whose answer found no room. Must not know: how a
+//! member is chosen and asked. Invariant: an answer is never older than an answer already shown to the
+//! client.
+
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+use tokio::time::timeout;
+
+use crate::gateway::active_streams::Registration;
+use crate::gateway::call::Call;
+use crate::gateway::exchange::Exchange;
+use crate::gateway::pipeline_result::PipelineResult;
+use crate::gateway::retries::PATIENCE;
+use crate::gateway::unary_request::UnaryRequest;
+use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
+use crate::gateway::{auth_changes, defragment, leadership, member_answers, read_floor, removal};
+use crate::refusal::Refusal;
+use crate::rpc::method::{Effect, Handler, Lane};
+use crate::upstream::answer::MemberReply;
+
+/// Sends the request to a member, and prepares the member's answer for the client.
+///
+/// # Errors
+/// A refusal of Keyward's own, if no member's answer can be passed on.
+pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineResult, Refusal> {
+    let exchange = request.exchange(call)?;
+    let (in_use, registration) = match request.lane {
+        Lane::Unary => (None, Registration::UNBOUND),
+        _ => (request.caller.in_use(), call.gateway.enter(call.client, &request.caller)?),
+    };
+    let mut answer = match special(&exchange, &request) {
+        None => exchange.run(None).await?,
+        Some(steps) => steps.await?,
+    };
+    let mut room = None;
+    if let Some(need) = UnreadRoomNeed::of(&answer, call.method, request.lane) {
+        room = call.client.unread.take(need);
+        if room.is_none() && request.effect == Effect::ReadOnly {
+            drop(answer);
+            (answer, room) = Box::pin(repeated(exchange, &request, need)).await?;
+        }
+    }
+    finish(call, &request, &mut answer)?;
+    if room.is_none() {
+        room = room_beyond_limit(call, &request, &answer).await?;
+    }
+    Ok(PipelineResult::Member(Box::new(answer), in_use, registration, room))
+}
+
+/// The exchange of a call with more steps than sending; `None` for the other calls.
+fn special<'e>(
+    exchange: &Exchange<'e>,
+    request: &'e UnaryRequest,
+) -> Option<LocalBoxFuture<'e, Result<MemberReply, Refusal>>> {
+    let message = &request.message;
+    match exchange.call.method.handler {
+        Handler::Defragment => Some(defragment::pass_on(exchange.clone()).boxed_local()),
+        Handler::LeaseLeases => Some(read_floor::run_after_catch_up(exchange.clone()).boxed_local()),
+        Handler::MoveLeader => Some(leadership::run(exchange.clone(), message).boxed_local()),
+        Handler::MemberRemove => Some(removal::run(exchange.clone(), message).boxed_local()),
+        Handler::LeaseTimeToLive => Some(read_floor::run(exchange.clone(), message).boxed_local()),
+        _ if request.is_local => Some(read_floor::run(exchange.clone(), message).boxed_local()),
+        _ => None,
+    }
+}
+
+/// Repeats a read whose answer was dropped because the buffer of unread answers was full. The wait for room
+/// may be long, so the caller is identified again. `None` instead of room if the new answer is small.
+async fn repeated(
+    mut exchange: Exchange<'_>,
+    request: &UnaryRequest,
+    mut need: UnreadRoomNeed,
+) -> Result<(MemberReply, Option<UnreadRoom>), Refusal> {
+    let call = exchange.call;
+    loop {
+        call.gateway.metrics.unread.asked_again.inc();
+        let room = call.client.unread.wait(need).await?;
+        exchange.user = call.identify().await?.upstream_user.clone();
+        let answer = match special(&exchange, request) {
+            None => exchange.run(None).await?,
+            Some(steps) => steps.await?,
+        };
+        let Some(now) = UnreadRoomNeed::of(&answer, call.method, request.lane) else {
+            return Ok((answer, None));
+        };
+        if let Some(room) = room.fit(now) {
+            return Ok((answer, Some(room)));
+        }
+        need = now;
+    }
+}
+
+/// Notes the consequences of a success for later calls, and replaces members' client URLs in the answer.
+///
+/// # Errors
+/// The answer lists members and cannot be read whole.
+pub fn finish(call: &Call<'_>, request: &UnaryRequest, answer: &mut MemberReply) -> Result<(), Refusal> {
+    if !answer.is_success() {
+        return Ok(());
+    }
+    match call.method.handler {
+        Handler::MemberAnswer | Handler::MemberRemove => return member_answers::finish(call, answer),
+        Handler::AuthChange => auth_changes::note(call, &request.message),
+        _ => {}
+    }
+    if let Some(seen) = answer.progress {
+        call.client.floor.raise(seen);
+    }
+    Ok(())
+}
+
+/// Waits for buffer room for the answer to a call not safe to repeat, in the shard's buffer and beyond the
+/// connection's own limit. `None` for a small answer.
+///
+/// # Errors
+/// The buffer stayed full.
+pub async fn room_beyond_limit(
+    call: &Call<'_>,
+    request: &UnaryRequest,
+    answer: &MemberReply,
+) -> Result<Option<UnreadRoom>, Refusal> {
+    let Some(need) = UnreadRoomNeed::of(answer, call.method, request.lane) else { return Ok(None) };
+    let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need)).await;
+    waited.unwrap_or(Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)).map(Some)
+}

@@ -1,0 +1,60 @@
+//! Calls of unknown methods, passed on as they are.
+//!
+//! Owns: the way of such a call. Must not know: messages. Invariant: the call is sent once, with its
+//! frames as received.
+
+use http::request::Parts;
+use hyper::body::Incoming;
+use tokio::time::timeout;
+
+use crate::gateway::call::Call;
+use crate::gateway::pipeline_result::PipelineResult;
+use crate::gateway::retries::PATIENCE;
+use crate::gateway::unread_answers::UnreadRoomNeed;
+use crate::members::choose::MemberTarget;
+use crate::refusal::Refusal;
+use crate::rpc::method::Lane;
+use crate::upstream::answer::MemberReply;
+use crate::upstream::member_connection::UpstreamRequestBody;
+use crate::upstream::send::{NoReply, upstream_headers};
+
+/// Passes the call on, without retries.
+///
+/// # Errors
+/// No member answered, or the caller is not accepted.
+pub async fn serve(call: &Call<'_>, head: &Parts, body: Incoming) -> Result<PipelineResult, Refusal> {
+    let (gateway, client) = (call.gateway, call.client);
+    let caller = call.identify().await?;
+    let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;
+    let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
+    let registration = gateway.enter(client, &caller)?;
+    call.record.count_attempt(member.id);
+    let shown = gateway.upstream.credential_for(&caller.upstream_user, &member).await.map_err(|failure| {
+        if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }
+    })?;
+    let mut head_upstream = upstream_headers(call.headers, &shown);
+    // The frames are passed through unchanged, so the member must know their compression.
+    for name in ["grpc-encoding", "grpc-accept-encoding"] {
+        if let Some(value) = call.headers.get(name) {
+            head_upstream.fields.insert(name, value.clone());
+        }
+    }
+    let sent = gateway
+        .upstream
+        .send(&member, Lane::Stream, path, head_upstream, UpstreamRequestBody::Piped(body))
+        .await;
+    match sent {
+        Ok((response, _)) if !response.status().is_success() => {
+            Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
+        }
+        Ok((response, in_flight)) => {
+            let answer = Box::new(MemberReply::opened(response, in_flight));
+            let room = client.unread.wait_beyond(UnreadRoomNeed::of_stream(Lane::Stream));
+            let room = timeout(PATIENCE, room).await.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?;
+            Ok(PipelineResult::Member(answer, caller.in_use(), registration, Some(room)))
+        }
+        Err(NoReply::NeverSent(_) | NoReply::NotShown(_)) => Err(Refusal::NOTHING_SENT),
+        Err(NoReply::NoRoom) => Err(Refusal::TOO_MANY_REQUESTS),
+        Err(NoReply::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
+    }
+}

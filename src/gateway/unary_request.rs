@@ -1,0 +1,124 @@
+//! The request of a call with a single request message, complete and checked, and its caller.
+//!
+//! Owns: waiting for the message, the check of its form, the properties read from the message, and
+//! identifying the caller again after a wait. Must not know: how the request is served.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+
+use bytes::Bytes;
+
+use crate::config::MemberPreference;
+use crate::downstream::request_memory::RequestMemoryCharge;
+use crate::downstream::request_messages::RequestBody;
+use crate::gateway::call::Call;
+use crate::gateway::caller::Caller;
+use crate::gateway::exchange::Exchange;
+use crate::gateway::{addressed_member, request_body, write_order};
+use crate::members::choose::MemberTarget;
+use crate::refusal::Refusal;
+use crate::rpc::method::{Effect, Handler, Lane};
+use crate::rpc::{body_shape, canonical, frame, quorum};
+
+/// A complete request with its caller.
+pub struct UnaryRequest {
+    /// The caller, identified under the current rules.
+    pub caller: Rc<Caller>,
+    /// The message, framed for the wire.
+    pub framed: Bytes,
+    /// The message itself.
+    pub message: Bytes,
+    /// The call's effect on the store, as refined by the message.
+    pub effect: Effect,
+    /// The lane of the connection to use, as refined by the message.
+    pub lane: Lane,
+    /// True if a member answers from its own store.
+    pub is_local: bool,
+    _held: RequestMemoryCharge,
+}
+
+impl UnaryRequest {
+    /// Waits for the message, and for the connection's new watches if the call changes keys. A wait may
+    /// take 30 seconds, in which the caller may be revoked: then the caller is identified again.
+    ///
+    /// # Errors The message is incomplete, too large or not canonical, or the caller is no longer
+    /// accepted.
+    pub async fn collect(call: &Call<'_>, caller: Rc<Caller>, body: RequestBody) -> Result<Self, Refusal> {
+        let mut caller = caller;
+        let mut waited = false;
+        let mut collecting = pin!(request_body::collect(call, body));
+        let collected = poll_fn(|cx| {
+            let polled = collecting.as_mut().poll(cx);
+            waited |= polled.is_pending();
+            polled
+        });
+        let (mut framed, mut held) = collected.await?;
+        if call.method.handler == Handler::Lock {
+            (framed, held) = request_body::hold_while_waiting(call, &framed)?;
+        }
+        let message = frame::unary(&framed).map_err(|fault| call.not_canonical(fault.refusal(None)))?;
+        canonical::check(call.method.body, &message).map_err(|fault| call.not_canonical(fault.into()))?;
+        let effect = body_shape::effect(call.method, &message);
+        waited |= write_order::wait(call, effect).await;
+        if waited {
+            // Boxed, since few calls wait.
+            caller = Box::pin(call.identify()).await?;
+        }
+        Ok(Self {
+            caller,
+            effect,
+            lane: body_shape::lane(call.method, &message),
+            is_local: body_shape::is_local(call.method, &message),
+            framed,
+            message,
+            _held: held,
+        })
+    }
+
+    /// The exchange with a member for this request.
+    ///
+    /// # Errors
+    /// The client names an unknown member.
+    pub fn exchange<'a>(&self, call: &'a Call<'a>) -> Result<Exchange<'a>, Refusal> {
+        Ok(Exchange {
+            call,
+            wanted: self.member_target(call)?,
+            lane: self.lane,
+            effect: self.effect,
+            quorum: quorum::need(call.method, &self.message),
+            may_reissue: body_shape::may_reissue(call.method, &self.message),
+            user: self.caller.upstream_user.clone(),
+            body: self.framed.clone(),
+        })
+    }
+
+    /// The kind of member for the call: chosen by the member named by the client, the method's row, the
+    /// call's effect, and the configured preferences.
+    ///
+    /// # Errors The client names an unknown member.
+    pub fn member_target(&self, call: &Call<'_>) -> Result<MemberTarget, Refusal> {
+        let (gateway, client) = (call.gateway, call.client);
+        if self.is_local {
+            // A member answers from its own store: any at or above the client's revision floor.
+            return Ok(MemberTarget::Current { home: gateway.home(client), floor: client.floor.revision() });
+        }
+        let snapshot = call.snapshot();
+        let settings = &snapshot.config.cluster;
+        let addressed = addressed_member::addressed(client, call.method, call.headers, &snapshot.members)?;
+        let by_row = addressed.map_or_else(|| MemberTarget::by(call.method), MemberTarget::This);
+        Ok(match (by_row, self.effect) {
+            (MemberTarget::Any, _) if client.is_pinned_home() => MemberTarget::Home(gateway.home(client)),
+            (MemberTarget::Any, Effect::ReadOnly) if settings.reads == MemberPreference::Leader => {
+                MemberTarget::LeaderFirst
+            }
+            (MemberTarget::Any, Effect::ReadOnly) if !settings.near.is_empty() => MemberTarget::Near,
+            (MemberTarget::Any, Effect::Mutates | Effect::Idempotent)
+                if settings.writes == MemberPreference::Leader =>
+            {
+                MemberTarget::LeaderFirst
+            }
+            (wanted, _) => wanted,
+        })
+    }
+}
