@@ -160,7 +160,7 @@ pub struct ClientConnection {
     /// the registration.
     pub watch_starts: Rc<WatchStarts>,
     home: Cell<Option<MemberId>>,
-    /// Until when every call of the connection goes to its home member.
+    /// Until when calls that any voter can serve go to the home member.
     at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
     /// The memory held by the connection's requests.
@@ -261,14 +261,15 @@ impl ClientConnection {
         }
     }
 
-    /// Sends the calls of the next two seconds to `member`, the first member to know a change of users or
-    /// roles made on this connection.
+    /// Sends the calls of the next two seconds that any voter can serve to `member`, the first member to
+    /// know a change of users or roles made on this connection.
     pub fn pin_home(&self, member: MemberId) {
         self.home.set(Some(member));
         self.at_home_until.set(Some(Instant::now() + AUTH_PROPAGATION));
     }
 
-    /// True while every call of the connection goes to its home member.
+    /// True while calls that any voter can serve go to the home member. Calls for the leader or for one
+    /// member are not affected.
     #[must_use]
     pub fn is_pinned_home(&self) -> bool {
         let stays = self.at_home_until.get().is_some_and(|until| Instant::now() < until);

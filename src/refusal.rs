@@ -1,4 +1,6 @@
-//! Keyward's own refusals: the only maker of a gRPC status, with etcd's exact codes and texts.
+//! The statuses with constant texts, in etcd's exact codes and texts: Keyward's refusals, translations of a
+//! member's status, and patterns for comparison with a member's status. The only maker of an error status. A
+//! refusal leaves through `gateway::reply` and `gateway::reply_contents`; `gateway::access_log` counts calls.
 //!
 //! Owns: the table of Keyward's own statuses, and the conversion of a status to and from headers. Must not
 //! know: the refused caller, or the handling of a refusal. Invariant: clients match on the text, so a text
@@ -44,14 +46,14 @@ impl Refusal {
         refusal(Code::InvalidArgument, "etcdserver: revision of auth store is old");
     /// Denied by policy.
     pub const PERMISSION_DENIED: Self = refusal(Code::PermissionDenied, "etcdserver: permission denied");
-    /// The user named by a credential no longer exists.
+    /// The user named by a credential no longer exists. Only as a translation of a member's status.
     pub const USER_NOT_FOUND: Self = refusal(Code::FailedPrecondition, "etcdserver: user name not found");
     /// A limit of Keyward is reached.
     pub const TOO_MANY_REQUESTS: Self = refusal(Code::ResourceExhausted, "etcdserver: too many requests");
     /// No member knows a leader. Only before any byte of the call was sent.
     pub const NO_LEADER: Self = refusal(Code::Unavailable, "etcdserver: no leader");
     /// A former leader received a lease call; etcd answers with code Unknown, which ends a Go client's
-    /// keepalives.
+    /// keepalives. Only as a translation of a member's status.
     pub const NOT_PRIMARY_LESSOR: Self = refusal(Code::Unavailable, "not a primary lessor");
     /// No byte of the call was sent. With exactly this text clientv3 retries even a write.
     pub const NOTHING_SENT: Self = refusal(Code::Unavailable, "there is no connection available");
@@ -102,13 +104,13 @@ impl Refusal {
         Self::with_text(Code::ResourceExhausted, message)
     }
 
-    /// An unknown service.
+    /// The service in a malformed path. A well-formed path is passed on.
     #[must_use]
     pub fn unknown_service(service: &str) -> Self {
         Self::with_text(Code::Unimplemented, format!("unknown service {service}"))
     }
 
-    /// An unknown method of a known service.
+    /// The method in a malformed path with a known service. A well-formed path is passed on.
     #[must_use]
     pub fn unknown_method(service: &str, method: &str) -> Self {
         Self::with_text(Code::Unimplemented, format!("unknown method {method} for service {service}"))
@@ -226,7 +228,7 @@ const fn refusal(code: Code, message: &'static str) -> Refusal {
     Refusal { code, message: Cow::Borrowed(message) }
 }
 
-/// The outcome of a call: a member's answer, or a refusal.
+/// The outcome of a call: a member's answer, or a refusal. The origin is not recorded.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Status {
     /// The gRPC code.

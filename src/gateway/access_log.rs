@@ -1,6 +1,6 @@
 //! One record per call: counted, and logged if configured, when the call ends, however it ends.
 //!
-//! Owns: the facts reported about a call. Must not know: how the call was answered.
+//! Owns: the facts reported about a call. Must not know: the contents of the answer.
 //! Invariants: a record is written exactly once, on drop, and never holds a key, a value, a token or a
 //! password. A call abandoned by its client is reported as Canceled. Records of refused callers without a
 //! proved identity are limited by rate, so refusals cannot fill a disk; all records are counted.
@@ -132,7 +132,7 @@ impl Drop for AccessRecord {
         self.metrics.call_ended(self.row, code as u8, self.unary.then_some(took));
         match &self.log {
             AccessLog::Off => return,
-            // A call of an unproved caller, refused or answered by Keyward itself: repeating the call costs
+            // A call of an unproved caller that failed, or that never went upstream: repeating the call costs
             // etcd nothing.
             AccessLog::On(limiter)
                 if !self.is_proved.get()

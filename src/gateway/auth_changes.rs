@@ -10,9 +10,9 @@ use crate::members::membership::AuthSetting;
 use crate::rpc::body_shape;
 use crate::rpc::schema::MessageId;
 
-/// Notes a success. Calls of the connection go to the member that knows the change; verified passwords of a
-/// changed user are forgotten (docs/decisions.md#d12); the auth state follows AuthEnable and AuthDisable
-/// (docs/decisions.md#d48).
+/// Notes a success. Calls of the connection that any voter can serve go to the member that knows the
+/// change; verified passwords of a changed user are forgotten (docs/decisions.md#d12); the auth state
+/// follows AuthEnable and AuthDisable (docs/decisions.md#d48).
 pub fn note(call: &Call<'_>, message: &Bytes) {
     if let Some(member) = call.record.member.get() {
         call.client.pin_home(member);

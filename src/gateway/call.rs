@@ -96,7 +96,7 @@ impl<'a> Call<'a> {
         if self.method.handler == Handler::PassThrough
             && let Some(refusal) = malformed(self.path)
         {
-            return Err(self.not_canonical(refusal));
+            return Err(self.count_not_canonical(refusal));
         }
         self.deadline = Deadline::of(self.headers)?.map(|left| Instant::now() + left);
         Ok(())
@@ -160,7 +160,7 @@ impl<'a> Call<'a> {
 
     /// Counts and returns the refusal of a request whose bytes are read differently by different decoders.
     #[must_use]
-    pub fn not_canonical(&self, refusal: Refusal) -> Refusal {
+    pub fn count_not_canonical(&self, refusal: Refusal) -> Refusal {
         self.gateway.metrics.not_canonical.inc();
         refusal
     }

@@ -90,33 +90,33 @@ impl Exchange<'_> {
     pub async fn run(&self, lock_wait: Option<&LockWait>) -> Result<MemberReply, Refusal> {
         let gateway = self.call.gateway;
         gateway.retries.called();
-        let mut course = CallProgress::new();
+        let mut progress = CallProgress::new();
         loop {
             // The member and the cluster must come from the same snapshot.
             let (chosen, cluster) = {
                 let members = gateway.upstream.members.snapshot.load();
-                (self.choose_among(&members, &course.tried), members.cluster)
+                (self.choose_among(&members, &progress.tried), members.cluster)
             };
             // The caller was authenticated against the previous cluster and may be revoked in the current
             // cluster, so the call is refused. A lock wait is authorized again elsewhere.
-            if lock_wait.is_none() && is_different_cluster(*course.served.get_or_insert(cluster), cluster) {
+            if lock_wait.is_none() && is_different_cluster(*progress.served.get_or_insert(cluster), cluster) {
                 return Err(Refusal::NOTHING_SENT);
             }
-            let placed = match chosen {
-                Some(member) => self.take_slot(member, &course).await,
+            let outcome = match chosen {
+                Some(member) => self.take_slot(member, &progress).await,
                 None => SlotOutcome::Nowhere,
             };
-            let attempted = match placed {
-                SlotOutcome::With(permit) => Some(match self.hedge_after(lock_wait, &course) {
-                    None => self.attempt(lock_wait, permit, &course.tried, &mut course.healed).await,
-                    Some(after) => Box::pin(self.hedged(after, permit, &mut course)).await,
+            let attempted = match outcome {
+                SlotOutcome::With(permit) => Some(match self.hedge_after(lock_wait, &progress) {
+                    None => self.attempt(lock_wait, permit, &progress.tried, &mut progress.healed).await,
+                    Some(after) => Box::pin(self.hedged(after, permit, &mut progress)).await,
                 }),
                 SlotOutcome::Unproved(member, failure) => {
                     self.call.record.count_attempt(member.id);
                     Some((member, login_failed(&failure)))
                 }
                 SlotOutcome::Elsewhere(left) => {
-                    course.tried.push(left.id);
+                    progress.tried.push(left.id);
                     continue;
                 }
                 SlotOutcome::Refused(refusal) => return Err(refusal),
@@ -124,9 +124,9 @@ impl Exchange<'_> {
             };
             if let Some((member, attempt)) = attempted {
                 if lock_wait.is_some_and(LockWait::take_in_line) {
-                    course.begin_anew();
+                    progress.begin_anew();
                 }
-                match self.next_step(lock_wait, &mut course, &member, attempt) {
+                match self.next_step(lock_wait, &mut progress, &member, attempt) {
                     NextStep::Answer(answer) => return answer,
                     NextStep::AnotherMember => continue,
                     NextStep::After(pause) => {
@@ -136,11 +136,11 @@ impl Exchange<'_> {
                     NextStep::AfterPause => {}
                 }
             }
-            if Instant::now() + course.pause > course.patience {
-                return course.end();
+            if Instant::now() + progress.pause > progress.patience {
+                return progress.end();
             }
-            gateway.upstream.pause_or_change(course.pause).await;
-            course.pause = (course.pause * 2).min(LONGEST_PAUSE);
+            gateway.upstream.pause_or_change(progress.pause).await;
+            progress.pause = (progress.pause * 2).min(LONGEST_PAUSE);
             gateway.metrics.retried.inc();
         }
     }
@@ -149,7 +149,7 @@ impl Exchange<'_> {
     fn next_step(
         &self,
         lock_wait: Option<&LockWait>,
-        course: &mut CallProgress,
+        progress: &mut CallProgress,
         member: &Arc<Member>,
         attempt: Attempt,
     ) -> NextStep {
@@ -161,33 +161,33 @@ impl Exchange<'_> {
             Attempt::Refused(refusal) => return NextStep::Answer(Err(refusal)),
             Attempt::Healed => {
                 gateway.metrics.healed.inc();
-                return NextStep::After(course.after_healing(member));
+                return NextStep::After(progress.after_healing(member));
             }
-            Attempt::Again(answer, refusal) => course.last = (answer, refusal),
+            Attempt::Again(answer, refusal) => progress.last = (answer, refusal),
             Attempt::NotAuthenticated(refusal) => {
-                course.last = (None, refusal);
+                progress.last = (None, refusal);
                 cause = self.retry_cause();
             }
             Attempt::SharedWatchRefusal(answer) => {
-                course.last = (Some(answer), Refusal::NO_LEADER);
-                course.patience = Instant::now() + PATIENCE;
-                course.pause = TURN;
+                progress.last = (Some(answer), Refusal::NO_LEADER);
+                progress.patience = Instant::now() + PATIENCE;
+                progress.pause = TURN;
             }
         }
         // A lock wait is limited separately, not by the retry budget.
         if lock_wait.is_none() && !gateway.retries.take(cause, Instant::now()) {
             gateway.metrics.tries.refused.inc();
-            return NextStep::Answer(course.end());
+            return NextStep::Answer(progress.end());
         }
-        if !course.tried.contains(&member.id) {
-            course.tried.push(member.id);
+        if !progress.tried.contains(&member.id) {
+            progress.tried.push(member.id);
         }
         // Try an untried member at once. After all members were tried, pause to give etcd time.
-        if self.has_another(&gateway.upstream.members.snapshot.load(), &course.tried) {
+        if self.has_another(&gateway.upstream.members.snapshot.load(), &progress.tried) {
             gateway.metrics.retried.inc();
             return NextStep::AnotherMember;
         }
-        course.tried.clear();
+        progress.tried.clear();
         NextStep::AfterPause
     }
 

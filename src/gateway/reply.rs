@@ -41,7 +41,8 @@ enum ReplySource {
 /// A response to a client.
 pub type DownstreamResponse = Response<Reply>;
 
-/// A refusal of ours, as Trailers-Only.
+/// The refusal of a call before any reply, as Trailers-Only. A refusal after the header is made in
+/// `reply_contents`.
 #[must_use]
 pub fn refuse(refusal: &Refusal, mut record: AccessRecord) -> DownstreamResponse {
     record.ended(refusal.code());

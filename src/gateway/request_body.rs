@@ -36,7 +36,7 @@ pub(super) async fn collect(
     // Buffered bytes come from a shared budget, so an unfinished request must end after `ARRIVAL`.
     let gathered = gather(body, limit).await;
     gathered.map_err(|refusal| match refusal.code() {
-        Code::InvalidArgument => call.not_canonical(refusal),
+        Code::InvalidArgument => call.count_not_canonical(refusal),
         _ => refusal,
     })
 }

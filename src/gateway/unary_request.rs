@@ -57,8 +57,9 @@ impl UnaryRequest {
         if call.method.handler == Handler::Lock {
             (framed, held) = request_body::hold_while_waiting(call, &framed)?;
         }
-        let message = frame::unary(&framed).map_err(|fault| call.not_canonical(fault.refusal(None)))?;
-        canonical::check(call.method.body, &message).map_err(|fault| call.not_canonical(fault.into()))?;
+        let message = frame::unary(&framed).map_err(|fault| call.count_not_canonical(fault.refusal(None)))?;
+        canonical::check(call.method.body, &message)
+            .map_err(|fault| call.count_not_canonical(fault.into()))?;
         let effect = body_shape::effect(call.method, &message);
         waited |= write_order::wait(call, effect).await;
         if waited {

@@ -1,9 +1,9 @@
 //! Ordering writes behind the watches "from now" created earlier on the same connection.
 //!
 //! Owns: the selection of waiting calls, and the revision reported to a watch overtaken by a write. Must not
-//! know: how a watch is registered, or how a call is sent. Invariants: reads, keepalives and grants never
-//! wait; a write waits no longer than [`LONGEST`](crate::downstream::watch_starts::LONGEST) and never past
-//! its own deadline.
+//! know: how a watch is registered, or how a call is sent. Invariants: reads and grants never wait,
+//! streams do not come here, and a write waits no longer than
+//! [`LONGEST`](crate::downstream::watch_starts::LONGEST).
 
 use crate::gateway::call::Call;
 use crate::gateway::{ClientConnection, Gateway};

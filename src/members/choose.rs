@@ -248,7 +248,8 @@ fn is_behind(member: &Member) -> bool {
     member.store_status.as_ref().is_some_and(|store_status| store_status.unapplied() > BEHIND)
 }
 
-/// The kind of member required by a call.
+/// The kind of member required or preferred by a call; `rpc::method::CallTarget` is the column of the method
+/// table from which the kind is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberTarget {
     /// Any ready voter.

@@ -1,6 +1,6 @@
 //! The method table: a row per RPC of etcd, with every property used for decisions in Keyward.
 //!
-//! Owns: the rows, and the parsing of a path. Must not know: bodies (`shape` refines a row by the body).
+//! Owns: the rows, and the parsing of a path. Must not know: bodies (`body_shape` refines a row by the body).
 //! Invariants: a path is matched byte for byte. A call with [`Effect::ReadOnly`] may be sent again to another
 //! member before the first byte of an answer went out. A test compares the rows with the service descriptors.
 
@@ -128,12 +128,14 @@ pub enum Effect {
     ReadOnly,
     /// Repeating the call has no further effect.
     Idempotent,
-    /// Repeating the call has a further effect. clientv3 sends some of these calls again; Keyward does not (a
-    /// second LeaseGrant leaks a lease, a second LeaseRevoke says "not found").
+    /// Repeating the call has a further effect, or another answer (a second LeaseGrant leaks a lease, a
+    /// second LeaseRevoke says "not found"). clientv3 sends some of these calls again after an unknown
+    /// outcome. Keyward sends such a call again only if an answer proves that the call was not applied.
     Mutates,
 }
 
-/// The member wanted by a call.
+/// The member wanted by a call. Watch, LeaseKeepAlive and Observe choose for themselves, in `watch` and
+/// `lease`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallTarget {
     /// Any ready voter.
@@ -477,7 +479,7 @@ mod tests {
         assert_eq!(text("/etcdserverpb.KV").unwrap(), "malformed method name: \"/etcdserverpb.KV\"");
     }
 
-    /// Methods never to be sent twice, although clientv3 sends some of them again.
+    /// Methods never sent again while the outcome is unknown, although clientv3 sends some of them again.
     #[test]
     fn what_changes_the_cluster_is_no_read() {
         for name in [

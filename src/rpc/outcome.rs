@@ -75,7 +75,8 @@ enum StatusMeaning {
     CredentialMissing,
     /// Not applied: the member could not, another member may.
     ThisMember,
-    /// Not applied, except for calls forwarded by a follower: the leader may have applied the call.
+    /// Not applied, except for calls that a follower passes on to the leader by a request of its own
+    /// (MemberPromote; raft proposals are another matter): the leader may have applied the call.
     ThisMemberUnlessPassedOn,
     /// Not applied, and no member will apply the call.
     Refused,

@@ -1,8 +1,8 @@
 //! The metrics of `/metrics`, as handles resolved once.
 //!
-//! Owns: names, help texts, units, label sets. Must not know: the code counting. Invariant: every label comes
-//! from a closed set (method row, code, member, lane); never a key, a user's text, a watch ID or an error
-//! text.
+//! Owns: names, help texts, units, label sets. Must not know: the callers that count. Invariant: every
+//! label comes from a closed set (such as method row, gRPC code, member, reason, result); never a key of
+//! the store, a user's text, a watch ID or an error text.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -117,13 +117,13 @@ pub struct Metrics {
     pub logins: Family<SingleLabel, Counter>,
     /// Session tokens issued.
     pub sessions_issued: Counter,
-    /// Session tokens refused because opening the token failed.
+    /// Session tokens refused: not opened, revoked, or no longer proved.
     pub sessions_refused: Counter,
     /// Calls with an unchecked token, because auth is off.
     pub tokens_ignored: Counter,
     /// JWTs refused.
     pub jwts_refused: Counter,
-    /// Calls of peers not mapped to an etcd user.
+    /// Calls of peers not mapped to an etcd user, or mapped to a blocked user.
     pub peers_refused: Counter,
     /// Successful configuration reloads.
     pub reloads: Counter,
@@ -141,7 +141,7 @@ pub struct Metrics {
     pub certificate_connections: Gauge,
     /// Connections with a user's certificate refused at the limit of such connections.
     pub certificate_connections_refused: Counter,
-    /// Requests refused because the body or path was not canonical.
+    /// Unary requests of identified callers refused for their bytes, and malformed paths.
     pub not_canonical: Counter,
     /// Panics in request handlers.
     pub panics: Counter,

@@ -308,7 +308,8 @@ struct HubWatch {
     begins_after: Option<i64>,
     /// Resume exactly at the next revision: the last proven revision is compacted.
     resumes_exactly: bool,
-    /// The highest revision shown to the client before the create.
+    /// The highest revision shown to the client before the create: the watch does not begin below. Lowered if
+    /// the history goes back.
     shown_before: i64,
     /// The first refusal of a create now being tried once more.
     refusal: Option<Box<SplicedWatchResponse>>,

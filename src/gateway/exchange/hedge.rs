@@ -27,7 +27,7 @@ impl Exchange<'_> {
     pub(super) fn hedge_after(
         &self,
         lock_wait: Option<&LockWait>,
-        course: &CallProgress,
+        progress: &CallProgress,
     ) -> Option<Duration> {
         let after = self.call.gateway.hedge_after?;
         // A local read goes to the home member, and a call may name a member or the leader: only the
@@ -35,7 +35,7 @@ impl Exchange<'_> {
         let anywhere = matches!(self.wanted, MemberTarget::Any | MemberTarget::Near);
         let reads = self.effect == Effect::ReadOnly && self.call.method.stream == StreamingSides::Unary;
         let short = self.lane == Lane::Unary && !self.takes_long();
-        (anywhere && reads && short && lock_wait.is_none() && !course.hedged).then_some(after)
+        (anywhere && reads && short && lock_wait.is_none() && !progress.hedged).then_some(after)
     }
 
     /// Makes an attempt at the permit's member, and after the delay `after` another attempt at a second
@@ -44,10 +44,10 @@ impl Exchange<'_> {
         &self,
         after: Duration,
         permit: SendPermit,
-        course: &mut CallProgress,
+        progress: &mut CallProgress,
     ) -> (Arc<Member>, Attempt) {
         let member = Arc::clone(&permit.member);
-        let CallProgress { served, tried, healed, hedged, .. } = course;
+        let CallProgress { served, tried, healed, hedged, .. } = progress;
         let served = served.flatten();
         let tried: &[MemberId] = tried;
         let mut first = pin!(self.attempt(None, permit, tried, healed));
@@ -113,8 +113,8 @@ impl Exchange<'_> {
             let suits = chosen.is_ready() && !avoid.contains(&chosen.id);
             (suits && !is_different_cluster(served, members.cluster)).then_some(chosen)?
         };
-        let turn = self.call.gateway.member_queues.at(&member);
-        if !turn.has_room() {
+        let queue = self.call.gateway.member_queues.at(&member);
+        if !queue.has_room() {
             return None;
         }
         let shown = upstream.credential_for(&self.user, &member).await.ok()?;
@@ -123,7 +123,7 @@ impl Exchange<'_> {
         if is_different_cluster(served, members.cluster) || !is_still_served(&members, &member) {
             return None;
         }
-        let place = turn.enter()?;
+        let place = queue.enter()?;
         if !self.call.gateway.retries.take(RetryCause::Members, Instant::now()) {
             self.call.gateway.metrics.tries.refused.inc();
             return None;

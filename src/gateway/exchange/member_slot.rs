@@ -51,10 +51,10 @@ pub(super) enum SlotOutcome {
 impl Exchange<'_> {
     /// Takes an in-flight slot at `member`, or at another member with a free slot; if no slot is free, queues
     /// at `member`.
-    pub(super) async fn take_slot(&self, member: Arc<Member>, course: &CallProgress) -> SlotOutcome {
-        let shown = match self.authenticate_at(&member, course).await {
+    pub(super) async fn take_slot(&self, member: Arc<Member>, progress: &CallProgress) -> SlotOutcome {
+        let shown = match self.authenticate_at(&member, progress).await {
             Ok(shown) => shown,
-            Err(placed) => return placed,
+            Err(outcome) => return outcome,
         };
         if self.lane == Lane::Stream {
             return SlotOutcome::With(SendPermit { member, credential: shown, slot: None });
@@ -66,7 +66,7 @@ impl Exchange<'_> {
                 slot: Some(self.track_slot(place)),
             }),
             // Boxed, so that calls finding a free slot do not pay for a larger future.
-            None => Box::pin(self.wait_for_slot(member, shown, course)).await,
+            None => Box::pin(self.wait_for_slot(member, shown, progress)).await,
         }
     }
 
@@ -79,7 +79,7 @@ impl Exchange<'_> {
     async fn authenticate_at(
         &self,
         member: &Arc<Member>,
-        course: &CallProgress,
+        progress: &CallProgress,
     ) -> Result<CallCredential, SlotOutcome> {
         let unproved = |failure| SlotOutcome::Unproved(Arc::clone(member), failure);
         let mut proving = pin!(self.call.gateway.upstream.credential_for(&self.user, member));
@@ -87,27 +87,27 @@ impl Exchange<'_> {
             return known.map_err(unproved);
         }
         let shown = proving.await.map_err(unproved)?;
-        self.recheck_member(member, course).map_or(Ok(shown), Err)
+        self.recheck_member(member, progress).map_or(Ok(shown), Err)
     }
 
     /// The result for a call that may not be sent to `member` any more; `None` if the call may still be sent.
     /// A queued call has sent nothing, so even a write may leave a hanging member or a member about to be
     /// defragmented.
-    fn recheck_member(&self, member: &Arc<Member>, course: &CallProgress) -> Option<SlotOutcome> {
+    fn recheck_member(&self, member: &Arc<Member>, progress: &CallProgress) -> Option<SlotOutcome> {
         let members = self.call.gateway.upstream.members.snapshot.load();
-        if is_different_cluster(course.served.flatten(), members.cluster) {
+        if is_different_cluster(progress.served.flatten(), members.cluster) {
             return Some(SlotOutcome::Refused(Refusal::NOTHING_SENT));
         }
         if self.is_still_at(&members, member) {
             return None;
         }
-        let tried: Vec<MemberId> = course.tried.iter().copied().chain([member.id]).collect();
+        let tried: Vec<MemberId> = progress.tried.iter().copied().chain([member.id]).collect();
         if self.has_another(&members, &tried) {
             return Some(SlotOutcome::Elsewhere(Arc::clone(member)));
         }
         // Keep waiting if a new call would be sent to the same member and address, as for a suspected or an
         // addressed member.
-        let now = self.choose_among(&members, &course.tried);
+        let now = self.choose_among(&members, &progress.tried);
         now.is_none_or(|now| now.id != member.id || now.connection_target() != member.connection_target())
             .then_some(SlotOutcome::Nowhere)
     }
@@ -116,23 +116,23 @@ impl Exchange<'_> {
         &self,
         member: Arc<Member>,
         shown: CallCredential,
-        course: &CallProgress,
+        progress: &CallProgress,
     ) -> SlotOutcome {
-        let mut full: Vec<MemberId> = course.tried.clone();
+        let mut full: Vec<MemberId> = progress.tried.clone();
         full.push(member.id);
         while matches!(self.wanted, MemberTarget::Any | MemberTarget::Near | MemberTarget::LeaderFirst)
             && let Some(other) =
                 self.choose(&full).filter(|other| other.is_ready() && !full.contains(&other.id))
         {
             full.push(other.id);
-            let turn = self.call.gateway.member_queues.at(&other);
-            if !turn.has_room() {
+            let queue = self.call.gateway.member_queues.at(&other);
+            if !queue.has_room() {
                 continue;
             }
-            match self.authenticate_at(&other, course).await {
-                Err(placed) => return placed,
+            match self.authenticate_at(&other, progress).await {
+                Err(outcome) => return outcome,
                 Ok(shown) => {
-                    if let Some(place) = turn.enter() {
+                    if let Some(place) = queue.enter() {
                         let slot = Some(self.track_slot(place));
                         return SlotOutcome::With(SendPermit { member: other, credential: shown, slot });
                     }
@@ -140,24 +140,24 @@ impl Exchange<'_> {
             }
         }
         let upstream = &self.call.gateway.upstream;
-        let told = upstream.waiting_calls.at(&member);
-        let turn = self.call.gateway.member_queues.at(&member);
+        let displaced = upstream.waiting_calls.at(&member);
+        let queue = self.call.gateway.member_queues.at(&member);
         let urgency = Urgency::of(self.call.method, self.effect, self.lane);
-        let mut waiting = pin!(Rc::clone(&turn).wait(urgency));
+        let mut waiting = pin!(Rc::clone(&queue).wait(urgency));
         loop {
             let place = tokio::select! {
                 biased; // prefer a slot that was granted
-                placed = &mut waiting => match placed {
+                outcome = &mut waiting => match outcome {
                     Ok(place) => Some(place),
                     Err(MemberQueueFull) => return SlotOutcome::Refused(Refusal::TOO_MANY_REQUESTS),
                 },
-                () = told.notified() => None,
-                () = sleep_until(course.patience) => {
-                    turn.refused();
+                () = displaced.notified() => None,
+                () = sleep_until(progress.patience) => {
+                    queue.refused();
                     return SlotOutcome::Refused(Refusal::TOO_MANY_REQUESTS);
                 }
             };
-            if let Some(left) = self.recheck_member(&member, course) {
+            if let Some(left) = self.recheck_member(&member, progress) {
                 return left;
             }
             if let Some(place) = place {

@@ -44,7 +44,8 @@ impl Hub {
 
     /// A write sent by the client after the create went upstream before the registration of the watch. The
     /// watch then begins after `revision`, a revision reached by the cluster before the write, instead of at
-    /// the moment of registration.
+    /// the moment of registration, and not below the revision shown before the create. Later answers do not
+    /// raise the beginning.
     pub fn note_overtaking_write(&mut self, key: WatchKey, revision: Revision) {
         if let Some(watch) = self.watches.get_mut(&key)
             && watch.is_unregistered()
@@ -173,8 +174,9 @@ impl Hub {
         let (asked, from_now, stale) =
             (watch.create.watch_id, watch.create.start_revision == 0, watch.compacted_at);
         let header = self.of_this_cluster(created.header.take());
-        // A client of a watch "from now" resumes by this revision, so the value must be exact. For all
-        // remaining watches the revision only must not go back.
+        // A client of a watch "from now" resumes by this revision, so the value is the exact beginning, even
+        // below a revision shown since the create (docs/decisions.md#d50). For all remaining watches the
+        // revision only must not go back.
         let revision = if from_now { header.revision } else { header.revision.max(self.cluster_view.shown) };
         created.header = Some(header.with_revision(revision));
         if asked != 0 && self.client_ids.contains_key(&asked) {

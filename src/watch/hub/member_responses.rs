@@ -159,8 +159,8 @@ impl Hub {
         if header.revision < known && stream.verified < known {
             return self.verify_history(key, id);
         }
-        // The watch itself lost no events, but other revisions shown to the client may belong to a lost
-        // history.
+        // Revisions shown after the create may be above the beginning of the watch: the watch itself lost no
+        // events. But those revisions may belong to a lost history.
         let shown = self.cluster_view.shown;
         if header.revision < shown && stream.verified < shown {
             self.check(key, id);
