@@ -21,7 +21,7 @@ const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// gRPC leaves space to `~` except `%` unescaped; non-ASCII characters are always escaped.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// A refused call, with the status for the client.
+/// A refused call (`told` wraps a member's own status), with the status for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {

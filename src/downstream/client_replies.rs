@@ -20,7 +20,7 @@ const WAITING: usize = 4;
 pub enum ClientReply {
     /// A framed message, and a guard kept until HTTP/2 has taken the message.
     Message(Bytes, TakenGuard),
-    /// The end of the stream, with the final status.
+    /// The end of the stream, with the final status: a member's, or a refusal of Keyward's.
     End(Status),
 }
 

@@ -10,7 +10,9 @@
 //!   neither upstream nor downstream;
 //! - a progress response is sent only after all events up to its revision were sent, for every watch covered
 //!   by the response;
-//! - the header of an event response is never ahead of the delivered events, and every response has a header.
+//! - the header of an event response is never ahead of the delivered events, and every response has a header;
+//! - a watch "from now" does not begin below a revision shown before its create; the watch may begin below a
+//!   revision shown since (docs/decisions.md#d50).
 //!
 //! The client's half-close is not an input: as in etcd, the watches go on.
 
