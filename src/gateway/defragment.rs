@@ -106,7 +106,8 @@ fn is_ours_at(gateway: &Gateway, wanted: MemberTarget) -> bool {
 /// True if Keyward runs the Defragment itself, because other voters can take over the member's calls.
 /// False if the call is passed on.
 ///
-/// # Errors The client names an unknown member.
+/// # Errors
+/// The client names an unknown member.
 pub fn is_ours(call: &Call<'_>, request: &UnaryRequest) -> Result<bool, Refusal> {
     Ok(is_ours_at(call.gateway, request.member_target(call)?))
 }

@@ -52,7 +52,8 @@ pub(super) async fn collect_of_anybody(body: RequestBody) -> Result<(Bytes, Requ
 /// A compact copy of the request of a call that waits without limit, charged to the budget of waiting
 /// requests.
 ///
-/// # Errors The budget has no room.
+/// # Errors
+/// The budget has no room.
 pub(super) fn hold_while_waiting(
     call: &Call<'_>,
     request: &Bytes,

@@ -42,8 +42,8 @@ impl UnaryRequest {
     /// Waits for the message, and for the connection's new watches if the call changes keys. A wait may
     /// take 30 seconds, in which the caller may be revoked: then the caller is identified again.
     ///
-    /// # Errors The message is incomplete, too large or not canonical, or the caller is no longer
-    /// accepted.
+    /// # Errors
+    /// The message is incomplete, too large or not canonical, or the caller is no longer accepted.
     pub async fn collect(call: &Call<'_>, caller: Rc<Caller>, body: RequestBody) -> Result<Self, Refusal> {
         let mut caller = caller;
         let mut waited = false;
@@ -97,7 +97,8 @@ impl UnaryRequest {
     /// The kind of member for the call: chosen by the member named by the client, the method's row, the
     /// call's effect, and the configured preferences.
     ///
-    /// # Errors The client names an unknown member.
+    /// # Errors
+    /// The client names an unknown member.
     pub fn member_target(&self, call: &Call<'_>) -> Result<MemberTarget, Refusal> {
         let (gateway, client) = (call.gateway, call.client);
         if self.is_local {
