@@ -84,6 +84,9 @@ impl HeldBytes {
 
     /// Sets the number of bytes counted.
     pub fn resize(&mut self, bytes: usize) {
+        if bytes == self.bytes {
+            return;
+        }
         let ByteShare { account, own } = &self.share;
         let after = (own.get() + bytes).saturating_sub(self.bytes);
         account.used.set(self.share.used_with(after));

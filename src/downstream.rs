@@ -10,6 +10,7 @@ pub mod client_replies;
 pub mod connection_activity;
 pub mod connection_table;
 pub mod http1;
+mod http2_server;
 mod inbound;
 pub mod listener_tls;
 pub mod odd_authority;

@@ -1,6 +1,7 @@
 //! Byte streams below HTTP/2, without knowledge of their contents.
 
 pub mod coalesce;
+pub mod http2_body;
 pub mod kill_switch;
 
 use tokio::io::{AsyncRead, AsyncWrite};

@@ -4,6 +4,8 @@
 //! tasks. Must not know: the work of a task. Invariant: a panicking task is logged by name, and ends neither
 //! the process nor sibling tasks.
 
+pub mod wake_gate;
+
 use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;

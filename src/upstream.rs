@@ -5,15 +5,18 @@
 pub mod answer;
 pub mod bidi;
 pub mod certificate_pool;
+pub mod connection_load;
 mod connection_slots;
 pub mod ejection;
 pub mod evacuation;
 pub mod member_connection;
 pub mod member_queue;
+pub mod outbox;
 pub mod own_requests;
 pub mod peer_urls;
 pub mod pool;
 pub mod reopening_stream;
 pub mod resume_limiter;
 pub mod send;
+pub mod upstream_request;
 pub mod waiting_calls;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::table::{TerminalTable, plain, size};
 use crate::members::membership::{
-    AbsenceReason, AbsentMember, AuthSetting, Member, Membership, Readiness, Role, UnansweredAddress,
+    AbsenceReason, AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress,
     UnreadyReason,
 };
 
@@ -261,15 +261,15 @@ impl UnansweredRow {
 }
 
 fn unready_reason_of(member: &Member) -> Option<String> {
-    match member.readiness {
-        _ if member.is_ready() => None,
+    match member.fitness(Instant::now()) {
+        Fitness::InMaintenance => Some("is spared: it is being defragmented".into()),
         // With auth on, a learner does not disclose its cluster id.
-        Readiness::NotReady(UnreadyReason::UnverifiedCluster) if member.role == Role::Learner => {
+        Fitness::Unready(UnreadyReason::UnverifiedCluster) if member.role == Role::Learner => {
             Some(UnreadyReason::Learner.to_string())
         }
-        Readiness::NotReady(reason) => Some(reason.to_string()),
-        Readiness::Ready if member.rest.is_open() => Some("is spared: it is being defragmented".into()),
-        Readiness::Ready => Some("a connection to it was lost a moment ago".into()),
+        Fitness::Unready(reason) => Some(reason.to_string()),
+        Fitness::Suspected => Some("a connection to it was lost a moment ago".into()),
+        Fitness::Lagging | Fitness::Ejected(_) | Fitness::Fit => None,
     }
 }
 

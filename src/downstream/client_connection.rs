@@ -20,12 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use h2::server::Builder;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::body::Incoming;
-use hyper::server::conn::http2::Builder;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioTimer;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -34,6 +31,7 @@ use crate::config::ClientPings;
 use crate::downstream::client_certificate::UnreadableCertificate;
 use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionsFull};
 use crate::downstream::http1::{self, Http1Log};
+use crate::downstream::http2_server::{Http2Server, is_flood};
 use crate::downstream::inbound::Inbound;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::proxy_protocol::{self, ProxiedSource, ProxyHeaderError};
@@ -43,7 +41,8 @@ use crate::downstream::sniff::{self, ClientProtocol};
 use crate::downstream::socket_progress::SocketProgress;
 use crate::io::ByteStream;
 use crate::io::coalesce::coalesce;
-use crate::tasks::{LocalExecutor, Tasks};
+use crate::io::http2_body::Http2Body;
+use crate::tasks::Tasks;
 use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
 use crate::telemetry::metrics::Metrics;
 
@@ -67,8 +66,6 @@ const MOMENT: Duration = Duration::from_millis(500);
 const CALM: &[u8] = b"\0\0\x17\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x0btoo_many_resets";
 /// Time for the client to read the GOAWAY.
 const FAREWELL: Duration = Duration::from_millis(250);
-/// Longer than the life of any connection.
-const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The limits of one connection.
 #[derive(Clone, Copy, Debug)]
@@ -175,7 +172,7 @@ pub async fn serve<A, F, B>(
     admit: impl FnOnce(IntroducedClient) -> Result<AdmittedClient<A>, UnreadableCertificate>,
 ) -> Result<ClientConnectionEnd, HandshakeError>
 where
-    A: Fn(Request<Incoming>) -> F + 'static,
+    A: Fn(Request<Http2Body>) -> F + 'static,
     F: Future<Output = Response<B>> + 'static,
     B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
 {
@@ -206,23 +203,23 @@ where
     tasks.spawn("downstream flusher", flusher).detach();
     let last_words = io.inner().last_words();
     let serving = Rc::clone(&streams);
-    // Boxed: hyper reserves space for the future as long as the response body lives, days for a watch.
-    let service = service_fn(move |request| Box::pin(serving.serve(answer(request))));
-    let mut connection = pin!(settings(bounds).serve_connection(io, service));
+    let interval = bounds.pings.map(|pings| pings.interval);
+    let answer = move |request| serving.serve(answer(request));
+    let mut connection = Http2Server::new(&settings(bounds), io.into_inner(), interval, &progress, answer);
     let mut silence = pin!(silence(began + bounds.handshake, &progress));
     let mut unanswered = pin!(unanswered_ping(bounds.pings, &progress, &streams));
     let (mut leaving, mut told) = (false, false);
     loop {
         let served = poll_fn(|cx| {
             turn.begin();
-            let polled = connection.as_mut().poll(cx);
-            // Before the preface hyper would close without a GOAWAY.
+            let polled = connection.poll_serve(cx);
+            // Before the preface no GOAWAY can be sent.
             if polled.is_ready() || told || !leaving || progress.received() < PREFACE {
                 return polled;
             }
             told = true;
-            connection.as_mut().graceful_shutdown();
-            connection.as_mut().poll(cx)
+            connection.leave();
+            connection.poll_serve(cx)
         });
         tokio::select! {
             ended = served => return Ok(how_it_ended(ended)),
@@ -292,7 +289,7 @@ async fn serve_http1(
     }
 }
 
-/// Ends at `until` if the preface has not arrived by then: hyper waits for the preface without a limit.
+/// Ends at `until` if the preface has not arrived by then: h2 waits for the preface without a limit.
 async fn silence(until: Instant, progress: &SocketProgress) {
     tokio::time::sleep_until(until).await;
     if progress.received() >= PREFACE {
@@ -373,31 +370,20 @@ async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> io::Result<Tl
     Ok((stream, server_name, shown, agreed))
 }
 
-fn how_it_ended(ended: hyper::Result<()>) -> ClientConnectionEnd {
+fn how_it_ended(ended: Result<(), h2::Error>) -> ClientConnectionEnd {
     let Err(error) = ended else { return ClientConnectionEnd::Well };
     tracing::debug!(%error, "client connection ended");
-    // h2 has a limit of its own on streams reset before the service sees them.
-    let why = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<h2::Error>());
-    let flooded =
-        why.is_some_and(|why| !why.is_remote() && why.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM));
-    if flooded { ClientConnectionEnd::Flooded } else { ClientConnectionEnd::Well }
+    if is_flood(&error) { ClientConnectionEnd::Flooded } else { ClientConnectionEnd::Well }
 }
 
-fn settings(bounds: ConnectionBounds) -> Builder<LocalExecutor> {
-    let mut builder = Builder::new(LocalExecutor);
+fn settings(bounds: ConnectionBounds) -> Builder {
+    let mut builder = Builder::new();
     builder
-        .timer(TokioTimer::new())
-        .auto_date_header(false)
-        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(bounds.streams)
         .max_pending_accept_reset_streams(usize::try_from(bounds.streams).unwrap_or(usize::MAX))
         .max_header_list_size(bounds.header_size)
-        .max_send_buf_size(SEND_BUFFER);
-    if let Some(pings) = bounds.pings {
-        // Also without open streams: dead clients hold places in the connection table. hyper only sends the
-        // pings; `ping_timeout` decides about dead clients.
-        builder.keep_alive_interval(pings.interval).keep_alive_timeout(FOR_EVER);
-    }
+        .max_send_buffer_size(SEND_BUFFER);
     builder
 }

@@ -1,25 +1,38 @@
 //! Replies of a stream terminated by Keyward.
 //!
-//! Owns: the channel from the stream's task to the response body. Must not know the messages' meaning.
+//! Owns: the queue from the stream's task to the response body. Must not know the messages' meaning.
 //! Invariants: the queue is short, so a client that does not read delays only the client's own stream. The
-//! task is notified when the client disconnects.
+//! task is notified when the client disconnects. An empty queue holds no buffer: most streams are idle for
+//! days. All senders of a queue belong to a single task, so the queue keeps one waker for all of them.
 
 use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
-use tokio::sync::mpsc;
+use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::refusal::Status;
+use crate::rpc::frame::{PREFIX, write_prefix};
 
-/// Messages queued between a stream's task and HTTP/2's own buffer. With a full queue the task waits and
-/// stops reading upstream.
-const WAITING: usize = 4;
+/// Bytes queued between a stream's task and HTTP/2's own buffer, beyond which the task waits and stops
+/// reading upstream: one HTTP/2 frame of the default size, so that the messages of a burst leave as one
+/// frame.
+const WAITING_BYTES: usize = 16 * 1024;
+
+/// Messages queued, beyond which the task waits: a bound on the entries of tiny messages.
+const WAITING_MESSAGES: usize = 64;
+
+/// Messages up to this size share a frame with other messages: copying costs less than a frame.
+const JOINED: usize = 4 * 1024;
 
 /// An item of the reply stream.
 #[derive(Debug)]
 pub enum ClientReply {
-    /// A framed message, and a guard kept until HTTP/2 has taken the message.
-    Message(Bytes, TakenGuard),
+    /// One or more framed messages, and a guard kept until HTTP/2 has taken the bytes.
+    Messages(Bytes, TakenGuard),
     /// The end of the stream, with the final status: a member's, or a refusal of Keyward's.
     End(Status),
 }
@@ -32,26 +45,131 @@ pub type TakenGuard = Option<Box<dyn Any>>;
 #[error("the client is gone")]
 pub struct ClientGone;
 
-/// Reserved space in the queue for a message.
-pub struct ReplySlot<'a>(mpsc::Permit<'a, ClientReply>);
+/// The replies on their way from the stream's task to the response body.
+#[derive(Debug, Default)]
+struct ReplyQueue {
+    /// Small messages, framed, in order.
+    joined: BytesMut,
+    /// Large messages, and all messages behind a large one. All follow `joined`.
+    apart: VecDeque<(Bytes, TakenGuard)>,
+    bytes: usize,
+    messages: usize,
+    end: Option<Box<Status>>,
+    /// The stream's task, once the task waits for the queue.
+    task: Option<Waker>,
+    task_waits_for: QueueWait,
+    /// The response body, once the body waits for a reply.
+    body: Option<Waker>,
+    body_waits: bool,
+    senders: usize,
+    is_client_gone: bool,
+}
 
-impl ReplySlot<'_> {
-    /// Sends a framed message.
-    pub fn send(self, framed: Bytes, keep: TakenGuard) {
-        self.0.send(ClientReply::Message(framed, keep));
-    }
+/// The state of the queue that wakes the stream's task, besides the client's departure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum QueueWait {
+    #[default]
+    Nothing,
+    Room,
+    Empty,
 }
 
 /// The sending side of the stream.
-#[derive(Clone, Debug)]
-pub struct ReplySender(mpsc::Sender<ClientReply>);
+#[derive(Debug)]
+pub struct ReplySender(Rc<RefCell<ReplyQueue>>);
+
+/// The receiving side of the stream; dropped when the client disconnects.
+#[derive(Debug)]
+pub struct ReplyReceiver(Rc<RefCell<ReplyQueue>>);
+
+impl ReplyQueue {
+    fn has_room(&self) -> bool {
+        self.bytes < WAITING_BYTES && self.messages < WAITING_MESSAGES
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.messages += 1;
+        self.wake_body();
+    }
+
+    fn wake_body(&mut self) {
+        if std::mem::take(&mut self.body_waits)
+            && let Some(body) = &self.body
+        {
+            body.wake_by_ref();
+        }
+    }
+
+    fn wake_task(&self) {
+        if let Some(task) = &self.task {
+            task.wake_by_ref();
+        }
+    }
+
+    fn is_over(&self, wait: QueueWait) -> bool {
+        match wait {
+            QueueWait::Nothing => false,
+            QueueWait::Room => self.has_room(),
+            QueueWait::Empty => self.messages == 0,
+        }
+    }
+
+    /// Wakes the task if its wait is over.
+    fn tell_task(&mut self) {
+        if self.is_over(self.task_waits_for) {
+            self.task_waits_for = QueueWait::Nothing;
+            self.wake_task();
+        }
+    }
+
+    fn poll_task(&mut self, cx: &Context<'_>, wait: QueueWait) -> Poll<Result<(), ClientGone>> {
+        if self.is_client_gone {
+            return Poll::Ready(Err(ClientGone));
+        }
+        if self.is_over(wait) {
+            return Poll::Ready(Ok(()));
+        }
+        register(&mut self.task, cx);
+        self.task_waits_for = wait;
+        Poll::Pending
+    }
+
+    /// The next bytes, or the end.
+    fn take(&mut self) -> Option<ClientReply> {
+        let taken = if !self.joined.is_empty() {
+            // Given away whole: an idle stream keeps no buffer.
+            let joined = std::mem::take(&mut self.joined).freeze();
+            self.messages = self.apart.len();
+            Some((joined, None))
+        } else {
+            self.apart.pop_front().inspect(|_| self.messages -= 1)
+        };
+        if self.apart.is_empty() {
+            self.apart = VecDeque::new();
+        }
+        if let Some((framed, keep)) = taken {
+            self.bytes -= framed.len();
+            self.tell_task();
+            return Some(ClientReply::Messages(framed, keep));
+        }
+        self.end.take().map(|status| ClientReply::End(*status))
+    }
+}
+
+fn register(slot: &mut Option<Waker>, cx: &Context<'_>) {
+    match slot {
+        Some(waker) => waker.clone_from(cx.waker()),
+        None => *slot = Some(cx.waker().clone()),
+    }
+}
 
 impl ReplySender {
     /// A sender and a receiver.
     #[must_use]
-    pub fn channel() -> (Self, mpsc::Receiver<ClientReply>) {
-        let (sender, receiver) = mpsc::channel(WAITING);
-        (Self(sender), receiver)
+    pub fn channel() -> (Self, ReplyReceiver) {
+        let queue = Rc::new(RefCell::new(ReplyQueue { senders: 1, ..ReplyQueue::default() }));
+        (Self(Rc::clone(&queue)), ReplyReceiver(queue))
     }
 
     /// Sends a framed message, waiting for queue space. The message is not sent if the future is dropped
@@ -60,40 +178,264 @@ impl ReplySender {
     /// # Errors
     /// [`ClientGone`].
     pub async fn say(&self, framed: Bytes) -> Result<(), ClientGone> {
-        self.0.send(ClientReply::Message(framed, None)).await.map_err(|_| ClientGone)
+        poll_fn(|cx| self.poll_room(cx)).await?;
+        self.send(framed, None);
+        Ok(())
     }
 
-    /// Waits until the queue has space for a message. Cancel-safe.
+    /// Sends a framed message at once, past the queue's limit if need be.
+    pub fn send(&self, framed: Bytes, keep: TakenGuard) {
+        let mut queue = self.0.borrow_mut();
+        if queue.is_client_gone {
+            return;
+        }
+        let bytes = framed.len();
+        if keep.is_none() && bytes <= JOINED && queue.apart.is_empty() {
+            queue.joined.extend_from_slice(&framed);
+        } else {
+            queue.apart.push_back((framed, keep));
+        }
+        queue.count(bytes);
+    }
+
+    /// Sends a message of about `expected` bytes, written by `write` right into the queue. Nothing is sent if
+    /// `write` returns `None`, or is not called because a large message is in the queue.
+    pub fn send_written<T>(
+        &self,
+        expected: usize,
+        write: impl FnOnce(&mut BytesMut) -> Option<T>,
+    ) -> Option<T> {
+        let mut queue = self.0.borrow_mut();
+        if !queue.apart.is_empty() || queue.is_client_gone {
+            return None;
+        }
+        let before = queue.joined.len();
+        queue.joined.reserve(PREFIX + expected);
+        queue.joined.put_bytes(0, PREFIX);
+        let Some(written) = write(&mut queue.joined) else {
+            queue.joined.truncate(before);
+            return None;
+        };
+        write_prefix(&mut queue.joined[before..]);
+        let bytes = queue.joined.len() - before;
+        queue.count(bytes);
+        Some(written)
+    }
+
+    /// True while the queue is short enough for further messages.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.0.borrow().has_room()
+    }
+
+    /// Ready once the queue is short enough for further messages. Cancel-safe.
     ///
     /// # Errors
     /// [`ClientGone`].
-    pub async fn room(&self) -> Result<ReplySlot<'_>, ClientGone> {
-        self.0.reserve().await.map(ReplySlot).map_err(|_| ClientGone)
+    pub fn poll_room(&self, cx: &Context<'_>) -> Poll<Result<(), ClientGone>> {
+        self.0.borrow_mut().poll_task(cx, QueueWait::Room)
     }
 
     /// True if a sent message has not been taken yet.
     #[must_use]
     pub fn is_behind(&self) -> bool {
-        self.0.capacity() < WAITING
+        self.0.borrow().messages > 0
     }
 
-    /// Waits until all sent messages have been taken. Cancel-safe.
+    /// Ready once all sent messages have been taken. Cancel-safe.
     ///
     /// # Errors
     /// [`ClientGone`].
-    pub async fn all_taken(&self) -> Result<(), ClientGone> {
-        self.0.reserve_many(WAITING).await.map(drop).map_err(|_| ClientGone)
+    pub fn poll_all_taken(&self, cx: &Context<'_>) -> Poll<Result<(), ClientGone>> {
+        self.0.borrow_mut().poll_task(cx, QueueWait::Empty)
     }
 
-    /// Sends the end of the stream.
-    pub async fn end(self, status: Status) {
-        if self.0.send(ClientReply::End(status)).await.is_err() {
-            tracing::trace!("nobody heard a stream's end");
+    /// Sends the end of the stream, behind all messages. Later messages and ends are not sent.
+    pub fn end(&self, status: Status) {
+        let mut queue = self.0.borrow_mut();
+        queue.end.get_or_insert_with(|| Box::new(status));
+        queue.wake_body();
+    }
+
+    /// Ready once the client has disconnected. Cancel-safe.
+    pub fn poll_gone(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut queue = self.0.borrow_mut();
+        if queue.is_client_gone {
+            return Poll::Ready(());
         }
+        // A wait for the queue goes on beside this wait.
+        register(&mut queue.task, cx);
+        Poll::Pending
     }
 
     /// Waits until the client disconnects. Cancel-safe.
     pub async fn gone(&self) {
-        self.0.closed().await;
+        poll_fn(|cx| self.poll_gone(cx)).await;
+    }
+}
+
+impl Clone for ReplySender {
+    fn clone(&self) -> Self {
+        self.0.borrow_mut().senders += 1;
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl Drop for ReplySender {
+    fn drop(&mut self) {
+        let mut queue = self.0.borrow_mut();
+        queue.senders -= 1;
+        if queue.senders == 0 {
+            queue.wake_body();
+        }
+    }
+}
+
+impl ReplyReceiver {
+    /// The next item; `None` once all senders are gone. Cancel-safe.
+    pub fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Option<ClientReply>> {
+        let mut queue = self.0.borrow_mut();
+        if let Some(reply) = queue.take() {
+            return Poll::Ready(Some(reply));
+        }
+        if queue.senders == 0 {
+            return Poll::Ready(None);
+        }
+        register(&mut queue.body, cx);
+        queue.body_waits = true;
+        Poll::Pending
+    }
+}
+
+impl Drop for ReplyReceiver {
+    fn drop(&mut self) {
+        let mut queue = self.0.borrow_mut();
+        queue.is_client_gone = true;
+        let dropped = (std::mem::take(&mut queue.joined), std::mem::take(&mut queue.apart));
+        (queue.bytes, queue.messages) = (0, 0);
+        queue.wake_task();
+        // Guards run code of their own when dropped.
+        drop(queue);
+        drop(dropped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+    use crate::rpc::frame::{FrameReader, encode};
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Wakes {
+        fn new() -> (Arc<Self>, Waker) {
+            let wakes = Arc::<Self>::default();
+            (Arc::clone(&wakes), Waker::from(wakes))
+        }
+
+        fn count(&self) -> usize {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn taken(receiver: &mut ReplyReceiver, cx: &Context<'_>) -> Vec<Bytes> {
+        let mut reader = FrameReader::new(1 << 20);
+        while let Poll::Ready(Some(ClientReply::Messages(framed, _))) = receiver.poll_next(cx) {
+            reader.push(framed);
+        }
+        reader.map(|message| message.expect("a frame")).collect()
+    }
+
+    #[test]
+    fn messages_come_out_in_order_whichever_way_they_went_in() {
+        let (_, waker) = Wakes::new();
+        let cx = Context::from_waker(&waker);
+        let (sender, mut receiver) = ReplySender::channel();
+        let large = Bytes::from(vec![7; 2 * JOINED]);
+        sender.send(encode(b"one"), None);
+        let written = sender.send_written(3, |to| {
+            to.put_slice(b"two");
+            Some(2)
+        });
+        assert_eq!(written, Some(2));
+        let unsent: Option<()> = sender.send_written(4, |to| {
+            to.put_slice(b"none");
+            None
+        });
+        assert_eq!(unsent, None);
+        sender.send(encode(&large), None);
+        assert_eq!(sender.send_written(1, |_| Some(())), None, "a large message is before");
+        sender.send(encode(b"three"), Some(Box::new(())));
+        sender.send(encode(b"four"), None);
+        let all = taken(&mut receiver, &cx);
+        assert_eq!(all, [Bytes::from_static(b"one"), "two".into(), large, "three".into(), "four".into()]);
+        assert!(!sender.is_behind() && sender.has_room());
+        assert_eq!(sender.0.borrow().joined.capacity() + sender.0.borrow().apart.capacity(), 0);
+    }
+
+    #[test]
+    fn the_task_waits_for_room_and_the_body_for_messages() {
+        let ((task, task_waker), (body, body_waker)) = (Wakes::new(), Wakes::new());
+        let (task_cx, body_cx) = (Context::from_waker(&task_waker), Context::from_waker(&body_waker));
+        let (sender, mut receiver) = ReplySender::channel();
+        assert!(receiver.poll_next(&body_cx).is_pending());
+        let message = encode(&[0; JOINED / 2]);
+        while sender.poll_room(&task_cx).is_ready() {
+            sender.send(message.clone(), None);
+        }
+        assert_eq!((task.count(), body.count()), (0, 1), "one wakeup for all messages");
+        assert!(sender.0.borrow().bytes < WAITING_BYTES + message.len(), "the queue is short");
+        assert!(receiver.poll_next(&body_cx).is_ready());
+        assert_eq!((task.count(), sender.has_room()), (1, true));
+        for _ in 0..WAITING_MESSAGES {
+            assert!(sender.poll_room(&task_cx).is_ready());
+            sender.send(encode(b""), None);
+        }
+        assert!(sender.poll_room(&task_cx).is_pending(), "empty messages are bounded too");
+        assert!(sender.poll_all_taken(&task_cx).is_pending());
+        assert!(receiver.poll_next(&body_cx).is_ready());
+        assert_eq!(task.count(), 2);
+        assert_eq!(sender.poll_all_taken(&task_cx), Poll::Ready(Ok(())));
+    }
+
+    #[test]
+    fn each_side_hears_of_the_others_end() {
+        let ((task, task_waker), (body, body_waker)) = (Wakes::new(), Wakes::new());
+        let (task_cx, body_cx) = (Context::from_waker(&task_waker), Context::from_waker(&body_waker));
+        let (sender, mut receiver) = ReplySender::channel();
+        assert!(receiver.poll_next(&body_cx).is_pending());
+        let twin = sender.clone();
+        drop(sender);
+        assert_eq!(body.count(), 0);
+        twin.send(encode(b"last"), None);
+        twin.end(Status::OK);
+        assert!(matches!(receiver.poll_next(&body_cx), Poll::Ready(Some(ClientReply::Messages(..)))));
+        assert!(matches!(receiver.poll_next(&body_cx), Poll::Ready(Some(ClientReply::End(_)))));
+        assert!(receiver.poll_next(&body_cx).is_pending());
+        drop(twin);
+        assert_eq!(body.count(), 2);
+        assert!(matches!(receiver.poll_next(&body_cx), Poll::Ready(None)));
+
+        let (sender, receiver) = ReplySender::channel();
+        assert!(sender.poll_gone(&task_cx).is_pending());
+        let guard = Rc::new(());
+        sender.send(encode(b"unread"), Some(Box::new(Rc::clone(&guard))));
+        drop(receiver);
+        assert_eq!((task.count(), Rc::strong_count(&guard)), (1, 1), "what is unread is given back");
+        assert!(sender.poll_gone(&task_cx).is_ready());
+        assert_eq!(sender.poll_room(&task_cx), Poll::Ready(Err(ClientGone)));
+        sender.send(encode(b"late"), None);
+        assert!(!sender.is_behind());
     }
 }

@@ -12,10 +12,10 @@ use std::pin::Pin;
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Body as _;
-use hyper::body::Incoming;
 use tokio::task::yield_now;
 
 use crate::downstream::request_memory::RequestMemoryCharge;
+use crate::io::http2_body::Http2Body;
 use crate::refusal::Refusal;
 use crate::rpc::encoding::Encoding;
 use crate::rpc::frame::{FrameReader, PREFIX, Payload};
@@ -24,7 +24,7 @@ use crate::rpc::inflate::{InflateStep, Inflater};
 /// The body of a request, and the encoding of its messages.
 pub struct RequestBody {
     /// The body's frames.
-    pub frames: Incoming,
+    pub frames: Http2Body,
     /// The call's encoding.
     pub encoding: Encoding,
     /// Accounts for the memory of bytes read from the body.
@@ -39,7 +39,7 @@ impl RequestBody {
     ///
     /// # Errors
     /// The client's message encoding is not supported by etcd.
-    pub fn of(headers: &HeaderMap, frames: Incoming, held: RequestMemoryCharge) -> Result<Self, Refusal> {
+    pub fn of(headers: &HeaderMap, frames: Http2Body, held: RequestMemoryCharge) -> Result<Self, Refusal> {
         Ok(Self { frames, encoding: Encoding::of(headers)?, held })
     }
 }
@@ -59,11 +59,11 @@ pub enum ClientRequestItem {
 
 /// A client's stream of messages.
 pub struct RequestMessages {
-    body: Incoming,
+    body: Http2Body,
     reader: FrameReader,
     largest: usize,
     /// A compressed message, completely received and being inflated.
-    inflater: Option<Inflater>,
+    inflater: Option<Box<Inflater>>,
     held: RequestMemoryCharge,
     /// Messages returned since the last yield.
     in_a_row: usize,
@@ -112,7 +112,7 @@ impl RequestMessages {
             match self.reader.next_payload() {
                 Some(Ok(Payload::Plain(message))) => return ClientRequestItem::Message(message),
                 Some(Ok(Payload::Gzip(compressed))) => {
-                    self.inflater = Some(Inflater::new(compressed, self.largest));
+                    self.inflater = Some(Box::new(Inflater::new(compressed, self.largest)));
                     continue;
                 }
                 Some(Err(fault)) => return ClientRequestItem::Bad(fault.refusal(None)),

@@ -60,25 +60,27 @@ impl ServedStreams {
     }
 
     /// Counts a new stream, with its request answered by `answer`. The stream counts until the returned
-    /// future and the response body are dropped.
+    /// future and the response body are dropped. `answer` is boxed first: a future is stored twice in the
+    /// future that awaits it.
     pub(super) fn serve<A, B>(
         self: &Rc<Self>,
         answer: A,
-    ) -> impl Future<Output = Result<Response<ServedBody<B>>, Infallible>> + use<A, B>
+    ) -> Pin<Box<impl Future<Output = Response<ServedBody<B>>> + use<A, B>>>
     where
         A: Future<Output = Response<B>>,
     {
+        let answer = Box::pin(answer);
         self.count.set(self.count.get() + 1);
         self.activity.begin_stream();
         let served = ServedStream { of: Rc::clone(self), is_answered: false };
-        async move {
+        Box::pin(async move {
             if served.expects_reset() {
                 // h2 checks for a reset only once the answer is awaited. Without the yield, a request would
                 // be sent to a member for a client whose reset has been read already.
                 tokio::task::yield_now().await;
             }
-            Ok(served.answered(answer.await))
-        }
+            served.answered(answer.await)
+        })
     }
 
     /// Waits until the client has reset more streams than allowed. Cancel-safe.

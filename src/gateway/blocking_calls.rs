@@ -97,7 +97,7 @@ async fn answered(exchange: &Exchange<'_>, lock_wait: Option<&LockWait>) -> Resu
                 Some(false) => {}
                 None => return Err(Refusal::REQUEST_TIMED_OUT),
             }
-        } else if !(lock_wait.was_lost() && is_expired(&status)) {
+        } else if !(lock_wait.was_lost() && is_expired(status)) {
             return Ok(answer);
         }
         tracing::debug!("a lock's key was gone when its turn came: it queues again");

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use http::HeaderMap;
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::config::Config;
@@ -20,6 +19,7 @@ use crate::downstream::request_messages::RequestBody;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::caller::{Caller, Identities};
 use crate::gateway::{ClientConnection, Gateway};
+use crate::io::http2_body::Http2Body;
 use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::call::Deadline;
@@ -106,7 +106,7 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// The body's compression is not supported.
-    pub fn body(&self, frames: Incoming) -> Result<RequestBody, Refusal> {
+    pub fn body(&self, frames: Http2Body) -> Result<RequestBody, Refusal> {
         RequestBody::of(self.headers, frames, self.memory.borrow().sibling())
     }
 
@@ -130,13 +130,12 @@ impl<'a> Call<'a> {
         Rc::clone(&self.snapshot.borrow())
     }
 
-    /// Identifies the caller under the current rules, which become the call's snapshot.
+    /// Identifies the caller under the rules of the call's snapshot.
     ///
     /// # Errors
     /// The caller's credential is bad, or the connection takes no calls any more.
     pub async fn identify(&self) -> Result<Rc<Caller>, Refusal> {
         let (gateway, client) = (self.gateway, self.client);
-        self.snapshot.replace(gateway.snapshot());
         let snapshot = self.snapshot();
         let served = snapshot.members.cluster;
         let callers = &gateway.callers;
@@ -156,6 +155,15 @@ impl<'a> Call<'a> {
                 Ok(caller)
             }
         }
+    }
+
+    /// Identifies the caller of a call that waited, under the current rules: the call's snapshot from now on.
+    ///
+    /// # Errors
+    /// As [`Call::identify`].
+    pub async fn identify_again(&self) -> Result<Rc<Caller>, Refusal> {
+        self.snapshot.replace(self.gateway.snapshot());
+        self.identify().await
     }
 
     /// Counts and returns the refusal of a request whose bytes are read differently by different decoders.

@@ -88,14 +88,16 @@ impl DefragmentationRegister {
     }
 }
 
-fn is_ours_at(gateway: &Gateway, wanted: MemberTarget) -> bool {
+/// True if Keyward runs a Defragment for this target itself, because other voters can take over the member's
+/// calls. False if the call is passed on.
+fn is_ours(gateway: &Gateway, wanted: MemberTarget) -> bool {
     let members = gateway.upstream.members.snapshot.load();
     match wanted {
         // With an unready voter, the call is passed on unchanged, unless a member is being defragmented or
         // about to be: then the call is refused here.
         MemberTarget::This(id) => {
             let voter = members.get(id).is_some_and(|member| member.role == Role::Voter);
-            let rests = voters(&members).any(|member| member.rest.is_open());
+            let rests = voters(&members).any(|member| member.maintenance.is_open());
             let taken = rests || gateway.defragmentations.is_running();
             voter && voters(&members).count() > 1 && (taken || unready(&members).is_none())
         }
@@ -103,22 +105,17 @@ fn is_ours_at(gateway: &Gateway, wanted: MemberTarget) -> bool {
     }
 }
 
-/// True if Keyward runs the Defragment itself, because other voters can take over the member's calls.
-/// False if the call is passed on.
+/// Defragments the wanted member, or all voters. `None` if the call is to be passed on, because no other
+/// voter can take over the member's calls.
 ///
 /// # Errors
-/// The client names an unknown member.
-pub fn is_ours(call: &Call<'_>, request: &UnaryRequest) -> Result<bool, Refusal> {
-    Ok(is_ours_at(call.gateway, request.member_target(call)?))
-}
-
-/// Defragments the wanted member, or all voters.
-///
-/// # Errors
-/// No member, or not every member, was defragmented.
-pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineResult, Refusal> {
+/// No member, or not every member, was defragmented; or the client names an unknown member.
+pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<Option<PipelineResult>, Refusal> {
     let wanted = request.member_target(call)?;
-    run(call, &request.caller, wanted).await.map(PipelineResult::Ours)
+    if !is_ours(call.gateway, wanted) {
+        return Ok(None);
+    }
+    run(call, &request.caller, wanted).await.map(|answer| Some(PipelineResult::Ours(answer)))
 }
 
 /// Passes the call on. No other defragmentation begins meanwhile, if the caller may defragment.

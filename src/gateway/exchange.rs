@@ -42,9 +42,9 @@ use crate::rpc::outcome::{
 use crate::rpc::quorum::QuorumNeed;
 use crate::upstream::answer::{HELD, MemberReply};
 use crate::upstream::ejection::{InFlightCall, LatencySampling};
-use crate::upstream::member_connection::UpstreamRequestBody;
 use crate::upstream::own_requests::ReadError;
 use crate::upstream::send::{NoReply, UpstreamHead, UpstreamUser, is_different_cluster, upstream_headers};
+use crate::upstream::upstream_request::UpstreamRequestBody;
 use crate::upstream::waiting_calls::is_still_served;
 
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -254,7 +254,8 @@ impl Exchange<'_> {
                         }
                     }
                 }
-                Some(lock_wait) => lock_wait.await_answer(reading).await,
+                // Boxed, as is every step of a Lock or Campaign here, so that the other calls do not pay.
+                Some(lock_wait) => Box::pin(lock_wait.await_answer(reading)).await,
             }
         };
         let attempt = match read {
@@ -262,12 +263,10 @@ impl Exchange<'_> {
                 Attempt::Again(None, Refusal::REQUEST_TIMED_OUT)
             }
             None => Attempt::Refused(Refusal::REQUEST_TIMED_OUT),
-            Some(Ok(answer)) if answer.status().is_some_and(|status| is_of_shared_watch(&status)) => {
-                match lock_wait {
-                    Some(lock_wait) => judge_shared_watch_refusal(answer, lock_wait).await,
-                    None => Attempt::Answered(answer),
-                }
-            }
+            Some(Ok(answer)) if answer.status().is_some_and(is_of_shared_watch) => match lock_wait {
+                Some(lock_wait) => Box::pin(judge_shared_watch_refusal(answer, lock_wait)).await,
+                None => Attempt::Answered(answer),
+            },
             Some(Ok(answer)) => self.judge(answer, lock_wait, &member, &credential, healed, in_flight),
             Some(Err(reason)) => self.judge_no_reply(reason, lock_wait, &member, in_flight),
         };
@@ -392,7 +391,7 @@ impl Exchange<'_> {
         head: UpstreamHead,
         slot: Option<&TrackedSlot>,
     ) -> Result<MemberReply, NoReply> {
-        let message = Some(self.body.clone());
+        let message = self.body.clone();
         let body = match slot {
             Some(slot) => UpstreamRequestBody::Tracked(message, slot.track()),
             None => UpstreamRequestBody::Once(message),
@@ -417,9 +416,7 @@ impl Exchange<'_> {
         healed: &mut Vec<MemberId>,
         in_flight: Option<InFlightCall<'_>>,
     ) -> Attempt {
-        let status = answer.status();
-        let refused = status.as_ref().is_some_and(|status| !status.is_ok());
-        let Some(status) = status.filter(|_| refused) else {
+        let Some(status) = answer.status().filter(|status| !status.is_ok()).cloned() else {
             if let Some(in_flight) = in_flight {
                 in_flight.answered(true);
             }

@@ -5,8 +5,10 @@
 //! member is chosen and asked. Invariant: an answer is never older than an answer already shown to the
 //! client.
 
+use std::future::Future;
+
 use futures_util::FutureExt as _;
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::Either;
 use tokio::time::timeout;
 
 use crate::gateway::active_streams::Registration;
@@ -31,10 +33,7 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
         Lane::Unary => (None, Registration::UNBOUND),
         _ => (request.caller.in_use(), call.gateway.enter(call.client, &request.caller)?),
     };
-    let mut answer = match special(&exchange, &request) {
-        None => exchange.run(None).await?,
-        Some(steps) => steps.await?,
-    };
+    let mut answer = answered(&exchange, &request).await?;
     let mut room = None;
     if let Some(need) = UnreadRoomNeed::of(&answer, call.method, request.lane) {
         room = call.client.unread.take(need);
@@ -50,21 +49,22 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
     Ok(PipelineResult::Member(Box::new(answer), in_use, registration, room))
 }
 
-/// The exchange of a call with more steps than sending; `None` for the other calls.
-fn special<'e>(
-    exchange: &Exchange<'e>,
+/// Makes the call, with the steps of its handler. Calls with more steps than sending are boxed, so that the
+/// other calls do not pay for larger futures.
+fn answered<'e>(
+    exchange: &'e Exchange<'e>,
     request: &'e UnaryRequest,
-) -> Option<LocalBoxFuture<'e, Result<MemberReply, Refusal>>> {
+) -> impl Future<Output = Result<MemberReply, Refusal>> + 'e {
     let message = &request.message;
-    match exchange.call.method.handler {
-        Handler::Defragment => Some(defragment::pass_on(exchange.clone()).boxed_local()),
-        Handler::LeaseLeases => Some(read_floor::run_after_catch_up(exchange.clone()).boxed_local()),
-        Handler::MoveLeader => Some(leadership::run(exchange.clone(), message).boxed_local()),
-        Handler::MemberRemove => Some(removal::run(exchange.clone(), message).boxed_local()),
-        Handler::LeaseTimeToLive => Some(read_floor::run(exchange.clone(), message).boxed_local()),
-        _ if request.is_local => Some(read_floor::run(exchange.clone(), message).boxed_local()),
-        _ => None,
-    }
+    Either::Right(match exchange.call.method.handler {
+        Handler::Defragment => defragment::pass_on(exchange.clone()).boxed_local(),
+        Handler::LeaseLeases => read_floor::run_after_catch_up(exchange.clone()).boxed_local(),
+        Handler::MoveLeader => leadership::run(exchange.clone(), message).boxed_local(),
+        Handler::MemberRemove => removal::run(exchange.clone(), message).boxed_local(),
+        Handler::LeaseTimeToLive => read_floor::run(exchange.clone(), message).boxed_local(),
+        _ if request.is_local => read_floor::run(exchange.clone(), message).boxed_local(),
+        _ => return Either::Left(exchange.run(None)),
+    })
 }
 
 /// Repeats a read whose answer was dropped because the buffer of unread answers was full. The wait for room
@@ -78,11 +78,8 @@ async fn repeated(
     loop {
         call.gateway.metrics.unread.asked_again.inc();
         let room = call.client.unread.wait(need).await?;
-        exchange.user = call.identify().await?.upstream_user.clone();
-        let answer = match special(&exchange, request) {
-            None => exchange.run(None).await?,
-            Some(steps) => steps.await?,
-        };
+        exchange.user = call.identify_again().await?.upstream_user.clone();
+        let answer = answered(&exchange, request).await?;
         let Some(now) = UnreadRoomNeed::of(&answer, call.method, request.lane) else {
             return Ok((answer, None));
         };

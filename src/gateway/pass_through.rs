@@ -4,25 +4,25 @@
 //! frames as received.
 
 use http::request::Parts;
-use hyper::body::Incoming;
 use tokio::time::timeout;
 
 use crate::gateway::call::Call;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::UnreadRoomNeed;
+use crate::io::http2_body::Http2Body;
 use crate::members::choose::MemberTarget;
 use crate::refusal::Refusal;
 use crate::rpc::method::Lane;
 use crate::upstream::answer::MemberReply;
-use crate::upstream::member_connection::UpstreamRequestBody;
 use crate::upstream::send::{NoReply, upstream_headers};
+use crate::upstream::upstream_request::UpstreamRequestBody;
 
 /// Passes the call on, without retries.
 ///
 /// # Errors
 /// No member answered, or the caller is not accepted.
-pub async fn serve(call: &Call<'_>, head: &Parts, body: Incoming) -> Result<PipelineResult, Refusal> {
+pub async fn serve(call: &Call<'_>, head: &Parts, body: Http2Body) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
     let caller = call.identify().await?;
     let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;

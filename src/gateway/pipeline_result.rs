@@ -5,7 +5,7 @@
 use bytes::Bytes;
 
 use crate::credentials::TokenUseGuard;
-use crate::downstream::client_replies::ClientReply;
+use crate::downstream::client_replies::ReplyReceiver;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::reply::{self, DownstreamResponse};
@@ -20,7 +20,7 @@ pub enum PipelineResult {
     /// A framed message produced by Keyward.
     Ours(Bytes),
     /// A stream produced by Keyward.
-    Stream(tokio::sync::mpsc::Receiver<ClientReply>),
+    Stream(ReplyReceiver),
 }
 
 impl PipelineResult {

@@ -64,7 +64,7 @@ async fn prepare(exchange: &Exchange<'_>, id: MemberId) -> Option<RemovalGuard> 
     // Only permitted callers may take the member out of service. Otherwise the call goes to etcd unprepared,
     // and etcd decides.
     defragment::permitted(upstream, &exchange.user).await.ok()?;
-    let probes = member.rest.begin_removal();
+    let probes = member.maintenance.begin_removal();
     let calls = member.is_ready().then(|| DrainedMember::new(upstream, &member));
     let waits = calls.as_ref().is_none_or(DrainedMember::is_free);
     if waits && timeout(CALLS, defragment::idle(&member)).await.is_err() {

@@ -13,10 +13,9 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
-use tokio::sync::mpsc;
 
 use crate::credentials::TokenUseGuard;
-use crate::downstream::client_replies::ClientReply;
+use crate::downstream::client_replies::ReplyReceiver;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::reply_contents::{ReplyContents, ReplyPiece, ReplyRest};
@@ -83,7 +82,7 @@ pub fn deliver(
 ) -> DownstreamResponse {
     let in_header = Status::from_headers(&answer.headers);
     let only_headers = in_header.is_some();
-    if let Some(status) = answer.status().or(in_header) {
+    if let Some(status) = answer.status().or(in_header.as_ref()) {
         record.ended(status.code);
     }
     let rest = match answer.rest {
@@ -101,11 +100,7 @@ pub fn deliver(
 
 /// A stream produced by Keyward. The client is told `broken` if the stream's task ends without a status.
 #[must_use]
-pub fn stream(
-    said: mpsc::Receiver<ClientReply>,
-    broken: Refusal,
-    record: AccessRecord,
-) -> DownstreamResponse {
+pub fn stream(said: ReplyReceiver, broken: Refusal, record: AccessRecord) -> DownstreamResponse {
     respond(
         ours(),
         Reply::own(ReplyContents::new([].into(), ReplyRest::Ours(said, broken, None), None), record),

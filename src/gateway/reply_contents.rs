@@ -11,12 +11,11 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Body as _;
-use hyper::body::Incoming;
-use tokio::sync::mpsc;
 
 use crate::credentials::TokenUseGuard;
-use crate::downstream::client_replies::{ClientReply, TakenGuard};
+use crate::downstream::client_replies::{ClientReply, ReplyReceiver, TakenGuard};
 use crate::gateway::active_streams::Registration;
+use crate::io::http2_body::Http2Body;
 use crate::refusal::{Refusal, Status};
 use crate::upstream::member_connection::InFlight;
 
@@ -27,11 +26,11 @@ pub(super) enum ReplyRest {
     /// Trailers.
     Trailers(HeaderMap),
     /// A member's body, relayed for as long as the caller may go on. The refusal replaces a broken end.
-    Piped(Incoming, Refusal, Registration),
+    Piped(Http2Body, Refusal, Registration),
     /// A stream made by Keyward; a sender dropped without an end counts as an early end, answered with the
     /// refusal. The last field is the accounting of the message taken last by HTTP/2; HTTP/2 asks for the
     /// next message after sending most of the previous message.
-    Ours(mpsc::Receiver<ClientReply>, Refusal, TakenGuard),
+    Ours(ReplyReceiver, Refusal, TakenGuard),
 }
 
 /// The remaining contents of a reply.
@@ -117,8 +116,8 @@ impl ReplyContents {
             },
             ReplyRest::Ours(said, broken, taken) => {
                 *taken = None;
-                match ready!(said.poll_recv(cx)) {
-                    Some(ClientReply::Message(framed, keep)) => {
+                match ready!(said.poll_next(cx)) {
+                    Some(ClientReply::Messages(framed, keep)) => {
                         *taken = keep;
                         Poll::Ready(ReplyPiece::Data(framed))
                     }

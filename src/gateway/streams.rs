@@ -5,14 +5,15 @@
 //! resumed. Invariants: the credential is kept alive exactly as long as the stream; no stream outlives its
 //! client's proof.
 
-use std::future::{Future, pending};
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_memory::RequestMemoryCharge;
@@ -29,11 +30,13 @@ use crate::lease::observe::ObserveStream;
 use crate::members::choose::MemberChooser;
 use crate::members::cluster_outage::{self, StreamPatience, UpstreamLink};
 use crate::refusal::Refusal;
+use crate::tasks::wake_gate::WakeGate;
+use crate::upstream::reopening_stream::StreamRoute;
 use crate::upstream::send::copy_forwarded_fields;
 use crate::watch::budget::WatchByteShare;
 use crate::watch::hub::HubTiming;
 use crate::watch::session_driver::WatchSession;
-use crate::watch::upstream_stream::WatchRoute;
+use crate::watch::upstream_stream::{RULES, WatchRoute};
 
 /// How long a client's progress request waits for the member before already known progress may answer the
 /// request.
@@ -57,9 +60,14 @@ pub fn watch(
     let link = Rc::<UpstreamLink>::default();
     let session = WatchSession {
         route: WatchRoute {
-            upstream: Rc::clone(&gateway.upstream),
-            user: caller.upstream_user.clone(),
-            headers: kept_headers,
+            stream: Rc::new(StreamRoute {
+                upstream: Rc::clone(&gateway.upstream),
+                user: caller.upstream_user.clone(),
+                headers: kept_headers,
+                method: call.method,
+                rules: &RULES,
+                request: None,
+            }),
             home: gateway.home(client),
             floor: Rc::clone(&client.floor),
             share: WatchByteShare::new(&gateway.watch_budget),
@@ -69,15 +77,13 @@ pub fn watch(
             progress_grace: PROGRESS_GRACE,
         },
         largest_request: config.limits.request_size,
-        drain: client.drain.clone(),
         resumed: gateway.metrics.watch_resumes.clone(),
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
     };
-    let (in_use, ends) = ((caller.in_use(), held), ends(call, caller));
-    let outage = outage(call, link);
+    let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = session.run(body, replies.clone(), start).boxed_local();
-    gateway.tasks.spawn("watch", within(ends, outage, registration, replies, run, in_use)).detach();
+    gateway.tasks.spawn("watch", within(limited, replies, run, in_use)).detach();
     Ok(PipelineResult::Stream(said))
 }
 
@@ -105,14 +111,12 @@ pub fn keep_alive(
         upstream: Rc::clone(&gateway.upstream),
         user: caller.upstream_user.clone(),
         headers: kept_headers,
-        drain: client.drain.clone(),
         resumed: gateway.metrics.keepalive_resumes.clone(),
         link: Rc::clone(&link),
     };
-    let (in_use, ends) = ((caller.in_use(), held), ends(call, caller));
-    let outage = outage(call, link);
+    let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = keep_alive.run(body, replies.clone()).boxed_local();
-    gateway.tasks.spawn("keepalive", within(ends, outage, registration, replies, run, in_use)).detach();
+    gateway.tasks.spawn("keepalive", within(limited, replies, run, in_use)).detach();
     Ok(PipelineResult::Stream(said))
 }
 
@@ -132,71 +136,74 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
         user: caller.upstream_user.clone(),
         headers: kept_headers,
         request,
-        drain: client.drain.clone(),
         resumed: gateway.metrics.observe_resumes.clone(),
         link: Rc::clone(&link),
     };
-    let (in_use, ends) = (caller.in_use(), ends(call, caller));
-    let outage = outage(call, link);
+    let (in_use, limited) = (caller.in_use(), limits(call, caller, link, registration));
     let run = observe.run(replies.clone()).boxed_local();
-    gateway
-        .tasks
-        .spawn("observe", within(ends, outage, registration, replies, run, (in_use, held, waiting)))
-        .detach();
+    gateway.tasks.spawn("observe", within(limited, replies, run, (in_use, held, waiting))).detach();
     Ok(PipelineResult::Stream(said))
 }
 
 /// Copies the forwarded header fields for the stream's lifetime and charges the memory budget for the copy.
 fn kept(call: &Call<'_>, caller: &Caller) -> Result<(HeaderMap, RequestMemoryCharge), Refusal> {
-    let headers = copy_forwarded_fields(call.headers);
+    // The clone has memory for its fields only; the original has room for more.
+    let headers = copy_forwarded_fields(call.headers).clone();
     let held = call.gateway.hold_request(call.client, call.gateway.requester(caller), &headers)?;
     Ok((headers, held))
 }
 
-/// When the stream must end, and the refusal for the client: at the client's deadline or the end of the
-/// caller's proof, whichever is earlier.
-fn ends(call: &Call<'_>, caller: &Caller) -> Option<(Instant, Refusal)> {
+/// Waits until a reason outside the stream ends the stream: a revocation, the client's deadline, the end of
+/// the caller's proof, an outage of the cluster (with `link`), or the drain of the process.
+fn limits(
+    call: &Call<'_>,
+    caller: &Caller,
+    link: Rc<UpstreamLink>,
+    mut registration: Registration,
+) -> impl Future<Output = Refusal> + use<> {
     let deadline = call.deadline.map(|at| (at, Refusal::DEADLINE_EXCEEDED));
-    deadline.into_iter().chain(call.client.authorization_end(caller)).min_by_key(|(at, _)| *at)
-}
-
-/// Waits until an outage of the cluster ends the call's stream, which uses `link`.
-fn outage(call: &Call<'_>, link: Rc<UpstreamLink>) -> impl Future<Output = Refusal> + use<> {
+    let proof_end = call.client.authorization_end(caller);
+    let ends = deadline.into_iter().chain(proof_end).min_by_key(|(at, _)| *at);
+    // The timer is large, and few streams have a time limit.
+    let mut late = ends.map(|(at, refusal)| (Box::pin(sleep_until(at)), refusal));
     let wants_leader = call.headers.get("hasleader").is_some_and(|value| value == "true");
     let patience = StreamPatience::new(call.snapshot().config.cluster.outage, wants_leader);
-    let members = call.gateway.upstream.members.clone();
-    async move { cluster_outage::wait_for_stream_end(&members, &link, patience).await }
+    let upstream = Rc::clone(&call.gateway.upstream);
+    let mut drain = call.client.drain.clone();
+    // The variables are used where they are captured: moved, they would be stored twice.
+    async move {
+        let late = poll_fn(|cx| match &mut late {
+            None => Poll::Pending,
+            Some((timer, refusal)) => timer.as_mut().poll(cx).map(|()| refusal.clone()),
+        });
+        tokio::select! {
+            biased; // revocation first: a revoked client gets no further message
+            refusal = registration.cancelled() => refusal,
+            refusal = late => refusal,
+            refusal = cluster_outage::wait_for_stream_end(&upstream.members, &link, patience) => refusal,
+            _ = drain.wait_for(Option::is_some) => Refusal::SHUTTING_DOWN,
+        }
+    }
 }
 
-/// Runs a stream until its end, its time limit, an outage or a revocation, and tells the client the reason.
-/// `keep` is held until then. The stream is boxed, so that this future does not store the stream twice.
-async fn within(
-    ends: Option<(Instant, Refusal)>,
-    outage: impl Future<Output = Refusal>,
-    mut registration: Registration,
+/// Runs a stream until its end or until `limited` is over, and tells the client the reason. `keep` is held
+/// until then.
+fn within(
+    limited: impl Future<Output = Refusal>,
     replies: ReplySender,
     mut run: LocalBoxFuture<'static, ()>,
     keep: impl Sized,
-) {
-    let late = async {
-        match ends {
-            None => pending().await,
-            Some((at, refusal)) => {
-                sleep_until(at).await;
-                refusal
-            }
+) -> impl Future<Output = ()> {
+    let mut limited = Box::pin(limited);
+    let gate = WakeGate::default();
+    // No async block: it would store its variables twice.
+    poll_fn(move |cx| {
+        let _keep = &keep;
+        // Limits first: a revoked client gets no further message.
+        if let Poll::Ready(refusal) = gate.poll(cx, |cx| limited.as_mut().poll(cx)) {
+            replies.end(refusal.status());
+            return Poll::Ready(());
         }
-    };
-    let ended = tokio::select! {
-        biased; // revocation first: a revoked client gets no further message
-        refusal = registration.cancelled() => Some(refusal),
-        () = &mut run => None,
-        refusal = late => Some(refusal),
-        refusal = outage => Some(refusal),
-    };
-    drop(run);
-    if let Some(refusal) = ended {
-        replies.end(refusal.status()).await;
-    }
-    drop(keep);
+        run.as_mut().poll(cx)
+    })
 }

@@ -64,7 +64,7 @@ impl UnaryRequest {
         waited |= write_order::wait(call, effect).await;
         if waited {
             // Boxed, since few calls wait.
-            caller = Box::pin(call.identify()).await?;
+            caller = Box::pin(call.identify_again()).await?;
         }
         Ok(Self {
             caller,

@@ -32,7 +32,7 @@ use crate::rpc::method::{Lane, Method, StreamingSides};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::unread_metrics::{GiveUpReason, UnreadMetrics};
 use crate::upstream::answer::{HELD, MemberReply, ReplyRemainder};
-use crate::upstream::member_connection::stream_window;
+use crate::upstream::connection_load::stream_window;
 
 /// Answers up to this size are not counted: the stream carrying such an answer costs about as much.
 pub const SMALL: usize = 4 * 1024;

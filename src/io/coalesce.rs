@@ -2,9 +2,9 @@
 //! turn of the event loop.
 //!
 //! Owns: a connection's write buffer, and the flusher task emptying the buffer. HTTP/2 libraries write and
-//! flush per frame, and from several tasks (hyper's client drives h2 in a separate task), so flushing is not
-//! left to the library: `poll_write` appends, `poll_flush` is always ready, and the flusher sends after all
-//! currently runnable tasks have run. Must not know: HTTP/2, TLS, the peer.
+//! flush several times in a turn, so flushing is not left to the library: `poll_write` appends, `poll_flush`
+//! is always ready, and the flusher sends after all currently runnable tasks have run. Must not know: HTTP/2,
+//! TLS, the peer.
 //!
 //! Invariants: an accepted byte is sent or the next write fails, even if the byte's frame stays alone for
 //! hours; at most `HIGH_WATER` bytes plus a single write are buffered; shutdown sends the whole buffer

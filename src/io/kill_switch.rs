@@ -1,15 +1,14 @@
 //! A kill switch for a byte stream: cutting the stream acts like a pulled cable and ends the HTTP/2
 //! connection above with all its streams.
 //!
-//! hyper's client drives its connection in a separate task, alive as long as any stream of the connection;
-//! only the bytes underneath can be ended by Keyward. Owns: the cut, and noticing the first byte from the
-//! peer. Must not know: when and why a stream is cut. Invariant: after the cut every read and write fails,
-//! including a read already waiting. The switch may be used from any thread.
+//! A connection's task lives as long as any stream of the connection; the cut ends it at once, from any
+//! thread. Owns: the cut, and the count of bytes from the peer. Must not know: when and why a stream is cut.
+//! Invariant: after the cut every read and write fails, including a read already waiting.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
@@ -20,7 +19,7 @@ use tokio::sync::Notify;
 struct KillSwitchState {
     cut: AtomicBool,
     reader: AtomicWaker,
-    heard: AtomicBool,
+    received: AtomicU64,
     hearing: Notify,
 }
 
@@ -54,11 +53,17 @@ impl KillSwitch {
         loop {
             // Created before the check, so that a byte arriving in between is not missed.
             let hearing = self.0.hearing.notified();
-            if self.0.heard.load(Ordering::SeqCst) {
+            if self.received() > 0 {
                 return;
             }
             hearing.await;
         }
+    }
+
+    /// Number of bytes received from the peer.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.0.received.load(Ordering::SeqCst)
     }
 }
 
@@ -83,8 +88,11 @@ impl<T: AsyncRead + Unpin, K: Unpin> AsyncRead for CuttableStream<T, K> {
         self.check_not_cut()?;
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.io).poll_read(cx, buffer);
-        if buffer.filled().len() > before && !self.shared.heard.load(Ordering::Relaxed) {
-            self.shared.heard.store(true, Ordering::SeqCst);
+        let read = buffer.filled().len() - before;
+        // A stream has one reader, so no other thread adds.
+        let received = self.shared.received.load(Ordering::Relaxed);
+        self.shared.received.store(received + read as u64, Ordering::SeqCst);
+        if received == 0 && read > 0 {
             self.shared.hearing.notify_waiters();
         }
         polled

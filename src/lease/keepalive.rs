@@ -59,8 +59,6 @@ pub struct KeepAliveStream {
     pub user: UpstreamUser,
     /// The client's request headers.
     pub headers: HeaderMap,
-    /// Set when the process drains.
-    pub drain: tokio::sync::watch::Receiver<Option<Instant>>,
     /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
@@ -83,7 +81,7 @@ struct KeepAliveDriver {
 impl KeepAliveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, body: RequestBody, client: ReplySender) {
-        let Self { upstream, user, headers, mut drain, resumed, link } = self;
+        let Self { upstream, user, headers, resumed, link } = self;
         let Some(method) = lookup(PATH) else { return };
         let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: None };
         let mut requests = RequestMessages::new(body, LARGEST_REQUEST);
@@ -96,15 +94,13 @@ impl KeepAliveStream {
         };
         loop {
             if running.half_closed && running.pending.is_empty() {
-                return client.end(Status::OK).await;
+                return client.end(Status::OK);
             }
             running.send_pending();
             let asks = !running.half_closed && !running.pending.is_full();
             tokio::select! {
                 biased; // the client's end first: no answer can be delivered afterwards
                 () = client.gone() => return,
-                _ = drain.wait_for(Option::is_some) =>
-                    return client.end(Refusal::SHUTTING_DOWN.status()).await,
                 asked = requests.next(), if asks => match asked {
                     ClientRequestItem::Message(message)
                         if LeaseKeepAliveRequest::decode(message.clone()).is_ok() =>
@@ -113,10 +109,10 @@ impl KeepAliveStream {
                     }
                     ClientRequestItem::Message(_) => {
                         let refusal = Refusal::not_canonical("not a LeaseKeepAliveRequest");
-                        return client.end(refusal.status()).await;
+                        return client.end(refusal.status());
                     }
                     ClientRequestItem::End => running.half_closed = true,
-                    ClientRequestItem::Bad(refusal) => return client.end(refusal.status()).await,
+                    ClientRequestItem::Bad(refusal) => return client.end(refusal.status()),
                     ClientRequestItem::Gone => return,
                 },
                 event = running.event() => match running.handle(event) {
@@ -124,7 +120,7 @@ impl KeepAliveStream {
                     Ok(Some(answer)) => if client.say(encode(&answer)).await.is_err() {
                         return;
                     },
-                    Err(status) => return client.end(status).await,
+                    Err(status) => return client.end(status),
                 }
             }
         }

@@ -69,8 +69,6 @@ pub struct ObserveStream {
     pub headers: HeaderMap,
     /// The LeaderRequest, without its frame.
     pub request: Bytes,
-    /// Set when the process drains.
-    pub drain: tokio::sync::watch::Receiver<Option<Instant>>,
     /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
@@ -116,7 +114,7 @@ struct ObserveDriver {
 impl ObserveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, client: ReplySender) {
-        let Self { upstream, user, headers, request, mut drain, resumed, link } = self;
+        let Self { upstream, user, headers, request, resumed, link } = self;
         let Some(method) = lookup(PATH) else { return };
         let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: Some(request) };
         let mut running = ObserveDriver {
@@ -131,8 +129,6 @@ impl ObserveStream {
             tokio::select! {
                 biased; // the client's end first, then the message owed, then upstream events
                 () = client.gone() => return,
-                _ = drain.wait_for(Option::is_some) =>
-                    return client.end(Refusal::SHUTTING_DOWN.status()).await,
                 sent = client.say(owed.clone().unwrap_or_default()), if owed.is_some() => {
                     if sent.is_err() {
                         return;
@@ -141,7 +137,7 @@ impl ObserveStream {
                 }
                 event = running.event(), if owed.is_none() => match running.handle(event) {
                     Ok(message) => owed = message.map(|message| encode(&message)),
-                    Err(status) => return client.end(status).await,
+                    Err(status) => return client.end(status),
                 },
             }
         }

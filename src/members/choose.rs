@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::identity::{MemberId, Revision};
 use crate::members::fitness::member_load::MemberLoad;
-use crate::members::membership::{Member, Membership, Readiness};
+use crate::members::membership::{Fitness, Member, Membership, Readiness};
 use crate::rpc::method::{CallTarget, Method};
 
 /// Members count as equally fast if their latency is at most twice the lowest latency plus this value: a
@@ -25,12 +25,9 @@ const ALIKE: Duration = Duration::from_millis(15);
 /// Among equally fast members, a member is too busy with more than twice the calls of another plus this
 /// number: the slower of two members needs so many calls in flight to answer as many as the faster.
 const BUSIER: u32 = 8;
-/// Maximum lag in raft entries ([`Membership::lag`]) for calls served by any member. etcd itself refuses
-/// writes at a member with 5,000 entries left to apply; probes are up to half a second apart, in which a fast
-/// cluster writes thousands of entries, so a smaller limit could exclude a member without any real lag.
-pub const LAG: u64 = 10_000;
 /// Maximum number of unapplied entries in a member's own log for a Snapshot, which shows the store as
-/// applied. One probe reports both figures, so the limit can be below [`LAG`]: seconds of a heavy load.
+/// applied. One probe reports both figures, so the limit can be below
+/// [`LAG`](crate::members::fitness::LAG): seconds of a heavy load.
 const BEHIND: u64 = 1000;
 
 /// Chooses members; one per shard.
@@ -107,7 +104,8 @@ impl MemberChooser {
             MemberTarget::Near => self.near(&field, by).map(Arc::clone).or_else(any),
             MemberTarget::Any => any(),
             MemberTarget::This(id) => {
-                let stays = |member: &&Arc<Member>| member.is_ours() && !member.rest.is_being_removed();
+                let stays =
+                    |member: &&Arc<Member>| member.is_ours() && !member.maintenance.is_being_removed();
                 members.get(id).filter(stays).cloned()
             }
         }
@@ -207,10 +205,12 @@ impl<'m> ChoiceCandidates<'m> {
     }
 
     fn is_fit(&self, member: &Member) -> bool {
-        member.is_ready()
-            && !(self.ejecting && member.load.ejected(self.now).is_some())
-            && member.load.lag() <= LAG
-            && !self.avoid.contains(&member.id)
+        let fit = match member.fitness(self.now) {
+            Fitness::Fit => true,
+            Fitness::Ejected(_) => !self.ejecting,
+            Fitness::InMaintenance | Fitness::Unready(_) | Fitness::Suspected | Fitness::Lagging => false,
+        };
+        fit && !self.avoid.contains(&member.id)
     }
 
     /// True if `second` is clearly better than `first` for a short call.
@@ -420,7 +420,7 @@ mod tests {
             [Some(1)],
             "nobody stands in for the leader"
         );
-        three.members[1].load.set_lag_and_nearness(LAG + 1, false);
+        three.members[1].load.set_lag_and_nearness(crate::members::fitness::LAG + 1, false);
         assert_eq!(shares(&three, MemberTarget::Any, now), [0, 0, 3000]);
         three.members[2].load.eject(now, crate::members::fitness::member_load::Ejection::Slow);
         assert_eq!(shares(&three, MemberTarget::Any, now), [1500, 0, 1500], "more than half: none counts");

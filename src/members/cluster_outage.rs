@@ -164,7 +164,8 @@ pub async fn wait_for_stream_end(
         };
         let due = async {
             match at {
-                Some(at) => sleep_until(at).await,
+                // Boxed: the timer is large, and streams live without an outage.
+                Some(at) => Box::pin(sleep_until(at)).await,
                 None => std::future::pending().await,
             }
         };

@@ -268,8 +268,8 @@ impl MembersTask {
             let known = place.member().and_then(|id| snapshot.get(id));
             // Count the probe before checking for a removal: a removal begun after the check then waits for
             // this probe.
-            let counted = known.map(|member| member.rest.count_call());
-            if place.hold(known.is_some_and(|member| member.rest.is_being_removed()), now) {
+            let counted = known.map(|member| member.maintenance.count_call());
+            if place.hold(known.is_some_and(|member| member.maintenance.is_being_removed()), now) {
                 continue;
             }
             let Some(prober) = place.prober.take() else { continue };

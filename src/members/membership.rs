@@ -27,6 +27,7 @@ use crate::members::outage_state::{Outage, OutageChanges};
 use crate::members::version::{Version, VersionTraits};
 
 pub use crate::members::change_notifications::{ChangeReceiver, ChangeSender, NoMoreChanges};
+pub use crate::members::fitness::{Fitness, Readiness, UnreadyReason};
 
 /// Capacity of the hint channel to the control task. Each hint requests a probe; hints beyond this capacity
 /// are dropped, because the queued hints already request the same probes.
@@ -88,7 +89,7 @@ pub struct Member {
     /// The suspicion against the member, shared by all snapshots with the member at this address.
     pub suspicion: Arc<Suspicion>,
     /// The member's maintenance window, shared by all snapshots.
-    pub rest: Arc<MaintenanceWindow>,
+    pub maintenance: Arc<MaintenanceWindow>,
     /// The member's load and health counters, shared by all snapshots.
     pub load: Arc<MemberLoad>,
 }
@@ -110,36 +111,6 @@ pub enum Role {
     Voter,
     /// The member only follows, and refuses nearly every call.
     Learner,
-}
-
-/// Ready or not to take traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readiness {
-    /// The member answers, has a leader, votes, and belongs to the pinned cluster.
-    Ready,
-    /// The member must not take traffic.
-    NotReady(UnreadyReason),
-}
-
-/// Why a member takes no traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnreadyReason {
-    /// The member was not probed yet.
-    Unprobed,
-    /// The member refuses connections, or does not answer.
-    Unreachable,
-    /// The member answers and sees no leader.
-    NoLeader,
-    /// The member is a learner.
-    Learner,
-    /// A different cluster answers at the member's address.
-    ForeignCluster,
-    /// The member hides its cluster id from the probing user, and the membership is not proven by other
-    /// means: the configuration pins an id, or neither the member list nor an earlier answer shows the member
-    /// in the pinned cluster.
-    UnverifiedCluster,
-    /// The member is missing from the member list: removed, or added a moment ago.
-    Unlisted,
 }
 
 /// A listed member without a usable address.
@@ -319,16 +290,25 @@ impl Member {
     /// every choice.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.readiness == Readiness::Ready && !self.suspicion.is_raised() && !self.rest.is_open()
+        self.obstacle().is_none()
+    }
+
+    /// The member's fitness at `now`, by the last probe and by the state shared with all other snapshots.
+    #[must_use]
+    pub fn fitness(&self, now: Instant) -> Fitness {
+        self.obstacle().unwrap_or_else(|| Fitness::by_load(&self.load, now))
+    }
+
+    fn obstacle(&self) -> Option<Fitness> {
+        Fitness::obstacle(self.readiness, &self.suspicion, &self.maintenance)
     }
 
     /// True if the member votes, answers, and sees no leader now.
     #[must_use]
     pub fn is_leaderless_voter(&self) -> bool {
         self.role == Role::Voter
-            && self.readiness == Readiness::NotReady(UnreadyReason::NoLeader)
+            && self.obstacle() == Some(Fitness::Unready(UnreadyReason::NoLeader))
             && !self.suspicion.is_raised()
-            && !self.rest.is_open()
     }
 
     /// Takes the member out of every shard's choice at once, until a probe begun later has succeeded. Call
@@ -511,7 +491,7 @@ impl MembersHandle {
     }
 
     /// Notifies the holders of streams that a maintenance window has begun or ended.
-    pub fn rest_changed(&self) {
+    pub fn maintenance_changed(&self) {
         self.changes.announce();
     }
 
@@ -524,20 +504,6 @@ impl MembersHandle {
             () = tokio::time::sleep(pause) => {}
             Ok(()) = changes.changed() => {}
         }
-    }
-}
-
-impl fmt::Display for UnreadyReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unprobed => "not asked yet",
-            Self::Unreachable => "unreachable",
-            Self::NoLeader => "sees no leader",
-            Self::Learner => "is a learner",
-            Self::ForeignCluster => "another cluster answers at its address",
-            Self::UnverifiedCluster => "its cluster id cannot be verified",
-            Self::Unlisted => "is not in the member list",
-        })
     }
 }
 
@@ -574,7 +540,7 @@ pub(crate) mod tests {
             store_status: None,
             client_urls: Arc::default(),
             suspicion: Arc::default(),
-            rest: Arc::default(),
+            maintenance: Arc::default(),
             load: Arc::default(),
         })
     }

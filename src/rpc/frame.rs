@@ -125,7 +125,7 @@ pub fn encode_into(buffer: &mut BytesMut, message: &[u8]) {
 ///
 /// # Panics
 /// If the message has 4 GiB or more, or `frame` is shorter than a prefix.
-pub fn write_prefix(frame: &mut BytesMut) {
+pub fn write_prefix(frame: &mut [u8]) {
     let prefix = prefix_of(frame.len() - PREFIX);
     frame[..PREFIX].copy_from_slice(&prefix);
 }

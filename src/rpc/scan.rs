@@ -83,6 +83,7 @@ impl<'a> WireFields<'a> {
         Self { body, at: 0 }
     }
 
+    #[inline]
     fn field(&mut self) -> Result<WireField<'a>, ScanFault> {
         let start = self.at;
         let tag = u32::try_from(self.varint()?).map_err(|_| ScanFault("a tag of more than 32 bits"))?;
@@ -103,12 +104,14 @@ impl<'a> WireFields<'a> {
         Ok(WireField { number, value, range: start..self.at })
     }
 
+    #[inline]
     fn varint(&mut self) -> Result<u64, ScanFault> {
         let (value, length) = varint(&self.body[self.at..])?;
         self.at += length;
         Ok(value)
     }
 
+    #[inline]
     fn bytes(&mut self, length: usize) -> Result<&'a [u8], ScanFault> {
         let bytes = self.body[self.at..].get(..length).ok_or(TRUNCATED)?;
         self.at += length;
@@ -123,6 +126,7 @@ impl<'a> WireFields<'a> {
 impl<'a> Iterator for WireFields<'a> {
     type Item = Result<WireField<'a>, ScanFault>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.body.len() {
             return None;
@@ -141,7 +145,16 @@ const TRUNCATED: ScanFault = ScanFault("the body ends within a field");
 ///
 /// # Errors
 /// The varint is cut off, or has more than 64 bits or ten bytes.
+#[inline]
 pub fn varint(bytes: &[u8]) -> Result<(u64, usize), ScanFault> {
+    // Nearly all tags, lengths and flags.
+    match bytes.first() {
+        Some(&byte) if byte < 0x80 => Ok((u64::from(byte), 1)),
+        _ => long_varint(bytes),
+    }
+}
+
+fn long_varint(bytes: &[u8]) -> Result<(u64, usize), ScanFault> {
     let mut value = 0;
     for (at, &byte) in bytes.iter().enumerate().take(10) {
         value |= u64::from(byte & 0x7f) << (7 * at);

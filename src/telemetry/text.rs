@@ -4,6 +4,7 @@
 //! as another field or record: a value other than a plain word is quoted, and control characters are escaped.
 //! (In the JSON format, JSON's escaping does the same.)
 
+use std::cell::RefCell;
 use std::fmt::{self, Debug, Write as _};
 
 use tracing::field::{Field, Visit};
@@ -30,43 +31,87 @@ struct QuotingVisitor<'writer> {
 }
 
 impl QuotingVisitor<'_> {
-    fn write(&mut self, field: &Field, value: fmt::Arguments<'_>) {
-        if self.result.is_err() {
-            return;
+    /// Writes the field, with its value as `write_value` writes it.
+    fn write(&mut self, field: &Field, write_value: impl FnOnce(&mut Writer<'_>) -> fmt::Result) {
+        if self.result.is_ok() {
+            self.result = self.write_name(field.name()).and_then(|()| write_value(&mut self.writer));
         }
-        let space = if std::mem::take(&mut self.is_first) { "" } else { " " };
-        self.result = match field.name() {
-            "message" => write!(self.writer, "{space}{value}"),
-            name => write!(self.writer, "{space}{}={value}", name.trim_start_matches("r#")),
-        };
     }
+
+    fn write_name(&mut self, name: &str) -> fmt::Result {
+        if !std::mem::take(&mut self.is_first) {
+            self.writer.write_char(' ')?;
+        }
+        if name == "message" {
+            return Ok(());
+        }
+        self.writer.write_str(name.strip_prefix("r#").unwrap_or(name))?;
+        self.writer.write_char('=')
+    }
+}
+
+/// Writes `text` in quotes.
+fn write_quoted(writer: &mut Writer<'_>, text: &str) -> fmt::Result {
+    if !text.bytes().all(|byte| matches!(byte, b' '..=b'~' if byte != b'"' && byte != b'\\')) {
+        return write!(writer, "{text:?}");
+    }
+    writer.write_char('"')?;
+    writer.write_str(text)?;
+    writer.write_char('"')
 }
 
 impl Visit for QuotingVisitor<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
-            "message" => self.write(field, format_args!("{}", EscapedMessage(value))),
-            _ => self.write(field, format_args!("{value:?}")),
+            "message" => self.write(field, |writer| write!(writer, "{}", EscapedMessage(value))),
+            _ => self.write(field, |writer| write_quoted(writer, value)),
         }
     }
 
-    /// Handles all values except strings, including values written with `Display`.
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let text = format!("{value:?}");
-        if field.name() == "message" {
-            self.write(field, format_args!("{}", EscapedMessage(&text)));
-        } else if is_plain(&text) {
-            self.write(field, format_args!("{text}"));
-        } else {
-            self.write(field, format_args!("{text:?}"));
-        }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.write(field, |writer| write!(writer, "{value}"));
     }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.write(field, |writer| write!(writer, "{value}"));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.write(field, |writer| write!(writer, "{value}"));
+    }
+
+    /// Handles all other values, including values written with `Display`.
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        VALUE.with_borrow_mut(|text| {
+            text.clear();
+            self.result = self.result.and_then(|()| write!(text, "{value:?}"));
+            if field.name() == "message" {
+                self.write(field, |writer| write!(writer, "{}", EscapedMessage(text)));
+            } else if is_plain(text) {
+                self.write(field, |writer| writer.write_str(text));
+            } else {
+                self.write(field, |writer| write_quoted(writer, text));
+            }
+        });
+    }
+}
+
+thread_local! {
+    /// A buffer for the text of one value.
+    static VALUE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 /// True if the text is a single word needing no quotes, or already a quoted string.
 fn is_plain(text: &str) -> bool {
-    let is_plain = |c: char| c.is_alphanumeric() || (c.is_ascii_graphic() && !matches!(c, '"' | '\\' | '='));
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !is_special(byte)) {
+        return true;
+    }
+    let is_plain = |c: char| c.is_alphanumeric() || (c.is_ascii_graphic() && !is_special(c));
     !text.is_empty() && text.chars().all(is_plain) || is_quoted(text)
+}
+
+fn is_special(sign: impl Into<char>) -> bool {
+    matches!(sign.into(), '"' | '\\' | '=')
 }
 
 fn is_quoted(text: &str) -> bool {
@@ -123,6 +168,15 @@ mod tests {
         ];
         for quoted in quoted {
             assert!(!is_plain(quoted), "{quoted:?}");
+        }
+    }
+
+    #[test]
+    fn a_quoted_text_reads_as_rust_writes_it() {
+        for text in ["", "a b", "a=b", "say \"x\"", "back\\slash", "a\nb", "it's", "m\u{fc}ller", "\u{7f}"] {
+            let mut written = String::new();
+            write_quoted(&mut Writer::new(&mut written), text).expect("written");
+            assert_eq!(written, format!("{text:?}"));
         }
     }
 

@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response};
-use http_body::Body;
-use hyper::body::Incoming;
+use http_body::Body as _;
 
+use crate::io::http2_body::Http2Body;
 use crate::refusal::Status;
 use crate::rpc::frame::PREFIX;
 use crate::rpc::header::{self, AnswerProgress};
@@ -34,7 +34,7 @@ pub enum ReplyRemainder {
     /// To its end, with the trailers (empty if the header held the status).
     Whole(HeaderMap),
     /// To the hold limit; the body continues.
-    More(Incoming),
+    More(Http2Body),
 }
 
 /// A reply, read as far as needed for a decision.
@@ -49,6 +49,8 @@ pub struct MemberReply {
     pub progress: Option<AnswerProgress>,
     /// Counts the call on its connection until the reply was delivered.
     pub in_flight: InFlight,
+    /// The call's status, read once; `None` while the reply continues.
+    status: Option<Status>,
 }
 
 impl MemberReply {
@@ -58,7 +60,7 @@ impl MemberReply {
     /// # Errors
     /// The stream broke earlier: the outcome of the call is unknown.
     pub async fn read(
-        response: Response<Incoming>,
+        response: Response<Http2Body>,
         in_flight: InFlight,
         hold: usize,
     ) -> Result<Self, Arc<str>> {
@@ -69,6 +71,7 @@ impl MemberReply {
             rest: ReplyRemainder::Whole(HeaderMap::new()),
             progress: None,
             in_flight,
+            status: None,
         };
         if !head.status.is_success() {
             return Err(format!("the member answered with HTTP status {}", head.status.as_u16()).into());
@@ -78,8 +81,13 @@ impl MemberReply {
             let frame = match poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => return Err(error.to_string().into()),
-                None if Status::from_headers(&answer.headers).is_some() => return Ok(answer),
-                None => return Err("the member ended the stream without a status".into()),
+                None => {
+                    answer.status = Status::from_headers(&answer.headers);
+                    return match answer.status {
+                        Some(_) => Ok(answer),
+                        None => Err("the member ended the stream without a status".into()),
+                    };
+                }
             };
             match frame.into_data() {
                 Ok(data) => {
@@ -91,8 +99,11 @@ impl MemberReply {
                     }
                 }
                 Err(frame) => {
-                    answer.rest = ReplyRemainder::Whole(frame.into_trailers().unwrap_or_default());
-                    return match answer.status() {
+                    let trailers = frame.into_trailers().unwrap_or_default();
+                    let status = Status::from_headers(&trailers);
+                    answer.status = status.or_else(|| Status::from_headers(&answer.headers));
+                    answer.rest = ReplyRemainder::Whole(trailers);
+                    return match answer.status {
                         Some(_) => Ok(answer),
                         None => Err("the member's trailers have no status".into()),
                     };
@@ -113,6 +124,7 @@ impl MemberReply {
 
     /// Replaces the member's status with `status`.
     pub fn replace_status(&mut self, status: &Status) {
+        self.status = Some(status.clone());
         match &mut self.rest {
             ReplyRemainder::Whole(trailers) if Status::from_headers(trailers).is_some() => {
                 trailers.extend(status.trailers());
@@ -137,7 +149,7 @@ impl MemberReply {
 
     /// Wraps a stream passed on from its header on: no part of the reply can be requested again.
     #[must_use]
-    pub fn opened(response: Response<Incoming>, in_flight: InFlight) -> Self {
+    pub fn opened(response: Response<Http2Body>, in_flight: InFlight) -> Self {
         let (head, body) = response.into_parts();
         Self {
             headers: head.headers,
@@ -145,6 +157,7 @@ impl MemberReply {
             rest: ReplyRemainder::More(body),
             progress: None,
             in_flight,
+            status: None,
         }
     }
 
@@ -152,17 +165,12 @@ impl MemberReply {
     /// success.
     #[must_use]
     pub fn is_success(&self) -> bool {
-        self.status().is_none_or(|status| status.is_ok())
+        self.status.as_ref().is_none_or(Status::is_ok)
     }
 
-    /// Returns the call's status; `None` while the reply continues.
+    /// The call's status; `None` while the reply continues.
     #[must_use]
-    pub fn status(&self) -> Option<Status> {
-        match &self.rest {
-            ReplyRemainder::Whole(trailers) => {
-                Status::from_headers(trailers).or_else(|| Status::from_headers(&self.headers))
-            }
-            ReplyRemainder::More(_) => None,
-        }
+    pub fn status(&self) -> Option<&Status> {
+        self.status.as_ref()
     }
 }

@@ -6,40 +6,48 @@
 //! Invariants: messages go out in the order given. [`Bidi::next`] is cancel-safe. No message follows an end.
 //! Dropping the stream resets the HTTP/2 stream.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
+use http::Response;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Response};
-use http_body::Body;
-use hyper::body::Incoming;
-use tokio::sync::mpsc;
+use http_body::Body as _;
 
+use crate::io::http2_body::Http2Body;
 use crate::members::membership::Member;
 use crate::refusal::Status;
 use crate::rpc::frame::{FrameReader, encode};
 use crate::rpc::method::Lane;
-use crate::upstream::member_connection::{InFlight, UpstreamRequestBody};
+use crate::upstream::member_connection::{InFlight, LeaveOrder};
+use crate::upstream::outbox::Outbox;
 use crate::upstream::send::{NoReply, UpstreamClient, UpstreamHead};
+use crate::upstream::upstream_request::UpstreamRequestBody;
 
-/// Messages on the way into HTTP/2's own buffers: enough to batch, few enough to notice a slow member.
-const OUTBOX: usize = 64;
 /// Largest message. A watch response may hold a revision of any size accepted by etcd, so only gRPC's length
 /// field is a bound.
 const LARGEST: usize = 0x7fff_ffff;
 
-type BidiOpening = LocalBoxFuture<'static, Result<(Response<Incoming>, InFlight), NoReply>>;
+type BidiOpening = LocalBoxFuture<'static, Result<(Response<Http2Body>, InFlight), NoReply>>;
 
 enum BidiState {
     Opening(BidiOpening),
-    Open(Incoming, HeaderMap, InFlight),
+    Open(BidiAnswer),
     Ended,
+}
+
+/// The member's half of an open stream.
+struct BidiAnswer {
+    body: Http2Body,
+    /// The status in the response header, if any: the stream's end if no trailers follow.
+    header_status: Option<Box<Status>>,
+    leave_order: LeaveOrder,
+    in_flight: InFlight,
 }
 
 /// An event of a stream.
@@ -65,8 +73,8 @@ pub struct UnfinishedMessageTooLarge;
 
 /// A stream to a member.
 pub struct Bidi {
-    outbox: VecDeque<Bytes>,
-    requests: mpsc::Sender<Bytes>,
+    /// `None` after the only request of [`Bidi::ask`].
+    outbox: Option<Outbox>,
     state: BidiState,
     reader: FrameReader,
 }
@@ -80,8 +88,8 @@ impl Bidi {
         path: PathAndQuery,
         headers: UpstreamHead,
     ) -> Self {
-        let (requests, frames) = mpsc::channel(OUTBOX);
-        Self::opening(upstream, member, path, headers, requests, UpstreamRequestBody::Frames(frames))
+        let (outbox, messages) = Outbox::new();
+        Self::opening(upstream, member, path, headers, Some(outbox), UpstreamRequestBody::Frames(messages))
     }
 
     /// Begins to open a stream with a single request, half-closed after the request: no further message may
@@ -94,8 +102,7 @@ impl Bidi {
         headers: UpstreamHead,
         framed: Bytes,
     ) -> Self {
-        let (requests, _) = mpsc::channel(1);
-        Self::opening(upstream, member, path, headers, requests, UpstreamRequestBody::Once(Some(framed)))
+        Self::opening(upstream, member, path, headers, None, UpstreamRequestBody::Once(framed))
     }
 
     fn opening(
@@ -103,28 +110,25 @@ impl Bidi {
         member: &Arc<Member>,
         path: PathAndQuery,
         headers: UpstreamHead,
-        requests: mpsc::Sender<Bytes>,
+        outbox: Option<Outbox>,
         body: UpstreamRequestBody,
     ) -> Self {
         let (upstream, member) = (Rc::clone(upstream), Arc::clone(member));
         let opening = async move { upstream.send(&member, Lane::Stream, path, headers, body).await };
-        Self {
-            outbox: VecDeque::new(),
-            requests,
-            state: BidiState::Opening(opening.boxed_local()),
-            reader: FrameReader::new(LARGEST),
-        }
+        Self { outbox, state: BidiState::Opening(opening.boxed_local()), reader: FrameReader::new(LARGEST) }
     }
 
-    /// Queues a message, sent while [`Bidi::next`] is polled.
+    /// Queues a message.
     pub fn send(&mut self, message: &[u8]) {
-        self.outbox.push_back(encode(message));
+        if let Some(outbox) = &self.outbox {
+            outbox.send(encode(message));
+        }
     }
 
     /// Returns the next message, or the end. Cancel-safe.
     pub async fn next(&mut self) -> BidiEvent {
         loop {
-            if let Ok(next) = self.next_within(|_| true).await {
+            if let Ok(next) = poll_fn(|cx| self.poll_next_within(cx, |_| true)).await {
                 return next;
             }
         }
@@ -135,119 +139,90 @@ impl Bidi {
     ///
     /// # Errors
     /// [`UnfinishedMessageTooLarge`]; the stream can go on.
-    pub async fn next_within(
+    pub fn poll_next_within(
         &mut self,
+        cx: &mut Context<'_>,
         mut room: impl FnMut(usize) -> bool,
-    ) -> Result<BidiEvent, UnfinishedMessageTooLarge> {
+    ) -> Poll<Result<BidiEvent, UnfinishedMessageTooLarge>> {
         loop {
             let read = self.reader.next();
             if !room(self.reader.held()) && read.is_none() {
-                return Err(UnfinishedMessageTooLarge);
+                return Poll::Ready(Err(UnfinishedMessageTooLarge));
             }
             if let Some(read) = read {
-                return Ok(match read {
+                return Poll::Ready(Ok(match read {
                     Ok(message) => BidiEvent::Message(message),
-                    Err(fault) => self.broken(fault.to_string().into()),
-                });
+                    Err(fault) => self.ended(BidiEvent::Broken(fault.to_string().into())),
+                }));
             }
-            self.pass_on();
-            let more = async {
-                // The stream's end reports a closed channel.
-                if self.outbox.is_empty() || self.requests.reserve().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            tokio::select! {
-                biased; // sending first: a chatty member must not starve outgoing messages
-                () = more => {}
-                came = receive(&mut self.state) => match came {
-                    BidiInput::Opened(state) => self.state = state,
-                    BidiInput::Data(data) => self.reader.push(data),
-                    BidiInput::End(status) => {
-                        self.state = BidiState::Ended;
-                        return Ok(BidiEvent::Ended(status));
-                    }
-                    BidiInput::Broken(reason) => return Ok(self.broken(reason)),
-                    BidiInput::Left => {
-                        self.state = BidiState::Ended;
-                        return Ok(BidiEvent::Left);
-                    }
-                    BidiInput::Unopened(reason) => {
-                        self.state = BidiState::Ended;
-                        return Ok(BidiEvent::Unopened(reason));
-                    }
-                    BidiInput::NoRoom => {
-                        self.state = BidiState::Ended;
-                        return Ok(BidiEvent::NoRoom);
-                    }
-                },
+            match ready!(self.state.poll_receive(cx)) {
+                BidiInput::Opened(answer) => self.state = BidiState::Open(answer),
+                BidiInput::Data(data) => self.reader.push(data),
+                BidiInput::End(end) => return Poll::Ready(Ok(self.ended(end))),
             }
         }
     }
 
-    fn broken(&mut self, reason: Arc<str>) -> BidiEvent {
+    fn ended(&mut self, end: BidiEvent) -> BidiEvent {
         self.state = BidiState::Ended;
-        BidiEvent::Broken(reason)
-    }
-
-    fn pass_on(&mut self) {
-        while let Some(message) = self.outbox.pop_front() {
-            if let Err(mpsc::error::TrySendError::Full(message)) = self.requests.try_send(message) {
-                self.outbox.push_front(message);
-                return;
-            }
-        }
+        end
     }
 }
 
 enum BidiInput {
-    Opened(BidiState),
+    Opened(BidiAnswer),
     Data(Bytes),
-    End(Status),
-    Broken(Arc<str>),
-    Left,
-    Unopened(Arc<str>),
-    NoRoom,
+    End(BidiEvent),
 }
 
-async fn receive(state: &mut BidiState) -> BidiInput {
-    match state {
-        BidiState::Opening(opening) => match opening.await {
-            Ok((response, in_flight)) => {
-                let (head, body) = response.into_parts();
-                if !head.status.is_success() {
-                    return BidiInput::Broken(format!("HTTP status {}", head.status.as_u16()).into());
-                }
-                BidiInput::Opened(BidiState::Open(body, head.headers, in_flight))
-            }
-            Err(NoReply::Lost(reason)) => BidiInput::Broken(reason),
-            Err(NoReply::NeverSent(reason) | NoReply::NotShown(reason)) => BidiInput::Unopened(reason),
-            Err(NoReply::NoRoom) => BidiInput::NoRoom,
-        },
-        BidiState::Open(body, headers, in_flight) => {
-            let next = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx));
-            let frame = tokio::select! {
-                biased; // a received frame must not be discarded
-                frame = next => frame,
-                () = in_flight.leave_ordered() => return BidiInput::Left,
-            };
-            match frame {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => BidiInput::Data(data),
-                    Err(frame) => end(frame.trailers_ref().and_then(Status::from_headers)),
-                },
-                Some(Err(_)) if in_flight.is_given_up() => BidiInput::Left,
-                Some(Err(error)) => BidiInput::Broken(error.to_string().into()),
-                None => end(Status::from_headers(headers)),
-            }
+impl BidiState {
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<BidiInput> {
+        match self {
+            Self::Opening(opening) => Poll::Ready(opened(ready!(opening.as_mut().poll(cx)))),
+            Self::Open(answer) => answer.poll_receive(cx),
+            Self::Ended => Poll::Pending,
         }
-        BidiState::Ended => std::future::pending().await,
+    }
+}
+
+fn opened(opened: Result<(Response<Http2Body>, InFlight), NoReply>) -> BidiInput {
+    BidiInput::End(match opened {
+        Ok((response, in_flight)) => {
+            let (head, body) = response.into_parts();
+            if head.status.is_success() {
+                let header_status = Status::from_headers(&head.headers).map(Box::new);
+                let leave_order = in_flight.leave_order();
+                return BidiInput::Opened(BidiAnswer { body, header_status, leave_order, in_flight });
+            }
+            BidiEvent::Broken(format!("HTTP status {}", head.status.as_u16()).into())
+        }
+        Err(NoReply::Lost(reason)) => BidiEvent::Broken(reason),
+        Err(NoReply::NeverSent(reason) | NoReply::NotShown(reason)) => BidiEvent::Unopened(reason),
+        Err(NoReply::NoRoom) => BidiEvent::NoRoom,
+    })
+}
+
+impl BidiAnswer {
+    /// A received frame comes first, and is never discarded.
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<BidiInput> {
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            return self.leave_order.poll(cx).map(|()| BidiInput::End(BidiEvent::Left));
+        };
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => BidiInput::Data(data),
+                Err(frame) => end(frame.trailers_ref().and_then(Status::from_headers)),
+            },
+            Some(Err(_)) if self.in_flight.is_given_up() => BidiInput::End(BidiEvent::Left),
+            Some(Err(error)) => BidiInput::End(BidiEvent::Broken(error.to_string().into())),
+            None => end(self.header_status.take().map(|status| *status)),
+        })
     }
 }
 
 fn end(status: Option<Status>) -> BidiInput {
-    match status {
-        Some(status) => BidiInput::End(status),
-        None => BidiInput::Broken("the member ended the stream without a status".into()),
-    }
+    BidiInput::End(match status {
+        Some(status) => BidiEvent::Ended(status),
+        None => BidiEvent::Broken("the member ended the stream without a status".into()),
+    })
 }

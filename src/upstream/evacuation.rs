@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use crate::identity::MemberId;
-use crate::members::membership::{Member, Membership, Readiness, UnreadyReason};
+use crate::members::membership::{Fitness, Member, Membership, UnreadyReason};
 use crate::rpc::method::Lane;
 use crate::upstream::send::UpstreamClient;
 
@@ -35,25 +35,24 @@ struct UnfitMembers(BTreeMap<(MemberId, EvacuationCause), UnfitSince>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EvacuationCause {
     /// A maintenance window is open: streams able to resume elsewhere leave.
-    Rests,
+    Maintenance,
     /// The member does not serve: all streams are lost.
     Unfit,
 }
 
 impl EvacuationCause {
-    fn of(member: &Member) -> Option<Self> {
-        match member.readiness {
-            // Checked first: maintenance may make the member slow. Streams unable to leave must not be cut
-            // for slowness.
-            _ if member.rest.is_open() => Some(Self::Rests),
-            Readiness::NotReady(reason) if reason != UnreadyReason::Unprobed => Some(Self::Unfit),
-            Readiness::Ready | Readiness::NotReady(_) => None,
+    fn of(member: &Member, now: Instant) -> Option<Self> {
+        match member.fitness(now) {
+            // Streams unable to leave must not be cut for the slowness of maintenance.
+            Fitness::InMaintenance => Some(Self::Maintenance),
+            Fitness::Unready(reason) if reason != UnreadyReason::Unprobed => Some(Self::Unfit),
+            _ => None,
         }
     }
 
     fn after(self) -> Duration {
         match self {
-            Self::Rests => Duration::ZERO,
+            Self::Maintenance => Duration::ZERO,
             Self::Unfit => UNFIT,
         }
     }
@@ -68,7 +67,7 @@ struct UnfitSince {
 impl UnfitMembers {
     /// Takes in the published membership; returns the members to evacuate now.
     fn look(&mut self, members: &Membership, now: Instant) -> Vec<(MemberId, EvacuationCause)> {
-        let unfit = |member: &Arc<Member>| Some((member.id, EvacuationCause::of(member)?));
+        let unfit = |member: &Arc<Member>| Some((member.id, EvacuationCause::of(member, now)?));
         self.0.retain(|(id, why), _| members.get(*id).and_then(unfit) == Some((*id, *why)));
         for id in members.members.iter().filter_map(unfit) {
             self.0.entry(id).or_insert(UnfitSince { at: now, left: false });
@@ -106,7 +105,7 @@ pub async fn leave_unfit_members(upstream: Rc<UpstreamClient>) {
         }
         for (member, why) in unfit.look(&members, now) {
             let connections = match why {
-                EvacuationCause::Rests => upstream.pool.evacuate(member, Lane::Stream),
+                EvacuationCause::Maintenance => upstream.pool.evacuate(member, Lane::Stream),
                 EvacuationCause::Unfit => upstream.pool.give_up(member, Lane::Stream),
             };
             if connections > 0 {
@@ -135,7 +134,7 @@ pub async fn leave_unfit_members(upstream: Rc<UpstreamClient>) {
 mod tests {
     use super::*;
     use crate::config::{Endpoint, Scheme};
-    use crate::members::membership::Role;
+    use crate::members::membership::{Readiness, Role};
 
     fn published(readiness: &[Readiness]) -> Membership {
         let member = |(at, readiness): (u64, &Readiness)| {
@@ -151,7 +150,7 @@ mod tests {
                 store_status: None,
                 client_urls: Arc::default(),
                 suspicion: Arc::default(),
-                rest: Arc::default(),
+                maintenance: Arc::default(),
                 load: Arc::default(),
             })
         };
@@ -204,17 +203,17 @@ mod tests {
     fn a_member_that_is_to_have_rest_is_left_at_once_and_never_cut() {
         let (mut unfit, start) = (UnfitMembers::default(), Instant::now());
         let two = published(&[Readiness::Ready; 2]);
-        let resting = two.members[0].rest.open();
-        assert_eq!(unfit.look(&two, start), [(MemberId(1), EvacuationCause::Rests)]);
+        let resting = two.members[0].maintenance.open();
+        assert_eq!(unfit.look(&two, start), [(MemberId(1), EvacuationCause::Maintenance)]);
         assert_eq!(unfit.look(&two, start), []);
         let slow = published(&[GONE, Readiness::Ready]);
-        let slowed = slow.members[0].rest.open();
+        let slowed = slow.members[0].maintenance.open();
         assert_eq!(unfit.look(&slow, start + 2 * UNFIT), [], "it was left, and is meant to be slow");
         drop((resting, slowed));
         assert_eq!(unfit.look(&slow, start + 2 * UNFIT), []);
         assert_eq!(unfit.look(&slow, start + 3 * UNFIT), [(MemberId(1), EvacuationCause::Unfit)]);
         let alone = published(&[Readiness::Ready]);
-        let _resting = alone.members[0].rest.open();
+        let _resting = alone.members[0].maintenance.open();
         assert_eq!(UnfitMembers::default().look(&alone, start), [], "there is nowhere to go");
     }
 }

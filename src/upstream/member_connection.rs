@@ -1,151 +1,70 @@
 //! An HTTP/2 connection to a member, with its calls in flight.
 //!
-//! Owns: the handshake, flow-control windows and pings by lane, the count of calls in flight, and the close
-//! after an idle period. Must not know: the meaning of a call, credentials, further connections.
+//! Owns: the handshake, the pings, handing requests to h2, and the order of a connection's end. Must not
+//! know: the meaning of a call, credentials, further connections.
 //! Invariants (`docs/decisions.md#d37`, `docs/decisions.md#d39`, `docs/decisions.md#d41`,
 //! `docs/decisions.md#d45`): unread answers and streams can use up neither the connection's window nor h2's
 //! budget for small frames. Pings are sent only while streams are open, and not more often than etcd allows.
-//! "Never sent" is told apart from "lost" by hyper handing the request back, never by a guess. Unless given
-//! up, a connection is closed only while no call is in flight, and no call begins after the close. A
-//! connection's tasks stay on the opening thread; calls come from any thread.
+//! "Never sent" is told apart from "lost" by a connection's own word before the request is handed over, never
+//! by a guess. Unless given up, a connection is closed only while no call is in flight, and no call begins
+//! after the close. A connection's tasks stay on the opening thread; calls come from any thread.
 
 use std::cell::Cell;
-use std::convert::Infallible;
-use std::future::Future;
-use std::pin::{Pin, pin};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::{Ping, PingPong, Reason};
 use http::uri::{self, PathAndQuery, Uri};
 use http::{Request, Response};
-use http_body::{Frame, SizeHint};
-use hyper::body::Incoming;
-use hyper::client::conn::http2::{Builder, SendRequest};
-use hyper_util::rt::TokioTimer;
-use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::sync::futures::OwnedNotified;
+use tokio::time::{Instant, timeout};
 
 use crate::config::{Endpoint, Scheme};
 use crate::io::ByteStream;
 use crate::io::coalesce::coalesce;
+use crate::io::http2_body::Http2Body;
 use crate::io::kill_switch::{KillSwitch, cuttable};
 use crate::members::fitness::quarantine::BusyGuard;
 use crate::members::fitness::stream_counts::CountedStream;
 use crate::rpc::method::Lane;
-use crate::tasks::{LocalExecutor, Tasks};
+use crate::tasks::Tasks;
+use crate::upstream::connection_load::{
+    CONNECTION_WINDOW, ConnectionLoad, KIB, SeatGuard, UNTOLD_STREAMS, stream_window,
+};
+use crate::upstream::upstream_request::{QueuedBytes, UpstreamRequestBody, send_body};
 
 /// etcd refuses pings less than 5 s apart; 10 s keeps a wide margin.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Assumed stream limit of a member whose SETTINGS name none. The TLS ports of old etcd versions have Go's
-/// HTTP/2 default of 250.
-const UNTOLD_STREAMS: usize = 200;
-/// hyper's value for the member's stream limit before the first SETTINGS frame, and for SETTINGS without a
-/// limit.
+/// Interval of the checks for a member's silence: a ping is sent at most this much later than `PING_INTERVAL`
+/// after the last byte.
+const PING_CHECK: Duration = Duration::from_secs(2);
+/// Least value told by h2 for SETTINGS without a stream limit.
 const NO_LIMIT: usize = u32::MAX as usize;
-
-const KIB: u32 = 1024;
-const MIB: u32 = 1024 * KIB;
-/// Flow-control window of every connection: larger than all unread answers of a full connection together, see
-/// [`room`].
-const CONNECTION_WINDOW: u32 = 1024 * MIB;
-
-/// The body of a request to a member.
-pub enum UpstreamRequestBody {
-    /// A whole message, framed.
-    Once(Option<Bytes>),
-    /// A whole message, framed. Dropping the body drops the sender: its receiver learns that the message has
-    /// left for the member, or never will.
-    Tracked(Option<Bytes>, oneshot::Sender<Infallible>),
-    /// Framed messages from a channel. Dropping the channel's sender half-closes the stream.
-    Frames(mpsc::Receiver<Bytes>),
-    /// The client's own request body, passed on unread.
-    Piped(Incoming),
-}
-
-impl http_body::Body for UpstreamRequestBody {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match &mut *self {
-            Self::Once(message) | Self::Tracked(message, _) => {
-                Poll::Ready(message.take().map(|bytes| Ok(Frame::data(bytes))))
-            }
-            Self::Frames(frames) => frames.poll_recv(cx).map(|next| next.map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Piped(body) => Pin::new(body).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Once(message) | Self::Tracked(message, _) => message.is_none(),
-            Self::Frames(_) => false,
-            Self::Piped(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Once(Some(message)) | Self::Tracked(Some(message), _) => {
-                SizeHint::with_exact(message.len() as u64)
-            }
-            Self::Once(None) | Self::Tracked(None, _) => SizeHint::with_exact(0),
-            Self::Frames(_) => SizeHint::default(),
-            Self::Piped(body) => body.size_hint(),
-        }
-    }
-}
-
-/// A request as handed to hyper. The request keeps its seat on the connection until sent to the member, even
-/// if the call was given up meanwhile: hyper queues requests without a limit of its own.
-struct SeatedRequestBody {
-    body: UpstreamRequestBody,
-    _seat: Arc<SeatGuard>,
-}
-
-impl http_body::Body for SeatedRequestBody {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
+/// Assumed stream limit before the member's first SETTINGS frame.
+const FIRST_STREAMS: usize = 100;
 
 /// Why a request got no answer.
 pub enum SendError {
     /// No byte reached the member: the request comes back and may go to another member, whatever its method.
-    NeverSent(Box<Request<UpstreamRequestBody>>),
+    NeverSent(Box<(Request<()>, UpstreamRequestBody)>),
     /// The member reset the stream with REFUSED_STREAM, or sent a GOAWAY with a lower last stream id: the
     /// member did not process the request (RFC 9113, section 8.7). The request is gone.
     Refused,
     /// The request was, or may have been, sent; the outcome is unknown.
-    Lost(hyper::Error),
+    Lost(h2::Error),
 }
 
 /// An open connection. Its tasks run on a single shard.
 pub struct Connection {
     origin: MemberOrigin,
-    send: SendRequest<SeatedRequestBody>,
+    send: SendRequest<QueuedBytes>,
     load: Arc<ConnectionLoad>,
     scissors: KillSwitch,
     /// Instant after which no call begins on the connection.
@@ -195,132 +114,6 @@ impl MemberOrigin {
     }
 }
 
-/// Value of `Load::calls` from the close on: no call may begin. Calls still in flight decrement the value at
-/// their end, so every value above half of the maximum means "closing".
-const CLOSING: usize = usize::MAX;
-
-struct ConnectionLoad {
-    lane: Lane,
-    /// Number of calls in flight, or [`CLOSING`].
-    calls: AtomicUsize,
-    /// The member's limit on concurrent streams, as last announced.
-    limit: AtomicUsize,
-    opened_at: Instant,
-    /// End of the latest call, in milliseconds after `opened_at`; 0 before the first call's end.
-    quiet_since: AtomicU64,
-    /// Close the connection after its last call.
-    retired: AtomicBool,
-    /// Streams able to resume on another member must leave.
-    leave_ordered: AtomicBool,
-    /// Keyward cut the connection together with its calls.
-    given_up: AtomicBool,
-    /// Wakes the task responsible for the close.
-    close_wakeup: Notify,
-    /// Wakes waiters for the connection's end, and for the order to leave.
-    ended: Notify,
-}
-
-impl ConnectionLoad {
-    fn new(lane: Lane) -> Self {
-        Self {
-            lane,
-            calls: AtomicUsize::new(0),
-            limit: AtomicUsize::new(UNTOLD_STREAMS),
-            opened_at: Instant::now(),
-            quiet_since: AtomicU64::new(0),
-            retired: AtomicBool::new(false),
-            leave_ordered: AtomicBool::new(false),
-            given_up: AtomicBool::new(false),
-            close_wakeup: Notify::new(),
-            ended: Notify::new(),
-        }
-    }
-
-    fn is_quiet(&self) -> bool {
-        self.calls.load(Ordering::SeqCst) == 0
-    }
-
-    fn is_closing(&self) -> bool {
-        self.calls.load(Ordering::SeqCst) > CLOSING / 2
-    }
-
-    /// any → closing; wakes all waiters.
-    fn end(&self) {
-        self.calls.store(CLOSING, Ordering::SeqCst);
-        self.ended.notify_waiters();
-    }
-
-    /// Waits for the connection's end. Cancel-safe.
-    async fn ended(&self) {
-        loop {
-            // `Notified` receives wakeups from its creation on, so no end is missed between the check and the
-            // await.
-            let ended = self.ended.notified();
-            if self.is_closing() {
-                return;
-            }
-            ended.await;
-        }
-    }
-
-    /// Waits until streams must leave. Cancel-safe.
-    async fn is_left(&self) {
-        loop {
-            let told = self.ended.notified();
-            if self.leave_ordered.load(Ordering::SeqCst) {
-                return;
-            }
-            told.await;
-        }
-    }
-
-    fn quiet_since(&self) -> Instant {
-        self.opened_at + Duration::from_millis(self.quiet_since.load(Ordering::SeqCst))
-    }
-
-    /// no call → closing; returns false while a call is in flight.
-    fn close(&self) -> bool {
-        self.calls.compare_exchange(0, CLOSING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
-    /// Adds a call if the connection has room.
-    fn enter(&self) -> bool {
-        let room = call_limit(self.limit.load(Ordering::Relaxed), self.lane);
-        let enter = |calls| (calls < room).then_some(calls + 1);
-        self.calls.fetch_update(Ordering::SeqCst, Ordering::SeqCst, enter).is_ok()
-    }
-
-    fn leave(&self) {
-        // Store the time before the count: a reader seeing no call must see the new time.
-        let quiet = u64::try_from(self.opened_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.quiet_since.fetch_max(quiet, Ordering::SeqCst);
-        if self.calls.fetch_sub(1, Ordering::SeqCst) == 1 && self.retired.load(Ordering::SeqCst) {
-            self.close_wakeup.notify_one();
-        }
-    }
-
-    /// Closes the connection once no call is in flight: after `idle`, or at once if retired. Returns when
-    /// closed.
-    async fn close_when_unused(&self, idle: Duration) {
-        loop {
-            let quiet = self.is_quiet();
-            let since = self.quiet_since();
-            if quiet && (self.retired.load(Ordering::SeqCst) || since.elapsed() >= idle) && self.close() {
-                return;
-            }
-            if self.is_closing() {
-                return;
-            }
-            let wait = if quiet { idle.saturating_sub(since.elapsed()) } else { idle };
-            tokio::select! {
-                biased; // either order is correct; a fixed order makes runs repeatable
-                () = self.close_wakeup.notified() => {}
-                () = tokio::time::sleep(wait) => {}
-            }
-        }
-    }
-}
-
 /// Counts a call on its connection, and among the shard's calls to the member, until dropped. Hold the guard
 /// until the reply's body has ended.
 pub struct InFlight {
@@ -328,15 +121,6 @@ pub struct InFlight {
     member: Rc<Cell<usize>>,
     busy: Option<BusyGuard>,
     carried: Option<CountedStream>,
-}
-
-/// A seat on a connection, released on drop.
-struct SeatGuard(Arc<ConnectionLoad>);
-
-impl Drop for SeatGuard {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
 }
 
 impl InFlight {
@@ -362,9 +146,31 @@ impl InFlight {
         self.seat.0.given_up.load(Ordering::SeqCst)
     }
 
-    /// Waits until streams able to resume on another member must leave. Cancel-safe.
-    pub async fn leave_ordered(&self) {
-        self.seat.0.is_left().await;
+    /// The order for streams able to resume on another member to leave.
+    #[must_use]
+    pub fn leave_order(&self) -> LeaveOrder {
+        let load = Arc::clone(&self.seat.0);
+        let told = Box::pin(Arc::clone(&load.ended).notified_owned());
+        LeaveOrder { load, told }
+    }
+}
+
+/// A wait for the order to leave a connection, kept as long as the stream: a wait made anew at each wakeup
+/// would be registered anew.
+pub struct LeaveOrder {
+    load: Arc<ConnectionLoad>,
+    told: Pin<Box<OwnedNotified>>,
+}
+
+impl LeaveOrder {
+    /// Ready once the order was given. Cancel-safe.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // `told` receives wakeups from its creation on, so no order is missed before the first check.
+        while !self.load.leave_ordered.load(Ordering::SeqCst) {
+            ready!(self.told.as_mut().poll(cx));
+            self.told.set(Arc::clone(&self.load.ended).notified_owned());
+        }
+        Poll::Ready(())
     }
 }
 
@@ -388,23 +194,25 @@ impl Connection {
         keeping: ConnectionLifetime,
         keep: impl Unpin + 'static,
         ended: impl FnOnce(ConnectionEnd) + 'static,
-    ) -> Result<Self, hyper::Error> {
+    ) -> Result<Self, h2::Error> {
         let (stream, scissors) = cuttable(stream, keep);
         let (io, flusher) = coalesce(stream);
         tasks.spawn("upstream flusher", flusher).detach();
-        let (send, connection) = settings(lane).handshake(io).await?;
+        let (send, mut connection) = settings(lane).handshake(io.into_inner()).await?;
         let load = Arc::new(ConnectionLoad::new(lane));
-        let seen = Arc::clone(&load);
+        let (seen, heard, mut probe) = (Arc::clone(&load), scissors.clone(), send.clone());
         let drive = async move {
+            let mut pings = connection.ping_pong();
             let how = {
-                let mut connection = pin!(connection);
-                let driven = std::future::poll_fn(|cx| {
-                    let polled = connection.as_mut().poll(cx);
-                    let limit = match connection.current_max_send_streams() {
-                        NO_LIMIT.. => UNTOLD_STREAMS,
-                        told => told,
-                    };
-                    seen.limit.store(limit, Ordering::Relaxed);
+                // The member's GOAWAY ends the connection for further calls; calls in flight go on.
+                let driven = poll_fn(|cx| {
+                    let polled = Pin::new(&mut connection).poll(cx);
+                    seen.limit.store(stream_limit(probe.current_max_send_streams()), Ordering::Relaxed);
+                    if polled.is_pending()
+                        && let Poll::Ready(Err(error)) = probe.poll_ready(cx)
+                    {
+                        return Poll::Ready(Err(error));
+                    }
                     polled
                 });
                 tokio::select! {
@@ -417,11 +225,28 @@ impl Connection {
                         if given_up { ConnectionEnd::GivenUp } else { ConnectionEnd::Lost }
                     }
                     () = seen.close_when_unused(keeping.idle) => ConnectionEnd::Unused,
+                    () = ping_lost(&mut pings, &seen, &heard) => {
+                        tracing::debug!("the member answers no ping");
+                        heard.cut();
+                        ConnectionEnd::Lost
+                    }
                 }
             };
             // Remaining holders of the connection must see it closed.
             seen.end();
             ended(how);
+            drop(probe);
+            // Ends after the last stream, with a GOAWAY; or earlier, if the member falls silent.
+            tokio::select! {
+                biased; // the member's end of the connection comes first
+                closed = &mut connection => if let Err(error) = closed {
+                    tracing::trace!(%error, "upstream connection closed");
+                },
+                () = ping_lost(&mut pings, &seen, &heard) => {
+                    heard.cut();
+                    drop(connection.await);
+                }
+            }
         };
         tasks.spawn("upstream connection", drive).detach();
         Ok(Self { origin, send, load, scissors, fresh_until: keeping.fresh_until })
@@ -486,7 +311,7 @@ impl Connection {
     /// True if the connection has ended or is closing.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.send.is_closed() || self.load.is_closing()
+        self.load.is_closing()
     }
 
     /// Takes a seat for a call, counted in `member` too. Returns `None` past 80 % of the member's stream
@@ -497,7 +322,7 @@ impl Connection {
         if stale {
             self.retire();
         }
-        if stale || self.send.is_closed() || self.load.retired.load(Ordering::SeqCst) || !self.load.enter() {
+        if stale || self.load.retired.load(Ordering::SeqCst) || !self.load.enter() {
             return None;
         }
         member.set(member.get() + 1);
@@ -510,73 +335,94 @@ impl Connection {
     ///
     /// # Errors
     /// [`SendError`]; only `NeverSent` proves that the member saw no part of the request.
-    pub async fn send(
+    pub fn send(
         &self,
-        request: Request<UpstreamRequestBody>,
+        head: Request<()>,
+        body: UpstreamRequestBody,
         in_flight: InFlight,
-    ) -> Result<(Response<Incoming>, InFlight), SendError> {
-        let seat = Arc::clone(&in_flight.seat);
-        let request = request.map(|body| SeatedRequestBody { body, _seat: seat });
-        match self.send.clone().try_send_request(request).await {
-            Ok(response) => Ok((response, in_flight)),
-            Err(mut error) => match error.take_message() {
-                Some(request) => {
-                    let request = request.map(|envelope| envelope.body);
-                    Err(SendError::NeverSent(Box::new(request)))
-                }
-                None => {
-                    let error = error.into_error();
-                    Err(if is_refused(&error) { SendError::Refused } else { SendError::Lost(error) })
-                }
-            },
+    ) -> impl Future<Output = Result<(Response<Http2Body>, InFlight), SendError>> + use<> {
+        let sent = self.hand_over(head, body, &in_flight);
+        async move {
+            match sent?.await {
+                Ok(response) => Ok((response.map(Http2Body::new), in_flight)),
+                Err(error) if is_refused(&error) => Err(SendError::Refused),
+                Err(error) => Err(SendError::Lost(error)),
+            }
+        }
+    }
+
+    /// Gives the request to h2, which sends the request at once.
+    fn hand_over(
+        &self,
+        head: Request<()>,
+        body: UpstreamRequestBody,
+        in_flight: &InFlight,
+    ) -> Result<ResponseFuture, SendError> {
+        let mut send = self.send.clone();
+        // A new clone waits for no earlier request, so this poll is never pending.
+        if let Poll::Ready(Err(_)) = send.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            return Err(SendError::NeverSent(Box::new((head, body))));
+        }
+        let (response, stream) = send.send_request(head, false).map_err(|error| {
+            tracing::debug!(%error, "the connection ended as a request was handed over");
+            SendError::Refused
+        })?;
+        send_body(body, stream, Arc::clone(&in_flight.seat));
+        Ok(response)
+    }
+}
+
+fn is_refused(error: &h2::Error) -> bool {
+    let reset = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
+    // h2 fails a stream with the member's GOAWAY only if the GOAWAY names a lower last stream id.
+    error.is_remote() && (reset || error.is_go_away())
+}
+
+/// The member's limit on concurrent streams, of which a member may tell none.
+fn stream_limit(told: usize) -> usize {
+    if told >= NO_LIMIT { UNTOLD_STREAMS } else { told }
+}
+
+/// Sends pings while calls are in flight and the member is silent; returns once a ping gets no answer.
+async fn ping_lost(pings: &mut Option<PingPong>, load: &ConnectionLoad, heard: &KillSwitch) {
+    let Some(pings) = pings else { return std::future::pending().await };
+    let (mut received, mut silent) = (heard.received(), Duration::ZERO);
+    loop {
+        tokio::time::sleep(PING_CHECK).await;
+        let now = heard.received();
+        let is_silent = now == received && !load.is_quiet();
+        silent = if is_silent { silent + PING_CHECK } else { Duration::ZERO };
+        received = now;
+        if silent >= PING_INTERVAL {
+            silent = Duration::ZERO;
+            match timeout(PING_TIMEOUT, pings.ping(Ping::opaque())).await {
+                Ok(Ok(_)) => {}
+                // The connection's own future reports its end.
+                Ok(Err(_)) => std::future::pending().await,
+                Err(_) => return,
+            }
         }
     }
 }
 
-fn is_refused(error: &hyper::Error) -> bool {
-    let why = std::error::Error::source(error).and_then(|source| source.downcast_ref::<h2::Error>());
-    why.is_some_and(|why| {
-        let reset = why.is_reset() && why.reason() == Some(h2::Reason::REFUSED_STREAM);
-        // h2 fails a stream with the member's GOAWAY only if the GOAWAY names a lower last stream id.
-        why.is_remote() && (reset || why.is_go_away())
-    })
-}
-
-/// Concurrent calls allowed on a connection to a member with a limit of `limit` streams: 80 % of the limit,
-/// and no more than fit into the connection's window with unread answers. With more, the unread answers of a
-/// single client could block the answers to all clients.
-fn call_limit(limit: usize, lane: Lane) -> usize {
-    let fit = CONNECTION_WINDOW / stream_window(lane) - 1;
-    (limit / 5 * 4 + limit % 5 * 4 / 5).min(fit as usize).max(1)
-}
-
-/// Returns the flow-control window of a stream: the bytes of an unread answer a member may send.
-#[must_use]
-pub fn stream_window(lane: Lane) -> u32 {
-    match lane {
-        Lane::Stream => 64 * KIB,
-        Lane::Unary | Lane::Bulk => 2 * MIB,
-    }
-}
-
-fn settings(lane: Lane) -> Builder<LocalExecutor> {
-    let mut builder = Builder::new(LocalExecutor);
+fn settings(lane: Lane) -> Builder {
+    let mut builder = Builder::new();
     builder
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(stream_window(lane))
+        .enable_push(false)
+        .initial_window_size(stream_window(lane))
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_header_list_size(64 * 1024)
-        .max_concurrent_reset_streams(4096)
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(false);
+        .initial_max_send_streams(FIRST_STREAMS)
+        .max_header_list_size(64 * KIB)
+        .max_concurrent_reset_streams(4096);
     builder
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
     use tokio::runtime::{Builder, LocalOptions};
+    use tokio::sync::oneshot;
 
     use super::*;
     use crate::config::{Endpoint, Scheme};
@@ -585,7 +431,7 @@ mod tests {
     const HEADERS: u8 = 1;
 
     /// A scripted member: reads a request, then sends GOAWAY with `last` as the last stream id.
-    async fn says_goodbye(mut socket: DuplexStream, last: u32) {
+    async fn says_goodbye(mut socket: DuplexStream, last: u32) -> DuplexStream {
         let mut preface = [0; PREFACE];
         socket.read_exact(&mut preface).await.expect("a client");
         socket.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.expect("settings are sent");
@@ -603,36 +449,30 @@ mod tests {
         goodbye.extend(last.to_be_bytes());
         goodbye.extend([0; 4]);
         socket.write_all(&goodbye).await.expect("sent");
+        socket
     }
 
-    async fn told(last: u32) -> Result<(), SendError> {
+    /// The result of a call, with `last` named in the member's GOAWAY. With `stays`, the member keeps the
+    /// connection open and says nothing more.
+    async fn told(last: u32, stays: bool) -> Result<(), SendError> {
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let tasks = Tasks::default();
-        tasks.spawn("member", says_goodbye(theirs, last)).detach();
+        let member = async move {
+            let mut socket = says_goodbye(theirs, last).await;
+            while stays && socket.read(&mut [0; 1024]).await.is_ok_and(|read| read > 0) {}
+        };
+        tasks.spawn("member", member).detach();
         let endpoint = Endpoint { scheme: Scheme::Http, host: "m".into(), port: 1 };
         let origin = MemberOrigin::of(&endpoint).expect("an origin");
         let keeping = ConnectionLifetime { idle: Duration::from_secs(60), fresh_until: None };
         let opened = Connection::open(Box::new(ours), origin, Lane::Unary, &tasks, keeping, (), |_| ());
         let connection = opened.await.expect("open");
         let in_flight = connection.enter(&Rc::default()).expect("room");
-        let mut request = Request::new(UpstreamRequestBody::Once(Some(Bytes::from_static(b"\0\0\0\0\0"))));
+        let body = UpstreamRequestBody::Once(Bytes::from_static(b"\0\0\0\0\0"));
+        let mut request = Request::new(());
         *request.method_mut() = http::Method::POST;
         *request.uri_mut() = connection.uri(PathAndQuery::from_static("/etcdserverpb.KV/Put"));
-        connection.send(request, in_flight).await.map(drop)
-    }
-
-    #[test]
-    fn no_number_of_unread_answers_uses_up_a_connections_window() {
-        for lane in [Lane::Unary, Lane::Bulk, Lane::Stream] {
-            for limit in [1, 200, 250, 1000, NO_LIMIT] {
-                let calls = u32::try_from(call_limit(limit, lane)).expect("few");
-                assert!(calls >= 1 && calls * stream_window(lane) < CONNECTION_WINDOW, "{lane:?} {limit}");
-            }
-        }
-        assert_eq!(
-            (call_limit(200, Lane::Unary), call_limit(1, Lane::Unary), call_limit(10_000, Lane::Bulk)),
-            (160, 1, 511)
-        );
+        connection.send(request, body, in_flight).await.map(drop)
     }
 
     #[test]
@@ -666,8 +506,20 @@ mod tests {
     fn a_goodbye_proves_that_streams_past_the_last_one_were_not_looked_at() {
         let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
         runtime.expect("a runtime").block_on(async {
-            assert!(matches!(told(0).await, Err(SendError::Refused)), "it looked at none");
-            assert!(matches!(told(1).await, Err(SendError::Lost(_))), "it may have done it");
+            assert!(matches!(told(0, false).await, Err(SendError::Refused)), "it looked at none");
+            assert!(matches!(told(1, false).await, Err(SendError::Lost(_))), "it may have done it");
+        });
+    }
+
+    #[test]
+    fn a_member_that_is_silent_after_its_goodbye_loses_its_last_calls() {
+        let mut runtime = Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build_local(LocalOptions::default());
+        runtime.expect("a runtime").block_on(async {
+            let began = Instant::now();
+            assert!(matches!(told(1, true).await, Err(SendError::Lost(_))));
+            let least = PING_INTERVAL + PING_TIMEOUT;
+            assert!((least..=least + 2 * PING_CHECK).contains(&began.elapsed()), "{:?}", began.elapsed());
         });
     }
 }

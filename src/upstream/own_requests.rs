@@ -24,8 +24,8 @@ use crate::rpc::header;
 use crate::rpc::method::{Lane, lookup};
 use crate::rpc::outcome::{JudgedCall, RevealedAuth, StatusVerdict, auth_state, is_outdated, verdict};
 use crate::upstream::answer::{HELD, MemberReply};
-use crate::upstream::member_connection::UpstreamRequestBody;
 use crate::upstream::send::{NoReply, UpstreamClient, UpstreamUser, upstream_headers};
+use crate::upstream::upstream_request::UpstreamRequestBody;
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -122,7 +122,7 @@ pub async fn ask_patiently(
     let mut healed = 0;
     loop {
         let shown = upstream.credential_for(user, member).await.map_err(ReadError::Login)?;
-        let body = UpstreamRequestBody::Once(Some(framed.clone()));
+        let body = UpstreamRequestBody::Once(framed.clone());
         let headers = upstream_headers(&HeaderMap::new(), &shown);
         let sent = upstream.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
         let (response, in_flight) = sent.map_err(lost)?;
@@ -133,10 +133,10 @@ pub async fn ask_patiently(
             return Ok(message.slice(PREFIX.min(message.len())..));
         }
         let asked = JudgedCall { method, effect: method.effect, proof: shown.proof() };
-        let refused = verdict(&asked, &status) == StatusVerdict::Heal;
-        let now_on = auth_state(&asked, &status) == Some(RevealedAuth::On);
+        let refused = verdict(&asked, status) == StatusVerdict::Heal;
+        let now_on = auth_state(&asked, status) == Some(RevealedAuth::On);
         // Users or roles changed during the call: the next attempt may pass, whatever the credential.
-        let outdated = refused && is_outdated(&asked, &status) && healed < OUTDATED;
+        let outdated = refused && is_outdated(&asked, status) && healed < OUTDATED;
         match (user, &shown) {
             (UpstreamUser::User(identity), CallCredential::Token(_)) if refused && healed == 0 => {
                 identity.renew(member.id, &shown);
@@ -151,7 +151,7 @@ pub async fn ask_patiently(
             (UpstreamUser::User(_), CallCredential::Nothing) if now_on && healed == 0 => {
                 upstream.report_auth(AuthSetting::On)
             }
-            _ => return Err(ReadError::Refused(status)),
+            _ => return Err(ReadError::Refused(status.clone())),
         }
         healed += 1;
     }

@@ -16,18 +16,19 @@ use std::time::Duration;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE, USER_AGENT};
 use http::uri::PathAndQuery;
 use http::{Method as Verb, Request, Response};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::credentials::{CallCredential, CertificateIdentity, Credentials, LoginFailure, UpstreamIdentity};
 use crate::dial::connect::ConnectError;
 use crate::identity::{ClusterId, MemberId};
+use crate::io::http2_body::Http2Body;
 use crate::members::choose::{MemberChooser, MemberComparison, MemberTarget};
 use crate::members::membership::{AuthSetting, Member, MembersHandle, Membership, MembershipHint, Role};
 use crate::rpc::method::Lane;
-use crate::upstream::member_connection::{Connection, InFlight, SendError, UpstreamRequestBody};
+use crate::upstream::member_connection::{Connection, InFlight, SendError};
 use crate::upstream::pool::ConnectionPool;
 use crate::upstream::resume_limiter::ResumeLimiter;
+use crate::upstream::upstream_request::UpstreamRequestBody;
 use crate::upstream::waiting_calls::WaitingCalls;
 
 /// Client API version sent to etcd. etcd counts clients by version, so the value is constant, never the
@@ -212,7 +213,7 @@ impl UpstreamClient {
         path: PathAndQuery,
         head: UpstreamHead,
         body: UpstreamRequestBody,
-    ) -> Result<(Response<Incoming>, InFlight), NoReply> {
+    ) -> Result<(Response<Http2Body>, InFlight), NoReply> {
         let mut body = Some(body);
         let UpstreamHead { fields, certificate } = head;
         let mut headers = Some(fields);
@@ -221,21 +222,21 @@ impl UpstreamClient {
             let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
             let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
             let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
-            let request = request(&seat.connection, path.clone(), fields, taken);
+            let request = request(&seat.connection, path.clone(), fields);
             let in_flight = match lane {
                 Lane::Stream => seat.in_flight.with_stream_count(member.load.streams().carry(path.path())),
-                Lane::Unary | Lane::Bulk => seat.in_flight.with_busy_count(member.rest.count_call()),
+                Lane::Unary | Lane::Bulk => seat.in_flight.with_busy_count(member.maintenance.count_call()),
             };
-            match seat.connection.send(request, in_flight).await {
+            match seat.connection.send(request, taken, in_flight).await {
                 Ok(answered) => return Ok(answered),
                 Err(SendError::Refused) => {
                     return Err(NoReply::NeverSent("the member refused the stream".into()));
                 }
                 Err(SendError::Lost(error)) => return Err(NoReply::Lost(error.to_string().into())),
                 Err(SendError::NeverSent(unsent)) => {
-                    let (head, unsent) = unsent.into_parts();
+                    let (head, unsent) = *unsent;
                     body = Some(unsent);
-                    headers = Some(head.headers);
+                    headers = Some(head.into_parts().0.headers);
                 }
             }
         }
@@ -290,13 +291,8 @@ pub fn upstream_headers(client: &HeaderMap, shown: &CallCredential) -> UpstreamH
     UpstreamHead { fields: headers, certificate }
 }
 
-fn request(
-    connection: &Connection,
-    path: PathAndQuery,
-    headers: HeaderMap,
-    body: UpstreamRequestBody,
-) -> Request<UpstreamRequestBody> {
-    let mut request = Request::new(body);
+fn request(connection: &Connection, path: PathAndQuery, headers: HeaderMap) -> Request<()> {
+    let mut request = Request::new(());
     *request.method_mut() = Verb::POST;
     *request.uri_mut() = connection.uri(path);
     *request.headers_mut() = headers;

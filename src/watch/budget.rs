@@ -15,8 +15,8 @@ use crate::byte_account::{ByteAccount, ByteShare, HeldBytes};
 /// Bytes of each kind that a stream may hold uncounted: as many as the HTTP/2 stream window admits anyway.
 pub const FREE: usize = 64 * 1024;
 
-/// Smaller messages to the client are not counted: five such messages take less than half of an HTTP/2 stream
-/// window.
+/// Smaller messages to the client are not counted: the client's queue takes at most five of this size, less
+/// than half of an HTTP/2 stream window.
 pub const SMALL: usize = 4 * 1024;
 
 /// The byte budget of a shard.

@@ -127,6 +127,17 @@ impl WatchCursor {
         }))
     }
 
+    /// Moves past whole revisions from `first` to `last`, delivered as received. Returns false, and changes
+    /// nothing, if a revision has begun to arrive or `first` was delivered before.
+    pub(super) fn pass(&mut self, first: i64, last: i64) -> bool {
+        if self.holds() || first < self.next {
+            return false;
+        }
+        self.next = last.saturating_add(1);
+        self.seen = last;
+        true
+    }
+
     fn release(&mut self, ready: &mut Vec<WatchEventBytes>) {
         if ready.is_empty() {
             *ready = std::mem::take(&mut self.held);

@@ -26,10 +26,12 @@ use crate::identity::Revision;
 
 use super::cursor::WatchCursor;
 use super::watch_messages::{
-    self, ClientWatchCreate, ClientWatchRequest, NO_WATCH, SplicedWatchResponse, WatchResponseHeader,
+    self, ClientWatchCreate, ClientWatchRequest, NO_WATCH, NewestHeader, SplicedWatchResponse,
+    WatchResponseHeader,
 };
 
 mod client_requests;
+mod direct_delivery;
 mod member_responses;
 mod progress;
 mod stream_assignment;
@@ -286,7 +288,7 @@ pub struct Hub {
 struct HubClusterView {
     cluster: Option<u64>,
     /// The newest upstream header, for answers made by the hub.
-    header: Option<WatchResponseHeader>,
+    header: NewestHeader,
     /// The highest revision known to have been reached by the cluster.
     reached: i64,
     /// The highest header.revision shown to the client.
@@ -370,7 +372,7 @@ struct HubStream {
     credential: StreamCredential,
     /// Traits of the member, known once the stream is open.
     traits: Option<WatchTraits>,
-    ids: HashMap<i64, WatchKey>,
+    ids: direct_delivery::WatchesByUpstreamId,
     /// Resumed watches assigned to the stream, waiting for a free slot ([`HubLimits::restoring`]).
     waiting: BTreeSet<WatchKey>,
     /// Unanswered creates in sending order, the order of etcd's answers.
@@ -468,6 +470,7 @@ impl Hub {
                 self.check_failed(now, watch, stream, why);
                 Ok(())
             }
+            HubInput::Upstream { stream, message } if self.emit_directly(stream, &message) => Ok(()),
             HubInput::Upstream { stream, message } => self.upstream(now, stream, &message),
             HubInput::Lost { stream, why } => self.lost(now, stream, why),
             HubInput::Tick => {
@@ -545,14 +548,14 @@ impl Hub {
     /// The header for an answer that waited for its turn: unchanged, or the newest header of the current
     /// cluster if the answer came from another cluster.
     fn of_this_cluster(&self, header: Option<WatchResponseHeader>) -> WatchResponseHeader {
-        let known = || self.cluster_view.header.clone().unwrap_or_default();
+        let known = || self.cluster_view.header.read().unwrap_or_default();
         header
             .filter(|header| header.cluster == 0 || Some(header.cluster) == self.cluster_view.cluster)
             .unwrap_or_else(known)
     }
 
     fn header_at(&self, revision: i64) -> WatchResponseHeader {
-        self.cluster_view.header.clone().unwrap_or_default().with_revision(revision)
+        self.cluster_view.header.read().unwrap_or_default().with_revision(revision)
     }
 }
 
@@ -577,7 +580,7 @@ impl HubStream {
         Self {
             credential,
             traits: None,
-            ids: HashMap::new(),
+            ids: direct_delivery::WatchesByUpstreamId::default(),
             waiting: BTreeSet::new(),
             creating: VecDeque::new(),
             restoring: 0,

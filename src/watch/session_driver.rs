@@ -7,21 +7,23 @@
 //! without any answer so far is refused when a limit leaves no room for an upstream connection.
 
 use std::any::Any;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::ops::ControlFlow;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::StreamExt;
-use futures_util::future::{LocalBoxFuture, select_all};
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use crate::byte_account::HeldBytes;
-use crate::downstream::client_replies::{ReplySender, TakenGuard};
+use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::downstream::watch_starts::{WatchStart, WatchStarts};
 use crate::identity::{MemberId, Revision};
@@ -30,6 +32,7 @@ use crate::members::cluster_outage::UpstreamLink;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::header::{self, AnswerProgress};
+use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
 use crate::watch::budget::{FREE, SMALL};
@@ -48,8 +51,6 @@ pub struct WatchSession {
     pub timing: HubTiming,
     /// The size limit of a request message, in bytes.
     pub largest_request: usize,
-    /// Signals the drain of the process.
-    pub drain: watch::Receiver<Option<Instant>>,
     /// Counts upstream streams opened to resume watches.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// The connection's watches "from now" not yet registered by a member.
@@ -71,6 +72,20 @@ impl UpstreamStreamState {
             Self::Open(source) => source.turn_ends(),
         }
     }
+
+    /// The next event. Cancel-safe.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<UpstreamStreamEvent> {
+        match self {
+            Self::Opening(opening) => opening.as_mut().poll(cx).map(|opened| match opened {
+                Ok(source) => UpstreamStreamEvent::Opened(Box::new(source)),
+                Err(failed) => UpstreamStreamEvent::Failed(failed),
+            }),
+            Self::Open(source) => source.poll_next(cx).map(|next| match next {
+                Ok(next) => UpstreamStreamEvent::Came(next),
+                Err(UnfinishedMessageTooLarge) => UpstreamStreamEvent::TooMuch,
+            }),
+        }
+    }
 }
 
 /// The outcome of a read: a connection was available, or a limit left no room.
@@ -88,14 +103,27 @@ enum UpstreamStreamEvent {
     TooMuch,
 }
 
+/// Messages up to this size may be delivered without the hub's other steps; larger ones are counted as held.
+const DIRECT: usize = SMALL - 64;
+
+/// A linearizable read in flight.
+type RevisionRead = LocalBoxFuture<'static, (HubInput, CheckConnection)>;
+
+/// Events of upstream taken in a row before the task yields to other tasks.
+const IN_A_ROW: u32 = 128;
+
 /// The state of a running session.
 struct RunningWatchSession {
     session: WatchSession,
     hub: Hub,
-    upstream: BTreeMap<UpstreamStreamId, UpstreamStreamState>,
-    reads: FuturesUnordered<LocalBoxFuture<'static, (HubInput, CheckConnection)>>,
-    outputs: Vec<HubOutput>,
-    client_replies: VecDeque<(Bytes, TakenGuard)>,
+    client: ReplySender,
+    requests: RequestMessages,
+    /// False after the client's half-close.
+    reads_requests: bool,
+    /// In the order of opening; nearly always a single one.
+    upstream: Vec<(UpstreamStreamId, UpstreamStreamState)>,
+    /// `None` without a read: the set holds memory even when empty.
+    reads: Option<FuturesUnordered<RevisionRead>>,
     /// Counts the bytes of unfinished revisions in the hub.
     unfinished: HeldBytes,
     tried: Vec<MemberId>,
@@ -105,112 +133,205 @@ struct RunningWatchSession {
     starts: BTreeMap<WatchKey, WatchStart>,
     /// Rotates the upstream stream polled first, so that a busy stream does not starve the others.
     turn: usize,
-    ended: Option<Status>,
+    ended: Option<Box<Status>>,
+    /// Stands before the waits that are rarely over: requests, reads and the timer.
+    gate: WakeGate,
+    /// The waits polled behind the gate last.
+    gated: GatedWaits,
+    timer: Option<Pin<Box<Sleep>>>,
 }
+
+/// The waits behind the gate that are wanted now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct GatedWaits {
+    requests: bool,
+    reads: bool,
+    /// The end of the wait for the timer.
+    due: Option<Instant>,
+}
+
+/// An event behind the gate.
+enum GatedEvent {
+    Request(ClientRequestItem),
+    Read(HubInput, CheckConnection),
+    Timer,
+}
+
+/// The end of a session: with a status for the client, or without a client.
+type SessionEnd = Option<Status>;
 
 impl WatchSession {
     /// Serves the client's stream to its end. `first` stands for the creates that may have arrived with the
-    /// stream's header.
-    pub async fn run(self, body: RequestBody, client: ReplySender, first: WatchStart) {
-        let mut requests = RequestMessages::new(body, self.largest_request);
-        let mut drain = self.drain.clone();
-        let mut running = RunningWatchSession::new(self);
-        let mut reading = match running.asked_first(&mut requests, &first) {
-            ControlFlow::Continue(more) => more,
-            ControlFlow::Break(None) => return,
-            ControlFlow::Break(Some(status)) => return client.end(status).await,
-        };
-        drop(first);
-        let status = loop {
-            if running.client_replies.is_empty()
-                && let Some(status) = running.ended.take()
-            {
-                break status;
+    /// stream's header. Not an async function: that would store the session twice.
+    pub fn run(
+        self,
+        body: RequestBody,
+        client: ReplySender,
+        first: WatchStart,
+    ) -> impl Future<Output = ()> + use<> {
+        let mut running = RunningWatchSession::new(self, body, client);
+        let mut first = Some(first);
+        async move {
+            let begun = first.take().map_or(ControlFlow::Continue(()), |first| running.asked_first(&first));
+            let end = match begun {
+                ControlFlow::Continue(()) => poll_fn(|cx| running.poll(cx)).await,
+                ControlFlow::Break(end) => end,
+            };
+            running.upstream.clear();
+            if let Some(status) = end {
+                running.client.end(status);
             }
-            // Over the shard's budget, a client with untaken messages is sent no further messages.
-            let waits = client.is_behind() && !running.session.route.share.fits();
-            let quiet = running.client_replies.is_empty() && running.ended.is_none() && !waits;
-            let deadline = running.hub.next_deadline();
-            let turn = running.turn_ends();
-            tokio::select! {
-                biased; // order: client's departure, queued messages, client's requests, upstream
-                () = client.gone() => return,
-                room = client.room(), if !running.client_replies.is_empty() => {
-                    let Ok(room) = room else { return };
-                    if let Some((framed, keep)) = running.client_replies.pop_front() {
-                        room.send(framed, keep);
-                    }
-                }
-                taken = client.all_taken(), if waits && running.client_replies.is_empty() => {
-                    if taken.is_err() {
-                        return;
-                    }
-                }
-                _ = drain.wait_for(Option::is_some) => break Refusal::SHUTTING_DOWN.status(),
-                asked = requests.next(), if reading && quiet && running.hub.accepts_client() => {
-                    let start = running.session.starts.begin();
-                    match running.asked(asked, &start) {
-                        ControlFlow::Continue(more) => reading = more,
-                        ControlFlow::Break(None) => return,
-                        ControlFlow::Break(Some(status)) => break status,
-                    }
-                }
-                Some((input, room)) = running.reads.next(), if quiet => running.read(input, room),
-                (stream, event) = next_event(&mut running.upstream, running.turn, quiet) => {
-                    running.event(stream, event);
-                    if !quiet {
-                        // The stream's turn is of no use before the client has taken the queued messages.
-                        running.end_turns(|_, _, _| true);
-                    }
-                }
-                () = at(deadline), if quiet => running.input(HubInput::Tick),
-                () = at(turn) => running.end_turns(|_, _, until| until <= Instant::now()),
-            }
-        };
-        // A client that does not read its end of stream must not hold upstream resources.
-        drop(running);
-        client.end(status).await;
+        }
     }
 }
 
 impl RunningWatchSession {
-    fn new(session: WatchSession) -> Self {
+    fn new(session: WatchSession, body: RequestBody, client: ReplySender) -> Self {
         Self {
             hub: Hub::new(Instant::now(), session.timing),
+            client,
+            requests: RequestMessages::new(body, session.largest_request),
+            reads_requests: true,
             unfinished: session.route.share.hold(0),
             session,
-            upstream: BTreeMap::new(),
-            reads: FuturesUnordered::new(),
-            outputs: Vec::new(),
-            client_replies: VecDeque::new(),
+            upstream: Vec::new(),
+            reads: None,
             tried: Vec::new(),
             has_replied: false,
             starts: BTreeMap::new(),
             turn: 0,
             ended: None,
+            gate: WakeGate::default(),
+            gated: GatedWaits::default(),
+            timer: None,
         }
+    }
+
+    /// Carries on with every input that is ready. Ready at the end of the stream.
+    ///
+    /// The order: the client's departure, the client's requests, reads and timers, upstream. While the client
+    /// leaves messages untaken, upstream is not read; streams being opened and the turns of resumed streams
+    /// go on.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
+        for _ in 0..IN_A_ROW {
+            if let Some(status) = self.ended.take() {
+                return Poll::Ready(Some(*status));
+            }
+            if self.client.poll_gone(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            let quiet = self.is_quiet(cx);
+            if let Poll::Ready(event) = self.poll_gated(cx, quiet) {
+                if let ControlFlow::Break(end) = self.gated_event(event, quiet) {
+                    return Poll::Ready(end);
+                }
+                continue;
+            }
+            let Poll::Ready((stream, event)) = self.poll_upstream(cx, quiet) else { return Poll::Pending };
+            self.event(stream, event);
+            if !quiet {
+                // The stream's turn is of no use before the client has taken the queued messages.
+                self.end_turns(|_, _, _| true);
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// True if the client has taken enough of its messages. Otherwise the task is woken once the client has.
+    fn is_quiet(&self, cx: &Context<'_>) -> bool {
+        // Over the shard's budget, a client with untaken messages is sent no further messages.
+        if !self.session.route.share.fits() && self.client.is_behind() {
+            self.client.poll_all_taken(cx).is_ready()
+        } else {
+            self.client.has_room() || self.client.poll_room(cx).is_ready()
+        }
+    }
+
+    fn poll_gated(&mut self, cx: &Context<'_>, quiet: bool) -> Poll<GatedEvent> {
+        let hub_due = self.hub.next_deadline().filter(|_| quiet);
+        let wanted = GatedWaits {
+            requests: quiet && self.reads_requests && self.hub.accepts_client(),
+            reads: quiet && self.reads.is_some(),
+            due: hub_due.into_iter().chain(self.turn_ends()).min(),
+        };
+        if wanted != self.gated {
+            self.gated = wanted;
+            self.gate.open();
+        }
+        let (requests, reads, timer) = (&mut self.requests, &mut self.reads, &mut self.timer);
+        self.gate.poll(cx, |cx| {
+            if wanted.requests
+                && let Poll::Ready(asked) = pin!(requests.next()).poll(cx)
+            {
+                return Poll::Ready(GatedEvent::Request(asked));
+            }
+            if wanted.reads
+                && let Some(all) = reads
+            {
+                match all.poll_next_unpin(cx) {
+                    Poll::Ready(Some((input, room))) => return Poll::Ready(GatedEvent::Read(input, room)),
+                    Poll::Ready(None) => *reads = None,
+                    Poll::Pending => {}
+                }
+            }
+            match wanted.due {
+                Some(due) => poll_timer(timer, due, cx).map(|()| GatedEvent::Timer),
+                None => Poll::Pending,
+            }
+        })
+    }
+
+    fn gated_event(&mut self, event: GatedEvent, quiet: bool) -> ControlFlow<SessionEnd> {
+        match event {
+            GatedEvent::Request(asked) => {
+                let start = self.session.starts.begin();
+                self.asked(asked, &start)?;
+            }
+            GatedEvent::Read(input, room) => self.read(input, room),
+            GatedEvent::Timer => {
+                let now = Instant::now();
+                if quiet && self.hub.next_deadline().is_some_and(|due| due <= now) {
+                    self.input(HubInput::Tick);
+                }
+                self.end_turns(|_, _, until| until <= now);
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// The next event of any upstream stream; open streams are polled only with `read`. A stream being opened
+    /// is always polled: it may hold a place in a member's resume queue ahead of other streams.
+    fn poll_upstream(
+        &mut self,
+        cx: &mut Context<'_>,
+        read: bool,
+    ) -> Poll<(UpstreamStreamId, UpstreamStreamEvent)> {
+        let count = self.upstream.len();
+        for step in 0..count {
+            let (stream, state) = &mut self.upstream[(self.turn % count + step) % count];
+            let is_driven = read || matches!(state, UpstreamStreamState::Opening(_));
+            if is_driven && let Poll::Ready(event) = state.poll(cx) {
+                return Poll::Ready((*stream, event));
+            }
+        }
+        Poll::Pending
     }
 
     /// Takes every request that arrived with the stream's header. A write behind the stream waits until then.
-    fn asked_first(
-        &mut self,
-        requests: &mut RequestMessages,
-        start: &WatchStart,
-    ) -> ControlFlow<Option<Status>, bool> {
-        let mut more = true;
-        while more
+    fn asked_first(&mut self, start: &WatchStart) -> ControlFlow<SessionEnd> {
+        while self.reads_requests
             && self.ended.is_none()
             && self.hub.accepts_client()
-            && let Some(asked) = requests.next_without_yield().now_or_never()
+            && let Some(asked) = self.requests.next_without_yield().now_or_never()
         {
-            more = self.asked(asked, start)?;
+            self.asked(asked, start)?;
         }
-        ControlFlow::Continue(more)
+        ControlFlow::Continue(())
     }
 
-    /// Takes a request of the client; `start` is kept for a watch "from now". Returns true to read on, or the
-    /// end of the stream.
-    fn asked(&mut self, asked: ClientRequestItem, start: &WatchStart) -> ControlFlow<Option<Status>, bool> {
+    /// Takes a request of the client; `start` is kept for a watch "from now".
+    fn asked(&mut self, asked: ClientRequestItem, start: &WatchStart) -> ControlFlow<SessionEnd> {
         match asked {
             ClientRequestItem::Message(message) => {
                 let floor = &self.session.route.floor;
@@ -220,12 +341,12 @@ impl RunningWatchSession {
                 if self.hub.newest() != newest && self.hub.is_unregistered(self.hub.newest()) {
                     self.starts.insert(self.hub.newest(), start.clone());
                 }
-                ControlFlow::Continue(true)
             }
-            ClientRequestItem::End => ControlFlow::Continue(false),
-            ClientRequestItem::Bad(refusal) => ControlFlow::Break(Some(refusal.status())),
-            ClientRequestItem::Gone => ControlFlow::Break(None),
+            ClientRequestItem::End => self.reads_requests = false,
+            ClientRequestItem::Bad(refusal) => return ControlFlow::Break(Some(refusal.status())),
+            ClientRequestItem::Gone => return ControlFlow::Break(None),
         }
+        ControlFlow::Continue(())
     }
 
     fn read(&mut self, input: HubInput, room: CheckConnection) {
@@ -235,7 +356,7 @@ impl RunningWatchSession {
     }
 
     fn input(&mut self, input: HubInput) {
-        let mut outputs = std::mem::take(&mut self.outputs);
+        let mut outputs = Vec::new();
         let before = self.hub.cluster();
         for (watch, start) in &self.starts {
             if let Some(revision) = start.overtaken() {
@@ -247,10 +368,9 @@ impl RunningWatchSession {
         if before.is_some() && before != self.hub.cluster() {
             self.session.route.floor.follow(self.hub.cluster());
         }
-        for output in outputs.drain(..) {
+        for output in outputs {
             self.carry_out(output);
         }
-        self.outputs = outputs;
         self.unfinished.resize(self.hub.held().saturating_sub(FREE));
         self.end_turns(|hub, stream, _| hub.is_restored(stream));
     }
@@ -258,7 +378,7 @@ impl RunningWatchSession {
     /// The earliest end of a stream's turn to be resumed. Applies also while upstream is unread because the
     /// client takes no messages.
     fn turn_ends(&self) -> Option<Instant> {
-        self.upstream.values().filter_map(UpstreamStreamState::turn_ends).min()
+        self.upstream.iter().filter_map(|(_, state)| state.turn_ends()).min()
     }
 
     /// Ends the turn of each stream for which `is_over` is true, given the latest end of the turn.
@@ -279,46 +399,80 @@ impl RunningWatchSession {
                     self.session.resumed.inc();
                 }
                 let opening = self.session.route.open(credential, attempt, self.tried.clone());
-                self.upstream.insert(stream, UpstreamStreamState::Opening(opening));
+                self.upstream.push((stream, UpstreamStreamState::Opening(opening)));
             }
             HubOutput::Close { stream } => {
-                self.upstream.remove(&stream);
+                self.remove(stream);
                 self.note_loss();
             }
             HubOutput::Send { stream, message } => {
-                if let Some(UpstreamStreamState::Open(source)) = self.upstream.get_mut(&stream) {
+                if let Some(UpstreamStreamState::Open(source)) = self.state_of(stream) {
                     source.send(&message);
                 }
             }
             HubOutput::Check { watch, stream, key } => self.check(watch, stream, key),
             HubOutput::Emit(message) => {
-                self.has_replied = true;
-                let floor = &self.session.route.floor;
-                // Responses of a cluster no longer served by calls do not raise the connection's floor.
-                let ours = self.hub.cluster().zip(floor.cluster()).is_none_or(|(ours, its)| ours == its);
-                if let Some(revision) = header::revision_of(&message).filter(|_| ours) {
-                    floor.raise(AnswerProgress { revision, term: 0 });
+                if let Some(revision) = header::revision_of(&message) {
+                    self.note_reply(revision);
                 }
+                self.has_replied = true;
                 let framed = encode(&message);
                 let large = framed.len() > SMALL;
                 let keep =
                     large.then(|| Box::new(self.session.route.share.hold(framed.len())) as Box<dyn Any>);
-                self.client_replies.push_back((framed, keep));
+                self.client.send(framed, keep);
             }
-            HubOutput::End(end) => {
-                self.upstream.clear();
-                self.ended = Some(status(end));
-            }
+            HubOutput::End(end) => self.end(status(end)),
         }
     }
 
+    /// Passes on events in the steady state, without the hub's other steps: see [`Hub::deliver_directly`].
+    /// Returns false if the hub must handle the message.
+    fn deliver(&mut self, stream: UpstreamStreamId, message: &Bytes) -> bool {
+        if message.len() > DIRECT {
+            return false;
+        }
+        let (client, hub) = (&self.client, &mut self.hub);
+        let delivered =
+            client.send_written(message.len() + 16, |to| hub.deliver_directly(stream, message, to));
+        if let Some(Revision(revision)) = delivered {
+            self.note_reply(revision);
+        }
+        delivered.is_some()
+    }
+
+    /// Notes a response to the client with this revision in its header.
+    fn note_reply(&mut self, revision: i64) {
+        self.has_replied = true;
+        let floor = &self.session.route.floor;
+        // Responses of a cluster no longer served by calls do not raise the connection's floor.
+        if self.hub.cluster().zip(floor.cluster()).is_none_or(|(ours, its)| ours == its) {
+            floor.raise(AnswerProgress { revision, term: 0 });
+        }
+    }
+
+    fn end(&mut self, status: Status) {
+        // A client that does not read its end of stream must not hold upstream resources.
+        self.upstream.clear();
+        self.ended = Some(Box::new(status));
+    }
+
+    fn state_of(&mut self, stream: UpstreamStreamId) -> Option<&mut UpstreamStreamState> {
+        self.upstream.iter_mut().find(|(id, _)| *id == stream).map(|(_, state)| state)
+    }
+
+    fn remove(&mut self, stream: UpstreamStreamId) -> Option<UpstreamStreamState> {
+        let at = self.upstream.iter().position(|(id, _)| *id == stream)?;
+        Some(self.upstream.remove(at).1)
+    }
+
     fn check(&mut self, watch: WatchKey, stream: UpstreamStreamId, key: Bytes) {
-        let Some(UpstreamStreamState::Open(source)) = self.upstream.get(&stream) else { return };
-        let WatchRoute { upstream, user, floor, .. } = self.session.route.clone();
+        let Some(UpstreamStreamState::Open(source)) = self.state_of(stream) else { return };
         let member = Arc::clone(source.member());
+        let WatchRoute { stream: route, floor, .. } = self.session.route.clone();
         let reading = async move {
             let shown = floor.revision();
-            let revealed = linearizable_revision(&upstream, &user, &member, &key).await;
+            let revealed = linearizable_revision(&route.upstream, &route.user, &member, &key).await;
             if let Ok(whole) = &revealed {
                 floor.lower_to(shown, whole.revision);
             }
@@ -343,7 +497,8 @@ impl RunningWatchSession {
             };
             (input, room)
         };
-        self.reads.push(reading.boxed_local());
+        self.reads.get_or_insert_default().push(reading.boxed_local());
+        self.gate.open();
     }
 
     fn event(&mut self, stream: UpstreamStreamId, event: UpstreamStreamEvent) {
@@ -351,17 +506,22 @@ impl RunningWatchSession {
         match event {
             UpstreamStreamEvent::Opened(source) => {
                 let traits = source.traits;
-                self.upstream.insert(stream, UpstreamStreamState::Open(source));
+                if let Some(state) = self.state_of(stream) {
+                    *state = UpstreamStreamState::Open(source);
+                }
                 self.input(HubInput::Opened { stream, traits });
             }
             UpstreamStreamEvent::Failed(SourceOpenFailure { why, member }) => {
                 self.try_member_last(member);
-                self.upstream.remove(&stream);
+                self.remove(stream);
                 self.input(HubInput::Lost { stream, why });
             }
             UpstreamStreamEvent::Came(BidiEvent::Message(message)) => {
                 self.tried.clear();
                 self.session.link.set_up();
+                if self.deliver(stream, &message) {
+                    return;
+                }
                 self.input(HubInput::Upstream { stream, message });
                 if self.unfinished.bytes() > 0 && !self.session.route.share.fits() {
                     self.give_up(stream);
@@ -370,8 +530,8 @@ impl RunningWatchSession {
             UpstreamStreamEvent::TooMuch => self.give_up(stream),
             UpstreamStreamEvent::Came(BidiEvent::NoRoom) if self.refused_for_room() => {}
             UpstreamStreamEvent::Came(end) => {
-                let Some(UpstreamStreamState::Open(source)) = self.upstream.remove(&stream) else { return };
-                let why = source.ended(&self.session.route.upstream, &end);
+                let Some(UpstreamStreamState::Open(source)) = self.remove(stream) else { return };
+                let why = source.ended(&self.session.route.stream.upstream, &end);
                 if why == StreamLoss::Upstream {
                     self.try_member_last(Some(source.member().id));
                 }
@@ -385,8 +545,7 @@ impl RunningWatchSession {
     /// (returns true); a client with watches waits for room, as for a member.
     fn refused_for_room(&mut self) -> bool {
         if !self.has_replied {
-            self.upstream.clear();
-            self.ended = Some(Refusal::TOO_MANY_REQUESTS.status());
+            self.end(Refusal::TOO_MANY_REQUESTS.status());
         }
         !self.has_replied
     }
@@ -395,70 +554,38 @@ impl RunningWatchSession {
     /// unfinished revision is received again. The member is not suspected, and no missing leader is reported.
     fn give_up(&mut self, stream: UpstreamStreamId) {
         tracing::debug!("a watch stream is given up: too much is held");
-        self.upstream.remove(&stream);
+        self.remove(stream);
         self.note_loss();
         self.input(HubInput::Lost { stream, why: StreamLoss::Upstream });
     }
 
     fn try_member_last(&mut self, member: Option<MemberId>) {
-        let WatchRoute { upstream, home, .. } = &self.session.route;
-        upstream.try_last(MemberTarget::Home(*home), &mut self.tried, member);
+        let WatchRoute { stream, home, .. } = &self.session.route;
+        stream.upstream.try_last(MemberTarget::Home(*home), &mut self.tried, member);
     }
 
     /// Marks the link as down if no upstream stream is open any more.
     fn note_loss(&self) {
-        if !self.upstream.values().any(|upstream| matches!(upstream, UpstreamStreamState::Open(_))) {
+        if !self.upstream.iter().any(|(_, state)| matches!(state, UpstreamStreamState::Open(_))) {
             self.session.link.set_down();
         }
     }
 }
 
-async fn at(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
+/// Ready at `due`, or somewhat later. The timer is kept and, if it ends too early, set anew only then: most
+/// deadlines move on before they come.
+fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, due: Instant, cx: &mut Context<'_>) -> Poll<()> {
+    let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
+    if timer.deadline() > due {
+        timer.as_mut().reset(due);
     }
-}
-
-/// The next event of any upstream stream; open streams are polled only with `read`. A stream being opened is
-/// always polled: it may hold a place in a member's resume queue ahead of other streams. Cancel-safe.
-async fn next_event(
-    upstream: &mut BTreeMap<UpstreamStreamId, UpstreamStreamState>,
-    turn: usize,
-    read: bool,
-) -> (UpstreamStreamId, UpstreamStreamEvent) {
-    let driven =
-        |upstream: &UpstreamStreamState| read || matches!(upstream, UpstreamStreamState::Opening(..));
-    if upstream.len() > 1 {
-        let all = upstream.iter_mut().filter(|(_, state)| driven(state));
-        let mut all: Vec<_> = all.map(|(stream, state)| one_event(*stream, state).boxed_local()).collect();
-        if !all.is_empty() {
-            let first = turn % all.len();
-            all.rotate_left(first);
-            return select_all(all).await.0;
+    while timer.as_mut().poll(cx).is_ready() {
+        if timer.deadline() >= due {
+            return Poll::Ready(());
         }
+        timer.as_mut().reset(due);
     }
-    match upstream.iter_mut().find(|(_, state)| driven(state)) {
-        Some((stream, state)) => one_event(*stream, state).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn one_event(
-    stream: UpstreamStreamId,
-    state: &mut UpstreamStreamState,
-) -> (UpstreamStreamId, UpstreamStreamEvent) {
-    let event = match state {
-        UpstreamStreamState::Opening(opening) => match opening.await {
-            Ok(source) => UpstreamStreamEvent::Opened(Box::new(source)),
-            Err(failed) => UpstreamStreamEvent::Failed(failed),
-        },
-        UpstreamStreamState::Open(source) => match source.next().await {
-            Ok(next) => UpstreamStreamEvent::Came(next),
-            Err(UnfinishedMessageTooLarge) => UpstreamStreamEvent::TooMuch,
-        },
-    };
-    (stream, event)
+    Poll::Pending
 }
 
 fn status(end: WatchStreamEnd) -> Status {
@@ -466,5 +593,16 @@ fn status(end: WatchStreamEnd) -> Status {
         WatchStreamEnd::InvalidRequest => Refusal::not_canonical("not a WatchRequest").status(),
         WatchStreamEnd::RevisionTooLarge => Refusal::REVISION_TOO_LARGE.status(),
         WatchStreamEnd::Denied(_) => Refusal::INVALID_AUTH_TOKEN.status(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each idle watch with a stream of its own holds a session.
+    #[test]
+    fn a_session_is_small() {
+        assert!(size_of::<RunningWatchSession>() <= 1024, "{}", size_of::<RunningWatchSession>());
     }
 }

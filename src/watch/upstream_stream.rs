@@ -9,11 +9,11 @@
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
-use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::byte_account::HeldBytes;
@@ -23,7 +23,6 @@ use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::{AuthSetting, Member};
 use crate::refusal::{Code, Refusal, Status};
-use crate::rpc::method::lookup;
 use crate::rpc::outcome::{StatusVerdict, verdict};
 use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
 use crate::upstream::own_requests::{ReadError, local_revision};
@@ -33,9 +32,8 @@ use crate::upstream::send::{UpstreamClient, UpstreamUser};
 use crate::watch::budget::{FREE, WatchByteShare};
 use crate::watch::hub::{StreamCredential, StreamLoss, WatchTraits};
 
-/// The method's path.
-pub const PATH: &str = "/etcdserverpb.Watch/Watch";
-const RULES: StreamRules = StreamRules {
+/// The rules of upstream Watch streams.
+pub const RULES: StreamRules = StreamRules {
     first_pause: Duration::from_millis(25),
     longest_pause: Duration::from_secs(1),
     has_jitter: true,
@@ -52,12 +50,8 @@ const STANDING: Duration = Duration::from_secs(1);
 /// The requirements for opening a stream.
 #[derive(Clone)]
 pub struct WatchRoute {
-    /// The shard's sender of upstream requests.
-    pub upstream: Rc<UpstreamClient>,
-    /// The etcd user of the stream's requests.
-    pub user: UpstreamUser,
-    /// The headers of the client's request.
-    pub headers: HeaderMap,
+    /// The sender, the user and the headers of every upstream stream, with [`RULES`].
+    pub stream: Rc<StreamRoute>,
     /// The client connection's home member.
     pub home: Option<MemberId>,
     /// The revision floor of the client's connection.
@@ -111,30 +105,25 @@ impl WatchRoute {
         attempt: u32,
         tried: &[MemberId],
     ) -> Result<WatchSource, SourceOpenFailure> {
-        let resuming = (attempt > 0).then(|| self.upstream.resumes.begin());
+        let resuming = (attempt > 0).then(|| self.stream.upstream.resumes.begin());
         let nobody = SourceOpenFailure { why: StreamLoss::Upstream, member: None };
-        let Some(method) = lookup(PATH) else { return Err(nobody) };
-        let (user, headers) = (self.user.clone(), self.headers.clone());
-        let upstream = Rc::clone(&self.upstream);
-        let route = Rc::new(StreamRoute { upstream, user, headers, method, rules: &RULES, request: None });
+        let StreamRoute { upstream, user, .. } = &*self.stream;
         if attempt == 1 {
             self.spread().await;
         }
-        route.pause(attempt).await;
+        self.stream.pause(attempt).await;
         let wanted = MemberTarget::Current { home: self.home, floor: self.floor.revision() };
-        let member = self.upstream.choose(wanted, tried).ok_or(nobody)?;
+        let member = upstream.choose(wanted, tried).ok_or(nobody)?;
         let failed = |why| SourceOpenFailure { why, member: Some(member.id) };
-        let coming = resuming.map(|resuming| self.upstream.resumes.queue_on(member.id, resuming));
+        let coming = resuming.map(|resuming| upstream.resumes.queue_on(member.id, resuming));
         if credential == StreamCredential::Fresh {
-            if matches!(self.user, UpstreamUser::User(_))
-                && self.upstream.members.auth.now() == AuthSetting::Off
-            {
+            if matches!(user, UpstreamUser::User(_)) && upstream.members.auth.now() == AuthSetting::Off {
                 // A member refuses credentials only with auth on. If auth is off after all, the login reports
                 // so.
-                self.upstream.report_auth(AuthSetting::On);
+                upstream.report_auth(AuthSetting::On);
             }
             // A read with the token at hand proves the token, or renews it if the member refuses it.
-            match local_revision(&self.upstream, &self.user, &member).await {
+            match local_revision(upstream, user, &member).await {
                 Ok(_) => {}
                 // Refused for good: the create is still sent, and etcd refuses the create in its own words.
                 Err(ReadError::Refused(status)) if refuses_credential(&status) => {}
@@ -146,7 +135,7 @@ impl WatchRoute {
                 Err(ReadError::Login(failure)) => return Err(failed(login_loss(&failure))),
             }
         }
-        let shown = self.upstream.credential_for(&self.user, &member).await;
+        let shown = upstream.credential_for(user, &member).await;
         let shown = shown.map_err(|failure| failed(login_loss(&failure)))?;
         let turn = match coming {
             Some(coming) => Some(self.turn(coming, &member).await.ok_or(failed(StreamLoss::Upstream))?),
@@ -162,16 +151,16 @@ impl WatchRoute {
         let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
         let share = Rc::clone(&self.share);
         let held = share.hold(0);
-        let stream = route.start(member, shown);
+        let stream = Rc::clone(&self.stream).start(member, shown);
         Ok(WatchSource { traits, stream, share, held, turn, has_received: false })
     }
 
     /// Spreads the first attempts of the streams that lost the same member.
     async fn spread(&self) {
-        let others = self.upstream.resumes.all().saturating_sub(1);
+        let others = self.stream.upstream.resumes.all().saturating_sub(1);
         let others = u32::try_from(others).unwrap_or(u32::MAX);
         let most = APART.saturating_mul(2).saturating_mul(others).min(RULES.longest_pause);
-        let drawn = self.upstream.chooser.draw(u64::try_from(most.as_micros()).unwrap_or(0));
+        let drawn = self.stream.upstream.chooser.draw(u64::try_from(most.as_micros()).unwrap_or(0));
         tokio::time::sleep(Duration::from_micros(drawn)).await;
     }
 
@@ -179,10 +168,17 @@ impl WatchRoute {
     async fn turn(&self, coming: QueuedResume, member: &Member) -> Option<ResumePermit> {
         // An unready member was chosen for lack of a better one; its readiness is no sign of a loss.
         let was = member.is_ready();
-        let is =
-            || self.upstream.members.snapshot.load().get(member.id).is_some_and(|member| member.is_ready());
+        let is = || {
+            self.stream
+                .upstream
+                .members
+                .snapshot
+                .load()
+                .get(member.id)
+                .is_some_and(|member| member.is_ready())
+        };
         let lost = || was && !is();
-        let mut changes = self.upstream.members.changes.clone();
+        let mut changes = self.stream.upstream.members.changes.clone();
         changes.mark_unchanged();
         let mut turn = pin!(coming.turn());
         loop {
@@ -225,14 +221,14 @@ impl WatchSource {
     ///
     /// # Errors
     /// [`UnfinishedMessageTooLarge`]: the caller should give up the stream and open another later.
-    pub async fn next(&mut self) -> Result<BidiEvent, UnfinishedMessageTooLarge> {
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<BidiEvent, UnfinishedMessageTooLarge>> {
         let (share, held) = (&self.share, &mut self.held);
         let room = |unfinished: usize| {
             held.resize(unfinished.saturating_sub(FREE));
             held.bytes() == 0 || share.fits()
         };
-        let next = self.stream.bidi.next_within(room).await;
-        self.has_received |= matches!(next, Ok(BidiEvent::Message(_)));
+        let next = self.stream.bidi.poll_next_within(cx, room);
+        self.has_received |= matches!(next, Poll::Ready(Ok(BidiEvent::Message(_))));
         next
     }
 

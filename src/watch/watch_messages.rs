@@ -56,6 +56,10 @@ pub(super) struct WatchResponseHeader {
     pub(super) revision: i64,
 }
 
+/// The newest header of a member, in memory of its own that is written again for each header.
+#[derive(Debug, Default)]
+pub(super) struct NewestHeader(Vec<u8>);
+
 /// An event: the whole field, tag and length included.
 #[derive(Clone, Debug)]
 pub(super) struct WatchEventBytes {
@@ -201,9 +205,9 @@ impl WatchResponseHeader {
         Ok(header)
     }
 
-    /// The same header in memory of its own, not a slice of the received frame, for long storage.
-    pub(super) fn detached(&self) -> Self {
-        Self { raw: Bytes::copy_from_slice(&self.raw), ..*self }
+    /// The bytes as received.
+    pub(super) fn raw(&self) -> &[u8] {
+        &self.raw
     }
 
     /// The same header with another revision; every other byte stays.
@@ -230,54 +234,150 @@ impl WatchResponseHeader {
     }
 }
 
-impl WatchEventBytes {
-    fn read(field: &WatchMessageField<'_>) -> Result<Self, MalformedWatchMessage> {
-        let mut once = SingularFieldCheck::default();
-        let mut revision = None;
-        for part in fields(&field.bytes()?) {
-            let part = part?;
-            match part.number {
-                1 => {
-                    part.varint()?;
-                }
-                2 => {
-                    once.check(2)?;
-                    revision = Some(mod_revision(&part.bytes()?)?);
-                }
-                3 => {
-                    mod_revision(&part.bytes()?)?;
-                }
-                _ => {}
-            }
-        }
-        Ok(Self {
-            raw: field.message.slice(field.range.clone()),
-            revision: revision.ok_or(MalformedWatchMessage)?,
-        })
+impl NewestHeader {
+    pub(super) fn store(&mut self, raw: &[u8]) {
+        self.0.clear();
+        self.0.extend_from_slice(raw);
+    }
+
+    /// The header; `None` before the first one.
+    pub(super) fn read(&self) -> Option<WatchResponseHeader> {
+        let raw = Bytes::copy_from_slice(&self.0);
+        WatchResponseHeader::read(&raw).ok().filter(|_| !raw.is_empty())
     }
 }
 
+impl WatchEventBytes {
+    fn read(field: &WatchMessageField<'_>) -> Result<Self, MalformedWatchMessage> {
+        let event = field.value.bytes().ok_or(MalformedWatchMessage)?;
+        Ok(Self { raw: field.message.slice(field.range.clone()), revision: event_revision(event)? })
+    }
+}
+
+/// The `kv.mod_revision` of an event, after a check of the wire types of all known fields.
+fn event_revision(event: &[u8]) -> Result<i64, MalformedWatchMessage> {
+    let mut once = SingularFieldCheck::default();
+    let mut revision = None;
+    for part in WireFields::new(event) {
+        let part = part?;
+        match part.number {
+            1 => {
+                varint(&part)?;
+            }
+            2 => {
+                once.check(2)?;
+                revision = Some(mod_revision(submessage(&part)?)?);
+            }
+            3 => {
+                mod_revision(submessage(&part)?)?;
+            }
+            _ => {}
+        }
+    }
+    revision.ok_or(MalformedWatchMessage)
+}
+
 /// The `mod_revision` of a KeyValue, after a check of the wire types of all known fields.
-fn mod_revision(kv: &Bytes) -> Result<i64, MalformedWatchMessage> {
+fn mod_revision(kv: &[u8]) -> Result<i64, MalformedWatchMessage> {
     let mut once = SingularFieldCheck::default();
     let mut revision = 0;
-    for field in fields(kv) {
+    for field in WireFields::new(kv) {
         let field = field?;
         match field.number {
             1 | 5 => {
-                field.value.bytes().ok_or(MalformedWatchMessage)?;
+                submessage(&field)?;
             }
             3 => {
                 once.check(3)?;
-                revision = field.int64()?;
+                revision = varint(&field)?.cast_signed();
             }
             2 | 4 | 6 => {
-                field.varint()?;
+                varint(&field)?;
             }
             _ => {}
         }
     }
     Ok(revision)
+}
+
+fn varint(field: &scan::WireField<'_>) -> Result<u64, MalformedWatchMessage> {
+    if let scan::WireValue::Varint(value) = field.value { Ok(value) } else { Err(MalformedWatchMessage) }
+}
+
+fn submessage<'a>(field: &scan::WireField<'a>) -> Result<&'a [u8], MalformedWatchMessage> {
+    field.value.bytes().ok_or(MalformedWatchMessage)
+}
+
+/// A response with nothing but whole revisions: a header at the last event's revision, a watch id and events.
+/// Nearly all responses are of this form.
+#[derive(Debug)]
+pub(super) struct PlainEvents<'a> {
+    pub(super) header: &'a [u8],
+    pub(super) cluster: u64,
+    pub(super) watch_id: i64,
+    /// The first event's revision.
+    pub(super) first: i64,
+    /// The last event's revision, and the header's.
+    pub(super) last: i64,
+    /// The fields of all events, tags included.
+    events: &'a [u8],
+}
+
+impl<'a> PlainEvents<'a> {
+    /// Reads a response; `None` for a response of any other form, malformed or not.
+    pub(super) fn read(message: &'a [u8]) -> Option<Self> {
+        let mut parts = WireFields::new(message).peekable();
+        let header = parts.next()?.ok().filter(|part| part.number == 1)?.value.bytes()?;
+        let (cluster, revision) = plain_header(header)?;
+        let watch_id = match parts.peek()? {
+            Ok(part) if part.number == 2 => part.value.signed()?,
+            Ok(_) => 0,
+            Err(_) => return None,
+        };
+        if watch_id != 0 {
+            parts.next();
+        }
+        let (mut begin, mut first, mut last) = (None, 0, 0);
+        for part in parts {
+            let part = part.ok().filter(|part| part.number == 11)?;
+            let event = event_revision(part.value.bytes()?).ok().filter(|event| *event >= last)?;
+            if begin.is_none() {
+                (begin, first) = (Some(part.range.start), event);
+            }
+            last = event;
+        }
+        let events = message.get(begin?..)?;
+        (last == revision).then_some(Self { header, cluster, watch_id, first, last, events })
+    }
+
+    /// Appends the response with the client's watch id.
+    pub(super) fn write(&self, watch_id: i64, to: &mut BytesMut) {
+        append_bytes_field(to, 1, self.header);
+        put_int64(to, 2, watch_id);
+        to.put_slice(self.events);
+    }
+}
+
+/// Cluster id and revision of a header with each known field at most once.
+fn plain_header(header: &[u8]) -> Option<(u64, i64)> {
+    let (mut cluster, mut revision, mut previous) = (0, 0, 0);
+    for field in WireFields::new(header) {
+        let field = field.ok().filter(|field| field.number > previous)?;
+        previous = field.number;
+        match field.number {
+            1 => cluster = varint(&field).ok()?,
+            3 => revision = varint(&field).ok()?.cast_signed(),
+            2 | 4 => drop(varint(&field).ok()?),
+            _ => {}
+        }
+    }
+    Some((cluster, revision))
+}
+
+impl From<scan::ScanFault> for MalformedWatchMessage {
+    fn from(_: scan::ScanFault) -> Self {
+        Self
+    }
 }
 
 impl SplicedWatchResponse {

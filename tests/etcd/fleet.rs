@@ -23,14 +23,14 @@ use keyward::rpc::method::{Lane, METHODS};
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
 use keyward::upstream::certificate_pool::CertificatePool;
-use keyward::upstream::member_connection::UpstreamRequestBody;
+use keyward::upstream::outbox::Outbox;
 use keyward::upstream::own_requests::{ReadError, local_revision};
 use keyward::upstream::peer_urls::PeerTrustCheck;
 use keyward::upstream::pool::ConnectionPool;
 use keyward::upstream::resume_limiter::ResumeLimiter;
 use keyward::upstream::send::{NoReply, UpstreamClient, UpstreamUser, upstream_headers};
+use keyward::upstream::upstream_request::UpstreamRequestBody;
 use keyward::upstream::waiting_calls::WaitingCalls;
-use tokio::sync::mpsc;
 
 use crate::harness::binary::{Version, full};
 use crate::harness::keyward::Site;
@@ -201,11 +201,11 @@ fn shards_share_a_users_connections_and_one_too_many_is_refused() {
                 let whom = bench.user(user);
                 let shown = door.credential_for(&whom, member).await.expect("a certificate");
                 let head = upstream_headers(&HeaderMap::new(), &shown);
-                let (asks, asked) = mpsc::channel(1);
+                let (asks, asked) = Outbox::new();
                 let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
                 let ping = keyward::pb::etcdserverpb::LeaseKeepAliveRequest { id: 7 };
                 let ping = keyward::rpc::frame::encode(&prost::Message::encode_to_vec(&ping));
-                asks.send(ping).await.expect("room");
+                asks.send(ping);
                 let sent =
                     door.send(member, Lane::Stream, path, head, UpstreamRequestBody::Frames(asked)).await;
                 sent.map(|answered| (asks, answered))

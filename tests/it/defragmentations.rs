@@ -87,7 +87,7 @@ impl Scene {
     }
 
     fn resting(&self) -> Vec<u64> {
-        (1..=3).filter(|id| self.known(*id).rest.is_open()).collect()
+        (1..=3).filter(|id| self.known(*id).maintenance.is_open()).collect()
     }
 
     /// Answers what the members are asked for as long as `client` goes on.

@@ -24,13 +24,13 @@ fn remove() -> Vec<u8> {
 
 fn rests(keyward: &Keyward) -> bool {
     let members = keyward.members.snapshot.load();
-    members.members.iter().any(|member| member.id.0 == REMOVED && member.rest.is_open())
+    members.members.iter().any(|member| member.id.0 == REMOVED && member.maintenance.is_open())
 }
 
 /// Whether probes of the member are stopped: one that was removed panics at a Status.
 fn is_probed(keyward: &Keyward) -> bool {
     let members = keyward.members.snapshot.load();
-    members.members.iter().any(|member| member.id.0 == REMOVED && !member.rest.is_being_removed())
+    members.members.iter().any(|member| member.id.0 == REMOVED && !member.maintenance.is_being_removed())
 }
 
 #[test]

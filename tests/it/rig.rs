@@ -278,7 +278,7 @@ fn published(member: &Member) -> membership::Member {
         store_status: None,
         client_urls: Arc::default(),
         suspicion: Arc::default(),
-        rest: Arc::default(),
+        maintenance: Arc::default(),
         load: Arc::default(),
     }
 }

@@ -225,7 +225,7 @@ fn a_call_rather_waits_than_goes_to_a_member_that_hangs_or_rests() {
             let client = keyward.client().await;
             let known = keyward.members.snapshot.load().members.clone();
             let _rest = if rests {
-                Some(known[1].rest.open())
+                Some(known[1].maintenance.open())
             } else {
                 known[1].suspect();
                 None

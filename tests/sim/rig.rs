@@ -197,7 +197,7 @@ fn published(id: MemberId, version: Version) -> membership::Member {
         store_status: None,
         client_urls: Arc::default(),
         suspicion: Arc::default(),
-        rest: Arc::default(),
+        maintenance: Arc::default(),
         load: Arc::default(),
     }
 }

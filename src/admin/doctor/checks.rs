@@ -14,8 +14,8 @@ use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
 use crate::credentials::RootHolders;
 use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
-use crate::members::choose::LAG;
 use crate::members::discovery::metrics_page::MemberHealthFigures;
+use crate::members::fitness::LAG;
 use crate::members::membership::{
     AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
     UnreadyReason,

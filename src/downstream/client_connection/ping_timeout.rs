@@ -1,7 +1,7 @@
 //! Detection of a dead client that sends no bytes.
 //!
-//! Owns: the decision. Must not know: how a PING is sent (hyper sends a PING after the same interval without
-//! a frame).
+//! Owns: the decision. Must not know: how a PING is sent (`http2_server` sends a PING after the same interval
+//! without a sign of life).
 //! Invariants: a client answering pings is never declared dead, however slowly the client reads, even if
 //! Keyward itself delayed reading the answer. A peer that took bytes out of a full socket is alive. Time in
 //! which the thread did not run, or in which reading is paused on purpose, does not count. See gRPC proposal

@@ -3,17 +3,19 @@
 //! Owns: a bounded cache of opened sessions, so that a shard decrypts each token once. Must not know: the
 //! rules for a session's validity.
 //! Invariants: a cached answer equals the sealer's current answer: a change of keys, realm, `not_before` or
-//! revocations empties the cache. The lookup key is the token's SHA-256, so that neither a collision nor the
-//! timing of a comparison helps an attacker to guess a token.
+//! revocations empties the cache. The lookup uses a hash with a random key, and the found token is compared
+//! whole in constant time, so that neither a collision nor the timing helps an attacker to guess a token.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
 
 use super::{OpenFailure, Sealer, SealerState, Session};
+use crate::secret::Secret;
 
 /// The sessions opened by one shard. Holds at most `limit` sessions; the least recently used are evicted
 /// first.
@@ -27,22 +29,34 @@ pub struct OpenedSessions {
 /// replacement are dropped.
 struct OpenedSessionMaps {
     sealing: Arc<SealerState>,
-    recent: HashMap<[u8; 32], OpenedSession>,
-    old: HashMap<[u8; 32], OpenedSession>,
+    hashing: RandomState,
+    recent: HashMap<u64, OpenedSession>,
+    old: HashMap<u64, OpenedSession>,
 }
 
 #[derive(Clone)]
 struct OpenedSession {
+    token: Rc<Secret<Vec<u8>>>,
     session: Rc<Session>,
     key: usize,
+}
+
+impl OpenedSession {
+    fn is_of(&self, token: &[u8]) -> bool {
+        self.token.expose().ct_eq(token).into()
+    }
 }
 
 impl OpenedSessions {
     /// An empty cache of at most `limit` sessions.
     #[must_use]
     pub fn new(sealer: Arc<Sealer>, limit: usize) -> Self {
-        let kept =
-            OpenedSessionMaps { sealing: sealer.sealing(), recent: HashMap::new(), old: HashMap::new() };
+        let kept = OpenedSessionMaps {
+            sealing: sealer.sealing(),
+            hashing: RandomState::new(),
+            recent: HashMap::new(),
+            old: HashMap::new(),
+        };
         Self { sealer, kept: RefCell::new(kept), half: limit.div_ceil(2).max(1) }
     }
 
@@ -53,23 +67,23 @@ impl OpenedSessions {
     pub fn open(&self, token: &[u8]) -> Result<Rc<Session>, OpenFailure> {
         let mut kept = self.kept.borrow_mut();
         kept.follow(&self.sealer);
-        let digest: [u8; 32] = Sha256::digest(token).into();
-        if let Some(opened) = kept.recent.get(&digest) {
+        let hash = kept.hashing.hash_one(token);
+        if let Some(opened) = kept.recent.get(&hash).filter(|opened| opened.is_of(token)) {
             kept.sealing.keys.count(opened.key);
             return Ok(Rc::clone(&opened.session));
         }
-        let opened = if let Some(opened) = kept.old.remove(&digest) {
+        let opened = if let Some(opened) = kept.old.remove(&hash).filter(|opened| opened.is_of(token)) {
             kept.sealing.keys.count(opened.key);
             opened
         } else {
             let (session, key) = kept.sealing.open(token)?;
             self.sealer.remember_session(&session);
-            OpenedSession { session: Rc::new(session), key }
+            OpenedSession { token: Rc::new(Secret::new(token.to_vec())), session: Rc::new(session), key }
         };
         if kept.recent.len() >= self.half {
             kept.old = std::mem::take(&mut kept.recent);
         }
-        kept.recent.insert(digest, opened.clone());
+        kept.recent.insert(hash, opened.clone());
         Ok(opened.session)
     }
 }

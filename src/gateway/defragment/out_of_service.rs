@@ -40,9 +40,9 @@ impl DrainedMember {
     /// Takes the member out of service, unless no other voter is ready.
     #[must_use]
     pub fn new(upstream: &UpstreamClient, member: &Arc<Member>) -> Self {
-        let resting = member.rest.open();
+        let resting = member.maintenance.open();
         let members = upstream.members.clone();
-        members.rest_changed();
+        members.maintenance_changed();
         let others = members.snapshot.load().ready_voters().next().is_some();
         let freed = Self { members, resting: Some(resting) };
         // A slow member is better than no member.
@@ -59,7 +59,7 @@ impl DrainedMember {
 impl Drop for DrainedMember {
     fn drop(&mut self) {
         if self.resting.take().is_some() {
-            self.members.rest_changed();
+            self.members.maintenance_changed();
         }
     }
 }
@@ -98,7 +98,7 @@ pub(super) async fn defragment(
 pub async fn idle(member: &Member) {
     let mut quiet = 0;
     while quiet < 2 {
-        quiet = if member.rest.busy() == 0 { quiet + 1 } else { 0 };
+        quiet = if member.maintenance.busy() == 0 { quiet + 1 } else { 0 };
         sleep(LOOK).await;
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns: keeping the slot until the request was sent to the member or dropped. Must not know: how slots are
 //! granted.
-//! Invariant: a cancelled call keeps its slot while its request is queued in hyper; otherwise a client
+//! Invariant: a cancelled call keeps its slot while its request is queued in h2; otherwise a client
 //! starting and cancelling calls could queue requests without limit.
 
 use std::cell::Cell;

@@ -329,7 +329,7 @@ impl CensusInput<'_> {
             store_status: last.and_then(|answer| answer.store_status.clone()),
             client_urls: listed.map_or_else(Arc::default, |listed| Arc::clone(&listed.client_urls)),
             suspicion,
-            rest: known.map_or_else(Arc::default, |member| Arc::clone(&member.rest)),
+            maintenance: known.map_or_else(Arc::default, |member| Arc::clone(&member.maintenance)),
             load: known.map_or_else(Arc::default, |member| Arc::clone(&member.load)),
         })
     }

@@ -188,7 +188,7 @@ mod tests {
             store_status: None,
             client_urls: Arc::default(),
             suspicion: Arc::default(),
-            rest: Arc::default(),
+            maintenance: Arc::default(),
             load: Arc::default(),
         }
     }

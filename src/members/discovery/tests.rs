@@ -339,16 +339,16 @@ async fn probes_of_a_member_stop_before_its_removal() {
     let (mut task, handle) = task(ClusterPin::FirstAnswer);
     task.leads_to(&[1]);
     task.hears(1, of(11, OURS));
-    let rest = Arc::clone(&handle.snapshot.load().get(MemberId(11)).unwrap().rest);
+    let window = Arc::clone(&handle.snapshot.load().get(MemberId(11)).unwrap().maintenance);
     let due = |task: &mut MembersTask| {
         task.place(1).due = Instant::now();
         task.begin_due();
         task.probes.len()
     };
-    let removal = rest.begin_removal();
-    assert_eq!((due(&mut task), rest.busy()), (0, 0));
+    let removal = window.begin_removal();
+    assert_eq!((due(&mut task), window.busy()), (0, 0));
     drop(removal);
-    assert_eq!((due(&mut task), rest.busy()), (1, 1));
+    assert_eq!((due(&mut task), window.busy()), (1, 1));
     task.probes.clear();
-    assert_eq!(rest.busy(), 0);
+    assert_eq!(window.busy(), 0);
 }

@@ -89,8 +89,8 @@ pub struct BusyGuard(Arc<MaintenanceWindow>);
 
 impl MaintenanceWindow {
     /// Takes the member out of every shard's choice until the guard is dropped. Call
-    /// [`rest_changed`](crate::members::membership::MembersHandle::rest_changed) afterwards: streams leave
-    /// the member only after this notification.
+    /// [`maintenance_changed`](crate::members::membership::MembersHandle::maintenance_changed) afterwards:
+    /// streams leave the member only after this notification.
     #[must_use]
     pub fn open(self: &Arc<Self>) -> MaintenanceGuard {
         self.taken.fetch_add(1, Ordering::SeqCst);
@@ -179,16 +179,16 @@ mod tests {
 
     #[test]
     fn a_rest_ends_with_the_last_guard() {
-        let rest = Arc::new(MaintenanceWindow::default());
-        let (first, second) = (rest.open(), rest.open());
+        let window = Arc::new(MaintenanceWindow::default());
+        let (first, second) = (window.open(), window.open());
         drop(first);
-        assert!(rest.is_open());
+        assert!(window.is_open());
         drop(second);
-        assert!(!rest.is_open());
-        let (first, second) = (rest.begin_removal(), rest.begin_removal());
+        assert!(!window.is_open());
+        let (first, second) = (window.begin_removal(), window.begin_removal());
         drop(first);
-        assert!(rest.is_being_removed() && !rest.is_open());
+        assert!(window.is_being_removed() && !window.is_open());
         drop(second);
-        assert!(!rest.is_being_removed());
+        assert!(!window.is_being_removed());
     }
 }

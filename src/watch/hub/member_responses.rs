@@ -61,15 +61,12 @@ impl Hub {
             }
         }
         self.cluster_view.reached = self.cluster_view.reached.max(header.revision);
-        self.cluster_view.header = Some(header.detached());
+        self.cluster_view.header.store(header.raw());
     }
 
     fn change_cluster(&mut self, id: UpstreamStreamId, header: &WatchResponseHeader) {
-        self.cluster_view = HubClusterView {
-            cluster: Some(header.cluster),
-            header: Some(header.detached()),
-            ..HubClusterView::default()
-        };
+        self.cluster_view = HubClusterView { cluster: Some(header.cluster), ..HubClusterView::default() };
+        self.cluster_view.header.store(header.raw());
         for key in self.watches.keys().copied().collect::<Vec<_>>() {
             let Some(watch) = self.watches.get_mut(&key) else { continue };
             watch.shown_before = 0;

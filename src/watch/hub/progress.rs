@@ -147,6 +147,11 @@ impl Hub {
             // The cluster's revision is not known before the linearizable read is back.
             return false;
         }
+        // A watch that begins later than the cluster's revision of today proves nothing by its start: after a
+        // restore of an older backup, the cluster may not have reached the start again.
+        if self.watches.values().any(|watch| watch.id.is_some() && !self.is_floor_proven(watch)) {
+            return false;
+        }
         // Never below the start of a watch, below a revision told before, or above the cluster's revision.
         if highest > self.cluster_view.reached || lowest < begun.max(self.cluster_view.delivered).max(1) {
             return false;
@@ -157,6 +162,14 @@ impl Hub {
         self.round =
             self.round.take().filter(|round| round.requested_again).map(|_| ProgressRound::default());
         true
+    }
+
+    /// True if upstream has reached the watch's floor: by the watch's own messages, or by the watch's stream.
+    fn is_floor_proven(&self, watch: &HubWatch) -> bool {
+        let floor = watch.cursor.floor();
+        let WatchPlacement::Upstream(id, incarnation) = &watch.place else { return true };
+        let told = self.streams.get(id).map_or(0, |stream| stream.highest.max(stream.verified));
+        floor <= watch.cursor.seen().max(told).max(incarnation.created.unwrap_or(0))
     }
 
     /// Handles upstream's progress up to `revision`: of a single watch, or of all watches registered when the

@@ -370,7 +370,7 @@ impl Hub {
     fn denied(&mut self, stream: UpstreamStreamId, reason: &str) -> Result<(), WatchStreamEnd> {
         self.streams.remove(&stream);
         for key in self.on_stream(stream) {
-            let known = self.cluster_view.header.clone();
+            let known = self.cluster_view.header.read();
             let Some(watch) = self.watches.get_mut(&key) else { continue };
             let refusal = match (watch.refusal.take(), known) {
                 (Some(refusal), _) => *refusal,

@@ -42,6 +42,7 @@ const DUPLICATE: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 
 mod cancels;
 mod creates;
+mod direct;
 mod histories;
 mod progress;
 mod resumes;

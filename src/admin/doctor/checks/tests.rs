@@ -52,7 +52,7 @@ fn member(id: u64) -> Member {
         store_status: Some(Arc::new(store_status)),
         client_urls: Arc::default(),
         suspicion: Arc::default(),
-        rest: Arc::default(),
+        maintenance: Arc::default(),
         load: Arc::default(),
     }
 }

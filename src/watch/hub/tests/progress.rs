@@ -108,6 +108,29 @@ fn no_progress_is_told_of_where_the_cluster_never_was() {
     bench.nothing();
 }
 
+/// After a restore of an older backup, a watch's start may lie between the cluster's revision of today and the
+/// revision of before the restore.
+#[test]
+fn a_start_beyond_a_restored_history_is_no_progress() {
+    let mut bench = Bench::new();
+    bench.create(watch("a", 31));
+    bench.opened(1, MIDDLE);
+    // Before the restore. The client is not told of this revision.
+    bench.up(1, pb::WatchResponse { canceled: true, cancel_reason: BAD_TOKEN.into(), ..created(-1, 40) });
+    bench.out.clear();
+    bench.opened(2, MIDDLE);
+    bench.up(2, created(2, 29));
+    bench.out.clear();
+    bench.ask_progress();
+    assert!(matches!(bench.next_sent(2), RequestUnion::ProgressRequest(_)));
+    bench.up(2, answer(-1, 29));
+    bench.nothing();
+    bench.wait(Duration::from_secs(2));
+    assert!(matches!(bench.next_sent(2), RequestUnion::ProgressRequest(_)), "asked again instead");
+    bench.up(2, answer(-1, 30));
+    assert_eq!(header_revision(&bench.emitted()), 30);
+}
+
 #[test]
 fn progress_of_several_streams_holds_for_all_watches() {
     let mut bench = Bench::watching(NEW);

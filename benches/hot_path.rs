@@ -1,0 +1,246 @@
+//! The time of each decision on the way of a call, alone: `cargo bench --bench hot_path`.
+//!
+//! The sum is a small part of a call: HTTP/2, headers and copies cost more, and are counted by `benches/budget/run`.
+//! Aims: a session token opened in 2 µs if the shard has opened the token before, in 10 µs otherwise.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use keyward::config::{Endpoint, Scheme};
+use keyward::credentials::{CredentialSettings, Credentials};
+use keyward::downstream::session::{
+    OpenedSessions, SealRealm, Sealer, Session, SessionKeys, SessionPeer, SessionProof,
+};
+use keyward::identity::{ClusterId, MemberId};
+use keyward::members::choose::{MemberChooser, MemberComparison, MemberTarget};
+use keyward::members::membership::{ControlChannels, Member, Membership, Readiness, Role};
+use keyward::members::version::Version;
+use keyward::pb::etcdserverpb::watch_request::RequestUnion;
+use keyward::pb::etcdserverpb::{
+    PutRequest, RangeRequest, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest, WatchRequest,
+    WatchResponse, request_op::Request,
+};
+use keyward::pb::mvccpb::{Event, KeyValue};
+use keyward::rpc::frame::{FrameReader, encode, unary};
+use keyward::rpc::method::path_kind;
+use keyward::rpc::scan::WireFields;
+use keyward::rpc::schema::MessageId;
+use keyward::rpc::{body_shape, canonical, header};
+use keyward::secret::Secret;
+use keyward::watch::hub::{Hub, HubInput, HubOutput, HubTiming, UpstreamStreamId, WatchTraits};
+use prost::Message as _;
+use tokio::time::Instant;
+
+/// Sessions in the shard's memory beside the session of the call.
+const OTHERS: usize = 2000;
+const KEY: &str = "/registry/services/endpoints/default/kubernetes";
+const CLUSTER: u64 = 0xc1;
+
+fn put() -> PutRequest {
+    PutRequest { key: KEY.into(), value: vec![b'v'; 256].into(), ..PutRequest::default() }
+}
+
+fn range() -> RangeRequest {
+    RangeRequest { key: KEY.into(), ..RangeRequest::default() }
+}
+
+/// A compare-and-swap with a read in its failure branch, as made by Kubernetes.
+fn txn() -> TxnRequest {
+    let success = vec![RequestOp { request: Some(Request::RequestPut(put())) }];
+    let failure = vec![RequestOp { request: Some(Request::RequestRange(range())) }];
+    TxnRequest { success, failure, ..TxnRequest::default() }
+}
+
+fn header_at(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { cluster_id: CLUSTER, member_id: 1, revision, raft_term: 2 })
+}
+
+fn frames(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("frame");
+    let body = encode(&put().encode_to_vec());
+    group.bench_function("a unary body of 256 bytes", |bencher| {
+        bencher.iter(|| unary(black_box(&body)).expect("one frame"));
+    });
+    let eight = Bytes::from([&body[..]; 8].concat());
+    group.bench_function("eight messages in one chunk", |bencher| {
+        bencher.iter(|| {
+            let mut reader = FrameReader::new(1 << 20);
+            reader.push(black_box(&eight).clone());
+            let read = reader.by_ref().filter(Result::is_ok).count();
+            assert_eq!(read, 8);
+        });
+    });
+    group.finish();
+}
+
+fn messages(criterion: &mut Criterion) {
+    let (put, range, txn) = (put().encode_to_vec(), range().encode_to_vec(), txn().encode_to_vec());
+    let mut group = criterion.benchmark_group("message");
+    group.bench_function("field scan, Put", |bencher| {
+        bencher.iter(|| WireFields::new(black_box(&put)).filter(Result::is_ok).count());
+    });
+    let bodies = [
+        ("Put", MessageId::PutRequest, &put),
+        ("Range", MessageId::RangeRequest, &range),
+        ("Txn", MessageId::TxnRequest, &txn),
+    ];
+    for (name, schema, body) in bodies {
+        group.bench_function(format!("canonical check, {name}"), |bencher| {
+            bencher.iter(|| canonical::check(schema, black_box(body)).expect("canonical"));
+        });
+    }
+    group.bench_function("shape of a Range", |bencher| bencher.iter(|| body_shape::range(black_box(&range))));
+    let answer = WatchResponse { header: header_at(3_000_000), ..WatchResponse::default() }.encode_to_vec();
+    group.bench_function("revision of an answer", |bencher| {
+        bencher.iter(|| header::progress(black_box(&answer)).expect("a header"));
+    });
+    group.finish();
+}
+
+fn methods(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("method");
+    let paths = [
+        "/etcdserverpb.KV/Range",
+        "/etcdserverpb.KV/Put",
+        "/etcdserverpb.Watch/Watch",
+        "/etcdserverpb.Maintenance/Status",
+        "/grpc.health.v1.Health/Check",
+    ];
+    for path in paths {
+        group.bench_function(path, |bencher| bencher.iter(|| path_kind(black_box(path))));
+    }
+    group.finish();
+}
+
+fn member(id: u64) -> Member {
+    Member {
+        id: MemberId(id),
+        name: format!("m{id}").into(),
+        endpoint: Endpoint { scheme: Scheme::Http, host: format!("m{id}.test"), port: 2379 },
+        resolved_ip: None,
+        role: Role::Voter,
+        version: Version::parse("3.6.16").ok(),
+        readiness: Readiness::Ready,
+        term: 2,
+        store_status: None,
+        client_urls: Arc::default(),
+        suspicion: Arc::default(),
+        maintenance: Arc::default(),
+        load: Arc::default(),
+    }
+}
+
+fn choices(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("member choice");
+    for count in [1, 3, 7] {
+        let members = (1..=count).map(|id| Arc::new(member(id))).collect();
+        let begun = Membership::unknown(Instant::now());
+        let leader = Some(MemberId(1));
+        let members = Membership { cluster: Some(ClusterId(CLUSTER)), leader, members, term: 2, ..begun };
+        let (chooser, now) = (MemberChooser::seeded(1), Instant::now());
+        for (target, wanted) in [("any", MemberTarget::Any), ("leader", MemberTarget::Leader)] {
+            group.bench_function(format!("{target} of {count}"), |bencher| {
+                let latency = MemberComparison::Latency;
+                bencher.iter(|| chooser.choose(black_box(&members), wanted, &[], latency, now));
+            });
+        }
+    }
+    group.finish();
+}
+
+/// A hub with a registered watch, and the upstream stream and id of the watch.
+fn hub_with_watch(now: Instant) -> (Hub, UpstreamStreamId, i64) {
+    let idle_progress = Some(Duration::from_secs(40));
+    let mut hub = Hub::new(now, HubTiming { idle_progress, progress_grace: Duration::from_secs(1) });
+    let mut outputs = Vec::new();
+    let create = WatchCreateRequest { key: KEY.into(), ..WatchCreateRequest::default() };
+    let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    hub.handle(now, HubInput::Client(create.encode_to_vec().into()), &mut outputs);
+    let Some(HubOutput::Open { stream, .. }) = outputs.pop() else { unreachable!("a watch needs a stream") };
+    hub.handle(now, HubInput::Opened { stream, traits: WatchTraits::UNKNOWN }, &mut outputs);
+    let Some(HubOutput::Send { message, .. }) = outputs.pop() else { unreachable!("the create goes up") };
+    let sent = WatchRequest::decode(message).expect("a WatchRequest").request_union;
+    let Some(RequestUnion::CreateRequest(WatchCreateRequest { watch_id, .. })) = sent else {
+        unreachable!("a create")
+    };
+    let created =
+        WatchResponse { header: header_at(3_000_000), watch_id, created: true, ..WatchResponse::default() };
+    hub.handle(now, HubInput::Upstream { stream, message: created.encode_to_vec().into() }, &mut outputs);
+    (hub, stream, watch_id)
+}
+
+fn hub_steps(criterion: &mut Criterion) {
+    let now = Instant::now();
+    let (mut hub, stream, watch_id) = hub_with_watch(now);
+    let (mut revision, mut outputs) = (3_000_000, Vec::new());
+    let mut next_event = || {
+        revision += 1;
+        let kv = KeyValue {
+            key: KEY.into(),
+            value: vec![b'v'; 256].into(),
+            mod_revision: revision,
+            ..KeyValue::default()
+        };
+        let events = vec![Event { kv: Some(kv), ..Event::default() }];
+        let header = header_at(revision);
+        let response = WatchResponse { header, watch_id, events, ..WatchResponse::default() };
+        HubInput::Upstream { stream, message: response.encode_to_vec().into() }
+    };
+    criterion.benchmark_group("hub").bench_function("an event of 256 bytes", |bencher| {
+        let step = |input| {
+            hub.handle(now, input, &mut outputs);
+            assert!(matches!(outputs.pop(), Some(HubOutput::Emit(_))) && outputs.is_empty());
+        };
+        // One at a time, in the order of the revisions.
+        bencher.iter_batched(&mut next_event, step, BatchSize::PerIteration);
+    });
+}
+
+fn sealer() -> Arc<Sealer> {
+    let keys = [1, 2].map(|seed| Secret::new([seed; 32]));
+    let sealer = Sealer::new(SessionKeys::new(&keys).expect("two keys"));
+    sealer.pin(&SealRealm::new(None, ClusterId(CLUSTER)));
+    Arc::new(sealer)
+}
+
+fn token(sealer: &Sealer, user: &str) -> Vec<u8> {
+    let password = Secret::new("correct horse battery staple".to_owned());
+    let peer = SessionPeer::Password { user: user.into(), password };
+    let session = Session::begin(peer, SessionProof::Etcd { auth_revision: 7 }, 3, SystemTime::now());
+    sealer.seal(&session.expect("random bytes")).expect("it fits").expose().clone().into_bytes()
+}
+
+fn find(credentials: &Credentials, session: &Session) {
+    let SessionPeer::Password { user, password } = &session.peer else { return };
+    black_box(credentials.identity(user, password));
+}
+
+fn sessions(criterion: &mut Criterion) {
+    let sealer = sealer();
+    let opened = OpenedSessions::new(Arc::clone(&sealer), 2 * (OTHERS + 1));
+    for other in 0..OTHERS {
+        opened.open(&token(&sealer, &format!("user-{other}"))).expect("its own token");
+    }
+    let (credentials, _control) =
+        Credentials::new(CredentialSettings::default(), ControlChannels::default()).expect("random bytes");
+    let alice = token(&sealer, "alice");
+
+    let mut group = criterion.benchmark_group("session");
+    group.bench_function("open, cached, same caller as last", |bencher| {
+        bencher.iter(|| black_box(opened.open(black_box(&alice)).expect("its own token")));
+    });
+    group.bench_function("open and identity, cached", |bencher| {
+        bencher.iter(|| find(&credentials, &opened.open(black_box(&alice)).expect("its own token")));
+    });
+    group.bench_function("open and identity, not cached", |bencher| {
+        bencher.iter(|| find(&credentials, &sealer.open(black_box(&alice)).expect("its own token")));
+    });
+    group.bench_function("login: seal", |bencher| bencher.iter(|| black_box(token(&sealer, "alice"))));
+    group.finish();
+}
+
+criterion_group!(benches, frames, messages, methods, choices, hub_steps, sessions);
+criterion_main!(benches);

@@ -1,0 +1,203 @@
+//! HTTP/2 towards a client: the handshake, a task for each stream, the replies, and the sending of PINGs.
+//!
+//! Owns: the order of a stream's end, and a reply's pace by the client's window. Must not know: the services
+//! served, the reasons for a connection's end.
+//! Invariants: a stream reset by the client ends its task at once. A reply's next piece is taken only when h2
+//! has room for the piece, so a reply unread by the client stays with its owner.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use h2::server::{Builder, Connection, Handshake, SendResponse};
+use h2::{Ping, PingPong, Reason, SendStream};
+use http::{Request, Response};
+use http_body::Body;
+use hyper::rt::Executor as _;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::downstream::socket_progress::SocketProgress;
+use crate::io::http2_body::Http2Body;
+use crate::tasks::LocalExecutor;
+
+/// The HTTP/2 side of one client connection. `answer` is called for each request; its future should be a box,
+/// because a task's future is copied some ten times while the task is spawned.
+pub(super) struct Http2Server<T, S> {
+    state: ServerState<T>,
+    answer: S,
+    pings: Option<PingSender>,
+    is_leaving: bool,
+}
+
+enum ServerState<T> {
+    Handshake(Handshake<T, Bytes>),
+    Serving(Connection<T, Bytes>),
+}
+
+impl<T, S, F, B> Http2Server<T, S>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+    S: Fn(Request<Http2Body>) -> F,
+    F: Future<Output = Response<B>> + Unpin + 'static,
+    B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
+{
+    /// Serves `io` with the settings of `builder`. With `ping_interval`, a PING is sent after each interval
+    /// without a sign of life in `progress`.
+    pub(super) fn new(
+        builder: &Builder,
+        io: T,
+        ping_interval: Option<Duration>,
+        progress: &Rc<SocketProgress>,
+        answer: S,
+    ) -> Self {
+        let pings = ping_interval.map(|interval| PingSender::new(interval, Rc::clone(progress)));
+        Self { state: ServerState::Handshake(builder.handshake(io)), answer, pings, is_leaving: false }
+    }
+
+    /// Sends GOAWAY: no new streams are accepted, and the connection ends with its last stream. During the
+    /// handshake, the GOAWAY follows the handshake.
+    pub(super) fn leave(&mut self) {
+        self.is_leaving = true;
+        if let ServerState::Serving(connection) = &mut self.state {
+            connection.graceful_shutdown();
+        }
+    }
+
+    /// Serves the connection until its end. Cancel-safe.
+    pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+        if let ServerState::Handshake(handshake) = &mut self.state {
+            let mut connection = ready!(Pin::new(handshake).poll(cx))?;
+            if let Some(pings) = &mut self.pings {
+                pings.channel = connection.ping_pong();
+            }
+            if self.is_leaving {
+                connection.graceful_shutdown();
+            }
+            self.state = ServerState::Serving(connection);
+        }
+        let ServerState::Serving(connection) = &mut self.state else { return Poll::Pending };
+        if let Some(pings) = &mut self.pings {
+            pings.poll(cx);
+        }
+        while let Some(accepted) = ready!(connection.poll_accept(cx)) {
+            let (request, respond) = accepted?;
+            let answer = (self.answer)(request.map(Http2Body::new));
+            LocalExecutor.execute(serve_stream(answer, respond));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Answers one stream, then sends the reply. The answer's future is freed first: a watch's reply lives for
+/// days.
+async fn serve_stream<F, B>(answer: F, respond: SendResponse<Bytes>)
+where
+    F: Future<Output = Response<B>> + Unpin,
+    B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
+{
+    let (mut answer, mut respond) = (answer, respond);
+    let answered = poll_fn(|cx| match answer.poll_unpin(cx) {
+        Poll::Ready(response) => Poll::Ready(Some(response)),
+        Poll::Pending => respond.poll_reset(cx).map(|_| None),
+    });
+    let Some(response) = answered.await else { return };
+    drop(answer);
+    let (head, body) = response.into_parts();
+    let is_over = body.is_end_stream();
+    // An error here is a stream that has ended meanwhile.
+    let Ok(stream) = respond.send_response(Response::from_parts(head, ()), is_over) else { return };
+    if is_over {
+        return;
+    }
+    let mut reply = ReplyPump { stream, body };
+    poll_fn(|cx| reply.poll(cx)).await;
+}
+
+/// A reply on its way to the client.
+struct ReplyPump<B> {
+    stream: SendStream<Bytes>,
+    body: B,
+}
+
+impl<B: Body<Data = Bytes, Error = Infallible> + Unpin> ReplyPump<B> {
+    /// Ready when the reply was sent to its end, or the stream has ended.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            self.stream.reserve_capacity(1);
+            if self.stream.capacity() == 0 {
+                match ready!(self.stream.poll_capacity(cx)) {
+                    Some(Ok(_)) => continue,
+                    Some(Err(_)) | None => return Poll::Ready(()),
+                }
+            }
+            if self.stream.poll_reset(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            let sent = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                None => {
+                    // As below, an error here is a stream that has ended meanwhile.
+                    drop(self.stream.send_data(Bytes::new(), true));
+                    return Poll::Ready(());
+                }
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.stream.send_data(data, self.body.is_end_stream()),
+                    Err(frame) => {
+                        self.stream.reserve_capacity(0);
+                        let trailers = frame.into_trailers().unwrap_or_default();
+                        drop(self.stream.send_trailers(trailers));
+                        return Poll::Ready(());
+                    }
+                },
+                Some(Err(never)) => match never {},
+            };
+            if sent.is_err() || self.body.is_end_stream() {
+                return Poll::Ready(());
+            }
+        }
+    }
+}
+
+/// Sends PINGs to a silent client. The answers are not judged here: any received byte is a sign of life.
+struct PingSender {
+    interval: Duration,
+    progress: Rc<SocketProgress>,
+    timer: Pin<Box<Sleep>>,
+    channel: Option<PingPong>,
+    is_outstanding: bool,
+}
+
+impl PingSender {
+    fn new(interval: Duration, progress: Rc<SocketProgress>) -> Self {
+        let timer = Box::pin(sleep_until(progress.sign_of_life() + interval));
+        Self { interval, progress, timer, channel: None, is_outstanding: false }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        let Some(channel) = &mut self.channel else { return };
+        if self.is_outstanding && channel.poll_pong(cx).is_ready() {
+            self.is_outstanding = false;
+        }
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            let silent_until = self.progress.sign_of_life() + self.interval;
+            if silent_until > now {
+                self.timer.as_mut().reset(silent_until);
+                continue;
+            }
+            self.is_outstanding |= channel.send_ping(Ping::opaque()).is_ok();
+            self.timer.as_mut().reset(now + self.interval);
+        }
+    }
+}
+
+/// The reason of a connection's end for which Keyward's HTTP/2 is the cause: the client reset more streams
+/// than h2 allows before the service sees them.
+pub(super) fn is_flood(error: &h2::Error) -> bool {
+    !error.is_remote() && error.reason() == Some(Reason::ENHANCE_YOUR_CALM)
+}

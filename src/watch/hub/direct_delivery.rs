@@ -1,0 +1,88 @@
+//! Delivery of events in the steady state: the way of nearly all messages.
+//!
+//! Owns: the conditions under which events only pass through. Must not know: every other state of a watch
+//! (see `member_responses`, which delivers the same events in the same way, only slower).
+//! Invariant: a message is delivered here whole, or the hub is unchanged.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use bytes::BytesMut;
+
+use super::{Hub, HubOutput, UpstreamStreamId, WatchKey, WatchPlacement};
+use crate::identity::Revision;
+use crate::watch::watch_messages::PlainEvents;
+
+/// The watches registered on an upstream stream.
+pub(super) type WatchesByUpstreamId = HashMap<i64, WatchKey, BuildHasherDefault<UpstreamIdHasher>>;
+
+/// Hashes the ids assigned by the hub: no client can choose ids that collide.
+#[derive(Debug, Default)]
+pub(super) struct UpstreamIdHasher(u64);
+
+impl Hub {
+    /// As [`Hub::deliver_directly`], with the client's message as an output. Returns false if the message was
+    /// not delivered.
+    pub(super) fn emit_directly(&mut self, stream: UpstreamStreamId, message: &[u8]) -> bool {
+        let mut told = BytesMut::new();
+        let delivered = self.deliver_directly(stream, message, &mut told);
+        self.out.extend(delivered.map(|_| HubOutput::Emit(told.freeze())));
+        delivered.is_some()
+    }
+
+    /// Delivers a response of whole new revisions to a watch that stands: appends the client's message to
+    /// `to`, and returns the revision in its header. `None`, with everything unchanged, if the message needs
+    /// [`Hub::handle`].
+    pub fn deliver_directly(
+        &mut self,
+        stream: UpstreamStreamId,
+        message: &[u8],
+        to: &mut BytesMut,
+    ) -> Option<Revision> {
+        // Any of these may have to go on after an event.
+        let is_steady = self.pending.is_empty() && self.unsent.is_empty() && self.round.is_none();
+        if !is_steady || self.ended {
+            return None;
+        }
+        let events = PlainEvents::read(message).filter(|it| self.cluster_view.cluster == Some(it.cluster))?;
+        let carrier = self.streams.get_mut(&stream)?;
+        let watch = self.watches.get_mut(carrier.ids.get(&events.watch_id)?)?;
+        let (Some(watch_id), WatchPlacement::Upstream(_, incarnation)) = (watch.id, &mut watch.place) else {
+            return None;
+        };
+        let passes = incarnation.created.is_some()
+            && !watch.create.fragment
+            && watch.cursor.pass(events.first, events.last);
+        if !passes {
+            return None;
+        }
+        incarnation.has_messages = true;
+        carrier.highest = carrier.highest.max(events.last);
+        let view = &mut self.cluster_view;
+        view.reached = view.reached.max(events.last);
+        view.delivered = view.delivered.max(events.last);
+        view.shown = view.shown.max(events.last);
+        view.header.store(events.header);
+        events.write(watch_id, to);
+        Some(Revision(events.last))
+    }
+}
+
+impl Hasher for UpstreamIdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // Fibonacci hashing: consecutive ids differ in the high bits, by which the table groups its entries.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_i64(&mut self, number: i64) {
+        self.write_u64(number.cast_unsigned());
+    }
+}
