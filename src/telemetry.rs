@@ -28,7 +28,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use text::QuotedFields;
+use text::TextRecords;
 use writer::{FlushGuard, LogQueue};
 
 /// The target of access records: `tracing::info!(target: telemetry::ACCESS, …)`. Enabled by
@@ -132,7 +132,7 @@ where
     // By default, `tracing_subscriber` reports formatting errors with `eprintln`.
     let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
     let lines = match settings.format {
-        Format::Text => Box::new(lines.with_ansi(false).fmt_fields(QuotedFields))
+        Format::Text => Box::new(lines.event_format(TextRecords))
             as Box<dyn tracing_subscriber::Layer<_> + Send + Sync>,
         Format::Json => {
             Box::new(lines.json().flatten_event(true).with_current_span(false).with_span_list(false))

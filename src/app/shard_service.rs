@@ -225,7 +225,7 @@ impl ShardService {
         let activity = Arc::clone(place.activity());
         let admit = move |introduced: IntroducedClient<'_>| {
             let remote = introduced.source.or(remote);
-            let origin = Rc::new(ConnectionOrigin { listener: Arc::clone(&config.name), remote });
+            let origin = Rc::new(ConnectionOrigin::new(Arc::clone(&config.name), remote));
             let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
             let leaf = introduced.certificate;
             let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;

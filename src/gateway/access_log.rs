@@ -26,6 +26,16 @@ pub struct ConnectionOrigin {
     pub listener: Arc<str>,
     /// The client's address; `None` on a unix socket.
     pub remote: Option<SocketAddr>,
+    /// The text of `remote`.
+    remote_text: Option<Box<str>>,
+}
+
+impl ConnectionOrigin {
+    /// The origin of a connection accepted by `listener`.
+    #[must_use]
+    pub fn new(listener: Arc<str>, remote: Option<SocketAddr>) -> Self {
+        Self { listener, remote, remote_text: remote.map(|remote| remote.to_string().into()) }
+    }
 }
 
 /// The calls of a shard that leave a record in the log.
@@ -154,7 +164,7 @@ impl Drop for AccessRecord {
             attempts = self.attempts.get(),
             sent = self.sent,
             listener = &*self.origin.listener,
-            remote = self.origin.remote.map(tracing::field::display),
+            remote = self.origin.remote_text.as_ref().map(tracing::field::display),
             "call"
         );
     }

@@ -1,104 +1,188 @@
-//! The fields of a log record in the text format.
+//! The text format of log records.
 //!
-//! Owns: quoting. Must not know: the field names. Invariant: a record is a single line, and no value can pose
-//! as another field or record: a value other than a plain word is quoted, and control characters are escaped.
-//! (In the JSON format, JSON's escaping does the same.)
+//! Owns: the time, the level, the target and the quoting of fields. Must not know: the field names. Invariant: a
+//! record is a single line, and no value can pose as another field or record: a value other than a plain word
+//! is quoted, and control characters are escaped. (In the JSON format, JSON's escaping does the same.)
+//! A record is formatted without the formatting machinery of `std` where possible: every call leaves a record.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::{self, Debug, Write as _};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tracing::field::{Field, Visit};
-use tracing_subscriber::field::RecordFields;
-use tracing_subscriber::fmt::FormatFields;
+use tracing::{Event, Level, Subscriber};
+use tracing_log::NormalizeEvent as _;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
-/// Writes `message name=value name="quoted value"`.
+thread_local! {
+    /// A buffer for the text of one record.
+    static LINE: Cell<String> = const { Cell::new(String::new()) };
+    /// The last second of a record's time, since 1970, and the text of the second.
+    static SECOND: RefCell<(u64, String)> = const { RefCell::new((u64::MAX, String::new())) };
+}
+
+/// A buffer grown beyond this size is freed after the record.
+const KEPT: usize = 16 * 1024;
+
+/// Writes `time LEVEL target: message name=value name="quoted value"`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct QuotedFields;
+pub(super) struct TextRecords;
 
-impl<'writer> FormatFields<'writer> for QuotedFields {
-    fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
-        let mut visitor = QuotingVisitor { writer, is_first: true, result: Ok(()) };
-        fields.record(&mut visitor);
-        visitor.result
+impl<S, N> FormatEvent<S, N> for TextRecords
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        // Taken, not borrowed: formatting a value may log.
+        let mut line = LINE.take();
+        line.clear();
+        write_time(&mut line, SystemTime::now());
+        // Records of libraries using the crate `log` have their target in a field.
+        let normalized = event.normalized_metadata();
+        let metadata = normalized.as_ref().unwrap_or_else(|| event.metadata());
+        line.push_str(level(*metadata.level()));
+        line.push_str(metadata.target());
+        line.push(':');
+        event.record(&mut QuotingVisitor { line: &mut line });
+        line.push('\n');
+        let written = writer.write_str(&line);
+        if line.capacity() <= KEPT {
+            LINE.set(line);
+        }
+        written
     }
 }
 
-struct QuotingVisitor<'writer> {
-    writer: Writer<'writer>,
-    is_first: bool,
-    result: fmt::Result,
+fn level(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => " ERROR ",
+        Level::WARN => "  WARN ",
+        Level::INFO => "  INFO ",
+        Level::DEBUG => " DEBUG ",
+        Level::TRACE => " TRACE ",
+    }
+}
+
+/// Writes the time in UTC, in RFC 3339 with microseconds.
+fn write_time(line: &mut String, now: SystemTime) {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    SECOND.with_borrow_mut(|(second, text)| {
+        if *second != since.as_secs() {
+            *second = since.as_secs();
+            *text = text_of_second(*second);
+        }
+        line.push_str(text);
+    });
+    // The first digit only keeps the leading zeros.
+    let mut digits = itoa::Buffer::new();
+    line.push('.');
+    line.push_str(&digits.format(1_000_000 + since.subsec_micros())[1..]);
+    line.push('Z');
+}
+
+/// `2026-01-31T23:59:59`; the number of seconds if the clock is beyond the calendar.
+fn text_of_second(second: u64) -> String {
+    let moment = i64::try_from(second).ok().and_then(|second| OffsetDateTime::from_unix_timestamp(second).ok());
+    let text = moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| second.to_string());
+    text.trim_end_matches('Z').to_owned()
+}
+
+struct QuotingVisitor<'line> {
+    line: &'line mut String,
 }
 
 impl QuotingVisitor<'_> {
-    /// Writes the field, with its value as `write_value` writes it.
-    fn write(&mut self, field: &Field, write_value: impl FnOnce(&mut Writer<'_>) -> fmt::Result) {
-        if self.result.is_ok() {
-            self.result = self.write_name(field.name()).and_then(|()| write_value(&mut self.writer));
+    fn write_name(&mut self, field: &Field) {
+        self.line.push(' ');
+        let name = field.name();
+        if name != "message" {
+            self.line.push_str(name.strip_prefix("r#").unwrap_or(name));
+            self.line.push('=');
         }
     }
-
-    fn write_name(&mut self, name: &str) -> fmt::Result {
-        if !std::mem::take(&mut self.is_first) {
-            self.writer.write_char(' ')?;
-        }
-        if name == "message" {
-            return Ok(());
-        }
-        self.writer.write_str(name.strip_prefix("r#").unwrap_or(name))?;
-        self.writer.write_char('=')
-    }
-}
-
-/// Writes `text` in quotes.
-fn write_quoted(writer: &mut Writer<'_>, text: &str) -> fmt::Result {
-    if !text.bytes().all(|byte| matches!(byte, b' '..=b'~' if byte != b'"' && byte != b'\\')) {
-        return write!(writer, "{text:?}");
-    }
-    writer.write_char('"')?;
-    writer.write_str(text)?;
-    writer.write_char('"')
 }
 
 impl Visit for QuotingVisitor<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
+        self.write_name(field);
         match field.name() {
-            "message" => self.write(field, |writer| write!(writer, "{}", EscapedMessage(value))),
-            _ => self.write(field, |writer| write_quoted(writer, value)),
+            "message" => write_message(self.line, value),
+            _ => write_quoted(self.line, value),
         }
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.write(field, |writer| write!(writer, "{value}"));
+        self.write_name(field);
+        self.line.push_str(itoa::Buffer::new().format(value));
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.write(field, |writer| write!(writer, "{value}"));
+        self.write_name(field);
+        self.line.push_str(itoa::Buffer::new().format(value));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.write(field, |writer| write!(writer, "{value}"));
+        self.write_name(field);
+        self.line.push_str(if value { "true" } else { "false" });
     }
 
     /// Handles all other values, including values written with `Display`.
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        VALUE.with_borrow_mut(|text| {
-            text.clear();
-            self.result = self.result.and_then(|()| write!(text, "{value:?}"));
-            if field.name() == "message" {
-                self.write(field, |writer| write!(writer, "{}", EscapedMessage(text)));
-            } else if is_plain(text) {
-                self.write(field, |writer| writer.write_str(text));
-            } else {
-                self.write(field, |writer| write_quoted(writer, text));
-            }
-        });
+        self.write_name(field);
+        let start = self.line.len();
+        // Writing to a `String` fails only if the value's own formatting does: the text up to there is kept.
+        let _ = write!(self.line, "{value:?}");
+        let written = &self.line[start..];
+        let is_message = field.name() == "message";
+        let stays = if is_message { is_printable(written) } else { is_plain(written) };
+        if !stays {
+            let text = self.line.split_off(start);
+            let write = if is_message { write_message } else { write_quoted };
+            write(self.line, &text);
+        }
     }
 }
 
-thread_local! {
-    /// A buffer for the text of one value.
-    static VALUE: RefCell<String> = const { RefCell::new(String::new()) };
+/// True if the text has only printable ASCII characters.
+fn is_printable(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
+/// Writes `text` in quotes, as Rust's `Debug` does.
+fn write_quoted(line: &mut String, text: &str) {
+    if text.bytes().all(|byte| matches!(byte, b' '..=b'~' if byte != b'"' && byte != b'\\')) {
+        line.push('"');
+        line.push_str(text);
+        line.push('"');
+    } else {
+        // Writing to a `String` does not fail.
+        let _ = write!(line, "{text:?}");
+    }
+}
+
+/// Writes a message unchanged, except for escaping characters able to end the line or move the cursor.
+fn write_message(line: &mut String, text: &str) {
+    if is_printable(text) {
+        line.push_str(text);
+        return;
+    }
+    for c in text.chars() {
+        // `escape_debug` would also escape quotes, needlessly.
+        match c {
+            '"' | '\'' | '\\' => line.push(c),
+            _ => line.extend(c.escape_debug()),
+        }
+    }
 }
 
 /// True if the text is a single word needing no quotes, or already a quoted string.
@@ -124,22 +208,6 @@ fn is_quoted(text: &str) -> bool {
     };
     let all_inner = inner.chars().all(is_inner);
     all_inner && !is_escaped
-}
-
-/// A message, unchanged except for escaping characters able to end the line or move the cursor.
-struct EscapedMessage<'a>(&'a str);
-
-impl fmt::Display for EscapedMessage<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars() {
-            // `escape_debug` would also escape quotes, needlessly.
-            match c {
-                '"' | '\'' | '\\' => f.write_char(c)?,
-                _ => write!(f, "{}", c.escape_debug())?,
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -175,14 +243,29 @@ mod tests {
     fn a_quoted_text_reads_as_rust_writes_it() {
         for text in ["", "a b", "a=b", "say \"x\"", "back\\slash", "a\nb", "it's", "m\u{fc}ller", "\u{7f}"] {
             let mut written = String::new();
-            write_quoted(&mut Writer::new(&mut written), text).expect("written");
+            write_quoted(&mut written, text);
             assert_eq!(written, format!("{text:?}"));
         }
     }
 
     #[test]
     fn a_message_keeps_its_quotes_and_loses_its_line_ends() {
-        let text = EscapedMessage("it's \"so\"\nor\u{1b}[31m not").to_string();
-        assert_eq!(text, "it's \"so\"\\nor\\u{1b}[31m not");
+        let mut written = String::new();
+        write_message(&mut written, "it's \"so\"\nor\u{1b}[31m not");
+        assert_eq!(written, "it's \"so\"\\nor\\u{1b}[31m not");
+    }
+
+    #[test]
+    fn the_time_is_written_in_rfc_3339_with_microseconds() {
+        for (micros, text) in [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (1_767_225_599_000_042, "2025-12-31T23:59:59.000042Z"),
+            (1_767_225_599_999_999, "2025-12-31T23:59:59.999999Z"),
+            (1_767_225_600_100_000, "2026-01-01T00:00:00.100000Z"),
+        ] {
+            let mut written = String::new();
+            write_time(&mut written, UNIX_EPOCH + Duration::from_micros(micros));
+            assert_eq!(written, text);
+        }
     }
 }
