@@ -14,7 +14,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, utf8_percent_encode};
 
 /// The header or trailer with the status code.
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// The header or trailer with the percent-encoded text.
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 

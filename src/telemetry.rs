@@ -132,8 +132,9 @@ where
     // By default, `tracing_subscriber` reports formatting errors with `eprintln`.
     let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
     let lines = match settings.format {
-        Format::Text => Box::new(lines.event_format(TextRecords))
-            as Box<dyn tracing_subscriber::Layer<_> + Send + Sync>,
+        Format::Text => {
+            Box::new(lines.event_format(TextRecords)) as Box<dyn tracing_subscriber::Layer<_> + Send + Sync>
+        }
         Format::Json => {
             Box::new(lines.json().flatten_event(true).with_current_span(false).with_span_list(false))
         }

@@ -214,7 +214,7 @@ impl PasswordIdentity {
     }
 
     pub(super) fn note_use(&self) {
-        self.last_used.set_now();
+        self.last_used.set(Instant::now());
     }
 
     pub(super) fn tokens(&self) -> Arc<HashMap<MemberId, Token>> {
@@ -332,13 +332,14 @@ impl Token {
     /// `MoveLeader` extend no token. If called for a request without an answer, a dead token would count as
     /// alive and would not be touched.
     pub fn mark_used(&self) {
-        self.0.alive_at.set_now();
-        self.0.identity_used.set_now();
+        let now = Instant::now();
+        self.0.alive_at.set(now);
+        self.0.identity_used.set(now);
     }
 
     /// Like [`Token::mark_used`], for a touch: does not mark the identity as used.
     pub(super) fn mark_touched(&self) {
-        self.0.alive_at.set_now();
+        self.0.alive_at.set(Instant::now());
     }
 
     /// Time since etcd was last seen to extend the token's life.
@@ -367,7 +368,7 @@ impl Drop for TokenUseGuard {
 impl CoarseTimestamp {
     fn now(epoch: Instant) -> Self {
         let stamp = Self { epoch, millis: AtomicU64::new(0) };
-        stamp.set_now();
+        stamp.set(Instant::now());
         stamp
     }
 
@@ -375,19 +376,21 @@ impl CoarseTimestamp {
         Self { epoch: self.epoch, millis: AtomicU64::new(self.millis.load(Ordering::Relaxed)) }
     }
 
-    fn set_now(&self) {
-        let now = self.millis_now();
+    fn set(&self, now: Instant) {
+        let now = self.millis_until(now);
         if now >= self.millis.load(Ordering::Relaxed) + COARSE {
             self.millis.store(now, Ordering::Relaxed);
         }
     }
 
     fn elapsed(&self) -> Duration {
-        Duration::from_millis(self.millis_now().saturating_sub(self.millis.load(Ordering::Relaxed)))
+        Duration::from_millis(
+            self.millis_until(Instant::now()).saturating_sub(self.millis.load(Ordering::Relaxed)),
+        )
     }
 
-    fn millis_now(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+    fn millis_until(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.epoch).as_millis()).unwrap_or(u64::MAX)
     }
 }
 

@@ -103,19 +103,12 @@ where
 {
     let (mut answer, mut respond) = (answer, respond);
     let answered = poll_fn(|cx| match answer.poll_unpin(cx) {
-        Poll::Ready(response) => Poll::Ready(Some(response)),
+        // Boxed here, so that the task stays small: a task is copied some ten times while it is spawned.
+        Poll::Ready(response) => Poll::Ready(ReplyPump::begin(response, &mut respond)),
         Poll::Pending => respond.poll_reset(cx).map(|_| None),
     });
-    let Some(response) = answered.await else { return };
+    let Some(mut reply) = answered.await else { return };
     drop(answer);
-    let (head, body) = response.into_parts();
-    let is_over = body.is_end_stream();
-    // An error here is a stream that has ended meanwhile.
-    let Ok(stream) = respond.send_response(Response::from_parts(head, ()), is_over) else { return };
-    if is_over {
-        return;
-    }
-    let mut reply = ReplyPump { stream, body };
     poll_fn(|cx| reply.poll(cx)).await;
 }
 
@@ -126,6 +119,15 @@ struct ReplyPump<B> {
 }
 
 impl<B: Body<Data = Bytes, Error = Infallible> + Unpin> ReplyPump<B> {
+    /// Sends the header of the reply. `None` if the reply has ended with the header, or the stream has ended.
+    fn begin(response: Response<B>, respond: &mut SendResponse<Bytes>) -> Option<Box<Self>> {
+        let (head, body) = response.into_parts();
+        let is_over = body.is_end_stream();
+        // An error here is a stream that has ended meanwhile.
+        let stream = respond.send_response(Response::from_parts(head, ()), is_over).ok()?;
+        (!is_over).then(|| Box::new(Self { stream, body }))
+    }
+
     /// Ready when the reply was sent to its end, or the stream has ended.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {

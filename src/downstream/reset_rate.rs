@@ -36,10 +36,10 @@ impl ResetRate {
     }
 
     /// True if enough streams were reset recently to expect more resets.
-    pub(super) fn expects_more(&mut self, now: Instant) -> bool {
+    pub(super) fn expects_more(&mut self, now: impl FnOnce() -> Instant) -> bool {
         // Most connections never reset a stream: avoid reading the clock for most connections.
         self.used > 0.0 && {
-            self.restore(now);
+            self.restore(now());
             self.used * f64::from(EXPECTED) > self.burst
         }
     }
@@ -59,9 +59,9 @@ mod tests {
     fn two_bursts_of_all_streams_pass_and_a_flood_does_not() {
         let now = Instant::now();
         let mut rate = ResetRate::new(4096, now);
-        assert!(!rate.expects_more(now));
+        assert!(!rate.expects_more(|| now));
         assert!((0..2 * 4096).all(|_| rate.count(now)));
-        assert!(rate.expects_more(now));
+        assert!(rate.expects_more(|| now));
         assert!(!rate.count(now), "a third burst at once");
         // Resets at the rate of restoration always pass.
         let mut rate = ResetRate::new(4096, now);
@@ -70,6 +70,6 @@ mod tests {
         let mut rate = ResetRate::new(4096, now);
         assert!(!(0..100_000).all(|nth| rate.count(now + Duration::from_micros(200 * nth))));
         let later = now + Duration::from_secs(100);
-        assert!(!rate.expects_more(later) && rate.count(later), "forgotten after a while");
+        assert!(!rate.expects_more(|| later) && rate.count(later), "forgotten after a while");
     }
 }

@@ -126,7 +126,7 @@ struct ServedStream {
 
 impl ServedStream {
     fn expects_reset(&self) -> bool {
-        self.of.resets.borrow_mut().expects_more(Instant::now())
+        self.of.resets.borrow_mut().expects_more(Instant::now)
     }
 
     fn answered<B>(mut self, response: Response<B>) -> Response<ServedBody<B>> {

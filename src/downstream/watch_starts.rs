@@ -59,11 +59,17 @@ impl WatchStarts {
         WatchStart(Rc::new(WatchStartEntry { starts: Rc::clone(self), number }))
     }
 
+    /// True if there is no create to wait for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pending.borrow().is_empty()
+    }
+
     /// Waits until all creates received before the call are registered or gone, or have exceeded [`LONGEST`].
     /// Creates exceeding the limit record `known()`, a revision reached by the cluster. False if there was no
     /// create to wait for. Cancel-safe.
     pub async fn wait(&self, known: impl FnOnce() -> Revision) -> bool {
-        if self.pending.borrow().is_empty() {
+        if self.is_empty() {
             return false;
         }
         let last = self.last.get();

@@ -5,13 +5,12 @@
 //! password. A call abandoned by its client is reported as Canceled. Records of refused callers without a
 //! proved identity are limited by rate, so refusals cannot fill a disk; all records are counted.
 
+use prometheus_client::metrics::gauge::Gauge;
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
-
-use prometheus_client::metrics::gauge::Gauge;
+use tokio::time::Instant;
 
 use crate::identity::{MemberId, UserName};
 use crate::refusal::Code;
@@ -57,7 +56,8 @@ pub struct AccessRecord {
     row: usize,
     method: &'static str,
     origin: Rc<ConnectionOrigin>,
-    started: Instant,
+    /// When the call arrived.
+    pub started: Instant,
     code: Option<Code>,
     peer: RefCell<Option<Rc<str>>>,
     user: RefCell<Option<UserName>>,
@@ -121,6 +121,12 @@ impl AccessRecord {
         self.member.set(Some(member));
         self.attempts.set(self.attempts.get() + 1);
         self.attempts.get()
+    }
+
+    /// True once the status code of the call is noted.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.code.is_some()
     }
 
     /// Notes the status code of the call. Later codes are ignored.

@@ -41,7 +41,7 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
     };
     forward::finish(call, &request, &mut answer)?;
     let room = forward::room_beyond_limit(call, &request, &answer).await?;
-    Ok(PipelineResult::Member(Box::new(answer), in_use, registration, room))
+    Ok(PipelineResult::Member(answer, in_use, registration, room))
 }
 
 /// The lock wait of the call; `None` if the request names no lease.
@@ -63,7 +63,7 @@ async fn run(
     exchange: &Exchange<'_>,
     lock_wait: Option<LockWait>,
     registration: &mut Registration,
-) -> Result<MemberReply, Refusal> {
+) -> Result<Box<MemberReply>, Refusal> {
     let mut drain = exchange.call.client.drain.clone();
     let ended = tokio::select! {
         biased; // a revocation first, then a drain: clients refused now find another replica
@@ -71,7 +71,7 @@ async fn run(
         _ = drain.wait_for(Option::is_some) => Err(Refusal::SHUTTING_DOWN),
         ended = answered(exchange, lock_wait.as_ref()) => ended,
     };
-    let status = ended.as_ref().ok().and_then(MemberReply::status);
+    let status = ended.as_ref().ok().and_then(|answer| answer.status());
     match (lock_wait, status) {
         (None, _) => {}
         (Some(lock_wait), Some(status)) if status.is_ok() => lock_wait.keep(),
@@ -82,7 +82,10 @@ async fn run(
     ended
 }
 
-async fn answered(exchange: &Exchange<'_>, lock_wait: Option<&LockWait>) -> Result<MemberReply, Refusal> {
+async fn answered(
+    exchange: &Exchange<'_>,
+    lock_wait: Option<&LockWait>,
+) -> Result<Box<MemberReply>, Refusal> {
     for _ in 0..UNTRUE {
         let answer = exchange.run(lock_wait).await?;
         let (Some(lock_wait), Some(status)) = (lock_wait, answer.status()) else { return Ok(answer) };

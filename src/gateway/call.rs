@@ -98,7 +98,7 @@ impl<'a> Call<'a> {
         {
             return Err(self.count_not_canonical(refusal));
         }
-        self.deadline = Deadline::of(self.headers)?.map(|left| Instant::now() + left);
+        self.deadline = Deadline::of(self.headers)?.map(|left| self.record.started + left);
         Ok(())
     }
 

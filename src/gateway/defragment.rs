@@ -122,7 +122,7 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<Option<Pip
 ///
 /// # Errors
 /// As [`Exchange::run`].
-pub async fn pass_on(exchange: Exchange<'_>) -> Result<MemberReply, Refusal> {
+pub async fn pass_on(exchange: Exchange<'_>) -> Result<Box<MemberReply>, Refusal> {
     let _running = guard_passed_on_call(exchange.call.gateway, &exchange.user).await;
     exchange.run(None).await
 }

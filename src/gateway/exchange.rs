@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::TryFutureExt as _;
 use http::HeaderValue;
 use tokio::time::Instant;
 
@@ -87,7 +88,7 @@ impl Exchange<'_> {
     ///
     /// # Errors
     /// A refusal of ours, if no member's answer can be passed on.
-    pub async fn run(&self, lock_wait: Option<&LockWait>) -> Result<MemberReply, Refusal> {
+    pub async fn run(&self, lock_wait: Option<&LockWait>) -> Result<Box<MemberReply>, Refusal> {
         let gateway = self.call.gateway;
         gateway.retries.called();
         let mut progress = CallProgress::new();
@@ -227,22 +228,17 @@ impl Exchange<'_> {
     ) -> (Arc<Member>, Attempt) {
         let upstream = &self.call.gateway.upstream;
         let SendPermit { member, credential, slot } = permit;
-        let mut head = upstream_headers(self.call.headers, &credential);
-        if self.call.record.count_attempt(member.id) > 1
-            && let Some(deadline) = self.call.deadline
-        {
-            head.fields.insert("grpc-timeout", timeout_value(deadline));
-        }
-        let in_flight =
-            (self.lane == Lane::Unary).then(|| InFlightCall::begin(upstream, &member, self.latency_use()));
+        let attempts = self.call.record.count_attempt(member.id);
+        let began = Instant::now();
+        let in_flight = (self.lane == Lane::Unary)
+            .then(|| InFlightCall::begin(upstream, &member, self.latency_use(), began));
         let read = {
-            let mut reading = pin!(self.read(&member, head, slot.as_ref()));
+            let mut reading = pin!(self.read(&member, self.head(&credential, attempts), slot.as_ref()));
             match lock_wait {
                 // No time limit: HTTP/2 pings detect a lost member.
                 None if self.takes_long() => Some(reading.await),
                 None => {
                     let displaced = upstream.waiting_calls.at(&member);
-                    let began = Instant::now();
                     loop {
                         tokio::select! {
                             biased; // prefer a result that is already available
@@ -385,31 +381,40 @@ impl Exchange<'_> {
         }
     }
 
-    async fn read(
+    /// The header for a member. The first attempt has the client's time limit as sent by the client, a later
+    /// attempt the time left.
+    fn head(&self, credential: &CallCredential, attempts: u32) -> UpstreamHead {
+        let mut head = upstream_headers(self.call.headers, credential);
+        if attempts > 1
+            && let Some(deadline) = self.call.deadline
+        {
+            head.fields.insert("grpc-timeout", timeout_value(deadline));
+        }
+        head
+    }
+
+    fn read(
         &self,
         member: &Arc<Member>,
         head: UpstreamHead,
         slot: Option<&TrackedSlot>,
-    ) -> Result<MemberReply, NoReply> {
+    ) -> impl Future<Output = Result<Box<MemberReply>, NoReply>> {
         let message = self.body.clone();
         let body = match slot {
             Some(slot) => UpstreamRequestBody::Tracked(message, slot.track()),
             None => UpstreamRequestBody::Once(message),
         };
-        let sent = self
-            .call
-            .gateway
-            .upstream
-            .send(member, self.lane, self.call.method.path_and_query(), head, body)
-            .await;
         let hold = if self.call.method.stream == StreamingSides::Unary { HELD } else { 0 };
-        let (response, in_flight) = sent?;
-        MemberReply::read(response, in_flight, hold).await.map_err(NoReply::Lost)
+        let path = self.call.method.path_and_query();
+        let sent = self.call.gateway.upstream.send(member, self.lane, path, head, body);
+        sent.and_then(move |(response, in_flight)| {
+            MemberReply::read(response, in_flight, hold).map_err(NoReply::Lost)
+        })
     }
 
     fn judge(
         &self,
-        mut answer: MemberReply,
+        mut answer: Box<MemberReply>,
         lock_wait: Option<&LockWait>,
         member: &Member,
         shown: &CallCredential,
@@ -478,7 +483,7 @@ impl Exchange<'_> {
 
     fn heal(
         &self,
-        answer: MemberReply,
+        answer: Box<MemberReply>,
         status: &Status,
         member: &Member,
         shown: &CallCredential,
@@ -509,7 +514,7 @@ impl Exchange<'_> {
 }
 
 /// The answer, with etcd's raw status replaced by the form known to clients (docs/decisions.md#d07).
-fn translated(mut answer: MemberReply, asked: &JudgedCall, status: &Status) -> MemberReply {
+fn translated(mut answer: Box<MemberReply>, asked: &JudgedCall, status: &Status) -> Box<MemberReply> {
     if let Some(better) = translate(asked, status, false) {
         answer.replace_status(&better);
     }
@@ -518,7 +523,7 @@ fn translated(mut answer: MemberReply, asked: &JudgedCall, status: &Status) -> M
 
 /// Decides about a Lock or Campaign refused by the member's shared watch stream: the call may wait if the
 /// user may read the lock queue.
-async fn judge_shared_watch_refusal(answer: MemberReply, lock_wait: &LockWait) -> Attempt {
+async fn judge_shared_watch_refusal(answer: Box<MemberReply>, lock_wait: &LockWait) -> Attempt {
     lock_wait.lost();
     match lock_wait.is_permitted().await {
         Ok(()) => Attempt::SharedWatchRefusal(answer),

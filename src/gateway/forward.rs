@@ -5,10 +5,8 @@
 //! member is chosen and asked. Invariant: an answer is never older than an answer already shown to the
 //! client.
 
-use std::future::Future;
-
 use futures_util::FutureExt as _;
-use futures_util::future::Either;
+use futures_util::future::LocalBoxFuture;
 use tokio::time::timeout;
 
 use crate::gateway::active_streams::Registration;
@@ -27,44 +25,62 @@ use crate::upstream::answer::MemberReply;
 ///
 /// # Errors
 /// A refusal of Keyward's own, if no member's answer can be passed on.
-pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineResult, Refusal> {
+pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult, Refusal> {
     let exchange = request.exchange(call)?;
     let (in_use, registration) = match request.lane {
         Lane::Unary => (None, Registration::UNBOUND),
         _ => (request.caller.in_use(), call.gateway.enter(call.client, &request.caller)?),
     };
-    let mut answer = answered(&exchange, &request).await?;
-    let mut room = None;
-    if let Some(need) = UnreadRoomNeed::of(&answer, call.method, request.lane) {
-        room = call.client.unread.take(need);
-        if room.is_none() && request.effect == Effect::ReadOnly {
-            drop(answer);
-            (answer, room) = Box::pin(repeated(exchange, &request, need)).await?;
-        }
-    }
-    finish(call, &request, &mut answer)?;
-    if room.is_none() {
-        room = room_beyond_limit(call, &request, &answer).await?;
-    }
-    Ok(PipelineResult::Member(Box::new(answer), in_use, registration, room))
+    let mut answer = match more_than_sent(&exchange, request) {
+        None => exchange.run(None).await?,
+        Some(answered) => answered.await?,
+    };
+    let Some(need) = UnreadRoomNeed::of(&answer, call.method, request.lane) else {
+        finish(call, request, &mut answer)?;
+        return Ok(PipelineResult::Member(answer, in_use, registration, None));
+    };
+    // Boxed, so that the calls with small answers do not pay for a larger future.
+    let (answer, room) = Box::pin(with_room(exchange, request, answer, need)).await?;
+    Ok(PipelineResult::Member(answer, in_use, registration, room))
 }
 
-/// Makes the call, with the steps of its handler. Calls with more steps than sending are boxed, so that the
-/// other calls do not pay for larger futures.
-fn answered<'e>(
-    exchange: &'e Exchange<'e>,
+/// The call, if its handler takes more steps than sending. Boxed, so that the other calls do not pay for
+/// larger futures.
+fn more_than_sent<'e>(
+    exchange: &Exchange<'e>,
     request: &'e UnaryRequest,
-) -> impl Future<Output = Result<MemberReply, Refusal>> + 'e {
+) -> Option<LocalBoxFuture<'e, Result<Box<MemberReply>, Refusal>>> {
     let message = &request.message;
-    Either::Right(match exchange.call.method.handler {
+    Some(match exchange.call.method.handler {
         Handler::Defragment => defragment::pass_on(exchange.clone()).boxed_local(),
         Handler::LeaseLeases => read_floor::run_after_catch_up(exchange.clone()).boxed_local(),
         Handler::MoveLeader => leadership::run(exchange.clone(), message).boxed_local(),
         Handler::MemberRemove => removal::run(exchange.clone(), message).boxed_local(),
         Handler::LeaseTimeToLive => read_floor::run(exchange.clone(), message).boxed_local(),
         _ if request.is_local => read_floor::run(exchange.clone(), message).boxed_local(),
-        _ => return Either::Left(exchange.run(None)),
+        _ => return None,
     })
+}
+
+/// Takes room for a large answer, and notes the consequences of a success. `None` if a repeated read's answer
+/// is small.
+async fn with_room(
+    exchange: Exchange<'_>,
+    request: &UnaryRequest,
+    answer: Box<MemberReply>,
+    need: UnreadRoomNeed,
+) -> Result<(Box<MemberReply>, Option<UnreadRoom>), Refusal> {
+    let (call, mut answer) = (exchange.call, answer);
+    let mut room = call.client.unread.take(need);
+    if room.is_none() && request.effect == Effect::ReadOnly {
+        drop(answer);
+        (answer, room) = repeated(exchange, request, need).await?;
+    }
+    finish(call, request, &mut answer)?;
+    if room.is_none() {
+        room = room_beyond_limit(call, request, &answer).await?;
+    }
+    Ok((answer, room))
 }
 
 /// Repeats a read whose answer was dropped because the buffer of unread answers was full. The wait for room
@@ -73,13 +89,16 @@ async fn repeated(
     mut exchange: Exchange<'_>,
     request: &UnaryRequest,
     mut need: UnreadRoomNeed,
-) -> Result<(MemberReply, Option<UnreadRoom>), Refusal> {
+) -> Result<(Box<MemberReply>, Option<UnreadRoom>), Refusal> {
     let call = exchange.call;
     loop {
         call.gateway.metrics.unread.asked_again.inc();
         let room = call.client.unread.wait(need).await?;
         exchange.user = call.identify_again().await?.upstream_user.clone();
-        let answer = answered(&exchange, request).await?;
+        let answer = match more_than_sent(&exchange, request) {
+            None => exchange.run(None).await?,
+            Some(answered) => answered.await?,
+        };
         let Some(now) = UnreadRoomNeed::of(&answer, call.method, request.lane) else {
             return Ok((answer, None));
         };

@@ -24,7 +24,7 @@ const SEEN: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// As [`Exchange::run`].
-pub async fn run(exchange: Exchange<'_>, message: &[u8]) -> Result<MemberReply, Refusal> {
+pub async fn run(exchange: Exchange<'_>, message: &[u8]) -> Result<Box<MemberReply>, Refusal> {
     let answer = exchange.run(None).await?;
     if answer.is_success() {
         wait_for_leader(exchange.call.gateway, message).await;

@@ -48,7 +48,7 @@ pub async fn serve(call: &Call<'_>, head: &Parts, body: Http2Body) -> Result<Pip
             Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
         }
         Ok((response, in_flight)) => {
-            let answer = Box::new(MemberReply::opened(response, in_flight));
+            let answer = MemberReply::opened(response, in_flight);
             let room = client.unread.wait_beyond(UnreadRoomNeed::of_stream(Lane::Stream));
             let room = timeout(PATIENCE, room).await.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?;
             Ok(PipelineResult::Member(answer, caller.in_use(), registration, Some(room)))

@@ -37,26 +37,20 @@ pub fn serve(
     request: Request<Http2Body>,
 ) -> impl Future<Output = DownstreamResponse> {
     let (head, body) = request.into_parts();
-    answered(gateway, client, head, body)
-}
-
-async fn answered(
-    gateway: Rc<Gateway>,
-    client: Rc<ClientConnection>,
-    head: http::request::Parts,
-    body: Http2Body,
-) -> DownstreamResponse {
-    let mut call = Call::new(&gateway, &client, &head);
-    if !is_grpc(&head.method, &head.headers) {
-        return reply::not_grpc(StatusCode::UNSUPPORTED_MEDIA_TYPE, call.record);
-    }
-    let outcome = match call.admit() {
-        Ok(()) => guarded(&gateway.metrics, call.deadline, pin!(handled(&call, &head, body))).await,
-        Err(refusal) => Err(refusal),
-    };
-    match outcome {
-        Ok(answer) => answer.reply(call.record),
-        Err(refusal) => reply::refuse(&refusal, call.record),
+    // A block, not an `async fn`: an `async fn` stores its arguments twice.
+    async move {
+        let mut call = Call::new(&gateway, &client, &head);
+        if !is_grpc(&head.method, &head.headers) {
+            return reply::not_grpc(StatusCode::UNSUPPORTED_MEDIA_TYPE, call.record);
+        }
+        let outcome = match call.admit() {
+            Ok(()) => guarded(&gateway.metrics, call.deadline, pin!(handled(&call, &head, body))).await,
+            Err(refusal) => Err(refusal),
+        };
+        match outcome {
+            Ok(answer) => answer.reply(call.record),
+            Err(refusal) => reply::refuse(&refusal, call.record),
+        }
     }
 }
 
@@ -73,8 +67,8 @@ async fn handled(
     let body = call.body(body)?;
     match call.method.handler {
         Handler::Login => return Box::pin(authenticate::serve(call, body)).await,
-        Handler::HealthCheck => return health::check(call, body).await,
-        Handler::HealthWatch => return health::watch(call, body).await,
+        Handler::HealthCheck => return Box::pin(health::check(call, body)).await,
+        Handler::HealthWatch => return Box::pin(health::watch(call, body)).await,
         _ => {}
     }
     // Register the watch before any await: a write arriving next must find the registration.
@@ -93,9 +87,9 @@ async fn handled(
         Handler::Lock => Box::pin(blocking_calls::serve(call, request)).await,
         Handler::Defragment => match Box::pin(defragment::serve(call, &request)).await? {
             Some(result) => Ok(result),
-            None => Box::pin(forward::serve(call, request)).await,
+            None => Box::pin(forward::serve(call, &request)).await,
         },
-        _ => forward::serve(call, request).await,
+        _ => forward::serve(call, &request).await,
     }
 }
 
@@ -131,7 +125,7 @@ mod tests {
 
     /// Bound on the future of a call, in bytes: each call allocates and copies the future. Lower the bound
     /// together with the future.
-    const LARGEST_CALL: usize = 4608;
+    const LARGEST_CALL: usize = 2304;
 
     #[test]
     fn the_future_of_a_call_stays_small() {

@@ -33,7 +33,7 @@ const FUTURE: &str = "etcdserver: mvcc: required revision is a future revision";
 ///
 /// # Errors
 /// Keyward's own refusal, if no member's answer can be relayed.
-pub async fn run(mut exchange: Exchange<'_>, message: &Bytes) -> Result<MemberReply, Refusal> {
+pub async fn run(mut exchange: Exchange<'_>, message: &Bytes) -> Result<Box<MemberReply>, Refusal> {
     let call = exchange.call;
     let client = call.client;
     let shown = client.floor.header_watermark();
@@ -75,7 +75,7 @@ pub async fn run(mut exchange: Exchange<'_>, message: &Bytes) -> Result<MemberRe
 ///
 /// # Errors
 /// Keyward's own refusal, if no member's answer can be relayed.
-pub async fn run_after_catch_up(mut exchange: Exchange<'_>) -> Result<MemberReply, Refusal> {
+pub async fn run_after_catch_up(mut exchange: Exchange<'_>) -> Result<Box<MemberReply>, Refusal> {
     let call = exchange.call;
     let wanted = exchange.wanted;
     let answered = async {

@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// As [`Exchange::run`].
-pub async fn run(exchange: Exchange<'_>, message: &[u8]) -> Result<MemberReply, Refusal> {
+pub async fn run(exchange: Exchange<'_>, message: &[u8]) -> Result<Box<MemberReply>, Refusal> {
     let gateway = exchange.call.gateway;
     let id = body_shape::member_id(message);
     let leaving = prepare(&exchange, id).await;

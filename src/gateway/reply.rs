@@ -20,7 +20,7 @@ use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::reply_contents::{ReplyContents, ReplyPiece, ReplyRest};
 use crate::gateway::unread_answers::{RegisteredAnswer, UnreadRoom};
-use crate::refusal::{Code, Refusal, Status};
+use crate::refusal::{Code, GRPC_STATUS, Refusal, Status};
 use crate::upstream::answer::{self, MemberReply};
 
 /// The body of every response.
@@ -80,10 +80,14 @@ pub fn deliver(
     room: Option<UnreadRoom>,
     mut record: AccessRecord,
 ) -> DownstreamResponse {
-    let in_header = Status::from_headers(&answer.headers);
-    let only_headers = in_header.is_some();
-    if let Some(status) = answer.status().or(in_header.as_ref()) {
-        record.ended(status.code);
+    let only_headers = answer.headers.contains_key(GRPC_STATUS);
+    match answer.status() {
+        Some(status) => record.ended(status.code),
+        None => {
+            if let Some(status) = Status::from_headers(&answer.headers) {
+                record.ended(status.code);
+            }
+        }
     }
     let rest = match answer.rest {
         _ if only_headers => ReplyRest::Nothing,
@@ -153,7 +157,7 @@ impl Body for Reply {
                 Some(Ok(Frame::data(bytes)))
             }
             ReplyPiece::End(trailers) => {
-                if let Some(mut record) = self.record.take() {
+                if let Some(mut record) = self.record.take().filter(|record| !record.has_ended()) {
                     record.ended(Status::from_headers(&trailers).map_or(Code::Unknown, |status| status.code));
                 }
                 Some(Ok(Frame::trailers(trailers)))

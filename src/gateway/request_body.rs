@@ -5,11 +5,13 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::TryFutureExt as _;
 use http_body::Body as _;
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
@@ -28,14 +30,13 @@ const ARRIVAL: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// The message is incomplete or too large, or the memory budget has no room for the message.
-pub(super) async fn collect(
+pub(super) fn collect(
     call: &Call<'_>,
     body: RequestBody,
-) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
+) -> impl Future<Output = Result<(Bytes, RequestMemoryCharge), Refusal>> {
     let limit = call.snapshot().config.limits.request_size;
     // Buffered bytes come from a shared budget, so an unfinished request must end after `ARRIVAL`.
-    let gathered = gather(body, limit).await;
-    gathered.map_err(|refusal| match refusal.code() {
+    gather(body, limit).map_err(|refusal| match refusal.code() {
         Code::InvalidArgument => call.count_not_canonical(refusal),
         _ => refusal,
     })
@@ -64,14 +65,19 @@ pub(super) fn hold_while_waiting(
 }
 
 async fn gather(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
-    timeout(ARRIVAL, gathered(body, limit)).await.unwrap_or(Err(Refusal::NOTHING_SENT))
-}
-
-async fn gathered(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
     let RequestBody { mut frames, encoding, mut held } = body;
     let mut first = Bytes::new();
     let mut more = BytesMut::new();
-    while let Some(frame) = poll_fn(|cx| Pin::new(&mut frames).poll_frame(cx)).await {
+    // Most requests have arrived with their header and need no timer.
+    let mut too_late: Option<Pin<Box<Sleep>>> = None;
+    let mut next = |cx: &mut Context<'_>| {
+        if let Poll::Ready(frame) = Pin::new(&mut frames).poll_frame(cx) {
+            return Poll::Ready(Ok(frame));
+        }
+        let too_late = too_late.get_or_insert_with(|| Box::pin(sleep(ARRIVAL)));
+        too_late.as_mut().poll(cx).map(|()| Err(Refusal::NOTHING_SENT))
+    };
+    while let Some(frame) = poll_fn(&mut next).await? {
         // The client has left: the refusal reaches no reader.
         let Ok(data) = frame.map_err(|_| Refusal::CANCELED)?.into_data() else { continue };
         if !held.charge(data.len()) {
@@ -102,7 +108,8 @@ async fn gathered(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemo
         Payload::Gzip(compressed) => {
             drop(whole);
             // Boxed: few requests are compressed, and an unboxed future would enlarge every request's future.
-            Box::pin(inflate(compressed, limit, held)).await
+            let inflated = timeout(ARRIVAL, Box::pin(inflate(compressed, limit, held)));
+            inflated.await.unwrap_or(Err(Refusal::NOTHING_SENT))
         }
     }
 }

@@ -13,10 +13,12 @@ use crate::rpc::schema::MessageId;
 
 /// Waits until the call may go upstream. Returns true if the call had to wait.
 pub async fn wait(call: &Call<'_>, effect: Effect) -> bool {
-    if !makes_events(call.method, effect) {
+    let starts = &call.client.watch_starts;
+    if starts.is_empty() || !makes_events(call.method, effect) {
         return false;
     }
-    call.client.watch_starts.wait(|| known_revision(call.gateway, call.client)).await
+    // Boxed, since few writes wait.
+    Box::pin(starts.wait(|| known_revision(call.gateway, call.client))).await
 }
 
 /// True if the call may cause watch events. LeaseRevoke deletes keys; LeaseGrant has no keys yet.

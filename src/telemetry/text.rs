@@ -1,9 +1,10 @@
 //! The text format of log records.
 //!
-//! Owns: the time, the level, the target and the quoting of fields. Must not know: the field names. Invariant: a
-//! record is a single line, and no value can pose as another field or record: a value other than a plain word
-//! is quoted, and control characters are escaped. (In the JSON format, JSON's escaping does the same.)
-//! A record is formatted without the formatting machinery of `std` where possible: every call leaves a record.
+//! Owns: the time, the level, the target and the quoting of fields. Must not know: the field names.
+//! Invariant: a record is a single line, and no value can pose as another field or record: a value other than
+//! a plain word is quoted, and control characters are escaped. (In the JSON format, JSON's escaping does the
+//! same.) A record is formatted without the formatting machinery of `std` where possible: every call leaves a
+//! record.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::{self, Debug, Write as _};
@@ -92,7 +93,8 @@ fn write_time(line: &mut String, now: SystemTime) {
 
 /// `2026-01-31T23:59:59`; the number of seconds if the clock is beyond the calendar.
 fn text_of_second(second: u64) -> String {
-    let moment = i64::try_from(second).ok().and_then(|second| OffsetDateTime::from_unix_timestamp(second).ok());
+    let moment =
+        i64::try_from(second).ok().and_then(|second| OffsetDateTime::from_unix_timestamp(second).ok());
     let text = moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| second.to_string());
     text.trim_end_matches('Z').to_owned()
 }

@@ -59,54 +59,58 @@ impl MemberReply {
     ///
     /// # Errors
     /// The stream broke earlier: the outcome of the call is unknown.
-    pub async fn read(
+    pub fn read(
         response: Response<Http2Body>,
         in_flight: InFlight,
         hold: usize,
-    ) -> Result<Self, Arc<str>> {
+    ) -> impl Future<Output = Result<Box<Self>, Arc<str>>> {
         let (head, mut body) = response.into_parts();
-        let mut answer = Self {
+        // Boxed: an answer passes through many hands.
+        let mut answer = Box::new(Self {
             headers: head.headers,
             data: VecDeque::new(),
             rest: ReplyRemainder::Whole(HeaderMap::new()),
             progress: None,
             in_flight,
             status: None,
-        };
-        if !head.status.is_success() {
-            return Err(format!("the member answered with HTTP status {}", head.status.as_u16()).into());
-        }
-        let mut held = 0;
-        loop {
-            let frame = match poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-                Some(Ok(frame)) => frame,
-                Some(Err(error)) => return Err(error.to_string().into()),
-                None => {
-                    answer.status = Status::from_headers(&answer.headers);
-                    return match answer.status {
-                        Some(_) => Ok(answer),
-                        None => Err("the member ended the stream without a status".into()),
-                    };
-                }
-            };
-            match frame.into_data() {
-                Ok(data) => {
-                    held += data.len();
-                    answer.data.push_back(data);
-                    if held > hold {
-                        answer.rest = ReplyRemainder::More(body);
-                        return Ok(answer);
+        });
+        let http_status = head.status;
+        async move {
+            if !http_status.is_success() {
+                return Err(format!("the member answered with HTTP status {}", http_status.as_u16()).into());
+            }
+            let mut held = 0;
+            loop {
+                let frame = match poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+                    Some(Ok(frame)) => frame,
+                    Some(Err(error)) => return Err(error.to_string().into()),
+                    None => {
+                        answer.status = Status::from_headers(&answer.headers);
+                        return match answer.status {
+                            Some(_) => Ok(answer),
+                            None => Err("the member ended the stream without a status".into()),
+                        };
                     }
-                }
-                Err(frame) => {
-                    let trailers = frame.into_trailers().unwrap_or_default();
-                    let status = Status::from_headers(&trailers);
-                    answer.status = status.or_else(|| Status::from_headers(&answer.headers));
-                    answer.rest = ReplyRemainder::Whole(trailers);
-                    return match answer.status {
-                        Some(_) => Ok(answer),
-                        None => Err("the member's trailers have no status".into()),
-                    };
+                };
+                match frame.into_data() {
+                    Ok(data) => {
+                        held += data.len();
+                        answer.data.push_back(data);
+                        if held > hold {
+                            answer.rest = ReplyRemainder::More(body);
+                            return Ok(answer);
+                        }
+                    }
+                    Err(frame) => {
+                        let trailers = frame.into_trailers().unwrap_or_default();
+                        let status = Status::from_headers(&trailers);
+                        answer.status = status.or_else(|| Status::from_headers(&answer.headers));
+                        answer.rest = ReplyRemainder::Whole(trailers);
+                        return match answer.status {
+                            Some(_) => Ok(answer),
+                            None => Err("the member's trailers have no status".into()),
+                        };
+                    }
                 }
             }
         }
@@ -149,16 +153,16 @@ impl MemberReply {
 
     /// Wraps a stream passed on from its header on: no part of the reply can be requested again.
     #[must_use]
-    pub fn opened(response: Response<Http2Body>, in_flight: InFlight) -> Self {
+    pub fn opened(response: Response<Http2Body>, in_flight: InFlight) -> Box<Self> {
         let (head, body) = response.into_parts();
-        Self {
+        Box::new(Self {
             headers: head.headers,
             data: VecDeque::new(),
             rest: ReplyRemainder::More(body),
             progress: None,
             in_flight,
             status: None,
-        }
+        })
     }
 
     /// True for a success. An answer without a status is larger than the held-back part, and begins like a

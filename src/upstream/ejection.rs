@@ -58,10 +58,14 @@ pub struct InFlightCall<'a> {
 }
 
 impl<'a> InFlightCall<'a> {
-    /// Counts a call as in flight to `member`.
+    /// Counts a call as in flight to `member` since `began`.
     #[must_use]
-    pub fn begin(upstream: &'a UpstreamClient, member: &'a Arc<Member>, time: LatencySampling) -> Self {
-        let began = Instant::now();
+    pub fn begin(
+        upstream: &'a UpstreamClient,
+        member: &'a Arc<Member>,
+        time: LatencySampling,
+        began: Instant,
+    ) -> Self {
         member.load.enter(began);
         Self { upstream, member, time, began, answered: false }
     }

@@ -13,10 +13,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE, USER_AGENT};
+use futures_util::FutureExt as _;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE};
 use http::uri::PathAndQuery;
 use http::{Method as Verb, Request, Response};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::credentials::{CallCredential, CertificateIdentity, Credentials, LoginFailure, UpstreamIdentity};
 use crate::dial::connect::ConnectError;
@@ -43,14 +44,8 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// Time limit on obtaining a credential, for calls without a shorter deadline: etcd's own limit on a request.
 const PROOF: Duration = Duration::from_secs(7);
 
-/// Header fields copied from the client's request, in addition to Keyward's own fields.
-const FORWARDED: [HeaderName; 5] = [
-    HeaderName::from_static("grpc-timeout"),
-    HeaderName::from_static("hasleader"),
-    USER_AGENT,
-    HeaderName::from_static("traceparent"),
-    HeaderName::from_static("tracestate"),
-];
+/// Number of the header fields copied from the client's request; see [`is_forwarded`].
+const FORWARDED: usize = 5;
 
 pub use crate::credentials::UpstreamUser;
 
@@ -116,8 +111,15 @@ impl UpstreamClient {
         if member.is_leaderless_voter() {
             identity.adopt_token(member.id);
         }
-        let shown = tokio::time::timeout(PROOF, identity.credential_for(self.login_member(member))).await;
-        match shown.unwrap_or(Err(LoginFailure::NoAnswer)) {
+        let login_member = self.login_member(member);
+        let shown = match identity.credential_for(login_member).now_or_never() {
+            Some(known) => known,
+            // Boxed, so that calls with a known credential do not pay for a larger future.
+            None => timeout(PROOF, Box::pin(identity.credential_for(login_member)))
+                .await
+                .unwrap_or(Err(LoginFailure::NoAnswer)),
+        };
+        match shown {
             Err(LoginFailure::AuthDisabled) => {
                 self.report_auth(AuthSetting::Off);
                 Ok(CallCredential::Nothing)
@@ -206,41 +208,47 @@ impl UpstreamClient {
     ///
     /// # Errors
     /// [`NoReply`] tells if the member may have seen the request.
-    pub async fn send(
+    pub fn send(
         &self,
         member: &Arc<Member>,
         lane: Lane,
         path: PathAndQuery,
         head: UpstreamHead,
         body: UpstreamRequestBody,
-    ) -> Result<(Response<Http2Body>, InFlight), NoReply> {
-        let mut body = Some(body);
+    ) -> impl Future<Output = Result<(Response<Http2Body>, InFlight), NoReply>> {
         let UpstreamHead { fields, certificate } = head;
-        let mut headers = Some(fields);
-        // A pooled connection may be closing: a request handed back unsent goes on a new connection, once.
-        for _ in 0..2 {
-            let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
-            let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
-            let (Some(taken), Some(fields)) = (body.take(), headers.take()) else { break };
-            let request = request(&seat.connection, path.clone(), fields);
-            let in_flight = match lane {
-                Lane::Stream => seat.in_flight.with_stream_count(member.load.streams().carry(path.path())),
-                Lane::Unary | Lane::Bulk => seat.in_flight.with_busy_count(member.maintenance.count_call()),
-            };
-            match seat.connection.send(request, taken, in_flight).await {
-                Ok(answered) => return Ok(answered),
-                Err(SendError::Refused) => {
-                    return Err(NoReply::NeverSent("the member refused the stream".into()));
-                }
-                Err(SendError::Lost(error)) => return Err(NoReply::Lost(error.to_string().into())),
-                Err(SendError::NeverSent(unsent)) => {
-                    let (head, unsent) = *unsent;
-                    body = Some(unsent);
-                    headers = Some(head.into_parts().0.headers);
+        let mut unsent = Some((fields, body));
+        // A block, not an `async fn`: an `async fn` stores its arguments twice.
+        async move {
+            // A pooled connection may be closing: a request handed back unsent goes on a new connection,
+            // once.
+            for _ in 0..2 {
+                let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
+                let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
+                let Some((fields, body)) = unsent.take() else { break };
+                let request = request(&seat.connection, path.clone(), fields);
+                let in_flight = match lane {
+                    Lane::Stream => {
+                        seat.in_flight.with_stream_count(member.load.streams().carry(path.path()))
+                    }
+                    Lane::Unary | Lane::Bulk => {
+                        seat.in_flight.with_busy_count(member.maintenance.count_call())
+                    }
+                };
+                match seat.connection.send(request, body, in_flight).await {
+                    Ok(answered) => return Ok(answered),
+                    Err(SendError::Refused) => {
+                        return Err(NoReply::NeverSent("the member refused the stream".into()));
+                    }
+                    Err(SendError::Lost(error)) => return Err(NoReply::Lost(error.to_string().into())),
+                    Err(SendError::NeverSent(returned)) => {
+                        let (head, body) = *returned;
+                        unsent = Some((head.into_parts().0.headers, body));
+                    }
                 }
             }
+            Err(NoReply::NeverSent("the connection to the member was closing".into()))
         }
-        Err(NoReply::NeverSent("the connection to the member was closing".into()))
     }
 }
 
@@ -253,16 +261,27 @@ pub fn is_different_cluster(before: Option<ClusterId>, now: Option<ClusterId>) -
 /// Copies the client's header fields used by [`upstream_headers`], for callers keeping the fields.
 #[must_use]
 pub fn copy_forwarded_fields(client: &HeaderMap) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(FORWARDED.len());
+    let mut headers = HeaderMap::with_capacity(FORWARDED);
     forward(client, &mut headers);
     headers
 }
 
+/// True for the header fields copied from the client's request, in addition to Keyward's own fields.
+fn is_forwarded(name: &HeaderName) -> bool {
+    matches!(name.as_str(), "grpc-timeout" | "hasleader" | "user-agent" | "traceparent" | "tracestate")
+}
+
+/// Copies the first value of each forwarded field. A pass over the client's fields costs less than a lookup
+/// of each forwarded field.
 fn forward(client: &HeaderMap, headers: &mut HeaderMap) {
-    for name in &FORWARDED {
-        if let Some(value) = client.get(name) {
+    let mut last: Option<&HeaderName> = None;
+    for (name, value) in client {
+        // All values of a field follow each other, with the same `name`.
+        let is_first = !last.is_some_and(|last| std::ptr::eq(last, name));
+        if is_first && is_forwarded(name) {
             headers.insert(name.clone(), value.clone());
         }
+        last = Some(name);
     }
 }
 
@@ -317,9 +336,12 @@ mod tests {
     #[test]
     fn a_member_sees_the_allowed_fields_once_and_nothing_else() {
         let mut client = HeaderMap::new();
-        for name in FORWARDED {
-            client.append(name.clone(), HeaderValue::from_static("first"));
-            client.append(name, HeaderValue::from_static("second"));
+        let forwarded = ["grpc-timeout", "hasleader", "user-agent", "traceparent", "tracestate"];
+        assert_eq!(forwarded.len(), FORWARDED);
+        for value in ["first", "second"] {
+            for name in forwarded {
+                client.append(name, HeaderValue::from_static(value));
+            }
         }
         for name in [
             "token",

@@ -12,7 +12,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use subtle::ConstantTimeEq as _;
+use constant_time_eq::constant_time_eq;
 
 use super::{OpenFailure, Sealer, SealerState, Session};
 use crate::secret::Secret;
@@ -43,7 +43,7 @@ struct OpenedSession {
 
 impl OpenedSession {
     fn is_of(&self, token: &[u8]) -> bool {
-        self.token.expose().ct_eq(token).into()
+        constant_time_eq(self.token.expose(), token)
     }
 }
 

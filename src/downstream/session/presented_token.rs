@@ -6,6 +6,8 @@
 
 use http::{HeaderMap, header};
 
+use super::MARK;
+
 const TOKEN: header::HeaderName = header::HeaderName::from_static("token");
 const BEARER: &[u8] = b"bearer ";
 
@@ -23,7 +25,9 @@ impl<'a> PresentedToken<'a> {
     /// etcd simple token two parts.
     #[must_use]
     pub fn is_jwt(&self) -> bool {
-        matches!(self, Self::Token(token) if token.iter().filter(|byte| **byte == b'.').count() == 2)
+        // A JWT's first part is Base64 of a JSON object, and never begins like a session token.
+        matches!(self, Self::Token(token)
+            if !token.starts_with(MARK.as_bytes()) && token.iter().filter(|byte| **byte == b'.').count() == 2)
     }
 
     /// The first `token` header; without a `token` header, the first `authorization` header. A `Bearer `

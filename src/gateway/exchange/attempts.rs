@@ -17,10 +17,10 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// The result of a single attempt.
 pub(super) enum Attempt {
     /// An answer for the client.
-    Answered(MemberReply),
+    Answered(Box<MemberReply>),
     /// Not applied, or safe to repeat: try again at another member, or after a pause. The answer, or else the
     /// refusal, goes to the client if no later attempt succeeds.
-    Again(Option<MemberReply>, Refusal),
+    Again(Option<Box<MemberReply>>, Refusal),
     /// Nothing was sent, because the caller could not be authenticated to this member. Other callers are not
     /// affected.
     NotAuthenticated(Refusal),
@@ -28,16 +28,15 @@ pub(super) enum Attempt {
     Healed,
     /// The member refused the Lock or Campaign with the error of another caller's token (etcd-io/etcd#14850):
     /// try another member, or this member later.
-    SharedWatchRefusal(MemberReply),
+    SharedWatchRefusal(Box<MemberReply>),
     /// Final: no further attempt.
     Refused(Refusal),
 }
 
 /// The step after an attempt.
-#[expect(clippy::large_enum_variant, reason = "matched at once; a box would cost every answer an allocation")]
 pub(super) enum NextStep {
     /// The client is answered.
-    Answer(Result<MemberReply, Refusal>),
+    Answer(Result<Box<MemberReply>, Refusal>),
     /// Another member is tried at once.
     AnotherMember,
     /// Any member is tried after this time, since a credential was renewed.
@@ -60,7 +59,7 @@ pub(super) struct CallProgress {
     /// True once a hedged read was sent to a second member.
     pub(super) hedged: bool,
     /// The answer or refusal for the client if no later attempt succeeds.
-    pub(super) last: (Option<MemberReply>, Refusal),
+    pub(super) last: (Option<Box<MemberReply>>, Refusal),
 }
 
 impl CallProgress {
@@ -90,7 +89,7 @@ impl CallProgress {
     }
 
     /// The result of a call that is given up.
-    pub(super) fn end(&mut self) -> Result<MemberReply, Refusal> {
+    pub(super) fn end(&mut self) -> Result<Box<MemberReply>, Refusal> {
         let (answer, refusal) = std::mem::replace(&mut self.last, (None, Refusal::NO_LEADER));
         answer.ok_or(refusal)
     }
