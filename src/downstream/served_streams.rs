@@ -60,12 +60,9 @@ impl ServedStreams {
     }
 
     /// Counts a new stream, with its request answered by `answer`. The stream counts until the returned
-    /// future and the response body are dropped. `answer` is boxed first: a future is stored twice in the
-    /// future that awaits it.
-    pub(super) fn serve<A, B>(
-        self: &Rc<Self>,
-        answer: A,
-    ) -> Pin<Box<impl Future<Output = Response<ServedBody<B>>> + use<A, B>>>
+    /// future and the response body are dropped. `answer` is boxed: a task's future is copied some ten times
+    /// while the task is spawned.
+    pub(super) fn serve<A, B>(self: &Rc<Self>, answer: A) -> ServedAnswer<A>
     where
         A: Future<Output = Response<B>>,
     {
@@ -73,14 +70,8 @@ impl ServedStreams {
         self.count.set(self.count.get() + 1);
         self.activity.begin_stream();
         let served = ServedStream { of: Rc::clone(self), is_answered: false };
-        Box::pin(async move {
-            if served.expects_reset() {
-                // h2 checks for a reset only once the answer is awaited. Without the yield, a request would
-                // be sent to a member for a client whose reset has been read already.
-                tokio::task::yield_now().await;
-            }
-            served.answered(answer.await)
-        })
+        let yields = served.expects_reset();
+        ServedAnswer { answer, served: Some(served), yields }
     }
 
     /// Waits until the client has reset more streams than allowed. Cancel-safe.
@@ -114,6 +105,35 @@ impl ServedStreams {
     fn count_reset(&self) {
         if !self.resets.borrow_mut().count(Instant::now()) {
             self.flooded.notify_one();
+        }
+    }
+}
+
+/// The answer to one counted stream.
+pub(super) struct ServedAnswer<A> {
+    answer: Pin<Box<A>>,
+    served: Option<ServedStream>,
+    /// True while the first poll is put off.
+    yields: bool,
+}
+
+impl<A, B> Future for ServedAnswer<A>
+where
+    A: Future<Output = Response<B>>,
+{
+    type Output = Response<ServedBody<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if std::mem::take(&mut self.yields) {
+            // h2 checks for a reset only once the answer is awaited. Without the yield, a request would be sent
+            // to a member for a client whose reset has been read already.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let response = ready!(self.answer.as_mut().poll(cx));
+        match self.served.take() {
+            Some(served) => Poll::Ready(served.answered(response)),
+            None => Poll::Pending,
         }
     }
 }

@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 /// The pause between two writes, so that a write takes many records. A record after a pause is written at
 /// once.
 const GATHER: Duration = Duration::from_millis(20);
-/// The writer stops gathering at this many queued bytes; not above the smallest permitted `log.buffer`.
-const ENOUGH: usize = 16 * 1024;
+/// The writer stops gathering when the queue holds this part of its capacity: 256 KiB by default. Waking the
+/// writer earlier costs the logging thread a system call.
+const ENOUGH_PART: usize = 16;
 /// A buffer grown beyond this size is freed after writing.
-const KEPT: usize = 256 * 1024;
+const KEPT: usize = 512 * 1024;
 /// The least time between two reports of losses.
 const TELL: Duration = Duration::from_secs(1);
 /// How long the process waits at its end for stderr to take the queued records.
@@ -136,7 +137,8 @@ impl LogQueue {
             return;
         }
         state.pending.extend_from_slice(record);
-        let is_enough = state.pending.len() >= ENOUGH && state.pending.len() - record.len() < ENOUGH;
+        let enough = self.capacity / ENOUGH_PART;
+        let is_enough = state.pending.len() >= enough && state.pending.len() - record.len() < enough;
         if mem::take(&mut state.is_waiting) || is_enough {
             drop(state);
             self.wakes.notify_one();
@@ -160,7 +162,8 @@ impl LogQueue {
     /// Waits for more records, for `GATHER` at most.
     fn gather(&self) {
         let state = self.lock();
-        let waits = |state: &mut LogQueueState| !state.is_closing && state.pending.len() < ENOUGH;
+        let enough = self.capacity / ENOUGH_PART;
+        let waits = |state: &mut LogQueueState| !state.is_closing && state.pending.len() < enough;
         drop(self.wakes.wait_timeout_while(state, GATHER, waits));
     }
 
