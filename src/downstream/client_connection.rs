@@ -14,7 +14,7 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -43,6 +43,7 @@ use crate::io::ByteStream;
 use crate::io::coalesce::coalesce;
 use crate::io::http2_body::Http2Body;
 use crate::tasks::Tasks;
+use crate::tasks::wake_gate::WakeGate;
 use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
 use crate::telemetry::metrics::Metrics;
 
@@ -209,41 +210,74 @@ where
     let mut silence = pin!(silence(began + bounds.handshake, &progress));
     let mut unanswered = pin!(unanswered_ping(bounds.pings, &progress, &streams));
     let (mut leaving, mut told) = (false, false);
+    // Nearly all wakeups are for the protocol; the rest is behind a gate.
+    let gate = WakeGate::default();
     loop {
-        let served = poll_fn(|cx| {
-            turn.begin();
-            let polled = connection.poll_serve(cx);
-            // Before the preface no GOAWAY can be sent.
-            if polled.is_ready() || told || !leaving || progress.received() < PREFACE {
-                return polled;
+        let event = {
+            let mut rare = pin!(next_rare_event(&streams, silence.as_mut(), unanswered.as_mut(), &mut ends));
+            let served = poll_fn(|cx| {
+                turn.begin();
+                let polled = connection.poll_serve(cx);
+                // Before the preface no GOAWAY can be sent.
+                if polled.is_ready() || told || !leaving || progress.received() < PREFACE {
+                    return polled;
+                }
+                told = true;
+                connection.leave();
+                connection.poll_serve(cx)
+            });
+            tokio::select! {
+                ended = served => return Ok(how_it_ended(ended)),
+                event = poll_fn(|cx| gate.poll(cx, |cx| rare.as_mut().poll(cx))) => event,
             }
-            told = true;
-            connection.leave();
-            connection.poll_serve(cx)
-        });
-        tokio::select! {
-            ended = served => return Ok(how_it_ended(ended)),
-            () = streams.flooded() => {
+        };
+        match event {
+            RareEvent::Flooded => {
                 turn.lift();
                 drop(timeout(FAREWELL, last_words.say(CALM)).await);
                 return Ok(ClientConnectionEnd::Flooded);
             }
-            () = silence.as_mut() => return
-                if leaving { Ok(ClientConnectionEnd::Well) } else { Err(HandshakeError::TimedOut) },
-            () = unanswered.as_mut() => {
+            RareEvent::NoPreface if leaving => return Ok(ClientConnectionEnd::Well),
+            RareEvent::NoPreface => return Err(HandshakeError::TimedOut),
+            RareEvent::NoPong => {
                 figures.ended(EndReason::NoAnswer).inc();
                 return Ok(ClientConnectionEnd::Silent);
             }
-            turn = ends.next() => match turn {
-                ShutdownStep::Leave => {
-                    leaving = true;
-                    let until = (Instant::now() + MOMENT).min(began + bounds.handshake);
-                    silence.set(self::silence(until, &progress));
-                }
-                ShutdownStep::Cut => return Ok(ClientConnectionEnd::Cut),
-                ShutdownStep::Close => return Ok(ClientConnectionEnd::Well),
-            },
+            RareEvent::Shutdown(ShutdownStep::Cut) => return Ok(ClientConnectionEnd::Cut),
+            RareEvent::Shutdown(ShutdownStep::Close) => return Ok(ClientConnectionEnd::Well),
+            RareEvent::Shutdown(ShutdownStep::Leave) => {
+                leaving = true;
+                let until = (Instant::now() + MOMENT).min(began + bounds.handshake);
+                silence.set(self::silence(until, &progress));
+            }
         }
+    }
+}
+
+/// An event of a connection beside its protocol.
+enum RareEvent {
+    /// The client has reset more streams than allowed.
+    Flooded,
+    /// The preface has not arrived in time.
+    NoPreface,
+    /// A PING was not answered in time.
+    NoPong,
+    /// The next step of the connection's end.
+    Shutdown(ShutdownStep),
+}
+
+/// Waits for an event beside the protocol. Cancel-safe.
+async fn next_rare_event(
+    streams: &ServedStreams,
+    silence: Pin<&mut impl Future<Output = ()>>,
+    unanswered: Pin<&mut impl Future<Output = ()>>,
+    ends: &mut ConnectionShutdown,
+) -> RareEvent {
+    tokio::select! {
+        () = streams.flooded() => RareEvent::Flooded,
+        () = silence => RareEvent::NoPreface,
+        () = unanswered => RareEvent::NoPong,
+        step = ends.next() => RareEvent::Shutdown(step),
     }
 }
 

@@ -125,8 +125,8 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if std::mem::take(&mut self.yields) {
-            // h2 checks for a reset only once the answer is awaited. Without the yield, a request would be sent
-            // to a member for a client whose reset has been read already.
+            // h2 checks for a reset only once the answer is awaited. Without the yield, a request would be
+            // sent to a member for a client whose reset has been read already.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

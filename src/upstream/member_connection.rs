@@ -11,7 +11,7 @@
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,6 +34,7 @@ use crate::members::fitness::quarantine::BusyGuard;
 use crate::members::fitness::stream_counts::CountedStream;
 use crate::rpc::method::Lane;
 use crate::tasks::Tasks;
+use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::connection_load::{
     CONNECTION_WINDOW, ConnectionLoad, KIB, SeatGuard, UNTOLD_STREAMS, stream_window,
 };
@@ -215,6 +216,19 @@ impl Connection {
                     }
                     polled
                 });
+                let mut rare = pin!(async {
+                    tokio::select! {
+                        biased; // either order is correct; a fixed order makes runs repeatable
+                        () = seen.close_when_unused(keeping.idle) => ConnectionEnd::Unused,
+                        () = ping_lost(&mut pings, &seen, &heard) => {
+                            tracing::debug!("the member answers no ping");
+                            heard.cut();
+                            ConnectionEnd::Lost
+                        }
+                    }
+                });
+                // Nearly all wakeups are for the protocol; the rest is behind a gate.
+                let gate = WakeGate::default();
                 tokio::select! {
                     biased; // the member's end of the connection is reported before an idle close
                     driven = driven => {
@@ -224,12 +238,7 @@ impl Connection {
                         let given_up = seen.given_up.load(Ordering::SeqCst);
                         if given_up { ConnectionEnd::GivenUp } else { ConnectionEnd::Lost }
                     }
-                    () = seen.close_when_unused(keeping.idle) => ConnectionEnd::Unused,
-                    () = ping_lost(&mut pings, &seen, &heard) => {
-                        tracing::debug!("the member answers no ping");
-                        heard.cut();
-                        ConnectionEnd::Lost
-                    }
+                    how = poll_fn(|cx| gate.poll(cx, |cx| rare.as_mut().poll(cx))) => how,
                 }
             };
             // Remaining holders of the connection must see it closed.
