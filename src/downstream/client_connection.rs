@@ -38,7 +38,7 @@ use crate::downstream::proxy_protocol::{self, ProxiedSource, ProxyHeaderError};
 use crate::downstream::read_turns::{ReadTurn, TurnReader};
 use crate::downstream::served_streams::{PausableReader, ServedStreams};
 use crate::downstream::sniff::{self, ClientProtocol};
-use crate::downstream::socket_progress::SocketProgress;
+use crate::downstream::socket_progress::{PREFACE, SocketProgress};
 use crate::io::ByteStream;
 use crate::io::coalesce::coalesce;
 use crate::io::http2_body::Http2Body;
@@ -52,8 +52,6 @@ use shutdown::{ConnectionShutdown, PeerCertificateChain, ShutdownStep};
 
 pub use shutdown::LAST_CALLS;
 
-/// Length of HTTP/2's client preface: a client is an HTTP/2 client only after its preface.
-const PREFACE: usize = 24;
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// Window for 256 streams with unread requests, such as a Watch waiting for its client: the bound on memory
 /// held for one connection's unread data.
@@ -209,22 +207,23 @@ where
     let mut connection = Http2Server::new(&settings(bounds), io.into_inner(), interval, &progress, answer);
     let mut silence = pin!(silence(began + bounds.handshake, &progress));
     let mut unanswered = pin!(unanswered_ping(bounds.pings, &progress, &streams));
-    let (mut leaving, mut told) = (false, false);
+    let mut leaving = false;
     // Nearly all wakeups are for the protocol; the rest is behind a gate.
     let gate = WakeGate::default();
     loop {
         let event = {
-            let mut rare = pin!(next_rare_event(&streams, silence.as_mut(), unanswered.as_mut(), &mut ends));
+            let rare = next_rare_event(
+                &streams,
+                silence.as_mut(),
+                unanswered.as_mut(),
+                &mut ends,
+                leaving,
+                &figures,
+            );
+            let mut rare = pin!(rare);
             let served = poll_fn(|cx| {
                 turn.begin();
-                let polled = connection.poll_serve(cx);
-                // Before the preface no GOAWAY can be sent.
-                if polled.is_ready() || told || !leaving || progress.received() < PREFACE {
-                    return polled;
-                }
-                told = true;
-                connection.leave();
-                connection.poll_serve(cx)
+                connection.poll_serve(cx, leaving)
             });
             tokio::select! {
                 ended = served => return Ok(how_it_ended(ended)),
@@ -237,15 +236,8 @@ where
                 drop(timeout(FAREWELL, last_words.say(CALM)).await);
                 return Ok(ClientConnectionEnd::Flooded);
             }
-            RareEvent::NoPreface if leaving => return Ok(ClientConnectionEnd::Well),
-            RareEvent::NoPreface => return Err(HandshakeError::TimedOut),
-            RareEvent::NoPong => {
-                figures.ended(EndReason::NoAnswer).inc();
-                return Ok(ClientConnectionEnd::Silent);
-            }
-            RareEvent::Shutdown(ShutdownStep::Cut) => return Ok(ClientConnectionEnd::Cut),
-            RareEvent::Shutdown(ShutdownStep::Close) => return Ok(ClientConnectionEnd::Well),
-            RareEvent::Shutdown(ShutdownStep::Leave) => {
+            RareEvent::End(end) => return end,
+            RareEvent::Leave => {
                 leaving = true;
                 let until = (Instant::now() + MOMENT).min(began + bounds.handshake);
                 silence.set(self::silence(until, &progress));
@@ -258,27 +250,34 @@ where
 enum RareEvent {
     /// The client has reset more streams than allowed.
     Flooded,
-    /// The preface has not arrived in time.
-    NoPreface,
-    /// A PING was not answered in time.
-    NoPong,
-    /// The next step of the connection's end.
-    Shutdown(ShutdownStep),
+    /// Accept no new streams; the connection ends with its last stream.
+    Leave,
+    /// The connection ends now.
+    End(Result<ClientConnectionEnd, HandshakeError>),
 }
 
-/// Waits for an event beside the protocol. Cancel-safe.
+/// Waits for an event beside the protocol. `leaving` is true once no new streams are accepted. Cancel-safe.
 async fn next_rare_event(
     streams: &ServedStreams,
     silence: Pin<&mut impl Future<Output = ()>>,
     unanswered: Pin<&mut impl Future<Output = ()>>,
     ends: &mut ConnectionShutdown,
+    leaving: bool,
+    figures: &ConnectionMetrics,
 ) -> RareEvent {
-    tokio::select! {
-        () = streams.flooded() => RareEvent::Flooded,
-        () = silence => RareEvent::NoPreface,
-        () = unanswered => RareEvent::NoPong,
-        step = ends.next() => RareEvent::Shutdown(step),
-    }
+    RareEvent::End(tokio::select! {
+        () = streams.flooded() => return RareEvent::Flooded,
+        () = silence => if leaving { Ok(ClientConnectionEnd::Well) } else { Err(HandshakeError::TimedOut) },
+        () = unanswered => {
+            figures.ended(EndReason::NoAnswer).inc();
+            Ok(ClientConnectionEnd::Silent)
+        }
+        step = ends.next() => match step {
+            ShutdownStep::Leave => return RareEvent::Leave,
+            ShutdownStep::Cut => Ok(ClientConnectionEnd::Cut),
+            ShutdownStep::Close => Ok(ClientConnectionEnd::Well),
+        },
+    })
 }
 
 /// The byte stream of a connected client; `None` if the client has disconnected.

@@ -22,7 +22,7 @@ use hyper::rt::Executor as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::downstream::socket_progress::SocketProgress;
+use crate::downstream::socket_progress::{PREFACE, SocketProgress};
 use crate::io::http2_body::Http2Body;
 use crate::tasks::LocalExecutor;
 
@@ -31,6 +31,7 @@ use crate::tasks::LocalExecutor;
 pub(super) struct Http2Server<T, S> {
     state: ServerState<T>,
     answer: S,
+    progress: Rc<SocketProgress>,
     pings: Option<PingSender>,
     is_leaving: bool,
 }
@@ -57,20 +58,31 @@ where
         answer: S,
     ) -> Self {
         let pings = ping_interval.map(|interval| PingSender::new(interval, Rc::clone(progress)));
-        Self { state: ServerState::Handshake(builder.handshake(io)), answer, pings, is_leaving: false }
+        let state = ServerState::Handshake(builder.handshake(io));
+        Self { state, answer, progress: Rc::clone(progress), pings, is_leaving: false }
     }
 
-    /// Sends GOAWAY: no new streams are accepted, and the connection ends with its last stream. During the
-    /// handshake, the GOAWAY follows the handshake.
-    pub(super) fn leave(&mut self) {
+    /// Serves the connection until its end. If `leaves`, sends GOAWAY once the client's preface has arrived:
+    /// no new streams are accepted, and the connection ends with its last stream. Cancel-safe.
+    pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<Result<(), h2::Error>> {
+        let polled = self.poll_streams(cx);
+        // Before the preface no GOAWAY can be sent.
+        if polled.is_ready() || !leaves || self.is_leaving || self.progress.received() < PREFACE {
+            return polled;
+        }
+        self.leave();
+        self.poll_streams(cx)
+    }
+
+    /// Sends GOAWAY. During the handshake, the GOAWAY follows the handshake.
+    fn leave(&mut self) {
         self.is_leaving = true;
         if let ServerState::Serving(connection) = &mut self.state {
             connection.graceful_shutdown();
         }
     }
 
-    /// Serves the connection until its end. Cancel-safe.
-    pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+    fn poll_streams(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         if let ServerState::Handshake(handshake) = &mut self.state {
             let mut connection = ready!(Pin::new(handshake).poll(cx))?;
             if let Some(pings) = &mut self.pings {

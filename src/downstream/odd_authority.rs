@@ -14,6 +14,8 @@ mod header_block;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::downstream::socket_progress::PREFACE;
+
 use header_block::{HpackField, HpackTable};
 
 pub use header_block::TABLE;
@@ -31,8 +33,6 @@ const LARGEST_LIST: usize = 16 * 1024;
 /// Output size at which processing pauses until the output is read.
 pub const WAITING: usize = 16 * 1024;
 
-/// Length of "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": the preface passes unchanged, for h2 to judge.
-const PREFACE: usize = 24;
 const HEAD: usize = 9;
 const HEADERS: u8 = 0x1;
 const CONTINUATION: u8 = 0x9;

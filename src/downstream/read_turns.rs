@@ -15,6 +15,8 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::downstream::socket_progress::PREFACE;
+
 /// The budget of one turn, in bytes.
 pub(super) const TURN: usize = 64 * 1024;
 /// Requests begun in one turn: each is a task, and must run before the next turn.
@@ -24,8 +26,6 @@ const FRAME: usize = 128;
 /// Cost of a HEADERS frame beside the frame's bytes.
 const REQUEST: usize = TURN / REQUESTS;
 
-/// HTTP/2's client preface, sent before the first frame.
-const PREFACE: usize = 24;
 const HEAD: usize = 9;
 const HEADERS: u8 = 0x1;
 

@@ -9,6 +9,9 @@ use std::cell::Cell;
 
 use tokio::time::Instant;
 
+/// Length of HTTP/2's client preface, sent before the first frame.
+pub(super) const PREFACE: usize = 24;
+
 /// The progress of one socket.
 #[derive(Debug)]
 pub(super) struct SocketProgress {

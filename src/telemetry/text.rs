@@ -142,8 +142,10 @@ impl Visit for QuotingVisitor<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.write_name(field);
         let start = self.line.len();
-        // Writing to a `String` fails only if the value's own formatting does: the text up to there is kept.
-        let _ = write!(self.line, "{value:?}");
+        // Writing to a `String` fails only if the value's own formatting does.
+        if write!(self.line, "{value:?}").is_err() {
+            self.line.push_str("(unwritable)");
+        }
         let written = &self.line[start..];
         let is_message = field.name() == "message";
         let stays = if is_message { is_printable(written) } else { is_plain(written) };
@@ -167,8 +169,7 @@ fn write_quoted(line: &mut String, text: &str) {
         line.push_str(text);
         line.push('"');
     } else {
-        // Writing to a `String` does not fail.
-        let _ = write!(line, "{text:?}");
+        line.push_str(&format!("{text:?}"));
     }
 }
 
