@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures_util::TryFutureExt as _;
 use http_body::Body as _;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
@@ -108,7 +108,8 @@ async fn gather(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemory
         Payload::Gzip(compressed) => {
             drop(whole);
             // Boxed: few requests are compressed, and an unboxed future would enlarge every request's future.
-            let inflated = timeout(ARRIVAL, Box::pin(inflate(compressed, limit, held)));
+            let until = too_late.map_or_else(|| Instant::now() + ARRIVAL, |timer| timer.deadline());
+            let inflated = timeout_at(until, Box::pin(inflate(compressed, limit, held)));
             inflated.await.unwrap_or(Err(Refusal::NOTHING_SENT))
         }
     }

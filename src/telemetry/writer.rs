@@ -128,6 +128,11 @@ impl LogQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Queued bytes at which the writer stops gathering.
+    fn enough(&self) -> usize {
+        self.capacity / ENOUGH_PART
+    }
+
     /// Queues a record, or drops and counts the record if the queue is full. Waits only for other threads
     /// copying a record.
     fn push(&self, record: &[u8]) {
@@ -137,7 +142,7 @@ impl LogQueue {
             return;
         }
         state.pending.extend_from_slice(record);
-        let enough = self.capacity / ENOUGH_PART;
+        let enough = self.enough();
         let is_enough = state.pending.len() >= enough && state.pending.len() - record.len() < enough;
         if mem::take(&mut state.is_waiting) || is_enough {
             drop(state);
@@ -162,7 +167,7 @@ impl LogQueue {
     /// Waits for more records, for `GATHER` at most.
     fn gather(&self) {
         let state = self.lock();
-        let enough = self.capacity / ENOUGH_PART;
+        let enough = self.enough();
         let waits = |state: &mut LogQueueState| !state.is_closing && state.pending.len() < enough;
         drop(self.wakes.wait_timeout_while(state, GATHER, waits));
     }
