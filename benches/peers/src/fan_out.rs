@@ -6,7 +6,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -23,6 +22,7 @@ use crate::Failure;
 use crate::grpc_client::{BidiStream, GrpcClient, framed_all};
 use crate::latency::{micros, percentile};
 use crate::script_turns::{tell, wait_for_turn};
+use crate::target::ProxyAndMember;
 
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const PUT: &str = "/etcdserverpb.KV/Put";
@@ -32,18 +32,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The load.
 #[derive(Args)]
 pub(crate) struct FanOut {
-    /// The proxy.
-    #[arg(long)]
-    address: SocketAddr,
-    /// The member behind the proxy.
-    #[arg(long)]
-    member: SocketAddr,
-    /// The token of the calls to the proxy.
-    #[arg(long)]
-    token: Option<String>,
-    /// The token of the Puts.
-    #[arg(long)]
-    member_token: Option<String>,
+    #[command(flatten)]
+    target: ProxyAndMember,
     #[arg(long, default_value_t = 10)]
     connections: usize,
     /// Streams of one connection.
@@ -108,7 +98,7 @@ impl FanOut {
     /// Opens the watches, tells `run`, delivers in `run`'s turn, and prints the delivery times.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let tasks = Tasks::default();
-        let member = GrpcClient::connect(self.member, self.member_token.as_deref(), &tasks).await?;
+        let member = self.target.connect_to_member(&tasks).await?;
         let deliveries = Rc::new(Deliveries {
             key: self.key.clone(),
             value: self.value,
@@ -121,7 +111,7 @@ impl FanOut {
         // A dropped client could end its connection.
         let mut clients = Vec::new();
         for _ in 0..self.connections {
-            let client = GrpcClient::connect(self.address, self.token.as_deref(), &tasks).await?;
+            let client = self.target.proxy.connect(&tasks).await?;
             for _ in 0..self.streams {
                 let stream = timeout(LIMIT, open_watches(&client, &self.key, self.watches)).await??;
                 tasks.spawn("watch stream", Rc::clone(&deliveries).read(stream)).detach();

@@ -3,7 +3,6 @@
 //! Invariants: each Put follows the watch's Created, and goes to the member directly; the first event must be
 //! the event of the Put.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
@@ -18,6 +17,7 @@ use crate::fan_out::{open_watches, put};
 use crate::grpc_client::GrpcClient;
 use crate::latency::{micros, percentile};
 use crate::script_turns::tell;
+use crate::target::ProxyAndMember;
 
 const LIMIT: Duration = Duration::from_secs(10);
 const KEY: &str = "first-event";
@@ -27,18 +27,8 @@ const VALUE: usize = 256;
 /// The load.
 #[derive(Args)]
 pub(crate) struct FirstEvent {
-    /// The proxy.
-    #[arg(long)]
-    address: SocketAddr,
-    /// The member behind the proxy.
-    #[arg(long)]
-    member: SocketAddr,
-    /// The token of the calls to the proxy.
-    #[arg(long)]
-    token: Option<String>,
-    /// The token of the Puts.
-    #[arg(long)]
-    member_token: Option<String>,
+    #[command(flatten)]
+    target: ProxyAndMember,
     /// Number of watches.
     #[arg(long, default_value_t = 40)]
     watches: usize,
@@ -48,8 +38,8 @@ impl FirstEvent {
     /// Prints the time from the create's sending to the first event.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let tasks = Tasks::default();
-        let client = GrpcClient::connect(self.address, self.token.as_deref(), &tasks).await?;
-        let member = GrpcClient::connect(self.member, self.member_token.as_deref(), &tasks).await?;
+        let client = self.target.proxy.connect(&tasks).await?;
+        let member = self.target.connect_to_member(&tasks).await?;
         let (mut created, mut first) = (Vec::new(), Vec::new());
         for _ in 0..self.watches {
             let (to_created, to_event) = timeout(LIMIT, one_watch(&client, &member)).await??;

@@ -3,7 +3,6 @@
 //! Invariants: a connection has made one verified call, a watch has its Created; both stay open until `run`
 //! has read the proxy's memory.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
@@ -14,20 +13,16 @@ use tokio::time::timeout;
 
 use crate::Failure;
 use crate::fan_out::open_watches;
-use crate::grpc_client::GrpcClient;
 use crate::script_turns::{tell, wait_for_turn};
+use crate::target::ProxyAddress;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The load.
 #[derive(Args)]
 pub(crate) struct IdleStreams {
-    /// The proxy.
-    #[arg(long)]
-    address: SocketAddr,
-    /// The token of the calls.
-    #[arg(long)]
-    token: Option<String>,
+    #[command(flatten)]
+    proxy: ProxyAddress,
     #[arg(long, default_value_t = 500)]
     connections: usize,
     /// Watches, each on a stream of its own.
@@ -44,7 +39,7 @@ impl IdleStreams {
         let tasks = Tasks::default();
         let mut clients = Vec::new();
         for _ in 0..self.connections {
-            let client = GrpcClient::connect(self.address, self.token.as_deref(), &tasks).await?;
+            let client = self.proxy.connect(&tasks).await?;
             let asked = RangeRequest { key: "small".into(), ..RangeRequest::default() };
             let answer = client.call::<RangeResponse>("/etcdserverpb.KV/Range", &asked);
             timeout(LIMIT, answer).await??;

@@ -2,7 +2,6 @@
 //!
 //! Invariant: each Lock returns the queue key of the lease, `NAME/HEX(LEASE)`.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
@@ -16,6 +15,7 @@ use crate::Failure;
 use crate::grpc_client::GrpcClient;
 use crate::latency::{micros, percentile};
 use crate::script_turns::{tell, wait_for_turn};
+use crate::target::ProxyAddress;
 
 const LIMIT: Duration = Duration::from_secs(10);
 const NAME: &str = "lock-rounds";
@@ -25,12 +25,8 @@ const TTL: i64 = 300;
 /// The load.
 #[derive(Args)]
 pub(crate) struct LockRounds {
-    /// The proxy.
-    #[arg(long)]
-    address: SocketAddr,
-    /// The token of the calls.
-    #[arg(long)]
-    token: Option<String>,
+    #[command(flatten)]
+    proxy: ProxyAddress,
     #[arg(long, default_value_t = 100)]
     rounds: usize,
     /// Rounds before the measured rounds.
@@ -42,7 +38,7 @@ impl LockRounds {
     /// Makes the rounds in `run`'s turn, and prints the time of a round.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let tasks = Tasks::default();
-        let client = GrpcClient::connect(self.address, self.token.as_deref(), &tasks).await?;
+        let client = self.proxy.connect(&tasks).await?;
         let asked = LeaseGrantRequest { ttl: TTL, id: 0 };
         let lease: LeaseGrantResponse = client.call("/etcdserverpb.Lease/LeaseGrant", &asked).await?;
         for _ in 0..self.warm {

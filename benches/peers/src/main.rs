@@ -15,6 +15,7 @@ mod idle_streams;
 mod latency;
 mod lock_rounds;
 mod script_turns;
+mod target;
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
