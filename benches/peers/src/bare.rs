@@ -1,10 +1,11 @@
-//! The yardstick: a reverse proxy of hyper and Keyward's coalescing I/O, and nothing else.
+//! The yardstick: a reverse proxy of hyper and Keyward's coalescing I/O, with rustls for the rows with TLS.
 //!
 //! Owns: the accepted connections and a single upstream connection. Must not know: gRPC, etcd, identities,
 //! retries, limits. Invariant: a request crosses with its own headers and trailers, body frame by body frame.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use http::uri::{Authority, Parts, Scheme};
 use http::{Request, Response, Uri};
@@ -14,7 +15,10 @@ use hyper::service::service_fn;
 use hyper::{client, server};
 use keyward::io::coalesce::coalesce;
 use keyward::tasks::{LocalExecutor, Tasks};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 
 use crate::Failure;
 
@@ -29,15 +33,33 @@ struct Upstream {
     authority: Authority,
 }
 
-/// Serves until the upstream connection ends.
-pub(crate) async fn serve(listen: SocketAddr, upstream: SocketAddr) -> Result<(), Failure> {
+/// Serves clients, by TLS if there is a configuration, until the upstream connection ends.
+pub(crate) async fn serve(
+    listen: SocketAddr,
+    upstream: SocketAddr,
+    tls: Option<Arc<ServerConfig>>,
+) -> Result<(), Failure> {
     let tasks = Tasks::default();
+    let acceptor = tls.map(TlsAcceptor::from);
     let upstream = Rc::new(connect(upstream, &tasks).await?);
     let listener = TcpListener::bind(listen).await?;
     while !upstream.send.is_closed() {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
-        serve_connection(socket, Rc::clone(&upstream), &tasks);
+        let upstream = Rc::clone(&upstream);
+        match &acceptor {
+            None => serve_connection(socket, upstream, &tasks),
+            Some(acceptor) => {
+                let (handshake, of_connection) = (acceptor.accept(socket), tasks.clone());
+                // A failed handshake is the client's to notice.
+                let serve = async move {
+                    if let Ok(socket) = handshake.await {
+                        serve_connection(socket, upstream, &of_connection);
+                    }
+                };
+                tasks.spawn("handshake", serve).detach();
+            }
+        }
     }
     Err("the upstream connection ended".into())
 }
@@ -57,7 +79,11 @@ async fn connect(address: SocketAddr, tasks: &Tasks) -> Result<Upstream, Failure
     Ok(Upstream { send, authority: address.to_string().parse()? })
 }
 
-fn serve_connection(socket: TcpStream, upstream: Rc<Upstream>, tasks: &Tasks) {
+fn serve_connection<T: AsyncRead + AsyncWrite + Unpin + 'static>(
+    socket: T,
+    upstream: Rc<Upstream>,
+    tasks: &Tasks,
+) {
     let (io, flusher) = coalesce(socket);
     tasks.spawn("downstream flusher", flusher).detach();
     let service = service_fn(move |request| {

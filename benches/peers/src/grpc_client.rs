@@ -4,6 +4,7 @@
 //! Invariant: an answer without HTTP status 200, or with another `grpc-status` than 0, is an error.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use bytes::{Bytes, BytesMut};
 use h2::client::{self, SendRequest};
@@ -13,12 +14,16 @@ use keyward::io::coalesce::coalesce;
 use keyward::rpc::frame::{self, FrameReader};
 use keyward::tasks::Tasks;
 use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
-use crate::Failure;
+use crate::{Failure, certificates};
 
 /// More than any message of the comparison.
 const LARGEST_MESSAGE: usize = 1024 * 1024;
+/// `grpc-timeout` of unary calls.
+const TIMEOUT: &str = "5S";
 const WINDOW: u32 = 1024 * 1024;
 
 /// One connection to a proxy, or to a member.
@@ -49,6 +54,33 @@ impl GrpcClient {
     ) -> Result<Self, Failure> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
+        Self::begin(socket, address, token, tasks).await
+    }
+
+    /// Connects by TLS; the certificate of `address` must come from the CA in `authority`.
+    pub(crate) async fn connect_by_tls(
+        address: SocketAddr,
+        token: Option<&str>,
+        authority: &Path,
+        tasks: &Tasks,
+    ) -> Result<Self, Failure> {
+        let connector = TlsConnector::from(certificates::client_config(authority)?);
+        let socket = TcpStream::connect(address).await?;
+        socket.set_nodelay(true)?;
+        let socket = connector.connect(address.ip().into(), socket).await?;
+        if socket.get_ref().1.alpn_protocol() != Some(certificates::H2) {
+            return Err("TLS without the protocol h2".into());
+        }
+        Self::begin(socket, address, token, tasks).await
+    }
+
+    /// HTTP/2's handshake.
+    async fn begin<T: AsyncRead + AsyncWrite + Unpin + 'static>(
+        socket: T,
+        address: SocketAddr,
+        token: Option<&str>,
+        tasks: &Tasks,
+    ) -> Result<Self, Failure> {
         let (io, flusher) = coalesce(socket);
         tasks.spawn("flusher", flusher).detach();
         let mut settings = client::Builder::new();
@@ -56,6 +88,12 @@ impl GrpcClient {
         let (send, connection) = settings.handshake(io.into_inner()).await?;
         tasks.spawn("connection", async { drop(connection.await) }).detach();
         Ok(Self { send, address, token: token.map(HeaderValue::from_str).transpose()? })
+    }
+
+    /// From now on every call carries `token`.
+    pub(crate) fn set_token(&mut self, token: &str) -> Result<(), Failure> {
+        self.token = Some(HeaderValue::from_str(token)?);
+        Ok(())
     }
 
     fn request(&self, path: &str, timeout: Option<&'static str>) -> Result<Request<()>, Failure> {
@@ -77,7 +115,17 @@ impl GrpcClient {
 
     /// Makes a unary call; the answer as received.
     pub(crate) async fn call_raw(&self, path: &str, message: &impl Message) -> Result<Bytes, Failure> {
-        let request = self.request(path, Some("5S"))?;
+        self.call_within(TIMEOUT, path, message).await
+    }
+
+    /// Makes a unary call with a deadline of its own; the answer as received.
+    pub(crate) async fn call_within(
+        &self,
+        timeout: &'static str,
+        path: &str,
+        message: &impl Message,
+    ) -> Result<Bytes, Failure> {
+        let request = self.request(path, Some(timeout))?;
         let (response, mut sent) = self.send.clone().ready().await?.send_request(request, false)?;
         sent.send_data(frame::encode(&message.encode_to_vec()), true)?;
         let (head, body) = response.await?.into_parts();

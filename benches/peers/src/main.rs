@@ -7,18 +7,24 @@
 mod bare;
 mod canned;
 mod canned_watches;
+mod certificates;
 mod check;
 mod fan_out;
 mod first_event;
 mod grpc_client;
 mod idle_streams;
+mod keepalives;
 mod latency;
 mod lock_rounds;
+mod login_storm;
+mod polite_calls;
+mod queue_rounds;
 mod script_turns;
 mod target;
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -47,11 +53,19 @@ enum Program {
         listen: SocketAddr,
         #[arg(long)]
         upstream: SocketAddr,
+        /// The folder of the certificate for TLS towards clients; plaintext without the folder.
+        #[arg(long)]
+        tls: Option<PathBuf>,
     },
     /// Answers like the only member of an etcd cluster, with auth on, from memory.
     Canned {
         #[arg(long)]
         listen: SocketAddr,
+    },
+    /// Makes the CA and the server's certificate of one run.
+    Certificates {
+        #[arg(long)]
+        folder: PathBuf,
     },
     /// Verifies the answers of a proxy, and prints the token and the lengths of the answers.
     Check(check::Check),
@@ -61,8 +75,16 @@ enum Program {
     FirstEvent(first_event::FirstEvent),
     /// Holds idle connections, then idle watches, while `run` reads the memory of the proxy.
     Idle(idle_streams::IdleStreams),
+    /// Keeps many leases alive, and prints the time of a round of keepalives.
+    Keepalive(keepalives::Keepalives),
     /// Takes and releases a lock, and prints the time of a round.
     Lock(lock_rounds::LockRounds),
+    /// Lets many clients of one user log in at once, and prints the time until each was served.
+    Login(login_storm::LoginStorm),
+    /// Makes calls at a steady rate, alone and then beside a greedy client, and prints their times.
+    Polite(polite_calls::PoliteCalls),
+    /// Enqueues for a waiting consumer, and prints the time of a round.
+    Queue(queue_rounds::QueueRounds),
 }
 
 fn main() -> ExitCode {
@@ -81,13 +103,21 @@ fn run(program: Program) -> Result<(), Failure> {
     let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
     runtime.block_on(async {
         match program {
-            Program::Bare { listen, upstream } => bare::serve(listen, upstream).await,
+            Program::Bare { listen, upstream, tls } => {
+                let tls = tls.as_deref().map(certificates::server_config).transpose()?;
+                bare::serve(listen, upstream, tls).await
+            }
             Program::Canned { listen } => canned::serve(listen).await,
+            Program::Certificates { folder } => certificates::write(&folder),
             Program::Check(check) => check.run().await,
             Program::FanOut(load) => load.run().await,
             Program::FirstEvent(load) => load.run().await,
             Program::Idle(load) => load.run().await,
+            Program::Keepalive(load) => load.run().await,
             Program::Lock(load) => load.run().await,
+            Program::Login(load) => load.run().await,
+            Program::Polite(load) => load.run().await,
+            Program::Queue(load) => load.run().await,
         }
     })
 }

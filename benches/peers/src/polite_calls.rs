@@ -1,0 +1,103 @@
+//! Polite calls: a few connections, one call at a time on each, at a steady rate. `run` starts a greedy client
+//! beside the second phase.
+//!
+//! Owns: the times of the calls. Must not know: the greedy client. Invariants: every answer is verified; a
+//! call that is late because of the previous call's answer counts from the time when the call was due.
+
+use std::time::Duration;
+
+use clap::Args;
+use futures_util::future::try_join_all;
+use keyward::tasks::Tasks;
+use serde_json::json;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::Failure;
+use crate::canned::SMALL_KEY;
+use crate::check::range;
+use crate::grpc_client::GrpcClient;
+use crate::latency::{micros, percentile};
+use crate::script_turns::{tell, wait_for_turn};
+use crate::target::ProxyAddress;
+
+/// Time limit of one call.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Calls of each connection before the measured calls.
+const WARM: usize = 5;
+/// Length of the value of [`SMALL_KEY`].
+const VALUE: usize = 256;
+
+/// The load.
+#[derive(Args)]
+pub(crate) struct PoliteCalls {
+    #[command(flatten)]
+    proxy: ProxyAddress,
+    #[arg(long, default_value_t = 8)]
+    connections: u32,
+    /// Calls of all connections in one second.
+    #[arg(long, default_value_t = 200)]
+    rate: u32,
+    /// Duration of one phase in milliseconds.
+    #[arg(long, default_value_t = 5000)]
+    millis: u64,
+    /// Number of phases; `run` gives each its turn.
+    #[arg(long, default_value_t = 2)]
+    phases: usize,
+}
+
+impl PoliteCalls {
+    /// Makes the calls of each phase in `run`'s turn, and prints their times.
+    pub(crate) async fn run(self) -> Result<(), Failure> {
+        let tasks = Tasks::default();
+        let mut clients = Vec::new();
+        for _ in 0..self.connections {
+            let client = self.proxy.connect(&tasks).await?;
+            for _ in 0..WARM {
+                timeout(LIMIT, range(&client, SMALL_KEY, VALUE)).await??;
+            }
+            clients.push(client);
+        }
+        tell(&json!({ "connections": clients.len() }))?;
+        for _ in 0..self.phases {
+            wait_for_turn().await?;
+            let began = Instant::now();
+            let until = began + Duration::from_millis(self.millis);
+            let pause = Duration::from_secs(1) * self.connections / self.rate.max(1);
+            // The connections take turns.
+            let calls = clients.iter().zip(0..).map(|(client, at): (_, u32)| {
+                calls_until(client, began + pause * at / self.connections, pause, until)
+            });
+            let mut times = try_join_all(calls).await?.concat();
+            tell(&json!({
+                "calls": times.len(),
+                "seconds": began.elapsed().as_secs_f64(),
+                "p50_us": percentile(&mut times, 50),
+                "p99_us": percentile(&mut times, 99),
+            }))?;
+        }
+        wait_for_turn().await
+    }
+}
+
+/// One call after the other: a call is due every `pause`, first at `due`. The times of the calls.
+async fn calls_until(
+    client: &GrpcClient,
+    mut due: Instant,
+    pause: Duration,
+    until: Instant,
+) -> Result<Vec<u64>, Failure> {
+    let mut times = Vec::new();
+    while due < until {
+        let began = if due <= Instant::now() {
+            due
+        } else {
+            sleep_until(due).await;
+            // A late wakeup is the load's own, and no delay of the call.
+            Instant::now()
+        };
+        timeout(LIMIT, range(client, SMALL_KEY, VALUE)).await??;
+        times.push(micros(began.elapsed()));
+        due += pause;
+    }
+    Ok(times)
+}
