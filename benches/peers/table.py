@@ -3,7 +3,7 @@
 A ratio is the median of the ratios of single rounds, since both figures of a round met the same machine.
 """
 
-from measures import median, spread
+import statistics
 
 # Title, row, figure, of whom, compared with whom, must, aim. Compared with None: the figure itself.
 # Compared with "added NAME": the excess over direct, as a share of the excess of NAME.
@@ -32,10 +32,26 @@ TARGETS = [
     ("watch, 100 per stream: delivery p50, × direct", "watch, 100 per stream, etcd", "p50", "direct", 1.35, 1.10),
     ("first event p50, × direct", "first event, etcd", "p50", "direct", 1.3, None),
     ("Lock and Unlock p50, × direct", "Lock and Unlock, etcd", "p50", "direct", 1.3, None),
+    ("Queue round trip p50, × direct", "queue round trip, etcd", "p50", "direct", 1.3, None),
+    ("Authenticate calls at the member for 1,000 logins of one user", "1,000 logins of one user: at the member", "cost",
+     None, 1, None),
+    ("p99 of others beside a greedy connection, × alone", "polite calls: p99, beside × alone", "cost", None, 2, None),
     ("memory per idle watch, KiB", "idle: per watch", "cost", None, 8, 4),
     ("memory per idle connection, KiB", "idle: per connection", "cost", None, 34, 16),
     ("memory of the idle process, KiB", "idle: process", "cost", None, 30 * 1024, 12 * 1024),
 ]
+
+
+def median(values):
+    values = [value for value in values if value is not None]
+    return statistics.median(values) if values else None
+
+
+def spread(values):
+    """Half the range over the median: ± of the median."""
+    values = [value for value in values if value is not None]
+    middle = median(values)
+    return (max(values) - min(values)) / 2 / middle if middle and len(values) > 1 else None
 
 
 def figures(samples, row, peer, figure):
@@ -59,6 +75,10 @@ def number(value):
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+# Units of figures that other work on the machine changes little: memory, counts, ratios of neighbours in time.
+STEADY_UNITS = ("KiB", "calls", "×")
 
 
 def percent(value):
@@ -85,12 +105,11 @@ def show(samples, faults, missing, units, unquiet, absolute):
               else "Times, rates and costs are withheld; ratios of figures of the same round are printed.\n")
     head = ["measure", "proxy", "cost", "unit", "spread", "× bare", "spread"]
     head += ["member µs", "per second", "p50 µs", "p99 µs"] if whole else []
-    lines = [head + ["p50 × direct"]]
+    lines = [head + ["p50 × direct", "whole × direct"]]
     for row, by_peer in samples.items():
         for peer, of_peer in by_peer.items():
-            if (row, peer) in faults:
-                continue
-            lines.append(table_line(samples, row, peer, of_peer, units.get(row, "KiB"), whole))
+            unit = of_peer[0].get("unit") or units[row]
+            lines.append(table_line(samples, row, peer, of_peer, unit, whole))
     print_table(lines, titles=2)
     for (row, peer), fault in faults.items():
         print(f"FAILED: {row}, {peer}: {fault}")
@@ -101,12 +120,13 @@ def show(samples, faults, missing, units, unquiet, absolute):
 def table_line(samples, row, peer, of_peer, unit, whole):
     costs = [sample.get("cost") for sample in of_peer]
     to_bare = ratios(samples, row, peer, "cost", "bare")
-    shown = whole or unit == "KiB"
+    shown = whole or unit in STEADY_UNITS
     line = [row, peer, number(median(costs)) if shown else "-", unit, percent(spread(costs)) if shown else "-",
             number(median(to_bare)), percent(spread(to_bare))]
     if whole:
-        line += [number(median([sample.get(figure) for sample in of_peer])) for figure in ("member", "rate", "p50", "p99")]
-    return line + [number(median(ratios(samples, row, peer, "p50", "direct")))]
+        columns = ("member", "rate", "p50", "p99")
+        line += [number(median([sample.get(figure) for sample in of_peer])) for figure in columns]
+    return line + [number(median(ratios(samples, row, peer, figure, "direct"))) for figure in ("p50", "whole")]
 
 
 def show_targets(samples):
