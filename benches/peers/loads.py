@@ -14,8 +14,8 @@ SETTLE = 3
 LOGS_IN = ["login"]
 # Streams of the greedy connection: fewer than every proxy's limit.
 GREEDY_STREAMS = 1000
-# Time from the start of the greedy client to the polite calls, and from the polite calls to the greedy client's end.
-GREEDY_MARGIN = 0.5
+# Seconds of the greedy client before the polite calls, and after the time when the last polite call is due.
+GREEDY_BEFORE, GREEDY_AFTER = 0.5, 1.5
 
 
 class Loads(Bench):
@@ -148,11 +148,11 @@ class Loads(Bench):
             self.line(server, load)
             self.turn(load)
             alone = self.line(server, load)
-            greedy_seconds = seconds + 2 * GREEDY_MARGIN
+            greedy_seconds = GREEDY_BEFORE + seconds + GREEDY_AFTER
             before, began = self.cpu(server), time.monotonic()
             greedy = self.start_h2load("greedy", server, "range", "-c", 1, "-m", GREEDY_STREAMS,
                                        "-D", f"{int(1000 * greedy_seconds)}ms")
-            time.sleep(GREEDY_MARGIN)
+            time.sleep(GREEDY_BEFORE)
             self.turn(load)
             beside = self.line(server, load)
             report = self.report_of(greedy)
@@ -177,8 +177,7 @@ class Loads(Bench):
 
     def greedy_calls(self, server, report):
         """Number of answers to the greedy connection, verified as all of h2load's answers."""
-        # The answers under way at the end have arrived in part.
-        self.verified_seconds(server, "range", None, report, slack=GREEDY_STREAMS * (5 + server.lengths["range"]))
+        self.verified_seconds(server, "range", None, report, under_way=GREEDY_STREAMS)
         return int(re.search(r"(\d+) succeeded", report).group(1))
 
     # --- Memory: a proxy of its own for each figure

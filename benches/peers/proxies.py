@@ -137,7 +137,8 @@ class Site:
             url, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
             argv = [programs.etcd(options.etcd).path, "--name", "m1", "--data-dir", processes.site / f"{kind}-data",
                     "--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peer,
-                    "--initial-advertise-peer-urls", peer, "--initial-cluster", f"m1={peer}", "--log-level", "error"]
+                    "--initial-advertise-peer-urls", peer, "--initial-cluster", f"m1={peer}", "--log-level", "error",
+                    "--quota-backend-bytes", 8 * 1024 ** 3]
         self.member = Server("direct", processes.start(f"member-{kind}", argv), port)
         wait_until(lambda: accepts(port), self.member.process, processes)
         if kind == "etcd-auth":

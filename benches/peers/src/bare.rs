@@ -27,6 +27,8 @@ const STREAM_WINDOW: u32 = 1024 * 1024;
 const CONNECTION_WINDOW: u32 = 256 * STREAM_WINDOW;
 /// Open streams of one connection, as Keyward allows by default.
 const STREAMS: u32 = 4096;
+/// Streams of the upstream connection that were reset and may still receive frames.
+const RESET_STREAMS: usize = 4096;
 
 struct Upstream {
     send: SendRequest<Incoming>,
@@ -72,6 +74,9 @@ async fn connect(address: SocketAddr, tasks: &Tasks) -> Result<Upstream, Failure
     let (send, connection) = client::conn::http2::Builder::new(LocalExecutor)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        // A client that leaves resets all of its streams. h2 remembers 50 reset streams by default, resets the
+        // others again at a late answer, and ends the connection (ENHANCE_YOUR_CALM) after 1,024 such answers.
+        .max_concurrent_reset_streams(RESET_STREAMS)
         .handshake(io)
         .await?;
     let drive = async { drop(connection.await) };

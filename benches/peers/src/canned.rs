@@ -44,6 +44,9 @@ const TERM: u64 = 2;
 /// Puts.
 const FIRST_REVISION: i64 = 10_000_000;
 const WINDOW: u32 = 1024 * 1024;
+/// Reset streams that the member has not accepted yet: a proxy resets all streams of a client that leaves. By
+/// default h2 ends the connection at 20 such streams; etcd does not.
+const STREAMS: usize = 4096;
 
 /// A refusal in etcd's words.
 struct Refused {
@@ -101,7 +104,10 @@ async fn serve_connection(
     let (io, flusher) = coalesce(socket);
     tasks.spawn("flusher", flusher).detach();
     let mut settings = server::Builder::new();
-    settings.initial_window_size(WINDOW).initial_connection_window_size(64 * WINDOW);
+    settings
+        .initial_window_size(WINDOW)
+        .initial_connection_window_size(64 * WINDOW)
+        .max_pending_accept_reset_streams(STREAMS);
     let mut connection = settings.handshake(io.into_inner()).await?;
     while let Some(accepted) = connection.accept().await {
         let (request, respond) = accepted?;

@@ -1,8 +1,9 @@
 //! Polite calls: a few connections, one call at a time on each, at a steady rate. `run` starts a greedy client
 //! beside the second phase.
 //!
-//! Owns: the times of the calls. Must not know: the greedy client. Invariants: every answer is verified; a
-//! call that is late because of the previous call's answer counts from the time when the call was due.
+//! Owns: the times of the calls. Must not know: the greedy client. Invariants: every answer is verified; a call
+//! counts from its sending. A call that was due before the previous call's answer follows that answer at once:
+//! counted from the time when it was due, the times would grow with the length of a phase.
 
 use std::time::Duration;
 
@@ -79,7 +80,7 @@ impl PoliteCalls {
     }
 }
 
-/// One call after the other: a call is due every `pause`, first at `due`. The times of the calls.
+/// One call after the other, one every `pause` at most, the first at `due`. The times of the calls.
 async fn calls_until(
     client: &GrpcClient,
     mut due: Instant,
@@ -88,16 +89,11 @@ async fn calls_until(
 ) -> Result<Vec<u64>, Failure> {
     let mut times = Vec::new();
     while due < until {
-        let began = if due <= Instant::now() {
-            due
-        } else {
-            sleep_until(due).await;
-            // A late wakeup is the load's own, and no delay of the call.
-            Instant::now()
-        };
+        sleep_until(due).await;
+        let began = Instant::now();
         timeout(LIMIT, range(client, SMALL_KEY, VALUE)).await??;
         times.push(micros(began.elapsed()));
-        due += pause;
+        due = (due + pause).max(Instant::now());
     }
     Ok(times)
 }

@@ -15,7 +15,7 @@ use crate::grpc_client::GrpcClient;
 pub(crate) struct ProxyAddress {
     /// The proxy.
     #[arg(long)]
-    pub(crate) address: SocketAddr,
+    address: SocketAddr,
     /// The token of the calls to the proxy.
     #[arg(long)]
     token: Option<String>,
