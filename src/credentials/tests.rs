@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::task::LocalSet;
-use tokio::time::{advance, sleep, timeout};
+use tokio::time::{Instant, advance, sleep, timeout};
 
 use super::scripted_member::{BCRYPT, ScriptedMember};
 use super::*;
@@ -216,7 +216,7 @@ fn a_token_in_use_is_not_touched() {
         for _ in 0..60 {
             sleep(MINUTE).await;
             assert!(member.knows(token.header()));
-            token.mark_used();
+            token.mark_used(Instant::now());
         }
         assert_eq!((logins(&member), member.with(|state| state.touches.len())), (1, 0));
     });
@@ -269,7 +269,7 @@ fn restarts_do_not_change_how_often_tokens_are_touched() {
         for restart in 0..20 {
             for identity in &identities {
                 let token = identity.token(A).await.unwrap();
-                token.mark_used();
+                token.mark_used(Instant::now());
             }
             sleep(Duration::from_millis(1500)).await;
             member.restart();

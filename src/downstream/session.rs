@@ -33,7 +33,7 @@ use zeroize::Zeroizing;
 use crate::identity::{ClusterId, UserName};
 use crate::secret::Secret;
 
-pub use opened_sessions::OpenedSessions;
+pub use opened_sessions::{LastOpened, OpenedSessions};
 pub use presented_token::PresentedToken;
 pub use revocations::{
     InvalidSessionId, MOST_ENTRIES, RevocationChange, RevocationEntry, Revocations, RevocationsFull,

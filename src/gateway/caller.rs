@@ -256,7 +256,8 @@ impl CallerIdentification {
         client: &ClientConnection,
         token: &[u8],
     ) -> Result<PeerStanding, Refusal> {
-        let session = self.opened.open(token).map_err(|failure| {
+        let mut remembered = client.remembered.borrow_mut();
+        let session = self.opened.open_after(&mut remembered.last_opened, token).map_err(|failure| {
             gateway.metrics.sessions_refused.inc();
             tracing::debug!(%failure, "a session token was refused");
             if failure.is_ours() { Refusal::NOTHING_SENT } else { Refusal::INVALID_AUTH_TOKEN }
@@ -265,7 +266,6 @@ impl CallerIdentification {
             gateway.metrics.sessions_refused.inc();
             return Err(Refusal::INVALID_AUTH_TOKEN);
         }
-        let mut remembered = client.remembered.borrow_mut();
         if let Some(standing) = remembered.of_session(&session) {
             return Ok(standing);
         }

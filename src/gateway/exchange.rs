@@ -91,12 +91,12 @@ impl Exchange<'_> {
     pub async fn run(&self, lock_wait: Option<&LockWait>) -> Result<Box<MemberReply>, Refusal> {
         let gateway = self.call.gateway;
         gateway.retries.called();
-        let mut progress = CallProgress::new();
+        let mut progress = CallProgress::new(Instant::now());
         loop {
             // The member and the cluster must come from the same snapshot.
             let (chosen, cluster) = {
                 let members = gateway.upstream.members.snapshot.load();
-                (self.choose_among(&members, &progress.tried), members.cluster)
+                (self.choose_among(&members, &progress.tried, progress.turn_time()), members.cluster)
             };
             // The caller was authenticated against the previous cluster and may be revoked in the current
             // cluster, so the call is refused. A lock wait is authorized again elsewhere.
@@ -193,15 +193,15 @@ impl Exchange<'_> {
     }
 
     fn choose(&self, tried: &[MemberId]) -> Option<Arc<Member>> {
-        self.choose_among(&self.call.gateway.upstream.members.snapshot.load(), tried)
+        self.choose_among(&self.call.gateway.upstream.members.snapshot.load(), tried, Instant::now())
     }
 
-    fn choose_among(&self, members: &Membership, tried: &[MemberId]) -> Option<Arc<Member>> {
+    fn choose_among(&self, members: &Membership, tried: &[MemberId], now: Instant) -> Option<Arc<Member>> {
         if let Some(member) = choose_leaderless(members, self.wanted, self.quorum, tried) {
             return Some(member);
         }
         match self.lane {
-            Lane::Unary => self.call.gateway.upstream.choose_for_call(members, self.wanted, tried),
+            Lane::Unary => self.call.gateway.upstream.choose_for_call(members, self.wanted, tried, now),
             Lane::Stream | Lane::Bulk => self.call.gateway.upstream.choose_among(members, self.wanted, tried),
         }
     }
@@ -421,17 +421,18 @@ impl Exchange<'_> {
         healed: &mut Vec<MemberId>,
         in_flight: Option<InFlightCall<'_>>,
     ) -> Attempt {
+        let now = Instant::now();
         let Some(status) = answer.status().filter(|status| !status.is_ok()).cloned() else {
             if let Some(in_flight) = in_flight {
-                in_flight.answered(true);
+                in_flight.answered(true, now);
             }
-            self.extended(shown);
+            self.extended(shown, now);
             self.note(&mut answer, member);
             return Attempt::Answered(answer);
         };
         match in_flight {
             Some(in_flight) if is_timeout(&status) && !self.is_over() => in_flight.failed(),
-            Some(in_flight) => in_flight.answered(false),
+            Some(in_flight) => in_flight.answered(false, now),
             None => {}
         }
         if is_trouble(&status) {
@@ -460,7 +461,7 @@ impl Exchange<'_> {
                 Attempt::Again(Some(translated(answer, &asked, &status)), Refusal::NO_LEADER)
             }
             StatusVerdict::Final => {
-                self.extended(shown);
+                self.extended(shown, now);
                 Attempt::Answered(translated(answer, &asked, &status))
             }
             // A Lock without a lease made etcd grant a lease before the refusal, so the call is not sent
@@ -471,13 +472,13 @@ impl Exchange<'_> {
         }
     }
 
-    /// Records that the call extended the token's TTL at the member. Only reads and writes of keys are
+    /// Records that the call extended the token's TTL at the member at `now`. Only reads and writes of keys are
     /// counted: every etcd version checks the token for these, and some versions skip the check for the rest.
-    fn extended(&self, shown: &CallCredential) {
+    fn extended(&self, shown: &CallCredential, now: Instant) {
         if let Some(token) = shown.token()
             && matches!(self.call.method.class, Class::Read | Class::Write)
         {
-            token.mark_used();
+            token.mark_used(now);
         }
     }
 

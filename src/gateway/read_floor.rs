@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::gateway::exchange::Exchange;
 use crate::gateway::retries::PATIENCE;
@@ -83,7 +83,9 @@ pub async fn run_after_catch_up(mut exchange: Exchange<'_>) -> Result<Box<Member
         for _ in 0..ROUNDS {
             let upstream = &call.gateway.upstream;
             let members = upstream.members.snapshot.load_full();
-            let Some(member) = upstream.choose_for_call(&members, wanted, &tried) else { break };
+            let Some(member) = upstream.choose_for_call(&members, wanted, &tried, Instant::now()) else {
+                break;
+            };
             tried.push(member.id);
             if !catches_up(upstream, &exchange.user, &member, None).await {
                 continue;

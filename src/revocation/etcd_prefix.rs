@@ -289,7 +289,7 @@ impl RevocationPrefix {
                 let header = token.as_ref().and_then(header_of);
                 match tokio::time::timeout(ANSWER, call(client.clone(), header)).await {
                     Ok(Ok(answer)) => {
-                        token.iter().for_each(Token::mark_used);
+                        token.iter().for_each(|token| token.mark_used(Instant::now()));
                         self.last.set(Some(member.id));
                         return Ok(answer);
                     }

@@ -159,12 +159,18 @@ impl Visit for QuotingVisitor<'_> {
 
 /// True if the text has only printable ASCII characters.
 fn is_printable(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+    every_byte(text, |byte| matches!(byte, b' '..=b'~'))
+}
+
+/// True if `is_right` holds for every byte. Reads on after a wrong byte, so that the compiler can test many
+/// bytes at once.
+fn every_byte(text: &str, is_right: impl Fn(u8) -> bool) -> bool {
+    text.bytes().fold(true, |right, byte| right & is_right(byte))
 }
 
 /// Writes `text` in quotes, as Rust's `Debug` does.
 fn write_quoted(line: &mut String, text: &str) {
-    if text.bytes().all(|byte| matches!(byte, b' '..=b'~' if byte != b'"' && byte != b'\\')) {
+    if every_byte(text, |byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\') {
         line.push('"');
         line.push_str(text);
         line.push('"');
@@ -190,7 +196,7 @@ fn write_message(line: &mut String, text: &str) {
 
 /// True if the text is a single word needing no quotes, or already a quoted string.
 fn is_plain(text: &str) -> bool {
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !is_special(byte)) {
+    if !text.is_empty() && every_byte(text, |byte| byte.is_ascii_graphic() && !is_special(byte)) {
         return true;
     }
     let is_plain = |c: char| c.is_alphanumeric() || (c.is_ascii_graphic() && !is_special(c));

@@ -35,7 +35,7 @@ pub(super) struct ConnectionLoad {
     /// The member's limit on concurrent streams, as last announced.
     pub(super) limit: AtomicUsize,
     pub(super) opened_at: Instant,
-    /// End of the latest call, in milliseconds after `opened_at`; 0 before the first call's end.
+    /// Start of the latest time without a call, in milliseconds after `opened_at`; 0 before the first.
     pub(super) quiet_since: AtomicU64,
     /// Close the connection after its last call.
     pub(super) retired: AtomicBool,
@@ -109,9 +109,13 @@ impl ConnectionLoad {
     }
 
     pub(super) fn leave(&self) {
-        // Store the time before the count: a reader seeing no call must see the new time.
-        let quiet = u64::try_from(self.opened_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.quiet_since.fetch_max(quiet, Ordering::SeqCst);
+        // Only the end of the last call reads the clock. Store the time before the count: a reader seeing no
+        // call must see the new time. If two last calls end on two threads at once, the time may stay old: then
+        // an unused connection closes early.
+        if self.calls.load(Ordering::SeqCst) == 1 {
+            let quiet = u64::try_from(self.opened_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.quiet_since.fetch_max(quiet, Ordering::SeqCst);
+        }
         if self.calls.fetch_sub(1, Ordering::SeqCst) == 1 && self.retired.load(Ordering::SeqCst) {
             self.close_wakeup.notify_one();
         }

@@ -70,10 +70,9 @@ impl<'a> InFlightCall<'a> {
         Self { upstream, member, time, began, answered: false }
     }
 
-    /// Records an answer; `well` is true for a successful answer.
-    pub fn answered(mut self, well: bool) {
+    /// Records an answer received at `now`; `well` is true for a successful answer.
+    pub fn answered(mut self, well: bool, now: Instant) {
         self.answered = true;
-        let now = Instant::now();
         let load = &self.member.load;
         load.record_answer(now);
         if !well {

@@ -159,15 +159,17 @@ impl UpstreamClient {
         self.chooser.choose(members, wanted, tried, MemberComparison::Load(&load), Instant::now())
     }
 
-    /// As [`UpstreamClient::choose_among`], for a short call: by the members' latency and calls in flight.
+    /// As [`UpstreamClient::choose_among`], for a short call at `now`: by the members' latency and calls in
+    /// flight.
     #[must_use]
     pub fn choose_for_call(
         &self,
         members: &Membership,
         wanted: MemberTarget,
         tried: &[MemberId],
+        now: Instant,
     ) -> Option<Arc<Member>> {
-        self.chooser.choose(members, wanted, tried, MemberComparison::Latency, Instant::now())
+        self.chooser.choose(members, wanted, tried, MemberComparison::Latency, now)
     }
 
     /// Adds `failed` to the members tried last. Once every ready member for `wanted` was tried, the list

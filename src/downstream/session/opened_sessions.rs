@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use constant_time_eq::constant_time_eq;
 
@@ -33,6 +33,11 @@ struct OpenedSessionMaps {
     recent: HashMap<u64, OpenedSession>,
     old: HashMap<u64, OpenedSession>,
 }
+
+/// The session opened last on a connection: a connection's next token is nearly always the same. Replaced keys
+/// are not kept in memory.
+#[derive(Default)]
+pub struct LastOpened(Option<(Weak<SealerState>, OpenedSession)>);
 
 #[derive(Clone)]
 struct OpenedSession {
@@ -60,17 +65,40 @@ impl OpenedSessions {
         Self { sealer, kept: RefCell::new(kept), half: limit.div_ceil(2).max(1) }
     }
 
+    /// Same as [`Sealer::open`], from `last` or from the cache if possible. The session becomes the `last`.
+    ///
+    /// # Errors
+    /// Same as [`Sealer::open`]; failures are not cached.
+    pub fn open_after(&self, last: &mut LastOpened, token: &[u8]) -> Result<Rc<Session>, OpenFailure> {
+        if let Some((sealing, opened)) = &last.0 {
+            let now = self.sealer.sealing.load();
+            // A weak pointer keeps the address from being used again.
+            if std::ptr::eq(sealing.as_ptr(), Arc::as_ptr(&now)) && opened.is_of(token) {
+                now.keys.count(opened.key);
+                return Ok(Rc::clone(&opened.session));
+            }
+        }
+        let opened = self.find_or_open(token)?;
+        let session = Rc::clone(&opened.session);
+        last.0 = Some((Arc::downgrade(&self.kept.borrow().sealing), opened));
+        Ok(session)
+    }
+
     /// Same as [`Sealer::open`], from the cache if possible.
     ///
     /// # Errors
     /// Same as [`Sealer::open`]; failures are not cached.
     pub fn open(&self, token: &[u8]) -> Result<Rc<Session>, OpenFailure> {
+        self.find_or_open(token).map(|opened| opened.session)
+    }
+
+    fn find_or_open(&self, token: &[u8]) -> Result<OpenedSession, OpenFailure> {
         let mut kept = self.kept.borrow_mut();
         kept.follow(&self.sealer);
         let hash = kept.hashing.hash_one(token);
         if let Some(opened) = kept.recent.get(&hash).filter(|opened| opened.is_of(token)) {
             kept.sealing.keys.count(opened.key);
-            return Ok(Rc::clone(&opened.session));
+            return Ok(opened.clone());
         }
         let opened = if let Some(opened) = kept.old.remove(&hash).filter(|opened| opened.is_of(token)) {
             kept.sealing.keys.count(opened.key);
@@ -84,7 +112,7 @@ impl OpenedSessions {
             kept.old = std::mem::take(&mut kept.recent);
         }
         kept.recent.insert(hash, opened.clone());
-        Ok(opened.session)
+        Ok(opened)
     }
 }
 
@@ -120,10 +148,14 @@ mod tests {
         let sealer = Arc::new(sealer(&[1]));
         let opened = OpenedSessions::new(Arc::clone(&sealer), 8);
         let (alice, bob) = (token(&sealer, "alice"), token(&sealer, "bob"));
-        let first = opened.open(&alice).unwrap();
+        let mut last = LastOpened::default();
+        let first = opened.open_after(&mut last, &alice).unwrap();
+        assert!(Rc::ptr_eq(&first, &opened.open_after(&mut last, &alice).unwrap()));
         assert!(Rc::ptr_eq(&first, &opened.open(&alice).unwrap()));
         assert_eq!(opened.open(&bob).unwrap().peer.to_string(), "password:bob");
-        assert_eq!(sealer.opened_by_key()[0].1, 3);
+        assert_eq!(opened.open_after(&mut last, &bob).unwrap().peer.to_string(), "password:bob");
+        assert!(Rc::ptr_eq(&first, &opened.open_after(&mut last, &alice).unwrap()));
+        assert_eq!(sealer.opened_by_key()[0].1, 6);
     }
 
     #[test]
@@ -145,16 +177,22 @@ mod tests {
         let sealer = Arc::new(sealer(&[1]));
         let opened = OpenedSessions::new(Arc::clone(&sealer), 8);
         let alice = token(&sealer, "alice");
-        opened.open(&alice).unwrap();
+        let mut last = LastOpened::default();
+        let mut open = |token: &[u8]| {
+            let (by_cache, after_last) = (opened.open(token), opened.open_after(&mut last, token));
+            assert_eq!(by_cache.as_ref().err(), after_last.as_ref().err());
+            after_last
+        };
+        open(&alice).unwrap();
         sealer.replace_keys(&keys(&[2]));
-        assert_eq!(opened.open(&alice).err(), Some(OpenFailure::UnknownKey));
+        assert_eq!(open(&alice).err(), Some(OpenFailure::UnknownKey));
         sealer.replace_keys(&keys(&[2, 1]));
-        opened.open(&alice).unwrap();
+        open(&alice).unwrap();
         sealer.refuse_before(u64::MAX);
-        assert_eq!(opened.open(&alice).err(), Some(OpenFailure::TooOld));
+        assert_eq!(open(&alice).err(), Some(OpenFailure::TooOld));
         sealer.refuse_before(0);
-        opened.open(&alice).unwrap();
+        open(&alice).unwrap();
         sealer.apply_revocations(None);
-        assert_eq!(opened.open(&alice).err(), Some(OpenFailure::NotKnown));
+        assert_eq!(open(&alice).err(), Some(OpenFailure::NotKnown));
     }
 }

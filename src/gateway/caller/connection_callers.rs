@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::{CallerEvidence, Identities, PeerStanding};
-use crate::downstream::session::{Session, SessionPeer};
+use crate::downstream::session::{LastOpened, Session, SessionPeer};
 use crate::jwt::VerifiedJwt;
 use crate::rpc::method::{Class, Method};
 use crate::rpc::schema::MessageId;
@@ -23,6 +23,8 @@ pub struct ConnectionCallers {
     pub(super) by_default: Option<PeerStanding>,
     /// The decision on the last token shown, nearly always shown again next.
     last: Option<PeerStanding>,
+    /// The session of the last session token shown.
+    pub(super) last_opened: LastOpened,
     logins: ConnectionLogins,
 }
 
@@ -42,6 +44,7 @@ impl ConnectionCallers {
             by_certificate: None,
             by_default: None,
             last: None,
+            last_opened: LastOpened::default(),
             logins: ConnectionLogins::Nobody,
         }
     }

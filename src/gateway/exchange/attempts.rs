@@ -63,10 +63,11 @@ pub(super) struct CallProgress {
 }
 
 impl CallProgress {
-    pub(super) fn new() -> Self {
+    /// The progress of a call that begins at `now`.
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             served: None,
-            patience: Instant::now() + PATIENCE,
+            patience: now + PATIENCE,
             tried: Vec::new(),
             healed: Vec::new(),
             pause: FIRST_PAUSE,
@@ -75,10 +76,18 @@ impl CallProgress {
         }
     }
 
+    /// The current time at the beginning of a turn. Only later turns read the clock.
+    pub(super) fn turn_time(&self) -> Instant {
+        match self.served {
+            None => self.patience - PATIENCE,
+            Some(_) => Instant::now(),
+        }
+    }
+
     /// Resets the counters and limits, keeping only the last result.
     pub(super) fn begin_anew(&mut self) {
         let last = std::mem::replace(&mut self.last, (None, Refusal::NO_LEADER));
-        *self = Self { last, ..Self::new() };
+        *self = Self { last, ..Self::new(Instant::now()) };
     }
 
     /// The pause after renewing a credential at `member`: zero after the first renewal, then doubling from

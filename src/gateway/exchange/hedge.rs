@@ -109,7 +109,7 @@ impl Exchange<'_> {
         // The member and the cluster must come from the same snapshot.
         let member = {
             let members = upstream.members.snapshot.load();
-            let chosen = self.choose_among(&members, &avoid)?;
+            let chosen = self.choose_among(&members, &avoid, Instant::now())?;
             let suits = chosen.is_ready() && !avoid.contains(&chosen.id);
             (suits && !is_different_cluster(served, members.cluster)).then_some(chosen)?
         };

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use super::tracked_slot::TrackedSlot;
 use super::{CallProgress, Exchange};
@@ -107,7 +107,7 @@ impl Exchange<'_> {
         }
         // Keep waiting if a new call would be sent to the same member and address, as for a suspected or an
         // addressed member.
-        let now = self.choose_among(&members, &progress.tried);
+        let now = self.choose_among(&members, &progress.tried, Instant::now());
         now.is_none_or(|now| now.id != member.id || now.connection_target() != member.connection_target())
             .then_some(SlotOutcome::Nowhere)
     }
