@@ -47,7 +47,12 @@ impl GrpcClient {
         token: Option<&str>,
         tasks: &Tasks,
     ) -> Result<Self, Failure> {
-        let socket = TcpStream::connect(address).await?;
+        Self::over(TcpStream::connect(address).await?, token, tasks).await
+    }
+
+    /// The same over a connected `socket`.
+    pub(crate) async fn over(socket: TcpStream, token: Option<&str>, tasks: &Tasks) -> Result<Self, Failure> {
+        let address = socket.peer_addr()?;
         socket.set_nodelay(true)?;
         let (io, flusher) = coalesce(socket);
         tasks.spawn("flusher", flusher).detach();

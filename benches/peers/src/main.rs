@@ -5,9 +5,11 @@
 //! a figure only after every answer behind the figure was verified.
 
 mod bare;
+mod calls;
 mod canned;
 mod canned_watches;
 mod check;
+mod client_pool;
 mod fan_out;
 mod first_event;
 mod grpc_client;
@@ -47,10 +49,15 @@ enum Program {
         #[arg(long)]
         upstream: SocketAddr,
     },
-    /// Answers like the only member of an etcd cluster, with auth on, from memory.
+    /// Makes Range calls, a constant number in flight, over many connections and as many users.
+    Calls(calls::Calls),
+    /// Answers like a member of an etcd cluster, with auth on, from memory.
     Canned {
         #[arg(long)]
         listen: SocketAddr,
+        /// All members, the leader first. Default: `listen` is the only member.
+        #[arg(long, value_delimiter = ',')]
+        cluster: Vec<SocketAddr>,
     },
     /// Verifies the answers of a proxy, and prints the token and the lengths of the answers.
     Check(check::Check),
@@ -81,7 +88,8 @@ fn run(program: Program) -> Result<(), Failure> {
     runtime.block_on(async {
         match program {
             Program::Bare { listen, upstream } => bare::serve(listen, upstream).await,
-            Program::Canned { listen } => canned::serve(listen).await,
+            Program::Calls(load) => load.run().await,
+            Program::Canned { listen, cluster } => canned::serve(listen, cluster).await,
             Program::Check(check) => check.run().await,
             Program::FanOut(load) => load.run().await,
             Program::FirstEvent(load) => load.run().await,
