@@ -10,6 +10,7 @@ mod canned;
 mod canned_watches;
 mod check;
 mod client_pool;
+mod crowd;
 mod fan_out;
 mod first_event;
 mod grpc_client;
@@ -61,6 +62,8 @@ enum Program {
     },
     /// Verifies the answers of a proxy, and prints the token and the lengths of the answers.
     Check(check::Check),
+    /// Holds many connections with watches, and makes paced calls over all connections.
+    Crowd(crowd::Crowd),
     /// Delivers the events of one key to many watches, and prints the delivery times.
     FanOut(fan_out::FanOut),
     /// Opens one watch after the other, and prints the time of each first event.
@@ -91,6 +94,7 @@ fn run(program: Program) -> Result<(), Failure> {
             Program::Calls(load) => load.run().await,
             Program::Canned { listen, cluster } => canned::serve(listen, cluster).await,
             Program::Check(check) => check.run().await,
+            Program::Crowd(load) => load.run().await,
             Program::FanOut(load) => load.run().await,
             Program::FirstEvent(load) => load.run().await,
             Program::Idle(load) => load.run().await,
