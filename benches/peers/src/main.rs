@@ -4,6 +4,7 @@
 //! Owns: the command line. Must not know: the other proxies, the figures of a table. Invariant: a load prints
 //! a figure only after every answer behind the figure was verified.
 
+mod auth_setup;
 mod bare;
 mod calls;
 mod canned;
@@ -18,6 +19,8 @@ mod idle_streams;
 mod latency;
 mod lock_rounds;
 mod script_turns;
+mod soak;
+mod soak_session;
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -64,6 +67,8 @@ enum Program {
     Check(check::Check),
     /// Holds many connections with watches, and makes paced calls over all connections.
     Crowd(crowd::Crowd),
+    /// Adds users with the right to everything, and turns auth on.
+    EnableAuth(auth_setup::EnableAuth),
     /// Delivers the events of one key to many watches, and prints the delivery times.
     FanOut(fan_out::FanOut),
     /// Opens one watch after the other, and prints the time of each first event.
@@ -72,6 +77,8 @@ enum Program {
     Idle(idle_streams::IdleStreams),
     /// Takes and releases a lock, and prints the time of a round.
     Lock(lock_rounds::LockRounds),
+    /// Makes a mixed load of calls, watches, leases and locks, one cycle for each turn.
+    Soak(soak::Soak),
 }
 
 fn main() -> ExitCode {
@@ -95,10 +102,12 @@ fn run(program: Program) -> Result<(), Failure> {
             Program::Canned { listen, cluster } => canned::serve(listen, cluster).await,
             Program::Check(check) => check.run().await,
             Program::Crowd(load) => load.run().await,
+            Program::EnableAuth(setup) => setup.run().await,
             Program::FanOut(load) => load.run().await,
             Program::FirstEvent(load) => load.run().await,
             Program::Idle(load) => load.run().await,
             Program::Lock(load) => load.run().await,
+            Program::Soak(load) => load.run().await,
         }
     })
 }
