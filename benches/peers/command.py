@@ -66,6 +66,13 @@ def run(options, connections, work):
             processes.stop_all()
 
 
+def with_log(fault, server, processes):
+    """The failure, with the end of the proxy's log if the proxy has ended by itself."""
+    ended = server.process.poll() is not None
+    log = processes.log_of(server.process) if ended else ""
+    return Failed(f"{fault}\n{server.name} has ended by itself:\n{log}".strip() if ended else str(fault))
+
+
 def say_profile(options):
     if options.profile != "release":
         print(f"Built with the profile {options.profile}, which is not the shipped program: no figure counts.")

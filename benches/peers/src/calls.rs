@@ -1,8 +1,8 @@
 //! Range calls over many connections, with a constant number of calls in flight.
 //!
 //! Owns: the workers and the latencies. Must not know: the proxy's costs; `scale` reads the costs between the
-//! lines. Invariants: every answer is verified; every connection is used in turn, and each connection has its
-//! own worker or shares of workers, so that the streams in flight per connection stay equal.
+//! lines. Invariants: every answer is verified; a worker uses its connections in turn, and the workers are
+//! spread evenly over the connections, so that connections have equal numbers of calls in flight.
 
 use std::net::SocketAddr;
 use std::time::Duration;
