@@ -135,7 +135,9 @@ impl Crowd {
             }
             lag = lag.max(due.elapsed());
             if results.in_flight.get() >= MOST_IN_FLIGHT {
-                return Err(format!("{MOST_IN_FLIGHT} calls are in flight after {number} calls").into());
+                let text =
+                    format!("{MOST_IN_FLIGHT} of {number} calls have no answer yet: the rate is too high");
+                return Err(format!("{text} for the proxy, the member or the load").into());
             }
             results.in_flight.set(results.in_flight.get() + 1);
             let call = make_call(Rc::clone(&watcher.client), Rc::clone(&results));
