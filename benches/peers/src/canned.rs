@@ -1,8 +1,10 @@
-//! A gRPC server like the only member of an etcd cluster, with auth on: the cheapest upstream for a proxy.
+//! A gRPC server like a member of an etcd cluster, with auth on: the cheapest upstream for a proxy.
 //!
 //! Owns: connections, unary answers, leases' keepalives. Must not know: the proxy in front. Invariants: the
 //! revision grows with every Put, as at etcd, and no answer shows a smaller revision than an earlier answer;
-//! calls on keys need a token; the password of every user is [`PASSWORD`].
+//! calls on keys need a token; every login gets another token of the same length; the password of every user
+//! is [`PASSWORD`]. Several canned members name the same cluster and leader, but replicate nothing: loads
+//! through several members only read.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -38,7 +40,10 @@ pub(crate) const LARGE_KEY: &[u8] = b"large";
 const LARGE_VALUE: usize = 64 * 1024;
 const VALUE: usize = 256;
 const CLUSTER: u64 = 0xcafe;
-const MEMBER: u64 = 0xbeef;
+/// The id of the first member, the leader. The ids of the other members follow.
+const LEADER: u64 = 0xbeef;
+/// Tokens repeat after as many logins: a token has five digits for the login.
+const TOKENS: u32 = 100_000;
 const TERM: u64 = 2;
 /// The first revision. The encoding of revisions, and so the length of answers, stays the same for 250 million
 /// Puts.
@@ -69,18 +74,29 @@ struct RangeAnswer {
 
 /// The member.
 pub(crate) struct CannedMember {
-    address: SocketAddr,
+    id: u64,
+    /// All members of the cluster, the leader first.
+    cluster: Vec<SocketAddr>,
+    logins: Cell<u32>,
     revision: Cell<i64>,
     small: RefCell<RangeAnswer>,
     large: RefCell<RangeAnswer>,
     watches: CannedWatches,
 }
 
-/// Serves until the listener fails.
-pub(crate) async fn serve(listen: SocketAddr) -> Result<(), Failure> {
+/// Serves until the listener fails. `cluster` lists all members with this member, and none if `listen` is the
+/// only member.
+pub(crate) async fn serve(listen: SocketAddr, mut cluster: Vec<SocketAddr>) -> Result<(), Failure> {
+    if cluster.is_empty() {
+        cluster.push(listen);
+    }
+    let ids = (LEADER..).zip(&cluster);
+    let (id, _) = ids.into_iter().find(|(_, address)| **address == listen).ok_or("not in the cluster")?;
     let listener = TcpListener::bind(listen).await?;
     let member = Rc::new(CannedMember {
-        address: listen,
+        id,
+        cluster,
+        logins: Cell::new(0),
         revision: Cell::new(FIRST_REVISION),
         small: RefCell::default(),
         large: RefCell::default(),
@@ -220,15 +236,16 @@ impl CannedMember {
 
     fn header(&self) -> ResponseHeader {
         let revision = self.revision.get();
-        ResponseHeader { cluster_id: CLUSTER, member_id: MEMBER, revision, raft_term: TERM }
+        ResponseHeader { cluster_id: CLUSTER, member_id: self.id, revision, raft_term: TERM }
     }
 
     fn authenticate(&self, asked: &AuthenticateRequest) -> Result<Bytes, Refused> {
         if asked.password != PASSWORD {
             return Err(WRONG_PASSWORD);
         }
-        // As long as etcd's own simple tokens.
-        let token = "canned-etcd-token.17".to_owned();
+        let login = self.logins.replace((self.logins.get() + 1) % TOKENS);
+        // As long as etcd's own simple tokens. Members that share a cluster give different tokens.
+        let token = format!("canned-{:05x}-{login:05}.17", self.id);
         Ok(framed(&AuthenticateResponse { header: Some(self.header()), token }))
     }
 
@@ -270,7 +287,7 @@ impl CannedMember {
             header: Some(self.header()),
             version: "3.5.30".to_owned(),
             db_size: 1024 * 1024,
-            leader: MEMBER,
+            leader: LEADER,
             raft_index: 1000,
             raft_term: TERM,
             raft_applied_index: 1000,
@@ -280,14 +297,16 @@ impl CannedMember {
     }
 
     fn member_list(&self) -> MemberListResponse {
-        let url = format!("http://{}", self.address);
-        let member = Member {
-            id: MEMBER,
-            name: "canned".to_owned(),
-            peer_ur_ls: vec![url.clone()],
-            client_ur_ls: vec![url],
-            is_learner: false,
-        };
-        MemberListResponse { header: Some(self.header()), members: vec![member] }
+        let members = (LEADER..).zip(&self.cluster).map(|(id, address)| {
+            let url = format!("http://{address}");
+            Member {
+                id,
+                name: format!("canned-{}", id - LEADER),
+                peer_ur_ls: vec![url.clone()],
+                client_ur_ls: vec![url],
+                is_learner: false,
+            }
+        });
+        MemberListResponse { header: Some(self.header()), members: members.collect() }
     }
 }

@@ -52,7 +52,12 @@ impl GrpcClient {
         token: Option<&str>,
         tasks: &Tasks,
     ) -> Result<Self, Failure> {
-        let socket = TcpStream::connect(address).await?;
+        Self::over(TcpStream::connect(address).await?, token, tasks).await
+    }
+
+    /// The same over a connected `socket`.
+    pub(crate) async fn over(socket: TcpStream, token: Option<&str>, tasks: &Tasks) -> Result<Self, Failure> {
+        let address = socket.peer_addr()?;
         socket.set_nodelay(true)?;
         Self::begin(socket, address, token, tasks).await
     }

@@ -4,11 +4,15 @@
 //! Owns: the command line. Must not know: the other proxies, the figures of a table. Invariant: a load prints
 //! a figure only after every answer behind the figure was verified.
 
+mod auth_setup;
 mod bare;
+mod calls;
 mod canned;
 mod canned_watches;
 mod certificates;
 mod check;
+mod client_pool;
+mod crowd;
 mod fan_out;
 mod first_event;
 mod grpc_client;
@@ -20,6 +24,8 @@ mod login_storm;
 mod polite_calls;
 mod queue_rounds;
 mod script_turns;
+mod soak;
+mod soak_session;
 mod target;
 
 use std::io::{self, Write as _};
@@ -57,10 +63,15 @@ enum Program {
         #[arg(long)]
         tls: Option<PathBuf>,
     },
-    /// Answers like the only member of an etcd cluster, with auth on, from memory.
+    /// Makes Range calls, a constant number in flight, over many connections and as many users.
+    Calls(calls::Calls),
+    /// Answers like a member of an etcd cluster, with auth on, from memory.
     Canned {
         #[arg(long)]
         listen: SocketAddr,
+        /// All members, the leader first. Default: `listen` is the only member.
+        #[arg(long, value_delimiter = ',')]
+        cluster: Vec<SocketAddr>,
     },
     /// Makes the CA and the server's certificate of one run.
     Certificates {
@@ -69,6 +80,10 @@ enum Program {
     },
     /// Verifies the answers of a proxy, and prints the token and the lengths of the answers.
     Check(check::Check),
+    /// Holds many connections with watches, and makes paced calls over all connections.
+    Crowd(crowd::Crowd),
+    /// Adds users with the right to everything, and turns auth on.
+    EnableAuth(auth_setup::EnableAuth),
     /// Delivers the events of one key to many watches, and prints the delivery times.
     FanOut(fan_out::FanOut),
     /// Opens one watch after the other, and prints the time of each first event.
@@ -85,6 +100,8 @@ enum Program {
     Polite(polite_calls::PoliteCalls),
     /// Enqueues for a waiting consumer, and prints the time of a round.
     Queue(queue_rounds::QueueRounds),
+    /// Makes a mixed load of calls, watches, leases and locks, one cycle for each turn.
+    Soak(soak::Soak),
 }
 
 fn main() -> ExitCode {
@@ -107,9 +124,12 @@ fn run(program: Program) -> Result<(), Failure> {
                 let tls = tls.as_deref().map(certificates::server_config).transpose()?;
                 bare::serve(listen, upstream, tls).await
             }
-            Program::Canned { listen } => canned::serve(listen).await,
+            Program::Calls(load) => load.run().await,
+            Program::Canned { listen, cluster } => canned::serve(listen, cluster).await,
             Program::Certificates { folder } => certificates::write(&folder),
             Program::Check(check) => check.run().await,
+            Program::Crowd(load) => load.run().await,
+            Program::EnableAuth(setup) => setup.run().await,
             Program::FanOut(load) => load.run().await,
             Program::FirstEvent(load) => load.run().await,
             Program::Idle(load) => load.run().await,
@@ -118,6 +138,7 @@ fn run(program: Program) -> Result<(), Failure> {
             Program::Login(load) => load.run().await,
             Program::Polite(load) => load.run().await,
             Program::Queue(load) => load.run().await,
+            Program::Soak(load) => load.run().await,
         }
     })
 }
