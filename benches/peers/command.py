@@ -1,4 +1,4 @@
-"""The frame of crowd, soak and scale: options, build, file descriptors, signals, the folder of a run.
+"""The frame of every command of this folder: options, build, file descriptors, signals, the folder of a run.
 
 Must not know: any load. Invariant: every process that a command has started is stopped before the command ends.
 """
