@@ -326,8 +326,8 @@ impl Token {
         &self.0.header
     }
 
-    /// Records that a call with the token got an answer not rejecting the token at `now`, so etcd has extended
-    /// the token's life. Call only for RPCs whose token every etcd version checks: before 3.4.42, 3.5.28 and
+    /// Records that a call with the token got an answer not rejecting the token at `now`, so etcd has
+    /// extended the token's life. Call only for RPCs whose token every etcd version checks: before 3.4.42, 3.5.28 and
     /// 3.6.9, `LeaseKeepAlive`, `LeaseLeases`, `LeaseTimeToLive` without keys, `MemberList`, `Status` and
     /// `MoveLeader` extend no token. If called for a request without an answer, a dead token would count as
     /// alive and would not be touched.

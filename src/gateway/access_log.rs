@@ -52,9 +52,7 @@ pub enum AccessLog {
 pub struct AccessRecord {
     metrics: Arc<Metrics>,
     log: AccessLog,
-    unary: bool,
-    row: usize,
-    method: &'static str,
+    method: &'static Method,
     origin: Rc<ConnectionOrigin>,
     /// When the call arrived.
     pub started: Instant,
@@ -79,14 +77,11 @@ impl AccessRecord {
         method: &'static Method,
         origin: Rc<ConnectionOrigin>,
     ) -> Self {
-        let unary = method.stream == StreamingSides::Unary;
-        open(&metrics, unary).inc();
+        open(&metrics, method).inc();
         Self {
             metrics,
             log,
-            unary,
-            row: usize::from(method.index),
-            method: method.path,
+            method,
             origin,
             started: Instant::now(),
             code: None,
@@ -136,16 +131,21 @@ impl AccessRecord {
 }
 
 /// The gauge of open calls, or of open streams.
-fn open(metrics: &Metrics, unary: bool) -> &Gauge {
-    if unary { &metrics.calls_open } else { &metrics.streams_open }
+fn open<'m>(metrics: &'m Metrics, method: &Method) -> &'m Gauge {
+    if is_unary(method) { &metrics.calls_open } else { &metrics.streams_open }
+}
+
+fn is_unary(method: &Method) -> bool {
+    method.stream == StreamingSides::Unary
 }
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
         let took = self.started.elapsed();
         let code = self.code.unwrap_or(Code::Canceled);
-        open(&self.metrics, self.unary).dec();
-        self.metrics.call_ended(self.row, code as u8, self.unary.then_some(took));
+        open(&self.metrics, self.method).dec();
+        let row = usize::from(self.method.index);
+        self.metrics.call_ended(row, code as u8, is_unary(self.method).then_some(took));
         match &self.log {
             AccessLog::Off => return,
             // A call of an unproved caller that failed, or that never went upstream: repeating the call costs
@@ -161,7 +161,7 @@ impl Drop for AccessRecord {
         }
         tracing::info!(
             target: telemetry::ACCESS,
-            method = self.method,
+            method = self.method.path,
             code = ?code,
             micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
             peer = self.peer.borrow().as_deref(),

@@ -2,8 +2,6 @@
 //!
 //! Owns: the notes about the change. Must not know: how the change is made, what other parts make of a note.
 
-use bytes::Bytes;
-
 use crate::gateway::call::Call;
 use crate::identity::UserName;
 use crate::members::membership::AuthSetting;
@@ -13,7 +11,7 @@ use crate::rpc::schema::MessageId;
 /// Notes a success. Calls of the connection that any voter can serve go to the member that knows the
 /// change; verified passwords of a changed user are forgotten (docs/decisions.md#d12); the auth state
 /// follows AuthEnable and AuthDisable (docs/decisions.md#d48).
-pub fn note(call: &Call<'_>, message: &Bytes) {
+pub fn note(call: &Call<'_>, message: &[u8]) {
     if let Some(member) = call.record.member.get() {
         call.client.pin_home(member);
     }

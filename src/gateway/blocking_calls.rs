@@ -54,7 +54,7 @@ async fn lock_wait(call: &Call<'_>, request: &UnaryRequest) -> Option<LockWait> 
         tasks: gateway.tasks.clone(),
         removed: gateway.metrics.lock_keys_removed.clone(),
     };
-    let key = LockQueueKey::of(call.method, &request.message)?;
+    let key = LockQueueKey::of(call.method, request.message())?;
     Some(LockWait::new(context, key).await)
 }
 

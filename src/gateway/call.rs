@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use http::HeaderMap;
-use http::request::Parts;
 use http::uri::PathAndQuery;
 use tokio::time::Instant;
 
@@ -58,8 +57,13 @@ pub struct Call<'a> {
 impl<'a> Call<'a> {
     /// A call that has just arrived.
     #[must_use]
-    pub fn new(gateway: &'a Rc<Gateway>, client: &'a Rc<ClientConnection>, head: &'a Parts) -> Self {
-        let path = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
+    pub fn new(
+        gateway: &'a Rc<Gateway>,
+        client: &'a Rc<ClientConnection>,
+        headers: &'a HeaderMap,
+        path: Option<&'a PathAndQuery>,
+    ) -> Self {
+        let path = path.map_or("", PathAndQuery::as_str);
         let method = match path_kind(path) {
             RpcPathKind::Known(method) => method,
             RpcPathKind::WellFormed { .. } | RpcPathKind::Malformed => &UNKNOWN,
@@ -74,7 +78,7 @@ impl<'a> Call<'a> {
             client,
             method,
             path,
-            headers: &head.headers,
+            headers,
             deadline: None,
             record: AccessRecord::begin(Arc::clone(&gateway.metrics), log, method, Rc::clone(&client.origin)),
             snapshot: RefCell::new(gateway.snapshot()),

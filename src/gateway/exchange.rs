@@ -219,54 +219,57 @@ impl Exchange<'_> {
     }
 
     /// Sends the call to the permit's member, and judges the member's answer.
-    async fn attempt(
+    fn attempt(
         &self,
         lock_wait: Option<&LockWait>,
         permit: SendPermit,
         tried: &[MemberId],
         healed: &mut Vec<MemberId>,
-    ) -> (Arc<Member>, Attempt) {
-        let upstream = &self.call.gateway.upstream;
+    ) -> impl Future<Output = (Arc<Member>, Attempt)> {
         let SendPermit { member, credential, slot } = permit;
-        let attempts = self.call.record.count_attempt(member.id);
-        let began = Instant::now();
-        let in_flight = (self.lane == Lane::Unary)
-            .then(|| InFlightCall::begin(upstream, &member, self.latency_use(), began));
-        let read = {
-            let mut reading = pin!(self.read(&member, self.head(&credential, attempts), slot.as_ref()));
-            match lock_wait {
-                // No time limit: HTTP/2 pings detect a lost member.
-                None if self.takes_long() => Some(reading.await),
-                None => {
-                    let displaced = upstream.waiting_calls.at(&member);
-                    loop {
-                        tokio::select! {
-                            biased; // prefer a result that is already available
-                            read = &mut reading => break Some(read),
-                            () = displaced.notified() => {}
-                        }
-                        if self.leaves_hung(&member, tried, began) {
-                            break None;
+        // A block, not an `async fn`: an `async fn` stores its arguments twice.
+        async move {
+            let upstream = &self.call.gateway.upstream;
+            let attempts = self.call.record.count_attempt(member.id);
+            let began = Instant::now();
+            let in_flight = (self.lane == Lane::Unary)
+                .then(|| InFlightCall::begin(upstream, &member, self.latency_use(), began));
+            let read = {
+                let mut reading = pin!(self.read(&member, self.head(&credential, attempts), slot.as_ref()));
+                match lock_wait {
+                    // No time limit: HTTP/2 pings detect a lost member.
+                    None if self.takes_long() => Some(reading.await),
+                    None => {
+                        let displaced = upstream.waiting_calls.at(&member);
+                        loop {
+                            tokio::select! {
+                                biased; // prefer a result that is already available
+                                read = &mut reading => break Some(read),
+                                () = displaced.notified() => {}
+                            }
+                            if self.leaves_hung(&member, tried, began) {
+                                break None;
+                            }
                         }
                     }
+                    // Boxed, as is every step of a Lock or Campaign here, so that the other calls do not pay.
+                    Some(lock_wait) => Box::pin(lock_wait.await_answer(reading)).await,
                 }
-                // Boxed, as is every step of a Lock or Campaign here, so that the other calls do not pay.
-                Some(lock_wait) => Box::pin(lock_wait.await_answer(reading)).await,
-            }
-        };
-        let attempt = match read {
-            None if lock_wait.is_some() || self.effect == Effect::ReadOnly => {
-                Attempt::Again(None, Refusal::REQUEST_TIMED_OUT)
-            }
-            None => Attempt::Refused(Refusal::REQUEST_TIMED_OUT),
-            Some(Ok(answer)) if answer.status().is_some_and(is_of_shared_watch) => match lock_wait {
-                Some(lock_wait) => Box::pin(judge_shared_watch_refusal(answer, lock_wait)).await,
-                None => Attempt::Answered(answer),
-            },
-            Some(Ok(answer)) => self.judge(answer, lock_wait, &member, &credential, healed, in_flight),
-            Some(Err(reason)) => self.judge_no_reply(reason, lock_wait, &member, in_flight),
-        };
-        (Arc::clone(&member), attempt)
+            };
+            let attempt = match read {
+                None if lock_wait.is_some() || self.effect == Effect::ReadOnly => {
+                    Attempt::Again(None, Refusal::REQUEST_TIMED_OUT)
+                }
+                None => Attempt::Refused(Refusal::REQUEST_TIMED_OUT),
+                Some(Ok(answer)) if answer.status().is_some_and(is_of_shared_watch) => match lock_wait {
+                    Some(lock_wait) => Box::pin(judge_shared_watch_refusal(answer, lock_wait)).await,
+                    None => Attempt::Answered(answer),
+                },
+                Some(Ok(answer)) => self.judge(answer, lock_wait, &member, &credential, healed, in_flight),
+                Some(Err(reason)) => self.judge_no_reply(reason, lock_wait, &member, in_flight),
+            };
+            (Arc::clone(&member), attempt)
+        }
     }
 
     /// True if the call leaves a member that may hang: a read as soon as another member is available, every
@@ -472,8 +475,9 @@ impl Exchange<'_> {
         }
     }
 
-    /// Records that the call extended the token's TTL at the member at `now`. Only reads and writes of keys are
-    /// counted: every etcd version checks the token for these, and some versions skip the check for the rest.
+    /// Records that the call extended the token's TTL at the member at `now`. Only reads and writes of keys
+    /// are counted: every etcd version checks the token for these, and some versions skip the check for the
+    /// rest.
     fn extended(&self, shown: &CallCredential, now: Instant) {
         if let Some(token) = shown.token()
             && matches!(self.call.method.class, Class::Read | Class::Write)

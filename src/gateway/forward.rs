@@ -50,7 +50,7 @@ fn more_than_sent<'e>(
     exchange: &Exchange<'e>,
     request: &'e UnaryRequest,
 ) -> Option<LocalBoxFuture<'e, Result<Box<MemberReply>, Refusal>>> {
-    let message = &request.message;
+    let message = request.message();
     Some(match exchange.call.method.handler {
         Handler::Defragment => defragment::pass_on(exchange.clone()).boxed_local(),
         Handler::LeaseLeases => read_floor::run_after_catch_up(exchange.clone()).boxed_local(),
@@ -119,7 +119,7 @@ pub fn finish(call: &Call<'_>, request: &UnaryRequest, answer: &mut MemberReply)
     }
     match call.method.handler {
         Handler::MemberAnswer | Handler::MemberRemove => return member_answers::finish(call, answer),
-        Handler::AuthChange => auth_changes::note(call, &request.message),
+        Handler::AuthChange => auth_changes::note(call, request.message()),
         _ => {}
     }
     if let Some(seen) = answer.progress {

@@ -3,7 +3,7 @@
 //! Owns: the way of such a call. Must not know: messages. Invariant: the call is sent once, with its
 //! frames as received.
 
-use http::request::Parts;
+use http::uri::PathAndQuery;
 use tokio::time::timeout;
 
 use crate::gateway::call::Call;
@@ -18,14 +18,18 @@ use crate::upstream::answer::MemberReply;
 use crate::upstream::send::{NoReply, upstream_headers};
 use crate::upstream::upstream_request::UpstreamRequestBody;
 
-/// Passes the call on, without retries.
+/// Passes the call on to `path`, without retries.
 ///
 /// # Errors
 /// No member answered, or the caller is not accepted.
-pub async fn serve(call: &Call<'_>, head: &Parts, body: Http2Body) -> Result<PipelineResult, Refusal> {
+pub async fn serve(
+    call: &Call<'_>,
+    path: Option<&PathAndQuery>,
+    body: Http2Body,
+) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
     let caller = call.identify().await?;
-    let path = head.uri.path_and_query().cloned().ok_or_else(|| Refusal::malformed_path(""))?;
+    let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let registration = gateway.enter(client, &caller)?;
     call.record.count_attempt(member.id);

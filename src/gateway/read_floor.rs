@@ -9,7 +9,6 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use crate::gateway::exchange::Exchange;
@@ -33,7 +32,7 @@ const FUTURE: &str = "etcdserver: mvcc: required revision is a future revision";
 ///
 /// # Errors
 /// Keyward's own refusal, if no member's answer can be relayed.
-pub async fn run(mut exchange: Exchange<'_>, message: &Bytes) -> Result<Box<MemberReply>, Refusal> {
+pub async fn run(mut exchange: Exchange<'_>, message: &[u8]) -> Result<Box<MemberReply>, Refusal> {
     let call = exchange.call;
     let client = call.client;
     let shown = client.floor.header_watermark();

@@ -57,7 +57,7 @@ pub(super) async fn collect_of_anybody(body: RequestBody) -> Result<(Bytes, Requ
 /// The budget has no room.
 pub(super) fn hold_while_waiting(
     call: &Call<'_>,
-    request: &Bytes,
+    request: &[u8],
 ) -> Result<(Bytes, RequestMemoryCharge), Refusal> {
     let held = call.gateway.hold_waiting(call.client, request.len()).ok_or(Refusal::TOO_MANY_REQUESTS)?;
     // A slice of the read buffer would keep the whole buffer in memory.

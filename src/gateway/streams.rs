@@ -127,7 +127,7 @@ pub fn keep_alive(
 pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult, Refusal> {
     let (gateway, client, caller) = (call.gateway, call.client, &request.caller);
     let registration = gateway.enter(client, caller)?;
-    let (request, waiting) = hold_while_waiting(call, &request.message)?;
+    let (request, waiting) = hold_while_waiting(call, request.message())?;
     let (kept_headers, held) = kept(call, caller)?;
     let (replies, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();

@@ -27,8 +27,6 @@ pub struct UnaryRequest {
     pub caller: Rc<Caller>,
     /// The message, framed for the wire.
     pub framed: Bytes,
-    /// The message itself.
-    pub message: Bytes,
     /// The call's effect on the store, as refined by the message.
     pub effect: Effect,
     /// The lane of the connection to use, as refined by the message.
@@ -72,9 +70,15 @@ impl UnaryRequest {
             lane: body_shape::lane(call.method, &message),
             is_local: body_shape::is_local(call.method, &message),
             framed,
-            message,
             _held: held,
         })
+    }
+
+    /// The message itself.
+    #[must_use]
+    pub fn message(&self) -> &[u8] {
+        // `collect` has checked the frame.
+        self.framed.get(frame::PREFIX..).unwrap_or_default()
     }
 
     /// The exchange with a member for this request.
@@ -87,8 +91,8 @@ impl UnaryRequest {
             wanted: self.member_target(call)?,
             lane: self.lane,
             effect: self.effect,
-            quorum: quorum::need(call.method, &self.message),
-            may_reissue: body_shape::may_reissue(call.method, &self.message),
+            quorum: quorum::need(call.method, self.message()),
+            may_reissue: body_shape::may_reissue(call.method, self.message()),
             user: self.caller.upstream_user.clone(),
             body: self.framed.clone(),
         })

@@ -76,14 +76,14 @@ impl LockQueueKey {
     /// The ticket of a Lock or Campaign with this message; `None` if the message names no lease, or for
     /// another method.
     #[must_use]
-    pub fn of(method: &Method, message: &Bytes) -> Option<Self> {
+    pub fn of(method: &Method, message: &[u8]) -> Option<Self> {
         let (name, lease) = match method.body {
             MessageId::LockRequest => {
-                let request = LockRequest::decode(message.clone()).ok()?;
+                let request = LockRequest::decode(message).ok()?;
                 (request.name, request.lease)
             }
             MessageId::CampaignRequest => {
-                let request = CampaignRequest::decode(message.clone()).ok()?;
+                let request = CampaignRequest::decode(message).ok()?;
                 (request.name, request.lease)
             }
             _ => return None,
@@ -193,7 +193,7 @@ mod tests {
     }
 
     fn ticket(lease: i64) -> Option<LockQueueKey> {
-        let asked = LockRequest { name: "n".into(), lease }.encode_to_vec().into();
+        let asked = LockRequest { name: "n".into(), lease }.encode_to_vec();
         LockQueueKey::of(lock(), &asked)
     }
 
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(ticket(-31).unwrap().key(), &"n/-1f");
         assert_eq!(ticket(i64::MIN).unwrap().key(), &"n/-8000000000000000");
         assert_eq!(ticket(0), None, "only etcd knows that lease");
-        let asked = CampaignRequest { name: "n".into(), lease: 31, value: "v".into() }.encode_to_vec().into();
+        let asked = CampaignRequest { name: "n".into(), lease: 31, value: "v".into() }.encode_to_vec();
         assert_eq!(
             LockQueueKey::of(campaign(), &asked).unwrap().key(),
             &"n/1f",

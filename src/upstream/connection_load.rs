@@ -110,8 +110,8 @@ impl ConnectionLoad {
 
     pub(super) fn leave(&self) {
         // Only the end of the last call reads the clock. Store the time before the count: a reader seeing no
-        // call must see the new time. If two last calls end on two threads at once, the time may stay old: then
-        // an unused connection closes early.
+        // call must see the new time. If two last calls end on two threads at once, the time may stay old:
+        // then an unused connection closes early.
         if self.calls.load(Ordering::SeqCst) == 1 {
             let quiet = u64::try_from(self.opened_at.elapsed().as_millis()).unwrap_or(u64::MAX);
             self.quiet_since.fetch_max(quiet, Ordering::SeqCst);

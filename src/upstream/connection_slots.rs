@@ -70,18 +70,10 @@ impl ConnectionSlots {
         opened: bool,
         begin: impl FnOnce() -> ConnectionOpening,
     ) -> SlotLookup {
-        let slot = match self.0.get_mut(key) {
-            Some(slot) => slot,
-            None => self.0.entry(key.clone()).or_default(),
-        };
-        slot.open.retain(|connection| !connection.is_closed());
-        let seat = slot.open.iter().find_map(|connection| {
-            let in_flight = connection.enter(member)?;
-            Some(Seat { connection: Arc::clone(connection), in_flight })
-        });
-        if let Some(seat) = seat {
+        if let Some(seat) = self.find_seat(key, member) {
             return SlotLookup::Seat(seat);
         }
+        let slot = self.0.entry(key.clone()).or_default();
         if opened && slot.open.is_empty() {
             return SlotLookup::GivenUp;
         }
@@ -89,6 +81,16 @@ impl ConnectionSlots {
         SlotLookup::Opening(match slot.opening.take_if(|opening| opening.peek().is_none()) {
             Some(opening) => slot.opening.insert(opening).clone(),
             None => slot.opening.insert(begin()).clone(),
+        })
+    }
+
+    /// Returns a seat for a call on an open connection, counted in `member`.
+    pub(super) fn find_seat(&mut self, key: &ConnectionKey, member: &Rc<Cell<usize>>) -> Option<Seat> {
+        let slot = self.0.get_mut(key)?;
+        slot.open.retain(|connection| !connection.is_closed());
+        slot.open.iter().find_map(|connection| {
+            let in_flight = connection.enter(member)?;
+            Some(Seat { connection: Arc::clone(connection), in_flight })
         })
     }
 

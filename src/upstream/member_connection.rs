@@ -339,8 +339,8 @@ impl Connection {
         Some(InFlight { seat, member, busy: None, carried: None })
     }
 
-    /// Sends a request and waits for the reply's headers. Dropping the future, or the reply's body, resets
-    /// the stream.
+    /// Sends a request at once; the future waits for the reply's headers. Dropping the future, or the reply's
+    /// body, resets the stream.
     ///
     /// # Errors
     /// [`SendError`]; only `NeverSent` proves that the member saw no part of the request.
@@ -349,15 +349,16 @@ impl Connection {
         head: Request<()>,
         body: UpstreamRequestBody,
         in_flight: InFlight,
-    ) -> impl Future<Output = Result<(Response<Http2Body>, InFlight), SendError>> + use<> {
-        let sent = self.hand_over(head, body, &in_flight);
-        async move {
-            match sent?.await {
+    ) -> Result<impl Future<Output = Result<(Response<Http2Body>, InFlight), SendError>> + use<>, SendError>
+    {
+        let sent = self.hand_over(head, body, &in_flight)?;
+        Ok(async move {
+            match sent.await {
                 Ok(response) => Ok((response.map(Http2Body::new), in_flight)),
                 Err(error) if is_refused(&error) => Err(SendError::Refused),
                 Err(error) => Err(SendError::Lost(error)),
             }
-        }
+        })
     }
 
     /// Gives the request to h2, which sends the request at once.
@@ -481,7 +482,7 @@ mod tests {
         let mut request = Request::new(());
         *request.method_mut() = http::Method::POST;
         *request.uri_mut() = connection.uri(PathAndQuery::from_static("/etcdserverpb.KV/Put"));
-        connection.send(request, body, in_flight).await.map(drop)
+        connection.send(request, body, in_flight)?.await.map(drop)
     }
 
     #[test]

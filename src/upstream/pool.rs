@@ -85,13 +85,7 @@ impl ConnectionPool {
         certificate: Option<&Arc<CertificateIdentity>>,
     ) -> Result<Seat, ConnectError> {
         let given_up = || failed(member, "the connection was closed as soon as it was open");
-        let shows = certificate.map(|certificate| certificate.showing().clone());
-        let key = ConnectionKey { member: member.id, spot: member.connection_target(), lane, shows };
-        let shelf = match certificate {
-            None => ConnectionHome::Own(Rc::clone(&self.own)),
-            Some(_) => ConnectionHome::Fleet(Arc::clone(&self.certificate_pool)),
-        };
-        let calls = self.calls(member.id);
+        let (shelf, key, calls) = self.place_of(member, lane, certificate);
         let mut opened = false;
         let mut delayed = None;
         loop {
@@ -106,6 +100,34 @@ impl ConnectionPool {
             opening.await.map_err(|_| given_up())??;
             opened = true;
         }
+    }
+
+    /// As [`ConnectionPool::seat`], on a connection that is open now. `None` if no connection has room.
+    #[must_use]
+    pub fn seat_now(
+        &self,
+        member: &Arc<Member>,
+        lane: Lane,
+        certificate: Option<&Arc<CertificateIdentity>>,
+    ) -> Option<Seat> {
+        let (shelf, key, calls) = self.place_of(member, lane, certificate);
+        shelf.with(|slots| slots.find_seat(&key, &calls))
+    }
+
+    /// The table and the key of the connections for a call, and the count of the member's calls.
+    fn place_of(
+        &self,
+        member: &Arc<Member>,
+        lane: Lane,
+        certificate: Option<&Arc<CertificateIdentity>>,
+    ) -> (ConnectionHome, ConnectionKey, Rc<Cell<usize>>) {
+        let shows = certificate.map(|certificate| certificate.showing().clone());
+        let key = ConnectionKey { member: member.id, spot: member.connection_target(), lane, shows };
+        let shelf = match certificate {
+            None => ConnectionHome::Own(Rc::clone(&self.own)),
+            Some(_) => ConnectionHome::Fleet(Arc::clone(&self.certificate_pool)),
+        };
+        (shelf, key, self.calls(member.id))
     }
 
     /// Cuts the open connections of `lane` to `member` and loses their calls. Returns the number of

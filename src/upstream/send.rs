@@ -13,7 +13,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
+use futures_util::future::{Either, ready};
+use futures_util::{FutureExt as _, TryFutureExt as _};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE};
 use http::uri::PathAndQuery;
 use http::{Method as Verb, Request, Response};
@@ -26,6 +27,7 @@ use crate::io::http2_body::Http2Body;
 use crate::members::choose::{MemberChooser, MemberComparison, MemberTarget};
 use crate::members::membership::{AuthSetting, Member, MembersHandle, Membership, MembershipHint, Role};
 use crate::rpc::method::Lane;
+use crate::upstream::connection_slots::Seat;
 use crate::upstream::member_connection::{Connection, InFlight, SendError};
 use crate::upstream::pool::ConnectionPool;
 use crate::upstream::resume_limiter::ResumeLimiter;
@@ -217,40 +219,80 @@ impl UpstreamClient {
         path: PathAndQuery,
         head: UpstreamHead,
         body: UpstreamRequestBody,
-    ) -> impl Future<Output = Result<(Response<Http2Body>, InFlight), NoReply>> {
+    ) -> impl Future<Output = Result<BegunReply, NoReply>> {
         let UpstreamHead { fields, certificate } = head;
-        let mut unsent = Some((fields, body));
-        // A block, not an `async fn`: an `async fn` stores its arguments twice.
-        async move {
-            // A pooled connection may be closing: a request handed back unsent goes on a new connection,
-            // once.
-            for _ in 0..2 {
-                let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
-                let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
-                let Some((fields, body)) = unsent.take() else { break };
-                let request = request(&seat.connection, path.clone(), fields);
-                let in_flight = match lane {
-                    Lane::Stream => {
-                        seat.in_flight.with_stream_count(member.load.streams().carry(path.path()))
-                    }
-                    Lane::Unary | Lane::Bulk => {
-                        seat.in_flight.with_busy_count(member.maintenance.count_call())
-                    }
-                };
-                match seat.connection.send(request, body, in_flight).await {
-                    Ok(answered) => return Ok(answered),
-                    Err(SendError::Refused) => {
-                        return Err(NoReply::NeverSent("the member refused the stream".into()));
-                    }
-                    Err(SendError::Lost(error)) => return Err(NoReply::Lost(error.to_string().into())),
-                    Err(SendError::NeverSent(returned)) => {
-                        let (head, body) = *returned;
-                        unsent = Some((head.into_parts().0.headers, body));
-                    }
-                }
+        let unsent = match self.pool.seat_now(member, lane, certificate.as_ref()) {
+            None => Err(Box::new((fields, body))),
+            Some(seat) => send_on(seat, member, lane, &path, (fields, body)),
+        };
+        match unsent {
+            Ok(sent) => Either::Left(sent),
+            // Boxed, so that calls finding an open connection do not pay for a larger future.
+            Err(unsent) => {
+                Either::Right(Box::pin(self.send_when_connected(member, lane, path, certificate, unsent)))
             }
-            Err(NoReply::NeverSent("the connection to the member was closing".into()))
         }
+    }
+
+    /// Waits for a connection, and sends a request that no open connection has taken.
+    async fn send_when_connected(
+        &self,
+        member: &Arc<Member>,
+        lane: Lane,
+        path: PathAndQuery,
+        certificate: Option<Arc<CertificateIdentity>>,
+        mut unsent: Box<UnsentRequest>,
+    ) -> Result<BegunReply, NoReply> {
+        // A pooled connection may be closing: a request handed back unsent goes on a new connection, once.
+        for _ in 0..2 {
+            let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
+            let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
+            match send_on(seat, member, lane, &path, *unsent) {
+                Ok(sent) => return sent.await,
+                Err(returned) => unsent = returned,
+            }
+        }
+        Err(NoReply::NeverSent("the connection to the member was closing".into()))
+    }
+}
+
+/// A member's reply whose header has arrived, and the guard that counts the call on its connection.
+type BegunReply = (Response<Http2Body>, InFlight);
+/// The header and the body of a request that was not sent.
+type UnsentRequest = (HeaderMap, UpstreamRequestBody);
+
+/// Sends a request on the connection of `seat` at once; the future waits for the reply's headers.
+///
+/// # Errors
+/// The connection takes no request any more: the request, of which the member saw no part.
+fn send_on(
+    seat: Seat,
+    member: &Member,
+    lane: Lane,
+    path: &PathAndQuery,
+    (fields, body): UnsentRequest,
+) -> Result<impl Future<Output = Result<BegunReply, NoReply>> + use<>, Box<UnsentRequest>> {
+    let request = request(&seat.connection, path.clone(), fields);
+    let in_flight = match lane {
+        Lane::Stream => seat.in_flight.with_stream_count(member.load.streams().carry(path.path())),
+        Lane::Unary | Lane::Bulk => seat.in_flight.with_busy_count(member.maintenance.count_call()),
+    };
+    match seat.connection.send(request, body, in_flight) {
+        Ok(sent) => Ok(Either::Left(sent.map_err(no_reply))),
+        Err(SendError::NeverSent(returned)) => {
+            let (head, body) = *returned;
+            Err(Box::new((head.into_parts().0.headers, body)))
+        }
+        Err(failed) => Ok(Either::Right(ready(Err(no_reply(failed))))),
+    }
+}
+
+/// The failure of a request handed over to a connection.
+fn no_reply(failed: SendError) -> NoReply {
+    match failed {
+        SendError::Refused => NoReply::NeverSent("the member refused the stream".into()),
+        SendError::Lost(error) => NoReply::Lost(error.to_string().into()),
+        SendError::NeverSent(_) => NoReply::NeverSent("the connection to the member was closing".into()),
     }
 }
 

@@ -34,8 +34,8 @@ struct OpenedSessionMaps {
     old: HashMap<u64, OpenedSession>,
 }
 
-/// The session opened last on a connection: a connection's next token is nearly always the same. Replaced keys
-/// are not kept in memory.
+/// The session opened last on a connection: a connection's next token is nearly always the same. Replaced
+/// keys are not kept in memory.
 #[derive(Default)]
 pub struct LastOpened(Option<(Weak<SealerState>, OpenedSession)>);
 
