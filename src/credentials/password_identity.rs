@@ -327,10 +327,10 @@ impl Token {
     }
 
     /// Records that a call with the token got an answer not rejecting the token at `now`, so etcd has
-    /// extended the token's life. Call only for RPCs whose token every etcd version checks: before 3.4.42, 3.5.28 and
-    /// 3.6.9, `LeaseKeepAlive`, `LeaseLeases`, `LeaseTimeToLive` without keys, `MemberList`, `Status` and
-    /// `MoveLeader` extend no token. If called for a request without an answer, a dead token would count as
-    /// alive and would not be touched.
+    /// extended the token's life. Call only for RPCs whose token every etcd version checks: before 3.4.42,
+    /// 3.5.28 and 3.6.9, `LeaseKeepAlive`, `LeaseLeases`, `LeaseTimeToLive` without keys, `MemberList`,
+    /// `Status` and `MoveLeader` extend no token. If called for a request without an answer, a dead token
+    /// would count as alive and would not be touched.
     pub fn mark_used(&self, now: Instant) {
         self.0.alive_at.set(now);
         self.0.identity_used.set(now);
