@@ -49,10 +49,6 @@ const PROOF: Duration = Duration::from_secs(7);
 /// Number of the header fields copied from the client's request; see [`is_forwarded`].
 const FORWARDED: usize = 5;
 
-/// Number of header fields of a usual call: Keyward's own four, the client's time limit and user agent. A map
-/// with room for one more field takes twice the memory, while h2 holds the request for its turn.
-const USUAL_FIELDS: usize = 6;
-
 pub use crate::credentials::UpstreamUser;
 
 /// The header of a call to a member, and the user certificate required of its connection.
@@ -336,7 +332,7 @@ fn forward(client: &HeaderMap, headers: &mut HeaderMap) {
 /// Builds the header for a member: the allowed fields of the client's header, then Keyward's own.
 #[must_use]
 pub fn upstream_headers(client: &HeaderMap, shown: &CallCredential) -> UpstreamHead {
-    let mut headers = HeaderMap::with_capacity(USUAL_FIELDS);
+    let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(TE, TRAILERS);
     forward(client, &mut headers);
