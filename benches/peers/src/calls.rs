@@ -4,7 +4,6 @@
 //! lines. Invariants: every answer is verified; a worker uses its connections in turn, and the workers are
 //! spread evenly over the connections, so that connections have equal numbers of calls in flight.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
@@ -19,22 +18,19 @@ use crate::client_pool::{LIMIT, log_in_all, open, verified_range};
 use crate::grpc_client::GrpcClient;
 use crate::latency::{micros, percentile};
 use crate::script_turns::{tell, wait_for_turn};
+use crate::target::ProxyAddress;
 
 /// The load.
 #[derive(Args)]
 pub(crate) struct Calls {
-    /// The proxy.
-    #[arg(long)]
-    address: SocketAddr,
-    /// The token of the calls, if `users` is 0.
-    #[arg(long)]
-    token: Option<String>,
+    #[command(flatten)]
+    proxy: ProxyAddress,
     #[arg(long, default_value_t = 8)]
     connections: usize,
     /// Calls in flight, over all connections.
     #[arg(long, default_value_t = 64)]
     active: usize,
-    /// Users of the connections in turn, each with a login of its own. 0: every connection has `token`.
+    /// Users of the connections in turn, each with a login of its own. 0: no login, the proxy's `token`.
     #[arg(long, default_value_t = 0)]
     users: usize,
     /// Loopback addresses of the connections in turn, from 127.0.0.1.
@@ -50,11 +46,11 @@ impl Calls {
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let tasks = Tasks::default();
         let tokens = if self.users == 0 {
-            self.token.iter().cloned().collect()
+            self.proxy.token.iter().cloned().collect()
         } else {
-            log_in_all(self.address, "caller", PASSWORD, self.users, &tasks).await?
+            log_in_all(self.proxy.address, "caller", PASSWORD, self.users, &tasks).await?
         };
-        let clients = open(self.address, self.connections, self.sources, &tokens, &tasks).await?;
+        let clients = open(self.proxy.address, self.connections, self.sources, &tokens, &tasks).await?;
         self.call(&clients, self.seconds / 4.0).await?;
         tell(&json!({ "connections": clients.len(), "logins": tokens.len() }))?;
         wait_for_turn().await?;

@@ -7,13 +7,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse};
 use keyward::tasks::Tasks;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use crate::Failure;
 use crate::canned::SMALL_KEY;
+use crate::check::{authenticate, range};
 use crate::grpc_client::GrpcClient;
 
 /// The length of the answered value.
@@ -31,9 +31,7 @@ pub(crate) async fn log_in(
     tasks: &Tasks,
 ) -> Result<String, Failure> {
     let client = GrpcClient::connect(address, None, tasks).await?;
-    let login = AuthenticateRequest { name: name.to_owned(), password: password.to_owned() };
-    let answer: AuthenticateResponse = client.call("/etcdserverpb.Auth/Authenticate", &login).await?;
-    Ok(answer.token.clone())
+    authenticate(&client, name, password).await
 }
 
 /// Logs in the users `NAME-0`, `NAME-1`, … with one password; their tokens.
@@ -83,10 +81,5 @@ async fn connect(source: Ipv4Addr, address: SocketAddr) -> Result<TcpStream, Fai
 
 /// Makes one Range. The answer must be one pair of the asked key with a value of the right length.
 pub(crate) async fn verified_range(client: &GrpcClient) -> Result<(), Failure> {
-    let asked = RangeRequest { key: SMALL_KEY.into(), ..RangeRequest::default() };
-    let answer: RangeResponse = client.call("/etcdserverpb.KV/Range", &asked).await?;
-    match &answer.kvs[..] {
-        [kv] if kv.key == SMALL_KEY && kv.value.len() == VALUE => Ok(()),
-        pairs => Err(format!("a Range has {} pairs, or a wrong pair", pairs.len()).into()),
-    }
+    range(client, SMALL_KEY, VALUE).await.map(drop)
 }

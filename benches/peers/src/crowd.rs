@@ -7,7 +7,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -26,6 +25,7 @@ use crate::fan_out::{open_watches, put};
 use crate::grpc_client::{BidiStream, GrpcClient};
 use crate::latency::{micros, percentile};
 use crate::script_turns::{tell, wait_for_turn};
+use crate::target::ProxyAndMember;
 
 /// Length of a value.
 const VALUE: usize = 256;
@@ -39,18 +39,8 @@ const STEP: Duration = Duration::from_millis(1);
 /// The load.
 #[derive(Args)]
 pub(crate) struct Crowd {
-    /// The proxy.
-    #[arg(long)]
-    address: SocketAddr,
-    /// The member behind the proxy.
-    #[arg(long)]
-    member: SocketAddr,
-    /// The token of the calls to the proxy.
-    #[arg(long)]
-    token: Option<String>,
-    /// The token of the Puts.
-    #[arg(long)]
-    member_token: Option<String>,
+    #[command(flatten)]
+    target: ProxyAndMember,
     #[arg(long, default_value_t = 10_000)]
     connections: usize,
     /// Loopback addresses of the connections in turn, from 127.0.0.1.
@@ -90,9 +80,10 @@ impl Crowd {
     /// Opens connections and watches, makes the calls and the Puts, each part in the script's turn.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let tasks = Tasks::default();
-        let member = GrpcClient::connect(self.member, self.member_token.as_deref(), &tasks).await?;
-        let tokens: Vec<_> = self.token.iter().cloned().collect();
-        let clients = open(self.address, self.connections, self.sources, &tokens, &tasks).await?;
+        let member = self.target.connect_to_member(&tasks).await?;
+        let proxy = &self.target.proxy;
+        let tokens: Vec<_> = proxy.token.iter().cloned().collect();
+        let clients = open(proxy.address, self.connections, self.sources, &tokens, &tasks).await?;
         tell(&json!({ "connections": clients.len() }))?;
         wait_for_turn().await?;
         let mut watchers = self.open_watchers(clients).await?;

@@ -14,17 +14,14 @@ use serde_json::json;
 use tokio::time::{Instant, timeout};
 
 use crate::Failure;
-use crate::canned::SMALL_KEY;
-use crate::check::{authenticate, range};
+use crate::check::authenticate;
+use crate::client_pool::verified_range;
 use crate::grpc_client::GrpcClient;
 use crate::latency::{micros, percentile};
 use crate::script_turns::{tell, wait_for_turn};
 
 /// Time limit of one client: without a proxy each login costs etcd tens of milliseconds of bcrypt.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Length of the value of [`SMALL_KEY`].
-const VALUE: usize = 256;
-
 /// The load.
 #[derive(Args)]
 pub(crate) struct LoginStorm {
@@ -77,6 +74,6 @@ async fn serve_client(
     let mut client = GrpcClient::connect(address, None, tasks).await?;
     let token = authenticate(&client, name, password).await?;
     client.set_token(&token)?;
-    range(&client, SMALL_KEY, VALUE).await?;
+    verified_range(&client).await?;
     Ok((began.elapsed(), client))
 }

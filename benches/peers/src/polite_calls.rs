@@ -14,8 +14,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::Failure;
-use crate::canned::SMALL_KEY;
-use crate::check::range;
+use crate::client_pool::verified_range;
 use crate::grpc_client::GrpcClient;
 use crate::latency::{micros, percentile};
 use crate::script_turns::{tell, wait_for_turn};
@@ -25,9 +24,6 @@ use crate::target::ProxyAddress;
 const LIMIT: Duration = Duration::from_secs(10);
 /// Calls of each connection before the measured calls.
 const WARM: usize = 5;
-/// Length of the value of [`SMALL_KEY`].
-const VALUE: usize = 256;
-
 /// The load.
 #[derive(Args)]
 pub(crate) struct PoliteCalls {
@@ -54,7 +50,7 @@ impl PoliteCalls {
         for _ in 0..self.connections {
             let client = self.proxy.connect(&tasks).await?;
             for _ in 0..WARM {
-                timeout(LIMIT, range(&client, SMALL_KEY, VALUE)).await??;
+                timeout(LIMIT, verified_range(&client)).await??;
             }
             clients.push(client);
         }
@@ -91,7 +87,7 @@ async fn calls_until(
     while due < until {
         sleep_until(due).await;
         let began = Instant::now();
-        timeout(LIMIT, range(client, SMALL_KEY, VALUE)).await??;
+        timeout(LIMIT, verified_range(client)).await??;
         times.push(micros(began.elapsed()));
         due = (due + pause).max(Instant::now());
     }

@@ -15,10 +15,10 @@ use crate::grpc_client::GrpcClient;
 pub(crate) struct ProxyAddress {
     /// The proxy.
     #[arg(long)]
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// The token of the calls to the proxy.
     #[arg(long)]
-    token: Option<String>,
+    pub(crate) token: Option<String>,
 }
 
 /// The proxy and the member behind the proxy, for loads that write at the member directly.
