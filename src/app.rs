@@ -8,6 +8,7 @@
 mod cluster_reset;
 pub mod hash_password;
 mod listeners;
+mod policy_expiry;
 pub mod shard_service;
 
 use std::io;
@@ -16,6 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use std::time::SystemTime;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -23,6 +25,7 @@ use tokio::time::Instant;
 
 use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
+use self::policy_expiry::end_bindings;
 use self::shard_service::{ShardParts, ShardService};
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
@@ -230,7 +233,7 @@ pub fn build(
         tls: downstream_configs(config)?,
         connector,
         members,
-        identities: Arc::new(Published::new(Identities::of(config, &credentials))),
+        identities: Arc::new(Published::new(Identities::of(config, &credentials, SystemTime::now()))),
         credentials,
         sealer,
         logins,
@@ -244,6 +247,8 @@ pub fn build(
         lock_waits: Arc::default(),
         defragmentations: Arc::default(),
     };
+    let (rules, credentials) = (Arc::clone(&parts.identities), Arc::clone(&parts.credentials));
+    tasks.spawn("policy expiry", end_bindings(Arc::clone(&parts.config), rules, credentials)).detach();
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);

@@ -10,15 +10,19 @@ mod admin_socket;
 mod certificate_checks;
 mod client_connections;
 mod client_tls;
+mod endpoint;
 mod findings;
 mod mapping_rules;
 mod outage_times;
+pub mod policy_document;
+mod policy_settings;
 #[cfg(test)]
 pub(crate) mod reference;
 mod resolve;
 mod secrets;
 mod toml_file;
 mod toml_parse;
+mod toml_policy;
 mod unread_limits;
 pub mod upstream_users;
 mod values;
@@ -43,10 +47,12 @@ use crate::users::UserPasswordHashes;
 pub use admin_socket::admin_socket;
 pub use client_connections::{ClientConnections, ClientPings};
 pub use client_tls::{ClientTls, MemberTrust};
+pub use endpoint::{Endpoint, Scheme};
 pub use findings::{ConfigFault, ConfigFaults, ConfigWarning};
 pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT, RootNeedsExactPeer};
 pub use outage_times::OutageTimes;
-pub use resolve::load;
+pub use policy_settings::{PolicyMode, PolicySettings, UnknownMethods};
+pub use resolve::{load, policy, read_policy};
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
 pub use values::MalformedValue;
@@ -70,6 +76,8 @@ pub struct Config {
     pub issuers: Arc<Issuers>,
     /// Mapping of peers to etcd users.
     pub mapping: Arc<MappingRules>,
+    /// The policy.
+    pub policy: Arc<PolicySettings>,
     /// Persistence of revocations.
     pub revocation: Arc<Revocation>,
     /// Coordination of member maintenance.
@@ -88,6 +96,17 @@ pub struct Config {
     pub runtime: Runtime,
     /// Every file read beside the configuration itself.
     pub files: Arc<[PathBuf]>,
+}
+
+impl Config {
+    /// The key prefixes of Keyward's own data in etcd.
+    pub fn own_prefixes(&self) -> impl Iterator<Item = &str> {
+        let revoked = match &self.revocation.keep {
+            RevocationPersistence::Etcd { prefix, .. } => Some(&**prefix),
+            RevocationPersistence::Memory | RevocationPersistence::File(_) => None,
+        };
+        revoked.into_iter().chain(self.maintenance.etcd_prefix.as_deref())
+    }
 }
 
 /// One address for clients.
@@ -311,26 +330,6 @@ pub enum ClusterPin {
     FirstAnswer,
     /// The cluster of the first answering member, until all endpoints have become another cluster.
     Follow,
-}
-
-/// URL scheme of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scheme {
-    /// Plaintext HTTP/2.
-    Http,
-    /// HTTP/2 over TLS.
-    Https,
-}
-
-/// A member's URL: `scheme://host:port`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Endpoint {
-    /// Plaintext or TLS.
-    pub scheme: Scheme,
-    /// A DNS name or an IP address; IPv6 without brackets.
-    pub host: String,
-    /// The TCP port.
-    pub port: u16,
 }
 
 /// Client URLs in member answers: each client gets URLs for its own way of connecting.
@@ -557,28 +556,6 @@ impl ClientAuth {
             Self::None => None,
             Self::Optional(ca) | Self::Required(ca) => Some(ca),
         }
-    }
-}
-
-impl Endpoint {
-    /// `host:port`, as in `:authority`; IPv6 in brackets.
-    #[must_use]
-    pub fn authority(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.scheme {
-            Scheme::Http => "http",
-            Scheme::Https => "https",
-        };
-        write!(f, "{scheme}://{}", self.authority())
     }
 }
 

@@ -22,6 +22,7 @@ pub mod login;
 pub mod member_answers;
 pub mod pass_through;
 pub mod password_revalidation;
+pub mod permission;
 pub mod pipeline;
 pub mod pipeline_result;
 pub mod proof_basis;

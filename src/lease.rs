@@ -2,6 +2,7 @@
 //! configuration.
 
 pub mod keepalive;
+pub mod lease_keys;
 pub mod lock_queue;
 pub mod lock_wait;
 pub mod lock_wait_register;

@@ -1,5 +1,14 @@
-//! Policy decisions about callers.
+//! Policy decisions about callers: the etcd user of a peer, and the permissions of a caller.
 //!
 //! Owns: decisions, as plain functions of the known facts. Must not know: sockets, tasks, clocks.
 
+pub mod compiled;
+mod grants;
+pub mod interval_set;
+pub mod live_permits;
 pub mod mapping;
+pub mod permit;
+pub mod permit_set;
+
+#[cfg(test)]
+mod tests;

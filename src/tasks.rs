@@ -4,6 +4,7 @@
 //! tasks. Must not know: the work of a task. Invariant: a panicking task is logged by name, and ends neither
 //! the process nor sibling tasks.
 
+pub mod poll_timer;
 pub mod wake_gate;
 
 use std::cell::RefCell;

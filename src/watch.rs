@@ -3,6 +3,7 @@
 //! Owns: all state between a client's Watch stream and the upstream streams. [`hub`] decides; drivers move
 //! bytes. Must not know: TLS, configuration files.
 
+pub mod access;
 pub mod budget;
 mod cursor;
 pub mod hub;

@@ -207,6 +207,8 @@ fn metrics() -> BTreeSet<String> {
     registry.connection_figures.ended(EndReason::NoCall).inc();
     registry.connection_figures.refused(ConnectionLimit::Connections).inc();
     registry.unread.given_up(GiveUpReason::ForTime).inc();
+    registry.policy.count_refused("read");
+    registry.policy.count_shadow_denied("read");
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types

@@ -90,7 +90,18 @@ impl MapRule {
     /// etcd token is mapped to a different user only by a rule with a `peer` condition.
     #[must_use]
     pub fn applies(&self, peer: &Peer, address: Option<IpAddr>) -> bool {
-        let Conditions { peer: pattern, san_uri, san_dns, issuer, claims, network } = &self.conditions;
+        let named = self.conditions.peer.is_some()
+            || self.outcome == MappingOutcome::Deny
+            || !matches!(peer, Peer::Password(_) | Peer::EtcdToken(_));
+        named && self.conditions.hold(peer, address)
+    }
+}
+
+impl Conditions {
+    /// True if every set condition holds for this peer, calling from this address.
+    #[must_use]
+    pub fn hold(&self, peer: &Peer, address: Option<IpAddr>) -> bool {
+        let Self { peer: pattern, san_uri, san_dns, issuer, claims, network } = self;
         let (dns, uris) = match peer {
             Peer::Certificate { dns, uris, .. } => (&dns[..], &uris[..]),
             _ => Default::default(),
@@ -103,11 +114,7 @@ impl MapRule {
         let claimed = |(name, value): &(String, Glob)| {
             said.is_some_and(|claims| claims.values(name).iter().any(|said| value.matches(said)))
         };
-        let named = pattern.is_some()
-            || self.outcome == MappingOutcome::Deny
-            || !matches!(peer, Peer::Password(_) | Peer::EtcdToken(_));
-        named
-            && pattern.as_ref().is_none_or(|pattern| pattern.matches(peer))
+        pattern.as_ref().is_none_or(|pattern| pattern.matches(peer))
             && san_uri.as_ref().is_none_or(|glob| one_of(uris, glob))
             && san_dns.as_ref().is_none_or(|glob| one_of(dns, glob))
             && issuer.as_ref().is_none_or(|issuer| said_by == Some(issuer))

@@ -175,6 +175,7 @@ fn its_examples_are_valid_together() {
     std::fs::write(root.join("tls/etcd-jwt.key"), user.serialize_pem()).unwrap();
     std::fs::write(root.join("tls/etcd-jwt.pub"), user.public_key_pem()).unwrap();
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
+    std::fs::write(root.join("policy.toml"), include_str!("../../deploy/policy.toml")).unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
     std::fs::write(root.join("probe.password"), "probe-hunter2\n").unwrap();
     std::fs::write(

@@ -11,6 +11,7 @@ mod jwt_issuers;
 mod listener_tables;
 mod login_limits;
 mod map_tables;
+mod policy_tables;
 mod sessions;
 mod unread_bounds;
 mod user_tables;
@@ -28,6 +29,7 @@ use zeroize::Zeroize;
 
 use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
 use super::toml_file::{self, TomlFile};
+
 use super::{
     Config, Drain, EtcdLogin, Limits, Maintenance, Revocation, RevocationPersistence, Runtime, WatchSettings,
     secrets, toml_parse, values,
@@ -37,6 +39,7 @@ use crate::jwt::Issuers;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
+pub use policy_tables::{policy, read_policy};
 
 /// Availability of the ways of identification, on every listener.
 #[derive(Clone, Copy)]
@@ -110,18 +113,21 @@ impl Resolver<'_> {
         let mapped = file.mapping.default.is_some() || file.map.iter().any(may_know_certificates);
         let etcd = self.etcd_tokens(file.etcd_jwt, rows.users.sign_jwt.as_deref());
         let issuers = Issuers { listed: self.issuers(file.jwt), etcd };
-        let named = issuers.listed.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
+        let named: Vec<_> = issuers.listed.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
         let (mut defaults, ways) = (Vec::new(), IdentifyAvailability { mapped, jwts: !issuers.is_empty() });
         let reached = self.reached(&mut file.listener);
         let listeners = self.listeners(file.listener, &rows, ways, &mut defaults);
-        let mapping = self.mapping(file.map, file.mapping, &rows, named, &listeners, defaults);
+        let mapping = self.mapping(file.map, file.mapping, &rows, named.clone(), &listeners, defaults);
         let revocation = self.revocation(file.revocation, &rows, cluster.probe.as_ref());
         let admin = self.admin(file.admin, &listeners);
+        let maintenance = self.maintenance(file.maintenance, &revocation);
+        let policy = self.policy_settings(file.policy, &listeners, &named);
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &reached, &listeners)),
             session: Arc::new(self.session(file.session)),
             passwords: Arc::new(self.passwords(file.login)),
-            maintenance: self.maintenance(file.maintenance, &revocation),
+            maintenance,
+            policy: Arc::new(policy),
             revocation: Arc::new(revocation),
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),

@@ -44,6 +44,8 @@ pub(super) struct TomlFile {
     #[serde(deserialize_with = "some_table")]
     pub(super) etcd_jwt: Option<TomlEtcdJwt>,
     #[serde(deserialize_with = "table")]
+    pub(super) policy: TomlPolicy,
+    #[serde(deserialize_with = "table")]
     pub(super) maintenance: TomlMaintenance,
     #[serde(deserialize_with = "table")]
     pub(super) watch: TomlWatch,
@@ -317,6 +319,32 @@ pub(super) struct TomlMapping {
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
 #[serde(deny_unknown_fields, default)]
+pub(super) struct TomlPolicy {
+    pub(super) mode: Option<TomlPolicyMode>,
+    pub(super) file: Option<String>,
+    pub(super) unknown_methods: Option<TomlUnknownMethods>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlPolicyMode {
+    Off,
+    Shadow,
+    Enforce,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlUnknownMethods {
+    Refuse,
+    Allow,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
 pub(super) struct TomlMaintenance {
     pub(super) etcd_prefix: Option<String>,
 }
@@ -414,17 +442,19 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for StrictTable<T> {
     }
 }
 
-fn table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+pub(super) fn table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     StrictTable::deserialize(deserializer).map(|StrictTable(inner)| inner)
 }
 
-fn some_table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+pub(super) fn some_table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     table(deserializer).map(Some)
 }
 
-fn tables<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+pub(super) fn tables<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
     let tables = Vec::deserialize(deserializer)?;
     Ok(tables.into_iter().map(|StrictTable(inner)| inner).collect())
 }

@@ -10,15 +10,15 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer, Error};
 
 use super::findings::ConfigFindings;
-use super::toml_file::TomlFile;
 
-/// Returns the mirror of all valid entries, and the faults of the invalid entries. `None` for invalid TOML.
-pub(super) fn read(text: &str) -> (Option<TomlFile>, ConfigFindings) {
+/// Returns the mirror `T` of all valid entries, and the faults of the invalid entries. `None` for invalid
+/// TOML.
+pub(super) fn read<T: DeserializeOwned>(text: &str) -> (Option<T>, ConfigFindings) {
     let (mut table, broken) = DeTable::parse_recoverable(text);
     let mut lines = HashMap::new();
     record_lines(text, table.get_ref(), "", &mut lines);
@@ -30,7 +30,7 @@ pub(super) fn read(text: &str) -> (Option<TomlFile>, ConfigFindings) {
         return (None, findings);
     }
     loop {
-        let error = match TomlFile::deserialize(Deserializer::from(table.clone())) {
+        let error = match T::deserialize(Deserializer::from(table.clone())) {
             Ok(file) => return (Some(file), findings),
             Err(error) => error,
         };
@@ -133,9 +133,10 @@ fn line(text: &str, span: &Range<usize>) -> usize {
 mod tests {
     use super::*;
     use crate::config::findings::ConfigFault;
+    use crate::config::toml_file::TomlFile;
 
     fn faults(text: &str) -> Vec<ConfigFault> {
-        let (_, findings) = read(text);
+        let (_, findings) = read::<TomlFile>(text);
         findings.conclude(None::<()>).unwrap_err().iter().cloned().collect()
     }
 
@@ -183,7 +184,8 @@ mod tests {
 
     #[test]
     fn what_is_not_at_fault_is_still_read() {
-        let (file, _) = read("[cluster]\nendpoints = 5\ntoken_ttl = '7s'\n[[listener]]\nname = 'a'\nx = 1\n");
+        let (file, _) =
+            read::<TomlFile>("[cluster]\nendpoints = 5\ntoken_ttl = '7s'\n[[listener]]\nname = 'a'\nx = 1\n");
         let file = file.unwrap();
         assert_eq!(file.cluster.token_ttl.as_deref(), Some("7s"));
         assert_eq!(file.listener[0].name.as_deref(), Some("a"));
@@ -238,7 +240,7 @@ mod tests {
         fn any_text_is_read_to_an_end(
             text in "([a-z]{1,8}|listener|cluster|log|level|tls|endpoints|[\\[\\]{}=.,'\"\n 0-9]){0,40}",
         ) {
-            let (file, findings) = read(&text);
+            let (file, findings) = read::<TomlFile>(&text);
             proptest::prop_assert!(
                 file.is_some() || findings.conclude(None::<()>).unwrap_err().iter().count() > 0
             );

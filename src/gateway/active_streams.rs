@@ -17,8 +17,10 @@ use std::task::{Context, Poll};
 use tokio::sync::{Notify, oneshot};
 
 use crate::gateway::caller::Caller;
+use crate::gateway::permission::DecidedRequest;
 use crate::gateway::proof_basis::ProofBasis;
 use crate::gateway::{ClientConnection, Gateway};
+use crate::policy::live_permits::LivePermits;
 use crate::refusal::Refusal;
 
 /// Entries authorized again before yielding to other tasks; each takes some microseconds.
@@ -48,6 +50,10 @@ pub struct ActiveStream {
     pub generation: Option<u64>,
     /// The state against which the session's password was proved, if no member checks the password.
     pub proof_basis: RefCell<Option<ProofBasis>>,
+    /// The caller's permissions.
+    pub permits: Rc<LivePermits>,
+    /// The request to be decided again after a change of the policy.
+    pub request: Option<DecidedRequest>,
     number: u64,
 }
 
@@ -57,16 +63,24 @@ pub struct Registration(Option<RegistrationEntry>);
 
 struct RegistrationEntry {
     live: Rc<ActiveStreams>,
+    permits: Rc<LivePermits>,
     number: u64,
     cut: oneshot::Receiver<Refusal>,
 }
 
 impl Gateway {
-    /// Registers a stream or waiting call of `caller`, then checks the authorization again.
+    /// Registers a stream or waiting call of `caller`, then checks the authorization again. `request` is
+    /// decided again after every change of the policy; a stream of requests decides by the registration's
+    /// permissions itself.
     ///
     /// # Errors
     /// The caller is not authorized any more.
-    pub fn enter(&self, client: &Rc<ClientConnection>, caller: &Rc<Caller>) -> Result<Registration, Refusal> {
+    pub fn enter(
+        &self,
+        client: &Rc<ClientConnection>,
+        caller: &Rc<Caller>,
+        request: Option<DecidedRequest>,
+    ) -> Result<Registration, Refusal> {
         let generation = self.callers.generation(self, caller)?;
         let against = caller.needs_recheck.then(|| ProofBasis::now(self));
         let life = Rc::new(ActiveStream {
@@ -74,6 +88,8 @@ impl Gateway {
             caller: Rc::clone(caller),
             generation,
             proof_basis: RefCell::new(against),
+            permits: Rc::new(LivePermits::new(Rc::clone(self.callers.permits(caller, client)))),
+            request,
             number: self.active_streams.next.replace(self.active_streams.next.get() + 1),
         });
         let registration = self.active_streams.register(&life);
@@ -103,7 +119,12 @@ impl ActiveStreams {
         if life.proof_basis.borrow().is_some() {
             self.by_password.notify_one();
         }
-        Registration(Some(RegistrationEntry { live: Rc::clone(self), number: life.number, cut: when_cut }))
+        Registration(Some(RegistrationEntry {
+            live: Rc::clone(self),
+            permits: Rc::clone(&life.permits),
+            number: life.number,
+            cut: when_cut,
+        }))
     }
 
     /// The entries whose session password is not checked by any member.
@@ -182,6 +203,12 @@ pub async fn reauthorize_on_changes(gateway: Rc<Gateway>) {
 impl Registration {
     /// For calls too short to be authorized twice: never cancelled.
     pub const UNBOUND: Self = Self(None);
+
+    /// The current permissions of the entry's caller; `None` for a call too short to be authorized twice.
+    #[must_use]
+    pub fn permits(&self) -> Option<Rc<LivePermits>> {
+        self.0.as_ref().map(|entry| Rc::clone(&entry.permits))
+    }
 
     /// Waits until the entry is ended and returns the refusal for the client. Cancel-safe.
     pub async fn cancelled(&mut self) -> Refusal {

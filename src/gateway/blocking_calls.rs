@@ -32,7 +32,7 @@ const UNTRUE: usize = 5;
 pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineResult, Refusal> {
     let exchange = request.exchange(call)?;
     let in_use = request.caller.in_use();
-    let mut registration = call.gateway.enter(call.client, &request.caller)?;
+    let mut registration = call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?;
     let lock_wait = lock_wait(call, &request).await;
     let waiting = run(&exchange, lock_wait, &mut registration);
     let mut answer = match call.client.authorization_end(&request.caller) {

@@ -13,6 +13,7 @@ mod identities;
 mod ignored_tokens;
 mod recheck;
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -32,6 +33,8 @@ use crate::gateway::retries::PATIENCE;
 use crate::gateway::{ClientConnection, Gateway, expiry_deadline};
 use crate::identity::{Peer, UserName};
 use crate::jwt::VerifiedJwt;
+use crate::policy::compiled::PolicySubject;
+use crate::policy::permit_set::PermitSet;
 use crate::published::Published;
 use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Method;
@@ -62,6 +65,8 @@ pub struct Caller {
     /// True if the peer's session password was accepted once and the call goes upstream with another
     /// credential, so etcd does not see the session's password any more.
     pub needs_recheck: bool,
+    /// The caller's permissions, found at first use.
+    permits: OnceCell<Rc<PermitSet>>,
     /// The basis of the decision: when void, the caller's streams and calls end.
     grounds: CallerGrounds,
 }
@@ -92,7 +97,21 @@ impl Caller {
             UpstreamUser::Nobody => None,
             UpstreamUser::User(identity) => Some(identity.user().clone()),
         };
-        Self { upstream_user, user, expires_at, needs_recheck: false, grounds }
+        let permits = OnceCell::new();
+        Self { upstream_user, user, expires_at, needs_recheck: false, permits, grounds }
+    }
+
+    /// The caller's permissions under the rules by which the caller was identified.
+    #[must_use]
+    pub fn permits(&self, identities: &Identities, client: &ClientConnection) -> &Rc<PermitSet> {
+        self.permits.get_or_init(|| {
+            Rc::new(identities.policy.permits(PolicySubject {
+                peer: &self.grounds.peer,
+                etcd_user: self.user.as_ref().map(UserName::as_str),
+                address: client.origin.remote.map(|remote| remote.ip()),
+                listener: &client.listener.name,
+            }))
+        })
     }
 
     /// The caller's session, if identified by a session token.
@@ -127,6 +146,12 @@ impl CallerIdentification {
     pub fn new(sealer: Arc<Sealer>, identities: Arc<Published<Identities>>) -> Self {
         let opened = OpenedSessions::new(sealer, OPENED_SESSIONS);
         Self { opened, verified: VerifiedJwts::new(VERIFIED_JWTS), identities }
+    }
+
+    /// The permissions of a caller under the current rules.
+    #[must_use]
+    pub fn permits<'c>(&self, caller: &'c Caller, client: &ClientConnection) -> &'c Rc<PermitSet> {
+        caller.permits(&self.identities.load(), client)
     }
 
     /// Identifies the caller of a call with `headers` under the rules `identities`, and notes the peer in the

@@ -23,7 +23,6 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::call::Call;
-use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::unary_request::UnaryRequest;
@@ -115,7 +114,7 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<Option<Pip
     if !is_ours(call.gateway, wanted) {
         return Ok(None);
     }
-    run(call, &request.caller, wanted).await.map(|answer| Some(PipelineResult::Ours(answer)))
+    run(call, request, wanted).await.map(|answer| Some(PipelineResult::Ours(answer)))
 }
 
 /// Passes the call on. No other defragmentation begins meanwhile, if the caller may defragment.
@@ -127,9 +126,10 @@ pub async fn pass_on(exchange: Exchange<'_>) -> Result<Box<MemberReply>, Refusal
     exchange.run(None).await
 }
 
-async fn run(call: &Call<'_>, caller: &Rc<Caller>, wanted: MemberTarget) -> Result<Bytes, Refusal> {
+async fn run(call: &Call<'_>, request: &UnaryRequest, wanted: MemberTarget) -> Result<Bytes, Refusal> {
     let (gateway, client, deadline) = (call.gateway, call.client, call.deadline);
-    let mut registration = gateway.enter(client, caller)?;
+    let caller = &request.caller;
+    let mut registration = gateway.enter(client, caller, Some(request.decided(call)))?;
     let (tell, told) = oneshot::channel();
     let in_use = caller.in_use();
     let work = DefragmentJob { gateway: Rc::clone(gateway), user: caller.upstream_user.clone(), deadline };

@@ -32,6 +32,7 @@ use crate::lease::lock_wait::LockWait;
 use crate::members::choose::{MemberChooser, MemberTarget};
 use crate::members::leaderless::{choose_leaderless, is_another_leaderless, is_still_asked};
 use crate::members::membership::{AuthSetting, Member, Membership, MembershipHint};
+use crate::policy::permit::Permit;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::body_shape;
 use crate::rpc::frame::PREFIX;
@@ -79,6 +80,8 @@ pub struct Exchange<'a> {
     pub user: UpstreamUser,
     /// The framed request message.
     pub body: Bytes,
+    /// The policy's permit for the request.
+    pub permit: Permit,
 }
 
 impl Exchange<'_> {
@@ -387,7 +390,7 @@ impl Exchange<'_> {
     /// The header for a member. The first attempt has the client's time limit as sent by the client, a later
     /// attempt the time left.
     fn head(&self, credential: &CallCredential, attempts: u32) -> UpstreamHead {
-        let mut head = upstream_headers(self.call.headers, credential);
+        let mut head = upstream_headers(self.call.headers, credential, self.permit);
         if attempts > 1
             && let Some(deadline) = self.call.deadline
         {

@@ -29,7 +29,10 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineRe
     let exchange = request.exchange(call)?;
     let (in_use, registration) = match request.lane {
         Lane::Unary => (None, Registration::UNBOUND),
-        _ => (request.caller.in_use(), call.gateway.enter(call.client, &request.caller)?),
+        _ => (
+            request.caller.in_use(),
+            call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?,
+        ),
     };
     let mut answer = match more_than_sent(&exchange, request) {
         None => exchange.run(None).await?,

@@ -7,6 +7,7 @@ use http::uri::PathAndQuery;
 use tokio::time::timeout;
 
 use crate::gateway::call::Call;
+use crate::gateway::permission;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::UnreadRoomNeed;
@@ -31,12 +32,13 @@ pub async fn serve(
     let caller = call.identify().await?;
     let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
-    let registration = gateway.enter(client, &caller)?;
+    let permit = permission::of_unknown_method(call, &caller)?;
+    let registration = gateway.enter(client, &caller, None)?;
     call.record.count_attempt(member.id);
     let shown = gateway.upstream.credential_for(&caller.upstream_user, &member).await.map_err(|failure| {
         if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }
     })?;
-    let mut head_upstream = upstream_headers(call.headers, &shown);
+    let mut head_upstream = upstream_headers(call.headers, &shown, permit);
     // The frames are passed through unchanged, so the member must know their compression.
     for name in ["grpc-encoding", "grpc-accept-encoding"] {
         if let Some(value) = call.headers.get(name) {

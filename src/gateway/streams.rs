@@ -22,10 +22,11 @@ use crate::downstream::watch_starts::WatchStart;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
+use crate::gateway::permission;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::request_body::hold_while_waiting;
 use crate::gateway::unary_request::UnaryRequest;
-use crate::lease::keepalive::KeepAliveStream;
+use crate::lease::keepalive::{KeepAliveAccess, KeepAliveStream};
 use crate::lease::observe::ObserveStream;
 use crate::members::choose::MemberChooser;
 use crate::members::cluster_outage::{self, StreamPatience, UpstreamLink};
@@ -33,6 +34,7 @@ use crate::refusal::Refusal;
 use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::reopening_stream::StreamRoute;
 use crate::upstream::send::copy_forwarded_fields;
+use crate::watch::access::WatchAccess;
 use crate::watch::budget::WatchByteShare;
 use crate::watch::hub::HubTiming;
 use crate::watch::session_driver::WatchSession;
@@ -53,7 +55,8 @@ pub fn watch(
     start: WatchStart,
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
-    let registration = gateway.enter(client, caller)?;
+    let permit = permission::of_stream(call, caller)?;
+    let registration = gateway.enter(client, caller, None)?;
     let (kept_headers, held) = kept(call, caller)?;
     let config = &call.snapshot().config;
     let (replies, said) = ReplySender::channel();
@@ -67,6 +70,7 @@ pub fn watch(
                 method: call.method,
                 rules: &RULES,
                 request: None,
+                permit,
             }),
             home: gateway.home(client),
             floor: Rc::clone(&client.floor),
@@ -80,6 +84,9 @@ pub fn watch(
         resumed: gateway.metrics.watch_resumes.clone(),
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
+        access: registration
+            .permits()
+            .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = session.run(body, replies.clone(), start).boxed_local();
@@ -103,7 +110,8 @@ pub fn keep_alive(
     body: RequestBody,
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
-    let registration = gateway.enter(client, caller)?;
+    let permit = permission::of_stream(call, caller)?;
+    let registration = gateway.enter(client, caller, None)?;
     let (kept_headers, held) = kept(call, caller)?;
     let (replies, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
@@ -111,6 +119,10 @@ pub fn keep_alive(
         upstream: Rc::clone(&gateway.upstream),
         user: caller.upstream_user.clone(),
         headers: kept_headers,
+        permit,
+        access: registration
+            .permits()
+            .map(|permits| KeepAliveAccess { permits, metrics: gateway.metrics.policy.clone() }),
         resumed: gateway.metrics.keepalive_resumes.clone(),
         link: Rc::clone(&link),
     };
@@ -126,7 +138,8 @@ pub fn keep_alive(
 /// The budget for waiting requests is used up, or the caller is not authorized.
 pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult, Refusal> {
     let (gateway, client, caller) = (call.gateway, call.client, &request.caller);
-    let registration = gateway.enter(client, caller)?;
+    let registration = gateway.enter(client, caller, Some(request.decided(call)))?;
+    let permit = request.permit;
     let (request, waiting) = hold_while_waiting(call, request.message())?;
     let (kept_headers, held) = kept(call, caller)?;
     let (replies, said) = ReplySender::channel();
@@ -136,6 +149,7 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
         user: caller.upstream_user.clone(),
         headers: kept_headers,
         request,
+        permit,
         resumed: gateway.metrics.observe_resumes.clone(),
         link: Rc::clone(&link),
     };

@@ -15,8 +15,10 @@ use crate::downstream::request_messages::RequestBody;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
-use crate::gateway::{addressed_member, request_body, write_order};
+use crate::gateway::permission::DecidedRequest;
+use crate::gateway::{addressed_member, permission, request_body, write_order};
 use crate::members::choose::MemberTarget;
+use crate::policy::permit::Permit;
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
 use crate::rpc::{body_shape, canonical, frame, quorum};
@@ -33,6 +35,8 @@ pub struct UnaryRequest {
     pub lane: Lane,
     /// True if a member answers from its own store.
     pub is_local: bool,
+    /// The policy's permit for the request.
+    pub permit: Permit,
     _held: RequestMemoryCharge,
 }
 
@@ -64,8 +68,10 @@ impl UnaryRequest {
             // Boxed, since few calls wait.
             caller = Box::pin(call.identify_again()).await?;
         }
+        let permit = permission::of_request(call, &caller, &message).await?;
         Ok(Self {
             caller,
+            permit,
             effect,
             lane: body_shape::lane(call.method, &message),
             is_local: body_shape::is_local(call.method, &message),
@@ -79,6 +85,12 @@ impl UnaryRequest {
     pub fn message(&self) -> &[u8] {
         // `collect` has checked the frame.
         self.framed.get(frame::PREFIX..).unwrap_or_default()
+    }
+
+    /// The request, to be decided again after a change of the policy.
+    #[must_use]
+    pub fn decided(&self, call: &Call<'_>) -> DecidedRequest {
+        DecidedRequest::new(call.method, self.message())
     }
 
     /// The exchange with a member for this request.
@@ -95,6 +107,7 @@ impl UnaryRequest {
             may_reissue: body_shape::may_reissue(call.method, self.message()),
             user: self.caller.upstream_user.clone(),
             body: self.framed.clone(),
+            permit: self.permit,
         })
     }
 

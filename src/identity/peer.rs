@@ -64,6 +64,20 @@ impl FromIterator<(String, Vec<String>)> for JwtClaims {
     }
 }
 
+impl Peer {
+    /// The peer's own name: the login, the certificate's common name, or the JWT's subject. A listener's
+    /// clients have none.
+    #[must_use]
+    pub fn own_name(&self) -> Option<&str> {
+        match self {
+            Self::Password(user) | Self::File(user) | Self::EtcdToken(user) => Some(user.as_str()),
+            Self::Certificate { common_name, .. } => common_name.as_deref(),
+            Self::Jwt { subject, .. } => Some(subject),
+            Self::Listener(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -24,10 +24,14 @@ use crate::members::cluster_outage::UpstreamLink;
 use crate::members::membership::{Member, MembershipHint};
 use crate::members::outage_state::Outage;
 use crate::pb::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
+use crate::policy::live_permits::LivePermits;
+use crate::policy::permit::Permit;
+use crate::policy::permit_set::Decision;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame::encode;
-use crate::rpc::method::lookup;
+use crate::rpc::method::{Method, lookup};
 use crate::rpc::outcome::{StatusVerdict, is_outdated, verdict};
+use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::upstream::bidi::BidiEvent;
 use crate::upstream::own_requests::linearizable_revision;
 use crate::upstream::reopening_stream::{
@@ -59,10 +63,40 @@ pub struct KeepAliveStream {
     pub user: UpstreamUser,
     /// The client's request headers.
     pub headers: HeaderMap,
+    /// The policy's permit for the stream.
+    pub permit: Permit,
+    /// The caller's permissions, for the decision on each renewal.
+    pub access: Option<KeepAliveAccess>,
     /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
     pub link: Rc<UpstreamLink>,
+}
+
+/// The decision on each renewal of a stream.
+pub struct KeepAliveAccess {
+    /// The caller's permissions.
+    pub permits: Rc<LivePermits>,
+    /// Metrics of decisions.
+    pub metrics: PolicyMetrics,
+}
+
+impl KeepAliveAccess {
+    /// Decides on a renewal, as far as the action goes: a lease's keys are not looked up.
+    ///
+    /// # Errors
+    /// The policy refuses the renewal.
+    fn decide(&self, method: &Method, message: &[u8]) -> Result<(), Refusal> {
+        let permits = self.permits.now();
+        let Decision::Denied(denial) = permits.decide(method, message) else { return Ok(()) };
+        let action = denial.action.name();
+        if permits.enforce(denial).is_ok() {
+            self.metrics.count_shadow_denied(action);
+            return Ok(());
+        }
+        self.metrics.count_refused(action);
+        Err(Refusal::PERMISSION_DENIED)
+    }
 }
 
 /// The state of a served stream.
@@ -81,9 +115,9 @@ struct KeepAliveDriver {
 impl KeepAliveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, body: RequestBody, client: ReplySender) {
-        let Self { upstream, user, headers, resumed, link } = self;
+        let Self { upstream, user, headers, permit, access, resumed, link } = self;
         let Some(method) = lookup(PATH) else { return };
-        let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: None };
+        let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: None, permit };
         let mut requests = RequestMessages::new(body, LARGEST_REQUEST);
         let mut running = KeepAliveDriver {
             upstream: ReopeningStream::new(route, MemberTarget::LeaderFirst, resumed, link),
@@ -105,6 +139,10 @@ impl KeepAliveStream {
                     ClientRequestItem::Message(message)
                         if LeaseKeepAliveRequest::decode(message.clone()).is_ok() =>
                     {
+                        let decided = access.as_ref().map(|access| access.decide(method, &message));
+                        if let Some(Err(refusal)) = decided {
+                            return client.end(refusal.status());
+                        }
                         running.asked(message);
                     }
                     ClientRequestItem::Message(_) => {

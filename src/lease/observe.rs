@@ -30,6 +30,7 @@ use crate::members::cluster_outage::UpstreamLink;
 use crate::members::membership::{AuthSetting, Member};
 use crate::pb::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::pb::v3electionpb::LeaderRequest;
+use crate::policy::permit::Permit;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::lookup;
@@ -69,6 +70,8 @@ pub struct ObserveStream {
     pub headers: HeaderMap,
     /// The LeaderRequest, without its frame.
     pub request: Bytes,
+    /// The policy's permit for the request.
+    pub permit: Permit,
     /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
@@ -114,9 +117,10 @@ struct ObserveDriver {
 impl ObserveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, client: ReplySender) {
-        let Self { upstream, user, headers, request, resumed, link } = self;
+        let Self { upstream, user, headers, request, permit, resumed, link } = self;
         let Some(method) = lookup(PATH) else { return };
-        let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: Some(request) };
+        let route =
+            StreamRoute { upstream, user, headers, method, rules: &RULES, request: Some(request), permit };
         let mut running = ObserveDriver {
             upstream: ReopeningStream::new(route, MemberTarget::Any, resumed, link),
             leader_check: None,

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use data_encoding::HEXLOWER;
 use futures_util::FutureExt as _;
@@ -235,7 +236,7 @@ impl ReloadPart {
                 .then(|| credentials.build_acting(&now.users, &now.cluster, pages.clone()));
             let acting = acting.transpose().map_err(|error| format!("user: {error}"))?;
             changes.extend(users);
-            let made = Arc::new(Identities::of(now, &credentials));
+            let made = Arc::new(Identities::of(now, &credentials, SystemTime::now()));
             let (current, credentials) = (Arc::clone(&current), Arc::clone(&credentials));
             // The rules are published last, and decisions by the old rules are discarded then.
             let publish = move || {

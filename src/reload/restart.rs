@@ -26,6 +26,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         }),
         issuers: read.issuers,
         mapping: read.mapping,
+        policy: read.policy,
         revocation: Arc::new(Revocation {
             keep: keep(&current.revocation.keep, &read.revocation.keep),
             max_age: current.revocation.max_age,

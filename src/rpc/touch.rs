@@ -102,6 +102,8 @@ pub enum TouchTarget<'a> {
     /// All keys attached to a lease, known to etcd only. etcd asks for permission on them as well: revoking
     /// a lease deletes its keys, and renewing a lease keeps them.
     KeysOfLease(i64),
+    /// All keys attached to the lease that a key is put with. etcd asks for permission on them as well.
+    KeysSharingLease(i64),
     /// The cluster as a whole, for actions not on keys.
     Cluster,
 }
@@ -221,11 +223,11 @@ fn on_key(action: Action, key: &[u8], visitor: &mut Visitor<'_>) -> Visit {
 }
 
 /// The keys of the lease that a key is put with, if any.
-fn on_lease_keys(action: Action, lease: i64, visitor: &mut Visitor<'_>) -> Visit {
+fn on_keys_sharing(action: Action, lease: i64, visitor: &mut Visitor<'_>) -> Visit {
     if lease == 0 {
         return DONE;
     }
-    visitor(Touch { action, target: TouchTarget::KeysOfLease(lease) })
+    visitor(Touch { action, target: TouchTarget::KeysSharingLease(lease) })
 }
 
 fn visit_range(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
@@ -256,7 +258,7 @@ fn visit_put(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
     if reads {
         on_key(Action::Read, key, visitor)?;
     }
-    on_lease_keys(Action::Write, lease, visitor)
+    on_keys_sharing(Action::Write, lease, visitor)
 }
 
 fn visit_delete(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
@@ -362,8 +364,8 @@ fn visit_lease(body: &[u8], on_its_keys: Option<Action>, visitor: &mut Visitor<'
     on_cluster(Action::Lease, visitor)?;
     let lease = last_number(body, 1)?;
     match on_its_keys {
-        Some(action) => on_lease_keys(action, lease, visitor),
-        None => DONE,
+        Some(action) if lease != 0 => visitor(Touch { action, target: TouchTarget::KeysOfLease(lease) }),
+        _ => DONE,
     }
 }
 
@@ -372,14 +374,14 @@ fn visit_queue(name: &[u8], lease: i64, visitor: &mut Visitor<'_>) -> Visit {
     let prefix = [name, b"/"].concat();
     let end = end_of_prefix(&prefix).unwrap_or_default();
     on_keys(Action::Lock, KeyRange::of(&prefix, &end), visitor)?;
-    on_lease_keys(Action::Write, lease, visitor)
+    on_keys_sharing(Action::Lock, lease, visitor)
 }
 
 /// Proclaim and Resign name the leader's key in their first field. Proclaim puts the key with its lease.
 fn visit_leader_key(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
     let leader = last_bytes(body, 1)?;
     on_key(Action::Lock, last_bytes(leader, 2)?, visitor)?;
-    on_lease_keys(Action::Write, last_number(leader, 4)?, visitor)
+    on_keys_sharing(Action::Lock, last_number(leader, 4)?, visitor)
 }
 
 const UNREADABLE: Visit = ControlFlow::Break(VisitStop::Unreadable);
@@ -448,6 +450,7 @@ mod tests {
             seen.push(match touch.target {
                 TouchTarget::Cluster => name.to_owned(),
                 TouchTarget::KeysOfLease(lease) => format!("{name} lease {lease}"),
+                TouchTarget::KeysSharingLease(lease) => format!("{name} beside {lease}"),
                 TouchTarget::Keys(KeyRange { start, end }) => match end {
                     super::super::key_range::RangeEnd::StartKey => format!("{name} {}", text(start)),
                     super::super::key_range::RangeEnd::Before(end) => {
@@ -480,7 +483,7 @@ mod tests {
         let put = PutRequest { lease: 7, prev_kv: true, ..put("k") };
         assert_eq!(
             touches("/etcdserverpb.KV/Put", &put.encode_to_vec()),
-            ["write k", "read k", "write lease 7"]
+            ["write k", "read k", "write beside 7"]
         );
         let delete = DeleteRangeRequest { key: "a".into(), range_end: "\0".into(), prev_kv: true };
         assert_eq!(
@@ -553,7 +556,7 @@ mod tests {
     #[test]
     fn locks_and_elections_are_the_queue_or_the_raw_key() {
         let lock = LockRequest { name: "n".into(), lease: 7 }.encode_to_vec();
-        assert_eq!(touches("/v3lockpb.Lock/Lock", &lock), ["lock n/..n0", "write lease 7"]);
+        assert_eq!(touches("/v3lockpb.Lock/Lock", &lock), ["lock n/..n0", "lock beside 7"]);
         let unlock = UnlockRequest { key: "n/1".into() }.encode_to_vec();
         assert_eq!(touches("/v3lockpb.Lock/Unlock", &unlock), ["lock n/1"]);
         let campaign = CampaignRequest { name: "e".into(), ..Default::default() }.encode_to_vec();
@@ -563,9 +566,9 @@ mod tests {
         assert_eq!(touches("/v3electionpb.Election/Observe", &name), ["lock e/..e0"]);
         let leader = LeaderKey { name: "e".into(), key: "raw".into(), rev: 1, lease: 3 };
         let proclaim = ProclaimRequest { leader: Some(leader.clone()), value: "v".into() }.encode_to_vec();
-        assert_eq!(touches("/v3electionpb.Election/Proclaim", &proclaim), ["lock raw", "write lease 3"]);
+        assert_eq!(touches("/v3electionpb.Election/Proclaim", &proclaim), ["lock raw", "lock beside 3"]);
         let resign = ResignRequest { leader: Some(leader) }.encode_to_vec();
-        assert_eq!(touches("/v3electionpb.Election/Resign", &resign), ["lock raw", "write lease 3"]);
+        assert_eq!(touches("/v3electionpb.Election/Resign", &resign), ["lock raw", "lock beside 3"]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use prost::Message as _;
 use crate::credentials::{CallCredential, LoginFailure};
 use crate::members::membership::{AuthSetting, Member};
 use crate::pb::etcdserverpb::RangeRequest;
+use crate::policy::permit::Permit;
 use crate::refusal::Status;
 use crate::rpc::frame::{PREFIX, encode};
 use crate::rpc::header;
@@ -123,7 +124,7 @@ pub async fn ask_patiently(
     loop {
         let shown = upstream.credential_for(user, member).await.map_err(ReadError::Login)?;
         let body = UpstreamRequestBody::Once(framed.clone());
-        let headers = upstream_headers(&HeaderMap::new(), &shown);
+        let headers = upstream_headers(&HeaderMap::new(), &shown, Permit::for_own_request());
         let sent = upstream.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
         let (response, in_flight) = sent.map_err(lost)?;
         let answer = MemberReply::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;

@@ -22,6 +22,7 @@ use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
 use crate::members::cluster_outage::UpstreamLink;
 use crate::members::membership::{AuthSetting, Member, MembershipHint};
+use crate::policy::permit::Permit;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::Method;
@@ -57,6 +58,8 @@ pub struct StreamRoute {
     pub rules: &'static StreamRules,
     /// The only request message, without its frame; `None` if the client streams.
     pub request: Option<Bytes>,
+    /// The permit of the client's stream.
+    pub permit: Permit,
 }
 
 /// An open stream: the request's header is on its way.
@@ -135,7 +138,7 @@ impl StreamRoute {
     /// Begins a stream to `member`.
     #[must_use]
     pub fn start(self: Rc<Self>, member: Arc<Member>, credential: CallCredential) -> OpenStream {
-        let mut head = upstream_headers(&self.headers, &credential);
+        let mut head = upstream_headers(&self.headers, &credential, self.permit);
         if self.rules.requires_leader {
             head.fields.insert(HAS_LEADER, HeaderValue::from_static("true"));
         }

@@ -26,6 +26,7 @@ use crate::identity::{ClusterId, MemberId};
 use crate::io::http2_body::Http2Body;
 use crate::members::choose::{MemberChooser, MemberComparison, MemberTarget};
 use crate::members::membership::{AuthSetting, Member, MembersHandle, Membership, MembershipHint, Role};
+use crate::policy::permit::Permit;
 use crate::rpc::method::Lane;
 use crate::upstream::connection_slots::Seat;
 use crate::upstream::member_connection::{Connection, InFlight, SendError};
@@ -329,9 +330,10 @@ fn forward(client: &HeaderMap, headers: &mut HeaderMap) {
     }
 }
 
-/// Builds the header for a member: the allowed fields of the client's header, then Keyward's own.
+/// Builds the header for a member: the allowed fields of the client's header, then Keyward's own. Only a
+/// permitted request has a header, so nothing goes upstream without a permit.
 #[must_use]
-pub fn upstream_headers(client: &HeaderMap, shown: &CallCredential) -> UpstreamHead {
+pub fn upstream_headers(client: &HeaderMap, shown: &CallCredential, _permit: Permit) -> UpstreamHead {
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(TE, TRAILERS);
@@ -403,7 +405,7 @@ mod tests {
         ] {
             client.append(name, HeaderValue::from_static("the client's"));
         }
-        let headers = upstream_headers(&client, &CallCredential::Nothing).fields;
+        let headers = upstream_headers(&client, &CallCredential::Nothing, Permit::for_own_request()).fields;
         let mut seen: Vec<_> =
             headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         seen.sort_unstable();

@@ -35,6 +35,9 @@ mod direct_delivery;
 mod member_responses;
 mod progress;
 mod stream_assignment;
+mod watch_traits;
+
+pub use watch_traits::WatchTraits;
 
 #[cfg(test)]
 mod model;
@@ -81,36 +84,6 @@ pub struct UpstreamStreamId(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WatchKey(u64);
 
-/// Version-dependent behaviours of a member's Watch service. The versions are listed in `docs/etcd-facts.md`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WatchTraits {
-    /// Manual progress never runs ahead of undelivered events (3.4.25, 3.5.8 and later), and is answered for
-    /// watches that caught up without any event (3.4.31, 3.5.13 and later). See `docs/etcd-facts.md#v2` and
-    /// `#v3`.
-    pub progress_trusted: bool,
-    /// "permission denied" means a real denial (3.4.22, 3.5.6 and later); older members say the same of an
-    /// expired token. See `docs/etcd-facts.md#v6` and `#v7`.
-    pub exact_refusals: bool,
-    /// The Created of a watch "from now" may carry a revision later than the watch's start, and a watch from
-    /// a future revision gets no progress (both 3.4.38, 3.5.22, 3.6.2 and later). The start of a watch does
-    /// not depend on the trait: a start is never below the revision told by Created. See
-    /// `docs/etcd-facts.md#v4` and `#v5`.
-    pub late_created: bool,
-    /// A watch from a negative revision is refused (3.4.38, 3.5.24, 3.6.6 and later). On older members a
-    /// negative start makes the member's watches lose events. See `docs/etcd-facts.md#v8`.
-    pub refuses_negative_start: bool,
-}
-
-impl WatchTraits {
-    /// The traits of a member of unknown version: no behaviour is taken on trust.
-    pub const UNKNOWN: Self = Self {
-        progress_trusted: false,
-        exact_refusals: false,
-        late_created: true,
-        refuses_negative_start: false,
-    };
-}
-
 /// Intervals chosen by the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct HubTiming {
@@ -126,6 +99,8 @@ pub struct HubTiming {
 pub enum HubInput {
     /// A WatchRequest message of the client.
     Client(Bytes),
+    /// A WatchRequest message of the client with a create that the policy does not permit.
+    DeniedClient(Bytes),
     /// The stream's member is chosen and the request is on its way: messages may be sent. Do not wait for the
     /// response headers: etcd sends headers only together with the first message of a Watch.
     Opened {
@@ -458,6 +433,7 @@ impl Hub {
         }
         let result = match input {
             HubInput::Client(message) => self.client(&message),
+            HubInput::DeniedClient(message) => self.denied_client(&message),
             HubInput::Opened { stream, traits } => {
                 self.opened(stream, traits);
                 Ok(())

@@ -32,15 +32,17 @@ use crate::members::cluster_outage::UpstreamLink;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::header::{self, AnswerProgress};
+use crate::tasks::poll_timer::poll_timer;
 use crate::tasks::wake_gate::WakeGate;
-use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
+use crate::upstream::bidi::BidiEvent;
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
+use crate::watch::access::WatchAccess;
 use crate::watch::budget::{FREE, SMALL};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
 };
 use crate::watch::upstream_stream::{
-    SourceOpenFailure, WatchRoute, WatchSource, WatchSourceOpening, login_loss, refuses_credential,
+    SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute, login_loss, refuses_credential,
 };
 
 /// The surroundings of a Watch stream.
@@ -57,35 +59,8 @@ pub struct WatchSession {
     pub starts: Rc<WatchStarts>,
     /// The link state of this client stream: up while an upstream stream serves it.
     pub link: Rc<UpstreamLink>,
-}
-
-/// The present state of an upstream stream.
-enum UpstreamStreamState {
-    Opening(WatchSourceOpening),
-    Open(Box<WatchSource>),
-}
-
-impl UpstreamStreamState {
-    fn turn_ends(&self) -> Option<Instant> {
-        match self {
-            Self::Opening(_) => None,
-            Self::Open(source) => source.turn_ends(),
-        }
-    }
-
-    /// The next event. Cancel-safe.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<UpstreamStreamEvent> {
-        match self {
-            Self::Opening(opening) => opening.as_mut().poll(cx).map(|opened| match opened {
-                Ok(source) => UpstreamStreamEvent::Opened(Box::new(source)),
-                Err(failed) => UpstreamStreamEvent::Failed(failed),
-            }),
-            Self::Open(source) => source.poll_next(cx).map(|next| match next {
-                Ok(next) => UpstreamStreamEvent::Came(next),
-                Err(UnfinishedMessageTooLarge) => UpstreamStreamEvent::TooMuch,
-            }),
-        }
-    }
+    /// The decision on each watch; `None` permits every watch.
+    pub access: Option<WatchAccess>,
 }
 
 /// The outcome of a read: a connection was available, or a limit left no room.
@@ -93,14 +68,6 @@ impl UpstreamStreamState {
 enum CheckConnection {
     Found,
     None,
-}
-
-/// An event of an upstream stream.
-enum UpstreamStreamEvent {
-    Opened(Box<WatchSource>),
-    Failed(SourceOpenFailure),
-    Came(BidiEvent),
-    TooMuch,
 }
 
 /// Messages up to this size may be delivered without the hub's other steps; larger ones are counted as held.
@@ -220,6 +187,10 @@ impl RunningWatchSession {
             if self.client.poll_gone(cx).is_ready() {
                 return Poll::Ready(None);
             }
+            if self.session.access.as_ref().is_some_and(|access| access.take_change(cx)) {
+                self.end_denied();
+                continue;
+            }
             let quiet = self.is_quiet(cx);
             if let Poll::Ready(event) = self.poll_gated(cx, quiet) {
                 if let ControlFlow::Break(end) = self.gated_event(event, quiet) {
@@ -337,7 +308,9 @@ impl RunningWatchSession {
                 let floor = &self.session.route.floor;
                 self.hub.raise_shown_revision(floor.cluster(), floor.revision());
                 let newest = self.hub.newest();
-                self.input(HubInput::Client(message));
+                let is_permitted = self.session.access.as_ref().is_none_or(|access| access.permits(&message));
+                let input = if is_permitted { HubInput::Client } else { HubInput::DeniedClient };
+                self.input(input(message));
                 if self.hub.newest() != newest && self.hub.is_unregistered(self.hub.newest()) {
                     self.starts.insert(self.hub.newest(), start.clone());
                 }
@@ -356,6 +329,11 @@ impl RunningWatchSession {
     }
 
     fn input(&mut self, input: HubInput) {
+        self.step(|hub, now, outputs| hub.handle(now, input, outputs));
+    }
+
+    /// Lets the hub take a step, and carries out the outputs.
+    fn step(&mut self, step: impl FnOnce(&mut Hub, Instant, &mut Vec<HubOutput>)) {
         let mut outputs = Vec::new();
         let before = self.hub.cluster();
         for (watch, start) in &self.starts {
@@ -363,7 +341,7 @@ impl RunningWatchSession {
                 self.hub.note_overtaking_write(*watch, revision);
             }
         }
-        self.hub.handle(Instant::now(), input, &mut outputs);
+        step(&mut self.hub, Instant::now(), &mut outputs);
         self.starts.retain(|watch, _| self.hub.is_unregistered(*watch));
         if before.is_some() && before != self.hub.cluster() {
             self.session.route.floor.follow(self.hub.cluster());
@@ -373,6 +351,13 @@ impl RunningWatchSession {
         }
         self.unfinished.resize(self.hub.held().saturating_sub(FREE));
         self.end_turns(|hub, stream, _| hub.is_restored(stream));
+    }
+
+    /// Ends the watches that the caller's changed permissions do not permit any more.
+    fn end_denied(&mut self) {
+        let Some(access) = self.session.access.take() else { return };
+        self.step(|hub, now, outputs| hub.end_denied(now, |create| access.permits_watch(create), outputs));
+        self.session.access = Some(access);
     }
 
     /// The earliest end of a stream's turn to be resumed. Applies also while upstream is unread because the
@@ -570,22 +555,6 @@ impl RunningWatchSession {
             self.session.link.set_down();
         }
     }
-}
-
-/// Ready at `due`, or somewhat later. The timer is kept and, if it ends too early, set anew only then: most
-/// deadlines move on before they come.
-fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, due: Instant, cx: &mut Context<'_>) -> Poll<()> {
-    let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
-    if timer.deadline() > due {
-        timer.as_mut().reset(due);
-    }
-    while timer.as_mut().poll(cx).is_ready() {
-        if timer.deadline() >= due {
-            return Poll::Ready(());
-        }
-        timer.as_mut().reset(due);
-    }
-    Poll::Pending
 }
 
 fn status(end: WatchStreamEnd) -> Status {

@@ -116,6 +116,11 @@ fn read_cancel(message: &Bytes) -> Result<i64, MalformedWatchMessage> {
 }
 
 impl ClientWatchCreate {
+    /// The fields of the create, except for the fields replaced upstream.
+    pub(super) fn kept(&self) -> &[u8] {
+        &self.kept
+    }
+
     fn read(message: &Bytes) -> Result<Self, MalformedWatchMessage> {
         // Copied, not sliced: a watch lives for days, and a slice would keep the whole received frame alive.
         let mut kept = BytesMut::with_capacity(message.len());

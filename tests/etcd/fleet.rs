@@ -19,6 +19,7 @@ use keyward::dial::member_tls;
 use keyward::members::choose::MemberChooser;
 use keyward::members::discovery::Members;
 use keyward::members::membership::Member;
+use keyward::policy::permit::Permit;
 use keyward::rpc::method::{Lane, METHODS};
 use keyward::tasks::Tasks;
 use keyward::telemetry::metrics::Metrics;
@@ -200,7 +201,7 @@ fn shards_share_a_users_connections_and_one_too_many_is_refused() {
                 let door = &bench.doors[shard];
                 let whom = bench.user(user);
                 let shown = door.credential_for(&whom, member).await.expect("a certificate");
-                let head = upstream_headers(&HeaderMap::new(), &shown);
+                let head = upstream_headers(&HeaderMap::new(), &shown, Permit::for_own_request());
                 let (asks, asked) = Outbox::new();
                 let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
                 let ping = keyward::pb::etcdserverpb::LeaseKeepAliveRequest { id: 7 };

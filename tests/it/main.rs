@@ -90,6 +90,8 @@ mod outages;
 #[cfg(test)]
 mod own_troubles;
 #[cfg(test)]
+mod permissions;
+#[cfg(test)]
 mod pinned;
 #[cfg(test)]
 mod proofs;

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
@@ -169,7 +169,7 @@ impl Keyward {
         self.logins.replace(Arc::clone(&config.passwords));
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages());
         acted.expect("users that can be proved");
-        self.identities.publish(Identities::of(&config, &self.credentials));
+        self.identities.publish(Identities::of(&config, &self.credentials, SystemTime::now()));
     }
 
     /// Publishes the certificates, authorities and lists of another configuration, with the files in `folder`.

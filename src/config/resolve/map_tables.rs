@@ -4,6 +4,7 @@
 //! peers, or for a user without a credential, is a fault; `root` is reached only by a rule with one exact
 //! peer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Resolver;
@@ -12,12 +13,30 @@ use crate::config::{Conditions, Listener, MapRule, MappingOutcome, MappingRules,
 use crate::identity::UserName;
 use crate::identity::pattern::{AddressRange, Attribute, Glob, PeerPattern};
 
-/// Names available to a rule.
-struct RuleNames<'a> {
-    users: &'a UserRows,
+/// Names available to conditions on peers.
+pub(super) struct PeerNames<'a> {
     issuers: Vec<Arc<str>>,
     authorities: Vec<Arc<str>>,
     listeners: &'a [Arc<Listener>],
+}
+
+impl<'a> PeerNames<'a> {
+    /// The names of these listeners, of their authorities, and of these issuers.
+    pub(super) fn of(listeners: &'a [Arc<Listener>], issuers: Vec<Arc<str>>) -> Self {
+        let mut authorities: Vec<Arc<str>> = Vec::new();
+        for listener in listeners {
+            let ca = listener.tls.as_ref().and_then(|tls| tls.clients.ca());
+            authorities.extend(ca.map(|ca| Arc::clone(&ca.name)));
+        }
+        authorities.sort();
+        authorities.dedup();
+        Self { issuers, authorities, listeners }
+    }
+
+    /// True if a listener has the name.
+    pub(super) fn has_listener(&self, name: &str) -> bool {
+        self.listeners.iter().any(|listener| *listener.name == *name)
+    }
 }
 
 impl Resolver<'_> {
@@ -31,17 +50,10 @@ impl Resolver<'_> {
         listeners: &[Arc<Listener>],
         defaults: Vec<(Arc<str>, UserName)>,
     ) -> MappingRules {
-        let mut authorities: Vec<Arc<str>> = Vec::new();
-        for listener in listeners {
-            let ca = listener.tls.as_ref().and_then(|tls| tls.clients.ca());
-            authorities.extend(ca.map(|ca| Arc::clone(&ca.name)));
-        }
-        authorities.sort();
-        authorities.dedup();
-        let known = RuleNames { users, issuers, authorities, listeners };
+        let known = PeerNames::of(listeners, issuers);
         let mut rules = Vec::new();
         for (index, row) in rows.into_iter().enumerate() {
-            rules.extend(self.map_rule(&format!("map[{index}]"), row, &known));
+            rules.extend(self.map_rule(&format!("map[{index}]"), row, users, &known));
         }
         for (listener, user) in defaults {
             let peer = Some(PeerPattern::Listener(Glob::new(&listener)));
@@ -56,27 +68,24 @@ impl Resolver<'_> {
         MappingRules { rules, default }
     }
 
-    fn map_rule(&mut self, path: &str, row: toml_file::TomlMap, known: &RuleNames<'_>) -> Option<MapRule> {
-        let peer_path = format!("{path}.peer");
-        let peer = row.peer.and_then(|text| self.peer(&peer_path, &text, known));
-        let network_path = format!("{path}.network");
-        let network = row.network.and_then(|text| self.checked(&network_path, text.parse::<AddressRange>()));
-        let who = Conditions {
-            peer,
-            san_uri: row.san_uri.as_deref().map(Glob::new),
-            san_dns: row.san_dns.as_deref().map(Glob::new),
-            issuer: row
-                .issuer
-                .as_deref()
-                .and_then(|name| self.issuer(&format!("{path}.issuer"), name, known)),
-            claims: row
-                .claim
-                .unwrap_or_default()
-                .iter()
-                .map(|(name, value)| (name.clone(), Glob::new(value)))
-                .collect(),
-            network,
-        };
+    fn map_rule(
+        &mut self,
+        path: &str,
+        row: toml_file::TomlMap,
+        users: &UserRows,
+        known: &PeerNames<'_>,
+    ) -> Option<MapRule> {
+        let who = self.conditions(
+            path,
+            row.peer.as_deref(),
+            (row.san_uri.as_deref(), row.san_dns.as_deref()),
+            (row.issuer.as_deref(), row.claim),
+            row.network.as_deref(),
+            known,
+        );
+        if who == Conditions::default() {
+            self.findings.missing(path, "says of nobody: `peer`, or another condition, is needed");
+        }
         self.check_conditions(path, &who, known);
         let as_path = format!("{path}.as");
         let outcome = match (row.user.as_deref(), row.deny) {
@@ -89,7 +98,7 @@ impl Resolver<'_> {
                 self.check_same(&as_path, &who);
                 MappingOutcome::Same
             }
-            (Some(name), _) => MappingOutcome::User(self.user_named(&as_path, name, known.users)?),
+            (Some(name), _) => MappingOutcome::User(self.user_named(&as_path, name, users)?),
             (None, _) => {
                 self.findings.missing(&as_path, "the etcd user is needed, or \"same\", or `deny = true`");
                 return None;
@@ -98,7 +107,34 @@ impl Resolver<'_> {
         self.checked(&as_path, MapRule::new(who, outcome))
     }
 
-    fn peer(&mut self, path: &str, text: &str, known: &RuleNames<'_>) -> Option<PeerPattern> {
+    /// Resolves the conditions of a rule: the peer, the names of a certificate, the issuer and claims of a
+    /// JWT, and the network.
+    pub(super) fn conditions(
+        &mut self,
+        path: &str,
+        peer: Option<&str>,
+        (san_uri, san_dns): (Option<&str>, Option<&str>),
+        (issuer, claims): (Option<&str>, Option<BTreeMap<String, String>>),
+        network: Option<&str>,
+        known: &PeerNames<'_>,
+    ) -> Conditions {
+        let network_path = format!("{path}.network");
+        Conditions {
+            peer: peer.and_then(|text| self.peer(&format!("{path}.peer"), text, known)),
+            san_uri: san_uri.map(Glob::new),
+            san_dns: san_dns.map(Glob::new),
+            issuer: issuer.and_then(|name| self.issuer(&format!("{path}.issuer"), name, known)),
+            claims: claims
+                .unwrap_or_default()
+                .iter()
+                .map(|(name, value)| (name.clone(), Glob::new(value)))
+                .collect(),
+            network: network.and_then(|text| self.checked(&network_path, text.parse::<AddressRange>())),
+        }
+    }
+
+    /// Resolves the pattern of a peer.
+    pub(super) fn peer(&mut self, path: &str, text: &str, known: &PeerNames<'_>) -> Option<PeerPattern> {
         let peer = self.checked(path, PeerPattern::parse(text, &known.issuers))?;
         match &peer {
             PeerPattern::Certificate { ca, .. } if !known.authorities.contains(ca) => {
@@ -114,7 +150,7 @@ impl Resolver<'_> {
         Some(peer)
     }
 
-    fn issuer(&mut self, path: &str, name: &str, known: &RuleNames<'_>) -> Option<Arc<str>> {
+    fn issuer(&mut self, path: &str, name: &str, known: &PeerNames<'_>) -> Option<Arc<str>> {
         let found = known.issuers.iter().find(|issuer| &***issuer == name).cloned();
         if found.is_none() {
             self.findings.fault(path, "names the issuer of no [[jwt]]");
@@ -123,13 +159,10 @@ impl Resolver<'_> {
     }
 
     /// Checks the combination of well-formed conditions.
-    fn check_conditions(&mut self, path: &str, who: &Conditions, known: &RuleNames<'_>) {
-        let Conditions { peer, san_uri, san_dns, issuer, claims, network } = who;
+    pub(super) fn check_conditions(&mut self, path: &str, who: &Conditions, known: &PeerNames<'_>) {
+        let Conditions { peer, san_uri, san_dns, issuer, claims, network: _ } = who;
         let by_name = san_uri.is_some() || san_dns.is_some();
         let by_claim = issuer.is_some() || !claims.is_empty();
-        if peer.is_none() && !by_name && !by_claim && network.is_none() {
-            self.findings.missing(path, "says of nobody: `peer`, or another condition, is needed");
-        }
         if by_name && peer.is_none() && known.authorities.len() != 1 {
             let reason =
                 "a name means something only under one authority: say which by `peer = \"cert:CA:…\"`";

@@ -7,6 +7,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use tokio::time::Instant;
 
@@ -16,6 +17,7 @@ use crate::credentials::{Credentials, PasswordIdentity, UpstreamIdentity};
 use crate::gateway::ClientConnection;
 use crate::identity::{Peer, UserName};
 use crate::jwt::Issuers;
+use crate::policy::compiled::Policy;
 use crate::policy::mapping::{Mapping, MappingResult};
 use crate::upstream::send::UpstreamUser;
 use crate::users::{UserLineMark, UserPasswordHashes};
@@ -31,6 +33,7 @@ pub struct Identities {
     users: Arc<UserPasswordHashes>,
     ways: Vec<IdentificationWays>,
     credentials: Arc<Credentials>,
+    pub(super) policy: Policy,
 }
 
 /// The ways of identification accepted by a listener, in order of precedence. The ways also follow from rules
@@ -93,16 +96,23 @@ pub(super) enum OwnCredential<'a> {
 }
 
 impl Identities {
-    /// The mapping of a configuration; `credentials` hold the configured users.
+    /// The mapping and the policy of a configuration from `now` on; `credentials` hold the configured users.
     #[must_use]
-    pub fn of(config: &Config, credentials: &Arc<Credentials>) -> Self {
+    pub fn of(config: &Config, credentials: &Arc<Credentials>, now: SystemTime) -> Self {
         Self {
             issuers: Arc::clone(&config.issuers),
             mapping: Mapping::new(config.mapping.as_ref().clone()),
             users: Arc::clone(&config.passwords.users),
             ways: config.listeners.iter().map(|listener| IdentificationWays::of(listener)).collect(),
             credentials: Arc::clone(credentials),
+            policy: Policy::of(config, now),
         }
+    }
+
+    /// The time at which a binding of the policy ends, and these rules are to be replaced.
+    #[must_use]
+    pub fn next_end(&self) -> Option<SystemTime> {
+        self.policy.next_end()
     }
 
     /// The ways accepted from this client. If the configuration has no such listener any more, or has the

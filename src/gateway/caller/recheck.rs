@@ -34,6 +34,11 @@ impl CallerIdentification {
     /// call would go as another user.
     pub fn may_continue(&self, gateway: &Gateway, stream: &ActiveStream) -> Result<(), Refusal> {
         let now = self.recheck_grounds(gateway, stream, stream.caller.grounds.clone())?;
+        let permits = Rc::clone(self.permits(&now, &stream.client));
+        if stream.request.as_ref().is_some_and(|request| request.is_refused(&permits)) {
+            return Err(Refusal::PERMISSION_DENIED);
+        }
+        stream.permits.replace(permits);
         stream.set_password_recheck(gateway, now.needs_recheck);
         Ok(())
     }

@@ -6,14 +6,16 @@
 //! not wait.
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::super::planted_fault::PlantedFault;
 use super::{
-    ANY_STREAM, ClientWatchCreate, ClientWatchIdState, ClientWatchRequest, CreateAnswer, Hub, HubWatch,
-    NO_WATCH, PendingClientRequest, SplicedWatchResponse, WatchCursor, WatchKey, WatchPlacement,
+    ANY_STREAM, ClientWatchCreate, ClientWatchIdState, ClientWatchRequest, CreateAnswer, Hub, HubOutput,
+    HubWatch, NO_WATCH, PendingClientRequest, SplicedWatchResponse, WatchCursor, WatchKey, WatchPlacement,
     WatchStreamEnd, watch_messages,
 };
 use crate::identity::{ClusterId, Revision};
+use crate::refusal::Refusal;
 
 /// etcd's reason for a duplicate id (`mvcc.ErrWatcherDuplicateID`).
 const DUPLICATE: &str = "mvcc: duplicate watch ID provided on the WatchStream";
@@ -73,6 +75,64 @@ impl Hub {
             ClientWatchRequest::Unknown => {}
         }
         Ok(())
+    }
+
+    /// As [`Hub::client`]; a create is refused in its turn.
+    pub(super) fn denied_client(&mut self, message: &Bytes) -> Result<(), WatchStreamEnd> {
+        let newest = self.newest();
+        self.client(message)?;
+        let created = self.newest();
+        if created != newest {
+            let refusal = self.denial();
+            self.refuse(created, refusal);
+        }
+        Ok(())
+    }
+
+    /// Ends every watch that `is_permitted` does not permit, given the watch's WatchCreateRequest.
+    pub fn end_denied(
+        &mut self,
+        now: Instant,
+        is_permitted: impl Fn(&[u8]) -> bool,
+        out: &mut Vec<HubOutput>,
+    ) {
+        if self.ended {
+            return;
+        }
+        let denied = self.watches.iter().filter(|(_, watch)| {
+            let is_refused = matches!(watch.answer, Some(CreateAnswer::Refused(_)));
+            !is_refused && !is_permitted(watch.create.kept())
+        });
+        let denied: Vec<WatchKey> = denied.map(|(key, _)| *key).collect();
+        for key in denied {
+            self.leave_stream(key);
+            let refusal = self.denial();
+            self.refuse(key, refusal);
+        }
+        self.advance(now);
+        out.append(&mut self.out);
+    }
+
+    /// anywhere → nowhere, upstream too, for a watch whose Created was not told yet.
+    fn leave_stream(&mut self, key: WatchKey) {
+        let Some(watch) = self.watches.get_mut(&key).filter(|watch| watch.id.is_none()) else { return };
+        let place = std::mem::replace(&mut watch.place, WatchPlacement::Nowhere);
+        if let Some(stream) = place.stream().and_then(|id| self.streams.get_mut(&id)) {
+            stream.waiting.remove(&key);
+        }
+        self.forget_upstream(&place);
+    }
+
+    /// The response of etcd to a create without permission.
+    fn denial(&self) -> SplicedWatchResponse {
+        SplicedWatchResponse {
+            header: Some(self.header_at_least(0)),
+            watch_id: NO_WATCH,
+            created: true,
+            canceled: true,
+            cancel_reason: Refusal::PERMISSION_DENIED.status().cancel_reason().into(),
+            ..SplicedWatchResponse::default()
+        }
     }
 
     fn create(&mut self, create: ClientWatchCreate) {

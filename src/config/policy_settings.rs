@@ -1,0 +1,57 @@
+//! The resolved `[policy]`: the mode, and the rules in force.
+//!
+//! Owns: the settings. Must not know: the decision on a call.
+
+use std::sync::Arc;
+
+use crate::config::policy_document::PolicyDocument;
+
+/// The settings of `[policy]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicySettings {
+    /// The mode for callers without a binding of their own mode.
+    pub mode: PolicyMode,
+    /// The treatment of methods without a row in the method table, for callers under [`PolicyMode::Enforce`].
+    pub unknown_methods: UnknownMethods,
+    /// The rules; empty without a policy file.
+    pub document: Arc<PolicyDocument>,
+}
+
+impl Default for PolicySettings {
+    fn default() -> Self {
+        Self { mode: PolicyMode::Off, unknown_methods: UnknownMethods::Refuse, document: Arc::default() }
+    }
+}
+
+/// The consequence of a denial. Later variants are stricter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PolicyMode {
+    /// No call is judged.
+    #[default]
+    Off,
+    /// Denials are counted and logged, and the call goes on.
+    Shadow,
+    /// Denied calls are refused.
+    Enforce,
+}
+
+impl PolicyMode {
+    /// The mode's name in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Shadow => "shadow",
+            Self::Enforce => "enforce",
+        }
+    }
+}
+
+/// The treatment of a method without a row in the method table: no rule can name its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownMethods {
+    /// Refused as unimplemented.
+    Refuse,
+    /// Passed on.
+    Allow,
+}

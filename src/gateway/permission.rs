@@ -1,0 +1,170 @@
+//! The policy's decision on a request, and its consequence.
+//!
+//! Owns: the consequence of a denial by the caller's mode, and finding the keys of a lease. Must not know:
+//! how a decision is made. Invariants (docs/decisions.md#d30): a denied request is not sent; a denial that is
+//! not enforced is counted and changes nothing; no log record names a key.
+
+use std::rc::Rc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+
+use crate::config::{PolicyMode, UnknownMethods};
+use crate::gateway::call::Call;
+use crate::gateway::caller::Caller;
+use crate::lease::lease_keys;
+use crate::policy::permit::Permit;
+use crate::policy::permit_set::{Decision, Denial, PermitSet};
+use crate::refusal::{Code, Refusal};
+use crate::rpc::method::Method;
+use crate::rpc::touch::Action;
+use crate::telemetry::metrics::Metrics;
+use crate::upstream::own_requests::ReadError;
+
+/// Largest message kept for another decision, in bytes.
+const LARGEST_KEPT: usize = 4096;
+
+/// A request of a stream or waiting call, decided again after a change of the policy.
+pub struct DecidedRequest {
+    method: &'static Method,
+    /// `None` for a large message.
+    message: Option<Box<[u8]>>,
+}
+
+impl DecidedRequest {
+    /// Copies the request.
+    #[must_use]
+    pub fn new(method: &'static Method, message: &[u8]) -> Self {
+        Self { method, message: (message.len() <= LARGEST_KEPT).then(|| message.into()) }
+    }
+
+    /// True if `permits` refuse the request. The keys of leases are not looked up again. A request too large
+    /// to be kept is refused wherever requests are judged.
+    #[must_use]
+    pub fn is_refused(&self, permits: &PermitSet) -> bool {
+        let Some(message) = &self.message else { return permits.mode == PolicyMode::Enforce };
+        match permits.decide(self.method, message) {
+            Decision::Denied(denial) => permits.enforce(denial).is_err(),
+            Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => false,
+        }
+    }
+}
+
+/// The permissions of the caller of `call`.
+#[must_use]
+fn permits_of(call: &Call<'_>, caller: &Caller) -> Rc<PermitSet> {
+    Rc::clone(caller.permits(&call.snapshot().identities, call.client))
+}
+
+/// Decides on the request of a unary call.
+///
+/// # Errors
+/// The policy refuses the request, or the keys of a lease cannot be found.
+pub async fn of_request(call: &Call<'_>, caller: &Caller, message: &[u8]) -> Result<Permit, Refusal> {
+    match without_reading(call, caller, message) {
+        Ok(decided) => decided,
+        Err(reading) => reading.await,
+    }
+}
+
+/// The decision on a unary request, or the future that reads the keys of its leases first.
+///
+/// A function of its own: what it borrows would be part of every call's future otherwise.
+fn without_reading<'a>(
+    call: &'a Call<'_>,
+    caller: &'a Caller,
+    message: &[u8],
+) -> Result<Result<Permit, Refusal>, LocalBoxFuture<'a, Result<Permit, Refusal>>> {
+    let snapshot = call.snapshot();
+    let permits = caller.permits(&snapshot.identities, call.client);
+    match permits.decide(call.method, message) {
+        Decision::Allowed(permit) => Ok(Ok(permit)),
+        Decision::Denied(denial) => Ok(consequence(&call.gateway.metrics, permits, call.method, denial)),
+        Decision::NeedsLeaseKeys(permit, leases) => {
+            Err(of_lease_keys(call, caller, Rc::clone(permits), permit, leases).boxed_local())
+        }
+    }
+}
+
+/// Decides on a stream as a whole, before its first request.
+///
+/// # Errors
+/// The policy refuses every request of the caller.
+pub fn of_stream(call: &Call<'_>, caller: &Caller) -> Result<Permit, Refusal> {
+    let permits = permits_of(call, caller);
+    match permits.decide_stream() {
+        Decision::Denied(denial) => consequence(&call.gateway.metrics, &permits, call.method, denial),
+        Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => Ok(permit),
+    }
+}
+
+/// Decides on a method without a row in the method table, which no rule can name.
+///
+/// # Errors
+/// The policy refuses unknown methods.
+pub fn of_unknown_method(call: &Call<'_>, caller: &Caller) -> Result<Permit, Refusal> {
+    let permits = permits_of(call, caller);
+    let Decision::Denied(denial) = permits.decide_unknown() else { return of_stream(call, caller) };
+    let refused = consequence(&call.gateway.metrics, &permits, call.method, denial);
+    refused.map_err(|refusal| match permits.unknown_methods {
+        UnknownMethods::Allow => refusal,
+        UnknownMethods::Refuse => unimplemented(call.path).unwrap_or(refusal),
+    })
+}
+
+fn unimplemented(path: &str) -> Option<Refusal> {
+    let (service, _) = path.strip_prefix('/')?.rsplit_once('/')?;
+    Some(Refusal::unknown_service(service))
+}
+
+/// Counts a denial. Returns the permit of a denial that is not enforced.
+///
+/// # Errors
+/// The denial is enforced.
+fn consequence(
+    metrics: &Metrics,
+    permits: &PermitSet,
+    method: &Method,
+    denial: Denial,
+) -> Result<Permit, Refusal> {
+    let (action, reason) = (denial.action.name(), denial.reason.word());
+    match permits.enforce(denial) {
+        Ok(permit) => {
+            metrics.policy.count_shadow_denied(action);
+            tracing::debug!(method = method.path, action, reason, "the policy would refuse a request");
+            Ok(permit)
+        }
+        Err(_) => {
+            metrics.policy.count_refused(action);
+            tracing::debug!(method = method.path, action, reason, "the policy refused a request");
+            Err(Refusal::PERMISSION_DENIED)
+        }
+    }
+}
+
+/// Decides on the keys attached to leases, as read with the caller's own identity.
+async fn of_lease_keys(
+    call: &Call<'_>,
+    caller: &Caller,
+    permits: Rc<PermitSet>,
+    permit: Permit,
+    leases: Vec<(Action, i64)>,
+) -> Result<Permit, Refusal> {
+    for (action, lease) in leases {
+        let keys = lease_keys::read(&call.gateway.upstream, &caller.upstream_user, lease).await;
+        let keys = keys.map_err(|error| unread(&error))?;
+        if let Decision::Denied(denial) = permits.decide_keys(action, keys.iter().map(|key| &key[..])) {
+            return consequence(&call.gateway.metrics, &permits, call.method, denial);
+        }
+    }
+    Ok(permit)
+}
+
+/// The refusal of a call whose lease's keys could not be read. Nothing of the call was sent.
+fn unread(error: &ReadError) -> Refusal {
+    match error {
+        ReadError::Refused(status) if status.code == Code::PermissionDenied => Refusal::PERMISSION_DENIED,
+        ReadError::Refused(_) | ReadError::Login(_) | ReadError::Lost => Refusal::NOTHING_SENT,
+        ReadError::NoRoom => Refusal::TOO_MANY_REQUESTS,
+    }
+}

@@ -1,0 +1,286 @@
+//! The permissions of one caller, and the decision on a request.
+//!
+//! Owns: the decision. Must not know: the caller's proof, clocks, the consequences of a denial. Invariants
+//! (docs/decisions.md#d30, docs/decisions.md#d31): an action that no grant allows is denied; a denying grant
+//! wins; every touch of a request is judged, and a request that cannot be read counts as reading and writing
+//! every key; a decision on a request without a lease allocates nothing, except for what `rpc::touch` needs.
+
+use std::cmp::Ordering;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::grants::{ActionGrants, AllowedRun, longer};
+use super::interval_set::{GrantId, IntervalSet};
+use super::permit::Permit;
+use crate::config::policy_document::PolicyDigest;
+use crate::config::{PolicyMode, UnknownMethods};
+use crate::rpc::key_range::KeyRange;
+use crate::rpc::method::Method;
+use crate::rpc::touch::{self, Action, Touch, TouchTarget, UnreadableRequest};
+
+/// The permissions of a caller under one generation of the policy.
+#[derive(Debug)]
+pub struct PermitSet {
+    /// The consequence of a denial.
+    pub mode: PolicyMode,
+    /// The treatment of methods without a row in the method table.
+    pub unknown_methods: UnknownMethods,
+    /// The generation of the policy.
+    pub generation: PolicyGeneration,
+    /// Indexes of the caller's roles in the document.
+    pub roles: Box<[usize]>,
+    pub(super) shared: Arc<ActionGrants>,
+    pub(super) own: Option<Box<ActionGrants>>,
+    pub(super) closed: Arc<IntervalSet>,
+}
+
+/// Names one version of the policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicyGeneration(pub PolicyDigest);
+
+/// The verdict on a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Every touch is allowed.
+    Allowed(Permit),
+    /// A touch is not allowed.
+    Denied(Denial),
+    /// Every touch is allowed, if these actions on the keys of these leases are allowed.
+    NeedsLeaseKeys(Permit, Vec<(Action, i64)>),
+}
+
+/// A denied touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denial {
+    /// The action.
+    pub action: Action,
+    /// The reason.
+    pub reason: DenialReason,
+}
+
+/// The reason for a denial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DenialReason {
+    /// No grant of the caller's roles allows the action on all of its keys.
+    NoGrant,
+    /// A grant denies the action.
+    Grant(GrantId),
+    /// The keys are Keyward's own.
+    OwnKeys,
+    /// The caller has no role.
+    NoRole,
+    /// The method has no row in the method table, so no rule can name its keys.
+    UnknownMethod,
+}
+
+impl DenialReason {
+    /// The reason as a word of the log.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::NoGrant => "no_grant",
+            Self::Grant(_) => "denied",
+            Self::OwnKeys => "own_keys",
+            Self::NoRole => "no_role",
+            Self::UnknownMethod => "unknown_method",
+        }
+    }
+}
+
+impl PermitSet {
+    /// Decides on a request, given as the message of a call or one message of a stream. The verdict does not
+    /// depend on [`PermitSet::mode`], except that under [`PolicyMode::Off`] every request is allowed.
+    #[must_use]
+    pub fn decide(&self, method: &Method, message: &[u8]) -> Decision {
+        if self.mode == PolicyMode::Off {
+            return Decision::Allowed(Permit::UNJUDGED);
+        }
+        let mut judged = self.begin();
+        let read = touch::visit(method, message, &mut |touch| judged.take(self, touch));
+        self.finish(judged, read)
+    }
+
+    /// Decides on a watch, given as its WatchCreateRequest.
+    #[must_use]
+    pub fn decide_watch(&self, create: &[u8]) -> Decision {
+        if self.mode == PolicyMode::Off {
+            return Decision::Allowed(Permit::UNJUDGED);
+        }
+        let mut judged = self.begin();
+        let read = touch::visit_watch_create(create, &mut |touch| judged.take(self, touch));
+        self.finish(judged, read)
+    }
+
+    /// Decides on an action on single keys, such as the keys of a lease. Who may write a key may keep the key
+    /// as part of a lock as well.
+    #[must_use]
+    pub fn decide_keys<'k>(&self, action: Action, keys: impl IntoIterator<Item = &'k [u8]>) -> Decision {
+        let mut judged = self.begin();
+        for key in keys {
+            let range = KeyRange::key(key);
+            if action == Action::Lock && self.judge_range(Action::Write, &range).is_ok() {
+                continue;
+            }
+            let touch = Touch { action, target: TouchTarget::Keys(range) };
+            if judged.take(self, touch).is_break() {
+                break;
+            }
+        }
+        judged.finish()
+    }
+
+    /// Decides on a stream of requests as a whole: denied without any role, and otherwise decided request by
+    /// request.
+    #[must_use]
+    pub fn decide_stream(&self) -> Decision {
+        if self.mode == PolicyMode::Off {
+            return Decision::Allowed(Permit::UNJUDGED);
+        }
+        self.begin().finish()
+    }
+
+    /// True if both sets of the same caller decide alike.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.mode, self.generation, &self.roles) == (other.mode, other.generation, &other.roles)
+            && self.unknown_methods == other.unknown_methods
+    }
+
+    /// Decides on a method that no rule can name.
+    #[must_use]
+    pub fn decide_unknown(&self) -> Decision {
+        match (self.mode, self.unknown_methods) {
+            (PolicyMode::Off, _) | (_, UnknownMethods::Allow) => self.decide_stream(),
+            (_, UnknownMethods::Refuse) => {
+                Decision::Denied(Denial { action: Action::Write, reason: DenialReason::UnknownMethod })
+            }
+        }
+    }
+
+    /// The consequence of a denial: a permit if the denial is only counted.
+    ///
+    /// # Errors
+    /// The denial is enforced.
+    pub fn enforce(&self, denial: Denial) -> Result<Permit, Denial> {
+        match self.mode {
+            PolicyMode::Off | PolicyMode::Shadow => Ok(Permit::UNJUDGED),
+            PolicyMode::Enforce => Err(denial),
+        }
+    }
+
+    fn finish(&self, mut judged: JudgedTouches, read: Result<(), UnreadableRequest>) -> Decision {
+        if read.is_err() {
+            for action in [Action::Read, Action::Write] {
+                let touch = Touch { action, target: TouchTarget::Keys(KeyRange::ALL) };
+                if judged.take(self, touch).is_break() {
+                    break;
+                }
+            }
+        }
+        judged.finish()
+    }
+
+    fn begin(&self) -> JudgedTouches {
+        let denied = Denial { action: Action::Read, reason: DenialReason::NoRole };
+        JudgedTouches { grant: None, denied: self.roles.is_empty().then_some(denied), leases: Vec::new() }
+    }
+
+    /// Returns the grant for an action on a range of keys.
+    fn judge_range(&self, action: Action, range: &KeyRange<'_>) -> Result<GrantId, DenialReason> {
+        if !self.closed.is_empty() && self.closed.first_shared(range).is_some() {
+            return Err(DenialReason::OwnKeys);
+        }
+        self.judge_grants(action, range)
+    }
+
+    /// The same without regard to Keyward's own keys.
+    fn judge_grants(&self, action: Action, range: &KeyRange<'_>) -> Result<GrantId, DenialReason> {
+        let own = self.own.as_deref();
+        let denied = self.shared.denied(action, range);
+        if let Some(grant) = denied.or_else(|| own?.denied(action, range)) {
+            return Err(DenialReason::Grant(grant));
+        }
+        let (mut end, grant) = self.allowed_run(action, range.start).ok_or(DenialReason::NoGrant)?;
+        while range.compare_end(end) == Ordering::Greater {
+            // A run without an end contains the rest of every range.
+            let key = end.ok_or(DenialReason::NoGrant)?;
+            (end, _) = self.allowed_run(action, key).ok_or(DenialReason::NoGrant)?;
+        }
+        Ok(grant)
+    }
+
+    fn allowed_run(&self, action: Action, key: &[u8]) -> Option<AllowedRun<'_>> {
+        let own = self.own.as_ref().and_then(|own| own.allowed_run(action, key));
+        longer(self.shared.allowed_run(action, key), own)
+    }
+
+    fn judge_cluster(&self, action: Action) -> Result<GrantId, DenialReason> {
+        match self.shared.on_cluster(action) {
+            (_, Some(grant)) => Err(DenialReason::Grant(grant)),
+            (Some(grant), None) => Ok(grant),
+            (None, None) => Err(DenialReason::NoGrant),
+        }
+    }
+}
+
+/// The verdict on the touches so far.
+struct JudgedTouches {
+    grant: Option<GrantId>,
+    denied: Option<Denial>,
+    leases: Vec<(Action, i64)>,
+}
+
+impl JudgedTouches {
+    fn take(&mut self, permits: &PermitSet, Touch { action, target }: Touch<'_>) -> ControlFlow<()> {
+        if let Some(Denial { reason: DenialReason::NoRole, .. }) = self.denied {
+            self.denied = Some(Denial { action, reason: DenialReason::NoRole });
+            return ControlFlow::Break(());
+        }
+        let judged = match target {
+            TouchTarget::Keys(range) => permits.judge_range(action, &range),
+            TouchTarget::Cluster => permits.judge_cluster(action),
+            // The keys need not be known where every key is allowed.
+            TouchTarget::KeysOfLease(lease) => {
+                return self.ask_for_keys(permits.judge_range(action, &KeyRange::ALL), action, lease);
+            }
+            // Another key on a lease changes nothing for Keyward's own keys.
+            TouchTarget::KeysSharingLease(lease) => {
+                return self.ask_for_keys(permits.judge_grants(action, &KeyRange::ALL), action, lease);
+            }
+        };
+        match judged {
+            Ok(grant) => {
+                self.grant.get_or_insert(grant);
+                ControlFlow::Continue(())
+            }
+            Err(reason) => {
+                self.denied = Some(Denial { action, reason });
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    fn ask_for_keys(
+        &mut self,
+        everything: Result<GrantId, DenialReason>,
+        action: Action,
+        lease: i64,
+    ) -> ControlFlow<()> {
+        if everything.is_err() {
+            self.leases.push((action, lease));
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn finish(self) -> Decision {
+        if let Some(denied) = self.denied {
+            return Decision::Denied(denied);
+        }
+        let permit = self.grant.map_or(Permit::UNJUDGED, Permit::granted);
+        if self.leases.is_empty() {
+            Decision::Allowed(permit)
+        } else {
+            Decision::NeedsLeaseKeys(permit, self.leases)
+        }
+    }
+}

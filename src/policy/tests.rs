@@ -1,0 +1,435 @@
+//! The decisions of a policy, by examples, and compared with a reference of its own.
+//!
+//! The reference (`allows`) knows neither intervals nor compiled sets: a range is the list of its keys in a
+//! small world of keys, and each key is compared with each grant.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use proptest::prelude::*;
+use prost::Message as _;
+
+use super::compiled::{Policy, PolicySubject};
+use super::permit_set::{Decision, DenialReason, PermitSet};
+use crate::config::{self, Config, PolicyMode, PolicySettings};
+use crate::identity::Peer;
+use crate::identity::peer::JwtClaims;
+use crate::pb::etcdserverpb::{
+    Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCreateRequest,
+    request_op::Request,
+};
+use crate::rpc::key_range::KeyRange;
+use crate::rpc::method::lookup;
+use crate::rpc::touch::{self, Action, TouchTarget};
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const PUT: &str = "/etcdserverpb.KV/Put";
+
+/// A configuration with this policy, enforced.
+fn config(policy: &str) -> Config {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("policy.toml"), policy).unwrap();
+    let text = "[[listener]]\nname = 'clients'\naddress = '127.0.0.1:2379'\n\
+                [cluster]\nendpoints = ['http://127.0.0.1:1']\n\
+                [maintenance]\netcd_prefix = '/own/'\n\
+                [policy]\nmode = 'enforce'\nfile = 'policy.toml'\n";
+    let path = folder.path().join("config.toml");
+    std::fs::write(&path, text).unwrap();
+    config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0
+}
+
+fn policy(text: &str) -> Policy {
+    Policy::of(&config(text), SystemTime::now())
+}
+
+fn peer(name: &str) -> Peer {
+    Peer::Password(name.into())
+}
+
+fn permits(policy: &Policy, peer: &Peer) -> PermitSet {
+    policy.permits(PolicySubject { peer, etcd_user: Some("etcd-user"), address: None, listener: "clients" })
+}
+
+fn range(key: &'static str, range_end: &'static str) -> Vec<u8> {
+    RangeRequest { key: key.into(), range_end: range_end.into(), ..Default::default() }.encode_to_vec()
+}
+
+fn put(key: &str) -> PutRequest {
+    PutRequest { key: key.as_bytes().to_vec().into(), ..Default::default() }
+}
+
+#[track_caller]
+fn verdict(permits: &PermitSet, path: &str, body: &[u8]) -> Result<(), DenialReason> {
+    match permits.decide(lookup(path).expect("a method"), body) {
+        Decision::Allowed(_) => Ok(()),
+        Decision::Denied(denial) => Err(denial.reason),
+        Decision::NeedsLeaseKeys(..) => panic!("needs the keys of a lease"),
+    }
+}
+
+const READER: &str = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['read']\nprefix = '/a/'\n\
+                      [[binding]]\neveryone = true\nroles = ['r']\n";
+
+#[test]
+fn what_no_grant_allows_is_denied() {
+    let permits = permits(&policy(READER), &peer("alice"));
+    assert_eq!(verdict(&permits, RANGE, &range("/a/1", "")), Ok(()));
+    assert_eq!(verdict(&permits, RANGE, &range("/a/", "/a0")), Ok(()));
+    assert_eq!(
+        verdict(&permits, RANGE, &range("/a/", "/a1")),
+        Err(DenialReason::NoGrant),
+        "beyond the prefix"
+    );
+    assert_eq!(verdict(&permits, RANGE, &range("/a/", "\0")), Err(DenialReason::OwnKeys), "from the key on");
+    assert_eq!(verdict(&permits, RANGE, &range("/b", "")), Err(DenialReason::NoGrant));
+    assert_eq!(verdict(&permits, PUT, &put("/a/1").encode_to_vec()), Err(DenialReason::NoGrant));
+    assert_eq!(
+        verdict(&permits, "/etcdserverpb.Maintenance/Status", b""),
+        Err(DenialReason::NoGrant),
+        "an action on the cluster"
+    );
+}
+
+#[test]
+fn without_a_role_even_an_empty_transaction_is_denied() {
+    let text = READER.replace("everyone = true", "peer = 'password:bob'");
+    let policy = policy(&text);
+    let alice = permits(&policy, &peer("alice"));
+    assert_eq!(verdict(&alice, "/etcdserverpb.KV/Txn", b""), Err(DenialReason::NoRole));
+    assert!(matches!(alice.decide_stream(), Decision::Denied(_)));
+    assert_eq!(verdict(&permits(&policy, &peer("bob")), "/etcdserverpb.KV/Txn", b""), Ok(()));
+}
+
+#[test]
+fn a_denial_wins_and_adjacent_grants_join() {
+    let text = "[[role]]\nname = 'one'\n\
+                [[role.allow]]\nactions = ['read']\nrange = { from = 'a', to = 'm' }\n\
+                [[role.deny]]\nactions = ['read']\nkey = 'c'\n\
+                [[role]]\nname = 'two'\n\
+                [[role.allow]]\nactions = ['read']\nrange = { from = 'm', to = 'z' }\n\
+                [[role.allow]]\nactions = ['read']\nkey = 'c'\n\
+                [[binding]]\neveryone = true\nroles = ['one', 'two']\n";
+    let permits = permits(&policy(text), &peer("alice"));
+    assert_eq!(verdict(&permits, RANGE, &range("d", "y")), Ok(()), "of two roles together");
+    assert!(matches!(verdict(&permits, RANGE, &range("c", "")), Err(DenialReason::Grant(_))));
+    assert!(matches!(verdict(&permits, RANGE, &range("b", "d")), Err(DenialReason::Grant(_))));
+    assert_eq!(verdict(&permits, RANGE, &range("c\0", "d")), Ok(()));
+}
+
+#[test]
+fn own_keys_are_closed_to_everybody() {
+    let text = "[[role]]\nname = 'all'\n[[role.allow]]\nactions = ['read', 'write', 'maintenance']\n\
+                everything = true\n[[binding]]\neveryone = true\nroles = ['all']\n";
+    let permits = permits(&policy(text), &peer("root"));
+    assert_eq!(verdict(&permits, PUT, &put("/own/lock").encode_to_vec()), Err(DenialReason::OwnKeys));
+    assert_eq!(verdict(&permits, RANGE, &range("/a", "/z")), Err(DenialReason::OwnKeys));
+    assert_eq!(verdict(&permits, RANGE, &range("/p", "\0")), Ok(()));
+    assert_eq!(verdict(&permits, "/etcdserverpb.Maintenance/Snapshot", b""), Err(DenialReason::OwnKeys));
+    // A transaction that cannot be read may touch any key.
+    assert_eq!(verdict(&permits, "/etcdserverpb.KV/Txn", b"\x22\x00"), Err(DenialReason::OwnKeys));
+}
+
+#[test]
+fn variables_are_the_callers_own_texts() {
+    let text = "[[role]]\nname = 'home'\n[[role.allow]]\nactions = ['read']\nprefix = '/teams/{user}/'\n\
+                [[role.allow]]\nactions = ['write']\nprefix = '/ns/{claim.team}/'\n\
+                [[role.deny]]\nactions = ['read']\nkey = '/teams/{user}/secret'\n\
+                [[role.allow]]\nactions = ['read']\nprefix = '/as/{etcd_user}/'\n\
+                [[binding]]\neveryone = true\nroles = ['home']\n";
+    let policy = policy(text);
+    let alice = permits(&policy, &peer("alice"));
+    assert_eq!(verdict(&alice, RANGE, &range("/teams/alice/x", "")), Ok(()));
+    assert_eq!(verdict(&alice, RANGE, &range("/as/etcd-user/x", "")), Ok(()));
+    assert_eq!(verdict(&alice, RANGE, &range("/teams/bob/x", "")), Err(DenialReason::NoGrant));
+    assert!(matches!(verdict(&alice, RANGE, &range("/teams/alice/secret", "")), Err(DenialReason::Grant(_))));
+    assert_eq!(verdict(&alice, PUT, &put("/ns/a/k").encode_to_vec()), Err(DenialReason::NoGrant));
+    let claims: JwtClaims = [("team".to_owned(), vec!["a".to_owned(), "b".to_owned()])].into_iter().collect();
+    let jwt = Peer::Jwt { issuer: "https://ci".into(), subject: "s".into(), claims: Arc::new(claims) };
+    let member = permits(&policy, &jwt);
+    assert_eq!(verdict(&member, PUT, &put("/ns/a/k").encode_to_vec()), Ok(()));
+    assert_eq!(verdict(&member, PUT, &put("/ns/b/k").encode_to_vec()), Ok(()));
+    assert_eq!(verdict(&member, PUT, &put("/ns/c/k").encode_to_vec()), Err(DenialReason::NoGrant));
+}
+
+/// `/teams//` or `/teams/../x/` would be other keys than meant; a denial that cannot be placed denies all.
+#[test]
+fn a_text_that_could_reach_other_keys_is_never_put_into_a_key() {
+    let allow = "[[role]]\nname = 'home'\n[[role.allow]]\nactions = ['read']\nprefix = '/teams/{user}'\n\
+                 [[binding]]\neveryone = true\nroles = ['home']\n";
+    let allows = policy(allow);
+    let deny = allow.replace(
+        "[[binding]]",
+        "[[role.allow]]\nactions = ['read']\neverything = true\n\
+         [[role.deny]]\nactions = ['read']\nprefix = '/teams/{user}'\n[[binding]]",
+    );
+    let denies = policy(&deny);
+    for name in ["", "a/b", "..", "a..b", ".", "/", "a\0", "a\nb", "\\"] {
+        let permitted = permits(&allows, &peer(name));
+        assert_eq!(
+            verdict(&permitted, RANGE, &range("/teams/", "/teams0")),
+            Err(DenialReason::NoGrant),
+            "{name:?}"
+        );
+        assert_eq!(verdict(&permitted, RANGE, &range("/teams", "")), Err(DenialReason::NoGrant), "{name:?}");
+        let denied = permits(&denies, &peer(name));
+        assert!(matches!(verdict(&denied, RANGE, &range("x", "")), Err(DenialReason::Grant(_))), "{name:?}");
+    }
+    assert_eq!(verdict(&permits(&denies, &peer("a")), RANGE, &range("x", "")), Ok(()));
+}
+
+#[test]
+fn the_strictest_mode_of_the_bindings_holds() {
+    let text = format!(
+        "{READER}[[binding]]\npeer = 'password:a*'\nroles = ['r']\nmode = 'shadow'\n\
+         [[binding]]\npeer = 'password:ab'\nroles = ['r']\nmode = 'enforce'\n"
+    );
+    let policy = policy(&text);
+    assert_eq!(permits(&policy, &peer("x")).mode, PolicyMode::Enforce, "the policy's own mode");
+    assert_eq!(permits(&policy, &peer("a")).mode, PolicyMode::Shadow);
+    assert_eq!(permits(&policy, &peer("ab")).mode, PolicyMode::Enforce);
+}
+
+#[test]
+fn a_binding_ends_at_its_time() {
+    let text = READER.replace("everyone = true", "everyone = true\nuntil = '2040-01-01T00:00:00Z'");
+    let config = config(&text);
+    let end = SystemTime::UNIX_EPOCH + Duration::from_secs(2_208_988_800);
+    let before = Policy::of(&config, end - Duration::from_secs(1));
+    assert_eq!(before.next_end(), Some(end));
+    assert_eq!(permits(&before, &peer("a")).roles.len(), 1);
+    let after = Policy::of(&config, end);
+    assert_eq!(after.next_end(), None);
+    assert_eq!(permits(&after, &peer("a")).roles.len(), 0);
+}
+
+#[test]
+fn listeners_users_and_groups_are_conditions() {
+    let text = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['lease']\n\
+                [[group]]\nname = 'g'\nmembers = ['password:al*', 'listener:clients']\n\
+                [[binding]]\ngroup = 'g'\nlistener = 'clients'\netcd_user = 'app'\nroles = ['r']\n";
+    let policy = policy(text);
+    let roles = |peer: &Peer, etcd_user, listener| {
+        policy.permits(PolicySubject { peer, etcd_user, address: None, listener }).roles.len()
+    };
+    assert_eq!(roles(&peer("alice"), Some("app"), "clients"), 1);
+    assert_eq!(roles(&Peer::Listener("clients".into()), Some("app"), "clients"), 1);
+    assert_eq!(roles(&peer("bob"), Some("app"), "clients"), 0);
+    assert_eq!(roles(&peer("alice"), Some("other"), "clients"), 0);
+    assert_eq!(roles(&peer("alice"), None, "clients"), 0);
+    assert_eq!(roles(&peer("alice"), Some("app"), "inner"), 0);
+}
+
+#[test]
+fn the_keys_of_a_lease_are_needed_unless_every_key_is_allowed() {
+    let text = "[[role]]\nname = 'some'\n[[role.allow]]\nactions = ['lease', 'write']\nprefix = '/a/'\n\
+                [[binding]]\neveryone = true\nroles = ['some']\n";
+    let some = permits(&policy(text), &peer("a"));
+    let revoke = lookup("/etcdserverpb.Lease/LeaseRevoke").unwrap();
+    let Decision::NeedsLeaseKeys(_, leases) = some.decide(revoke, b"\x08\x07") else { panic!() };
+    assert_eq!(leases, [(Action::Write, 7)]);
+    assert!(matches!(some.decide_keys(Action::Write, [&b"/a/1"[..], b"/a/2"]), Decision::Allowed(_)));
+    assert!(matches!(some.decide_keys(Action::Write, [&b"/a/1"[..], b"/b"]), Decision::Denied(_)));
+    assert!(matches!(some.decide_keys(Action::Write, []), Decision::Allowed(_)), "a lease without keys");
+}
+
+#[test]
+fn every_fault_of_a_policy_is_told_at_once() {
+    let text = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['reed']\n\
+                [[role.allow]]\nactions = ['read']\nrange = { from = 'b', to = 'a' }\n\
+                [[role.allow]]\nactions = ['read']\n\
+                [[role]]\nname = 'r'\n\
+                [[binding]]\nroles = ['x']\n\
+                [[binding]]\neveryone = true\npeer = 'nobody:x'\nroles = ['r']\ngroup = 'none'\n";
+    let faults = config::policy(text, &[], &[]).expect_err("faults");
+    let paths: Vec<_> = faults.iter().map(|fault| fault.path.as_str()).collect();
+    assert_eq!(
+        paths,
+        [
+            "role[0].allow[0].actions[0]",
+            "role[0].allow[1].range",
+            "role[0].allow[2]",
+            "role[1].name",
+            "binding[0].roles[0]",
+            "binding[1].peer",
+            "binding[1].group",
+        ]
+    );
+    let text = "[[role]]\nname = 'r'\n[[binding]]\nroles = ['r']\n";
+    let faults = config::policy(text, &[], &[]).expect_err("a binding of nobody");
+    assert_eq!(faults.iter().map(|fault| fault.path.as_str()).collect::<Vec<_>>(), ["binding[0]"]);
+}
+
+// --- The reference ---
+
+/// Keys of the small world: grants and requests begin and end at these keys only.
+const KEYS: [&str; 8] = ["/", "/a", "/a/", "/a/x", "/b", "/own/", "/own/k", "/z"];
+
+#[derive(Clone, Debug)]
+struct Grant {
+    allow: bool,
+    action: usize,
+    kind: u8,
+    key: usize,
+    end: usize,
+}
+
+impl Grant {
+    fn toml(&self) -> String {
+        let keys = match self.kind {
+            0 => format!("key = '{}'", KEYS[self.key]),
+            1 => format!("prefix = '{}'", KEYS[self.key]),
+            2 if self.key < self.end => {
+                format!("range = {{ from = '{}', to = '{}' }}", KEYS[self.key], KEYS[self.end])
+            }
+            _ => "everything = true".to_owned(),
+        };
+        let kind = if self.allow { "allow" } else { "deny" };
+        format!("[[role.{kind}]]\nactions = ['{}']\n{keys}\n", Action::ALL[self.action].name())
+    }
+
+    fn has(&self, key: &[u8]) -> bool {
+        let own = KEYS[self.key].as_bytes();
+        match self.kind {
+            0 => key == own,
+            1 => key.starts_with(own),
+            2 if self.key < self.end => own <= key && key < KEYS[self.end].as_bytes(),
+            _ => true,
+        }
+    }
+}
+
+fn grant() -> impl Strategy<Value = Grant> {
+    (prop::bool::weighted(0.8), 0..Action::ON_KEYS, 0u8..4, 0..KEYS.len(), 0..KEYS.len())
+        .prop_map(|(allow, action, kind, key, end)| Grant { allow, action, kind, key, end })
+}
+
+/// Every key that can tell two sets of the small world apart: each key, the key behind it, a key below it,
+/// and a key above all.
+fn world() -> Vec<Vec<u8>> {
+    let mut keys: Vec<Vec<u8>> = vec![Vec::new(), b"\0".to_vec(), b"0".to_vec(), vec![0xff; 4]];
+    for key in KEYS {
+        let key = key.as_bytes();
+        keys.extend([key.to_vec(), [key, b"\0"].concat(), [key, b"q"].concat(), [key, b"\xff"].concat()]);
+        let mut next = key.to_vec();
+        *next.last_mut().unwrap() += 1;
+        keys.push(next);
+    }
+    keys
+}
+
+fn allows(grants: &[Grant], action: Action, range: &KeyRange<'_>) -> bool {
+    let keys = world();
+    // The first key belongs to every range, also outside of the small world.
+    let mut touched = keys.iter().map(Vec::as_slice).filter(|key| range.contains(key)).chain([range.start]);
+    touched.all(|key| {
+        let of = |allow| {
+            let action = action as usize;
+            grants.iter().any(|grant| grant.allow == allow && grant.action == action && grant.has(key))
+        };
+        of(true) && !of(false) && !key.starts_with(b"/own/")
+    })
+}
+
+fn some_key() -> impl Strategy<Value = Vec<u8>> + Clone {
+    prop::sample::select(world())
+}
+
+fn request() -> impl Strategy<Value = (&'static str, Vec<u8>)> {
+    let keys = || (some_key(), prop_oneof![Just(Vec::new()), Just(vec![0]), some_key()]);
+    let read = keys().prop_map(|(key, end)| RangeRequest {
+        key: key.into(),
+        range_end: end.into(),
+        ..Default::default()
+    });
+    let write = (some_key(), any::<bool>()).prop_map(|(key, prev_kv)| PutRequest {
+        key: key.into(),
+        prev_kv,
+        ..Default::default()
+    });
+    let delete = (keys(), any::<bool>()).prop_map(|((key, end), prev_kv)| DeleteRangeRequest {
+        key: key.into(),
+        range_end: end.into(),
+        prev_kv,
+    });
+    let op = prop_oneof![
+        read.clone().prop_map(Request::RequestRange),
+        write.clone().prop_map(Request::RequestPut),
+        delete.clone().prop_map(Request::RequestDeleteRange),
+    ];
+    let txn = |op: BoxedStrategy<Request>| {
+        let ops = || prop::collection::vec(op.clone(), 0..3);
+        (prop::collection::vec(keys(), 0..2), ops(), ops()).prop_map(|(compares, success, failure)| {
+            let compare = |(key, end): (Vec<u8>, Vec<u8>)| Compare {
+                key: key.into(),
+                range_end: end.into(),
+                ..Default::default()
+            };
+            let ops = |requests: Vec<_>| {
+                requests.into_iter().map(|request| RequestOp { request: Some(request) }).collect()
+            };
+            TxnRequest {
+                compare: compares.into_iter().map(compare).collect(),
+                success: ops(success),
+                failure: ops(failure),
+            }
+        })
+    };
+    let nested = prop_oneof![op.clone(), txn(op.clone().boxed()).prop_map(Request::RequestTxn)];
+    prop_oneof![
+        read.prop_map(|request| (RANGE, request.encode_to_vec())),
+        write.prop_map(|request| (PUT, request.encode_to_vec())),
+        delete.prop_map(|request| ("/etcdserverpb.KV/DeleteRange", request.encode_to_vec())),
+        txn(nested.boxed()).prop_map(|request| ("/etcdserverpb.KV/Txn", request.encode_to_vec())),
+    ]
+}
+
+/// The number of cases: `KEYWARD_TEST_FULL` runs a million.
+fn cases() -> u32 {
+    if std::env::var_os("KEYWARD_TEST_FULL").is_some() { 1_000_000 } else { 4_000 }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+
+    /// The verdict equals the verdict of a reference that enumerates keys.
+    #[test]
+    fn verdicts_equal_those_of_a_reference_that_enumerates_keys(
+        grants in prop::collection::vec(grant(), 0..8),
+        (path, body) in request(),
+        create in (some_key(), prop_oneof![Just(Vec::new()), Just(vec![0]), some_key()], any::<bool>()),
+    ) {
+        let rules: String = grants.iter().map(Grant::toml).collect();
+        let text = format!(
+            "[[role]]\nname = 'r'\n{rules}[[binding]]\neveryone = true\nroles = ['r']\n"
+        );
+        let document = config::policy(&text, &[], &[]).expect("valid").0;
+        let settings = PolicySettings {
+            mode: PolicyMode::Enforce,
+            document: Arc::new(document),
+            ..PolicySettings::default()
+        };
+        let compiled = Policy::new(Arc::new(settings), ["/own/"].into_iter(), SystemTime::now());
+        let permits = permits(&compiled, &peer("a"));
+        let mut expected = true;
+        touch::visit(lookup(path).unwrap(), &body, &mut |touch| {
+            if let TouchTarget::Keys(range) = touch.target {
+                expected &= allows(&grants, touch.action, &range);
+            }
+            ControlFlow::Continue(())
+        }).expect("readable");
+        let decided = permits.decide(lookup(path).unwrap(), &body);
+        prop_assert_eq!(matches!(decided, Decision::Allowed(_)), expected, "{:?} {}", decided, text);
+
+        let (key, range_end, prev_kv) = create;
+        let first = if key.is_empty() { vec![0] } else { key.clone() };
+        let range = KeyRange::of(&first, &range_end);
+        let expected = allows(&grants, Action::Watch, &range)
+            && (!prev_kv || allows(&grants, Action::Read, &range));
+        let create = WatchCreateRequest {
+            key: key.clone().into(), range_end: range_end.clone().into(), prev_kv, ..Default::default()
+        };
+        let decided = permits.decide_watch(&create.encode_to_vec());
+        prop_assert_eq!(matches!(decided, Decision::Allowed(_)), expected, "{:?} {}", decided, text);
+    }
+}
