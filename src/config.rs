@@ -13,6 +13,7 @@ mod client_tls;
 mod findings;
 mod mapping_rules;
 mod outage_times;
+mod policy_settings;
 #[cfg(test)]
 pub(crate) mod reference;
 mod resolve;
@@ -46,6 +47,7 @@ pub use client_tls::{ClientTls, MemberTrust};
 pub use findings::{ConfigFault, ConfigFaults, ConfigWarning};
 pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT, RootNeedsExactPeer};
 pub use outage_times::OutageTimes;
+pub use policy_settings::{PolicySettings, RequireIdentity};
 pub use resolve::load;
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
@@ -74,6 +76,8 @@ pub struct Config {
     pub revocation: Arc<Revocation>,
     /// Coordination of member maintenance.
     pub maintenance: Maintenance,
+    /// Protections kept whatever the rules say.
+    pub policy: PolicySettings,
     /// Settings of watches.
     pub watch: WatchSettings,
     /// Limits on the resources of clients.

@@ -34,6 +34,7 @@ pub mod retries;
 pub mod streams;
 pub mod unary_request;
 pub mod unread_answers;
+pub mod vulnerable_members;
 pub mod write_order;
 
 use std::cell::{Cell, RefCell};

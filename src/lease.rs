@@ -8,3 +8,4 @@ pub mod lock_wait_register;
 pub mod observe;
 pub mod observed_leaders;
 pub mod pending_renewals;
+pub mod renewal_permission;

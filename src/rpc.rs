@@ -16,3 +16,4 @@ pub mod outcome;
 pub mod quorum;
 pub mod scan;
 pub mod schema;
+pub mod txn_permissions;

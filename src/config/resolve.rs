@@ -11,6 +11,7 @@ mod jwt_issuers;
 mod listener_tables;
 mod login_limits;
 mod map_tables;
+mod policy;
 mod sessions;
 mod unread_bounds;
 mod user_tables;
@@ -123,6 +124,7 @@ impl Resolver<'_> {
             passwords: Arc::new(self.passwords(file.login)),
             maintenance: self.maintenance(file.maintenance, &revocation),
             revocation: Arc::new(revocation),
+            policy: policy::policy(&file.policy),
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),
             log: self.log(file.log),

@@ -46,6 +46,8 @@ pub(super) struct TomlFile {
     #[serde(deserialize_with = "table")]
     pub(super) maintenance: TomlMaintenance,
     #[serde(deserialize_with = "table")]
+    pub(super) policy: TomlPolicy,
+    #[serde(deserialize_with = "table")]
     pub(super) watch: TomlWatch,
     #[serde(deserialize_with = "table")]
     pub(super) limits: TomlLimits,
@@ -319,6 +321,21 @@ pub(super) struct TomlMapping {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TomlMaintenance {
     pub(super) etcd_prefix: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TomlPolicy {
+    pub(super) require_identity: Option<TomlRequireIdentity>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum TomlRequireIdentity {
+    Strict,
+    AsEtcd,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::lease::pending_renewals::{PendingRenewals, RenewalVerdict, ZeroTtl};
+use crate::lease::renewal_permission::{JudgedRenewal, RenewalPermissions};
 use crate::members::choose::MemberTarget;
 use crate::members::cluster_outage::UpstreamLink;
 use crate::members::membership::{Member, MembershipHint};
@@ -83,6 +84,7 @@ impl KeepAliveStream {
     pub async fn run(self, body: RequestBody, client: ReplySender) {
         let Self { upstream, user, headers, resumed, link } = self;
         let Some(method) = lookup(PATH) else { return };
+        let mut permissions = RenewalPermissions::new(Rc::clone(&upstream), user.clone());
         let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: None };
         let mut requests = RequestMessages::new(body, LARGEST_REQUEST);
         let mut running = KeepAliveDriver {
@@ -93,28 +95,33 @@ impl KeepAliveStream {
             half_closed: false,
         };
         loop {
-            if running.half_closed && running.pending.is_empty() {
+            if running.half_closed && running.pending.is_empty() && !permissions.is_asking() {
                 return client.end(Status::OK);
             }
             running.send_pending();
-            let asks = !running.half_closed && !running.pending.is_full();
+            let asks = !running.half_closed && !running.pending.is_full() && !permissions.is_asking();
             tokio::select! {
                 biased; // the client's end first: no answer can be delivered afterwards
                 () = client.gone() => return,
                 asked = requests.next(), if asks => match asked {
-                    ClientRequestItem::Message(message)
-                        if LeaseKeepAliveRequest::decode(message.clone()).is_ok() =>
-                    {
-                        running.asked(message);
-                    }
-                    ClientRequestItem::Message(_) => {
-                        let refusal = Refusal::not_canonical("not a LeaseKeepAliveRequest");
-                        return client.end(refusal.status());
+                    ClientRequestItem::Message(message) => {
+                        let Ok(request) = LeaseKeepAliveRequest::decode(message.clone()) else {
+                            let refusal = Refusal::not_canonical("not a LeaseKeepAliveRequest");
+                            return client.end(refusal.status());
+                        };
+                        if let Some(message) = permissions.admit(request.id, message, Instant::now()) {
+                            running.asked(message);
+                        }
                     }
                     ClientRequestItem::End => running.half_closed = true,
                     ClientRequestItem::Bad(refusal) => return client.end(refusal.status()),
                     ClientRequestItem::Gone => return,
                 },
+                judged = permissions.next(), if permissions.is_asking() => {
+                    if let Err(refusal) = running.judged(judged) {
+                        return client.end(refusal.status());
+                    }
+                }
                 event = running.event() => match running.handle(event) {
                     Ok(None) => {}
                     Ok(Some(answer)) => if client.say(encode(&answer)).await.is_err() {
@@ -135,6 +142,22 @@ impl KeepAliveDriver {
             self.stuck_since = None;
         }
         self.pending.push(message);
+    }
+
+    /// Takes a renewal with etcd's verdict. A forbidden renewal is withheld, as one refused by a patched member
+    /// is (docs/decisions.md#d26).
+    ///
+    /// # Errors
+    /// The refusal ends the client's stream: the stream knows no other lease, or etcd gave no verdict.
+    fn judged(&mut self, renewal: JudgedRenewal) -> Result<(), Refusal> {
+        match renewal.verdict {
+            Ok(()) => self.asked(renewal.message),
+            Err(refusal)
+                if refusal.code() == Code::PermissionDenied
+                    && self.pending.has_other_lease(&renewal.message) => {}
+            Err(refusal) => return Err(refusal),
+        }
+        Ok(())
     }
 
     /// Opens a stream if a request is unanswered; on an open stream, sends the requests not yet sent.

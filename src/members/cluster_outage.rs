@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::config::OutageTimes;
 use crate::members::membership::{Member, MembersHandle, Membership, Readiness, UnreadyReason};
+use crate::members::open_holes::OpenHoles;
 use crate::members::outage_state::{Outage, OutageChanges};
 use crate::refusal::Refusal;
 
@@ -39,6 +40,7 @@ impl Outage {
 pub fn publish(slot: &ArcSwap<Membership>, outages: &OutageChanges, mut after: Membership) {
     let before = slot.load().outage;
     after.outage = before.next(&after.members, Instant::now());
+    after.holes = OpenHoles::of(&after.members);
     let changed = after.outage != before;
     slot.store(Arc::new(after));
     if changed {

@@ -23,6 +23,7 @@ use crate::identity::{ClusterId, MemberId, Revision};
 use crate::members::fitness::member_load::MemberLoad;
 use crate::members::fitness::quarantine::{MaintenanceWindow, Suspicion};
 use crate::members::fitness::store_status::StoreStatus;
+use crate::members::open_holes::OpenHoles;
 use crate::members::outage_state::{Outage, OutageChanges};
 use crate::members::version::{Version, VersionTraits};
 
@@ -58,6 +59,9 @@ pub struct Membership {
     /// The outage state of the cluster. [`publish`](crate::members::cluster_outage::publish) sets this
     /// field.
     pub outage: Outage,
+    /// The published holes in etcd's access control that are open at some member. `publish` sets this field
+    /// too.
+    pub holes: OpenHoles,
 }
 
 /// One member and how to reach it.
@@ -232,6 +236,7 @@ impl Membership {
             peer_urls: PeerUrls::Unknown,
             confirmed: now,
             outage: Outage::Unreachable { since: now },
+            holes: OpenHoles::default(),
         }
     }
 
@@ -470,6 +475,7 @@ impl MembersHandle {
         let (hints, hinted) = HintSender::channel();
         let (changed, changes) = ChangeReceiver::channel();
         membership.outage = membership.outage.next(&membership.members, Instant::now());
+        membership.holes = OpenHoles::of(&membership.members);
         let snapshot = Arc::new(ArcSwap::from_pointee(membership));
         let outages = Arc::default();
         (Self { snapshot, changes, outages, hints, auth: Arc::default() }, changed, hinted)

@@ -126,6 +126,9 @@ const KEYS: &[KeyRow] = &[
     }),
     compared(Reload(InForce), &["drain"], |was, is| was.drain == is.drain),
     compared(Reload(InForce), &["maintenance"], |was, is| was.maintenance == is.maintenance),
+    compared(Reload(InForce), &["policy.require_identity"], |was, is| {
+        was.policy.require_identity == is.policy.require_identity
+    }),
     compared(Reload(InForce), &["cluster.reads", "cluster.writes"], |was, is| {
         (was.cluster.reads, was.cluster.writes) == (is.cluster.reads, is.cluster.writes)
     })

@@ -31,6 +31,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
             max_age: current.revocation.max_age,
         }),
         maintenance: read.maintenance,
+        policy: read.policy,
         watch: WatchSettings { idle_progress: read.watch.idle_progress, buffer: current.watch.buffer },
         limits: in_force_of_limits(&current.limits, read.limits),
         admin: current.admin.clone(),
