@@ -156,7 +156,9 @@ impl<'a> Call<'a> {
             _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
             Some((at, refusal)) if at <= Instant::now() => Err(refusal),
             _ => {
-                vulnerable_members::require_identity(self, &caller)?;
+                if let Some(check) = vulnerable_members::identity_check(self, &caller) {
+                    check.await?;
+                }
                 client.note_call(gateway, &caller);
                 Ok(caller)
             }

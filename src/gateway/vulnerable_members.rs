@@ -8,14 +8,17 @@
 //! of leases by `lease::renewal_permission`.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use prost::Message as _;
+use tokio::time::Instant;
 
 use crate::config::RequireIdentity;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
+use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::members::membership::AuthSetting;
 use crate::members::open_holes::OpenHoles;
@@ -29,21 +32,35 @@ use crate::rpc::txn_permissions::{KeyAccess, KeyPermission, UncheckedTxnParts, u
 use crate::upstream::permission_probe::PermissionProbe;
 use crate::upstream::send::UpstreamUser;
 
+/// Pause before the auth setting is read again while the setting is unknown.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Refuses a call without an etcd user, as the newest etcd does, if auth is on and the configuration requires
-/// an identity. A watch is refused in its own stream, by the member; AuthStatus is open in etcd 3.7.
-///
-/// # Errors
-/// [`Refusal::USER_EMPTY`].
-pub fn require_identity(call: &Call<'_>, caller: &Caller) -> Result<(), Refusal> {
-    let required = || {
-        call.gateway.upstream.members.auth.now() == AuthSetting::On
-            && call.snapshot().config.policy.require_identity == RequireIdentity::Strict
-    };
-    let refused = matches!(caller.upstream_user, UpstreamUser::Nobody)
+/// an identity. `None` if the call needs no user, as nearly every call: a watch is refused in its own stream, by
+/// the member; AuthStatus is open in etcd 3.7. Boxed, as [`probe`].
+pub fn identity_check<'a>(
+    call: &'a Call<'_>,
+    caller: &Caller,
+) -> Option<LocalBoxFuture<'a, Result<(), Refusal>>> {
+    let members = &call.gateway.upstream.members;
+    let needs_user = matches!(caller.upstream_user, UpstreamUser::Nobody)
         && call.method.handler != Handler::Watch
         && call.method.body != MessageId::AuthStatusRequest
-        && required();
-    if refused { Err(Refusal::USER_EMPTY) } else { Ok(()) }
+        && members.auth.now() != AuthSetting::Off
+        && call.snapshot().config.policy.require_identity == RequireIdentity::Strict;
+    let checked = async {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            match members.auth.now() {
+                AuthSetting::Off => return Ok(()),
+                AuthSetting::On => return Err(Refusal::USER_EMPTY),
+                AuthSetting::Unknown if Instant::now() >= limit => return Err(Refusal::NOTHING_SENT),
+                // For a moment after the start. The member would serve the call.
+                AuthSetting::Unknown => members.pause_or_change(PAUSE).await,
+            }
+        }
+    };
+    needs_user.then(|| checked.boxed_local())
 }
 
 /// The permission to be proved before a call.
