@@ -24,11 +24,11 @@ use crate::members::membership::AuthSetting;
 use crate::members::open_holes::OpenHoles;
 use crate::pb::etcdserverpb::LeaseTimeToLiveRequest;
 use crate::pb::v3electionpb::ProclaimRequest;
-use crate::refusal::Refusal;
+use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::body_shape::lock_lease;
-use crate::rpc::method::{Effect, Handler, Method};
+use crate::rpc::method::{Class, Effect, Handler, Method};
 use crate::rpc::schema::MessageId;
-use crate::rpc::txn_permissions::{KeyAccess, KeyPermission, UncheckedTxnParts, unchecked_parts};
+use crate::rpc::txn_permissions::{KeyAccess, UncheckedTxnParts, unchecked_parts};
 use crate::upstream::permission_probe::PermissionProbe;
 use crate::upstream::send::UpstreamUser;
 
@@ -72,6 +72,8 @@ enum RequiredPermission {
     Ranges(UncheckedTxnParts),
     /// Permission to read every key attached to a lease.
     LeaseKeys(i64),
+    /// Permission to read every key attached to any lease.
+    AllLeases,
 }
 
 /// The question to etcd before the call, if a member would serve the call without a check: succeeds if the
@@ -105,9 +107,10 @@ pub fn probe<'a>(
             RequiredPermission::Ranges(parts) => {
                 probe.has(parts.permissions, &parts.leases, KeyAccess::Write).await
             }
+            RequiredPermission::AllLeases => probe.may_list_leases().await,
             RequiredPermission::LeaseKeys(lease) => probe.has(Vec::new(), &[lease], KeyAccess::Read).await,
         };
-        answered.inspect_err(|refusal| {
+        answered.map_err(|refusal| in_the_methods_form(call.method, refusal)).inspect_err(|refusal| {
             tracing::debug!(
                 method = call.method.name,
                 %refusal,
@@ -118,6 +121,14 @@ pub fn probe<'a>(
         call.identify_again().await.map(drop)
     };
     Some(proved.boxed_local())
+}
+
+/// The refusal in the form of a patched etcd: the Lock and Election services send a denial with code Unknown.
+fn in_the_methods_form(method: &Method, refusal: Refusal) -> Refusal {
+    if method.class == Class::Lock && refusal.code() == Code::PermissionDenied {
+        return Refusal::told(&Status { code: Code::Unknown, ..refusal.status() });
+    }
+    refusal
 }
 
 /// The permission required by a patched etcd and unchecked by a member with `holes`; `None` if every member
@@ -154,12 +165,7 @@ fn required_permission(
         MessageId::AlarmRequest if holes.unguarded_methods && effect != Effect::ReadOnly => {
             Some(RequiredPermission::Root)
         }
-        // A patched etcd requires permission to read the keys of all leases. Finding them would take a call
-        // for each lease of the cluster.
-        MessageId::LeaseLeasesRequest if holes.unguarded_methods => {
-            let permissions = vec![KeyPermission::of_everything(KeyAccess::Read)];
-            Some(RequiredPermission::Ranges(UncheckedTxnParts { permissions, leases: Vec::new() }))
-        }
+        MessageId::LeaseLeasesRequest if holes.unguarded_methods => Some(RequiredPermission::AllLeases),
         MessageId::LeaseTimeToLiveRequest if holes.told_lease_keys => {
             let request = LeaseTimeToLiveRequest::decode(message).unwrap_or_default();
             request.keys.then_some(RequiredPermission::LeaseKeys(request.id))
@@ -234,7 +240,10 @@ mod tests {
         let asked = |keys| LeaseTimeToLiveRequest { id: 7, keys }.encode_to_vec();
         assert_eq!(required(path, &asked(false), ALL), None);
         assert_eq!(required(path, &asked(true), ALL), Some(RequiredPermission::LeaseKeys(7)));
-        assert!(required("/etcdserverpb.Lease/LeaseLeases", b"", ALL).is_some());
+        assert_eq!(
+            required("/etcdserverpb.Lease/LeaseLeases", b"", ALL),
+            Some(RequiredPermission::AllLeases)
+        );
     }
 
     #[test]

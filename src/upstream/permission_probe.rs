@@ -19,8 +19,10 @@ use tokio::time::{Instant, timeout};
 use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::Member;
-use crate::pb::etcdserverpb::{AuthUserListRequest, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
-use crate::refusal::{Refusal, Status};
+use crate::pb::etcdserverpb::{
+    AuthUserListRequest, LeaseLeasesResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
+};
+use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::{Effect, lookup};
 use crate::rpc::outcome::{CallProof, JudgedCall, is_trouble, translate};
 use crate::rpc::txn_permissions::{KeyAccess, KeyPermission, MOST_OPS, judge_txn};
@@ -29,8 +31,11 @@ use crate::upstream::send::{UpstreamClient, UpstreamUser};
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
 const USER_LIST: &str = "/etcdserverpb.Auth/UserList";
+const LEASES: &str = "/etcdserverpb.Lease/LeaseLeases";
 const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
 
+/// Leases whose keys are judged one lease after the other.
+const MOST_LEASES: usize = 256;
 /// Members asked before the call fails.
 const ROUNDS: usize = 3;
 /// Time for all questions of a call: etcd's own request timeout.
@@ -109,6 +114,34 @@ impl PermissionProbe {
             Ok(())
         })
         .await
+    }
+
+    /// Succeeds if the user may read the keys of all leases, as a patched etcd requires of whoever lists the
+    /// leases. A user without permission for the whole keyspace is judged by the keys of at most
+    /// [`MOST_LEASES`] leases, and refused if there are more.
+    ///
+    /// # Errors
+    /// etcd's refusal, or no member answered.
+    pub async fn may_list_leases(&self) -> Result<(), Refusal> {
+        let denied =
+            match self.has(vec![KeyPermission::of_everything(KeyAccess::Read)], &[], KeyAccess::Read).await {
+                Err(refusal) if refusal.code() == Code::PermissionDenied => refusal,
+                proved => return proved,
+            };
+        let listed = self.ask(LEASES, &[], MemberTarget::LeaderFirst);
+        match timeout(PATIENCE, listed).await {
+            Ok(Ok(answer)) => {
+                let answer = LeaseLeasesResponse::decode(answer).map_err(|_unreadable| denied.clone())?;
+                let leases: Vec<i64> = answer.leases.iter().map(|lease| lease.id).collect();
+                if leases.len() > MOST_LEASES {
+                    return Err(denied);
+                }
+                self.has(Vec::new(), &leases, KeyAccess::Read).await
+            }
+            Ok(Err(Unproved::Denied(_) | Unproved::TooLarge)) => Err(denied),
+            Ok(Err(Unproved::Unknown(refusal))) => Err(refusal),
+            Err(_elapsed) => Err(Refusal::NOTHING_SENT),
+        }
     }
 
     async fn judge(&self, needed: &[KeyPermission]) -> Result<(), Unproved> {

@@ -35,6 +35,8 @@ use crate::harness::{Auth, Cluster, Options, password, versions};
 const SOON: Duration = Duration::from_secs(30);
 const NO_USER: (Code, &str) = (Code::InvalidArgument, "etcdserver: user name is empty");
 const DENIED: (Code, &str) = (Code::PermissionDenied, "etcdserver: permission denied");
+/// The Lock service sends a denial unmapped.
+const LOCK_DENIED: (Code, &str) = (Code::Unknown, "etcdserver: permission denied");
 
 /// Who calls: alice has everything under `/a/`, bob nothing, wendy may write `/w/` and not read it, rita may read the key `/r` alone.
 type User = &'static str;
@@ -126,7 +128,7 @@ const ROWS: &[Row] = &[
     row(NESTED, ("alice", Call::NestedWrites("/secret/")), ("alice", Call::NestedWrites("/a/")), DENIED),
     row(IN_TXN, ("wendy", Call::PreviousValue("/w/x")), ("alice", Call::PreviousValue("/a/x")), DENIED),
     row(IN_TXN, ("alice", Call::AttachTo(Lease::OfRoot)), ("alice", Call::AttachTo(Lease::OfAlice)), DENIED),
-    row(IN_TXN, ("alice", Call::LockBy(Lease::OfRoot)), ("alice", Call::LockBy(Lease::OfAlice)), DENIED),
+    row(IN_TXN, ("alice", Call::LockBy(Lease::OfRoot)), ("alice", Call::LockBy(Lease::OfAlice)), LOCK_DENIED),
     row(KEYS, ("bob", Call::LeaseKeys(Lease::OfRoot)), ("alice", Call::LeaseKeys(Lease::OfAlice)), DENIED),
     row(WATCH, ("rita", Call::WatchFrom("/r")), ("root", Call::WatchFrom("/r")), DENIED),
 ];
