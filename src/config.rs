@@ -51,7 +51,7 @@ pub use endpoint::{Endpoint, Scheme};
 pub use findings::{ConfigFault, ConfigFaults, ConfigWarning};
 pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT, RootNeedsExactPeer};
 pub use outage_times::OutageTimes;
-pub use policy_settings::{PolicyMode, PolicySettings, UnknownMethods};
+pub use policy_settings::{PolicyMode, PolicySettings, RequireIdentity, UnknownMethods};
 pub use resolve::{load, policy, read_policy};
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;

@@ -31,10 +31,12 @@ pub mod removal;
 pub mod reply;
 mod reply_contents;
 mod request_body;
+mod required_identity;
 pub mod retries;
 pub mod streams;
 pub mod unary_request;
 pub mod unread_answers;
+pub mod vulnerable_members;
 pub mod write_order;
 
 use std::cell::{Cell, RefCell};

@@ -2,10 +2,10 @@
 //! configuration.
 
 pub mod keepalive;
-pub mod lease_keys;
 pub mod lock_queue;
 pub mod lock_wait;
 pub mod lock_wait_register;
 pub mod observe;
 pub mod observed_leaders;
 pub mod pending_renewals;
+pub mod renewal_permission;

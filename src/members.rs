@@ -9,5 +9,6 @@ pub mod discovery;
 pub mod fitness;
 pub mod leaderless;
 pub mod membership;
+pub mod open_holes;
 pub mod outage_state;
 pub mod version;

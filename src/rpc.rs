@@ -18,3 +18,4 @@ pub mod quorum;
 pub mod scan;
 pub mod schema;
 pub mod touch;
+pub mod txn_permissions;

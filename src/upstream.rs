@@ -14,6 +14,7 @@ pub mod member_queue;
 pub mod outbox;
 pub mod own_requests;
 pub mod peer_urls;
+pub mod permission_probe;
 pub mod pool;
 pub mod reopening_stream;
 pub mod resume_limiter;

@@ -13,13 +13,20 @@ pub struct PolicySettings {
     pub mode: PolicyMode,
     /// The treatment of methods without a row in the method table, for callers under [`PolicyMode::Enforce`].
     pub unknown_methods: UnknownMethods,
+    /// The treatment of calls without an etcd user while auth is on, whatever the mode.
+    pub require_identity: RequireIdentity,
     /// The rules; empty without a policy file.
     pub document: Arc<PolicyDocument>,
 }
 
 impl Default for PolicySettings {
     fn default() -> Self {
-        Self { mode: PolicyMode::Off, unknown_methods: UnknownMethods::Refuse, document: Arc::default() }
+        Self {
+            mode: PolicyMode::Off,
+            unknown_methods: UnknownMethods::Refuse,
+            require_identity: RequireIdentity::Strict,
+            document: Arc::default(),
+        }
     }
 }
 
@@ -54,4 +61,13 @@ pub enum UnknownMethods {
     Refuse,
     /// Passed on.
     Allow,
+}
+
+/// The treatment of calls without an etcd user while auth is on at etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequireIdentity {
+    /// Such calls are refused as by the newest etcd, and nothing is sent.
+    Strict,
+    /// Such calls go to a member, which decides by its version.
+    AsEtcd,
 }

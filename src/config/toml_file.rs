@@ -323,6 +323,7 @@ pub(super) struct TomlPolicy {
     pub(super) mode: Option<TomlPolicyMode>,
     pub(super) file: Option<String>,
     pub(super) unknown_methods: Option<TomlUnknownMethods>,
+    pub(super) require_identity: Option<TomlRequireIdentity>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -347,6 +348,14 @@ pub(super) enum TomlUnknownMethods {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TomlMaintenance {
     pub(super) etcd_prefix: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum TomlRequireIdentity {
+    Strict,
+    AsEtcd,
 }
 
 #[derive(Debug, Default, Deserialize)]

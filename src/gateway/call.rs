@@ -17,6 +17,7 @@ use crate::downstream::request_memory::{REQUEST, RequestMemoryCharge, Requester,
 use crate::downstream::request_messages::RequestBody;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::caller::{Caller, Identities};
+use crate::gateway::required_identity::identity_check;
 use crate::gateway::{ClientConnection, Gateway};
 use crate::io::http2_body::Http2Body;
 use crate::members::membership::Membership;
@@ -137,7 +138,8 @@ impl<'a> Call<'a> {
     /// Identifies the caller under the rules of the call's snapshot.
     ///
     /// # Errors
-    /// The caller's credential is bad, or the connection takes no calls any more.
+    /// The caller's credential is bad, the caller has no etcd user where one is required, or the connection
+    /// takes no calls any more.
     pub async fn identify(&self) -> Result<Rc<Caller>, Refusal> {
         let (gateway, client) = (self.gateway, self.client);
         let snapshot = self.snapshot();
@@ -155,6 +157,10 @@ impl<'a> Call<'a> {
             _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
             Some((at, refusal)) if at <= Instant::now() => Err(refusal),
             _ => {
+                let (members, policy) = (&gateway.upstream.members, &snapshot.config.policy);
+                if let Some(check) = identity_check(members, policy, self.method, &caller.upstream_user) {
+                    check.await?;
+                }
                 client.note_call(gateway, &caller);
                 Ok(caller)
             }

@@ -197,7 +197,7 @@ impl From<ReadError> for DefragmentFailure {
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Refused(status) => Self::Refused(status),
-            ReadError::Login(_) | ReadError::Lost | ReadError::NoRoom => Self::Lost,
+            ReadError::Login(_) | ReadError::Lost | ReadError::TooLarge | ReadError::NoRoom => Self::Lost,
         }
     }
 }

@@ -12,14 +12,13 @@ use futures_util::future::LocalBoxFuture;
 use crate::config::{PolicyMode, UnknownMethods};
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::lease::lease_keys;
 use crate::policy::permit::Permit;
 use crate::policy::permit_set::{Decision, Denial, PermitSet};
-use crate::refusal::{Code, Refusal};
+use crate::refusal::Refusal;
 use crate::rpc::method::Method;
 use crate::rpc::touch::Action;
 use crate::telemetry::metrics::Metrics;
-use crate::upstream::own_requests::ReadError;
+use crate::upstream::permission_probe::PermissionProbe;
 
 /// Largest message kept for another decision, in bytes.
 const LARGEST_KEPT: usize = 4096;
@@ -150,21 +149,18 @@ async fn of_lease_keys(
     permit: Permit,
     leases: Vec<(Action, i64)>,
 ) -> Result<Permit, Refusal> {
+    let upstream = Rc::clone(&call.gateway.upstream);
+    let probe = PermissionProbe { upstream, user: caller.upstream_user.clone() };
     for (action, lease) in leases {
-        let keys = lease_keys::read(&call.gateway.upstream, &caller.upstream_user, lease).await;
-        let keys = keys.map_err(|error| unread(&error))?;
+        let keys = match probe.keys_of_lease(lease).await {
+            Ok(keys) => keys,
+            // A denial would only be counted.
+            Err(_) if permits.mode != PolicyMode::Enforce => return Ok(permit),
+            Err(refusal) => return Err(refusal),
+        };
         if let Decision::Denied(denial) = permits.decide_keys(action, keys.iter().map(|key| &key[..])) {
             return consequence(&call.gateway.metrics, &permits, call.method, denial);
         }
     }
     Ok(permit)
-}
-
-/// The refusal of a call whose lease's keys could not be read. Nothing of the call was sent.
-fn unread(error: &ReadError) -> Refusal {
-    match error {
-        ReadError::Refused(status) if status.code == Code::PermissionDenied => Refusal::PERMISSION_DENIED,
-        ReadError::Refused(_) | ReadError::Login(_) | ReadError::Lost => Refusal::NOTHING_SENT,
-        ReadError::NoRoom => Refusal::TOO_MANY_REQUESTS,
-    }
 }

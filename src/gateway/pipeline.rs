@@ -24,6 +24,7 @@ use crate::gateway::reply::{self, DownstreamResponse};
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
     ClientConnection, Gateway, blocking_calls, defragment, forward, health, pass_through, streams,
+    vulnerable_members,
 };
 use crate::io::http2_body::Http2Body;
 use crate::refusal::Refusal;
@@ -87,6 +88,9 @@ async fn handled(
     }
     // A policy's permit belongs between the request and its handler: caller, method and message are known.
     let request = UnaryRequest::collect(call, caller, body).await?;
+    if let Some(probe) = vulnerable_members::probe(call, &request) {
+        probe.await?;
+    }
     match call.method.handler {
         Handler::Observe => streams::observe(call, &request),
         Handler::Lock => Box::pin(blocking_calls::serve(call, request)).await,

@@ -114,7 +114,7 @@ async fn catches_up(
         Ok(_) => true,
         // etcd checks the caller's permission after the member has caught up.
         Err(ReadError::Refused(status)) => !is_trouble(&status),
-        Err(ReadError::Login(_) | ReadError::Lost | ReadError::NoRoom) => false,
+        Err(ReadError::Login(_) | ReadError::Lost | ReadError::TooLarge | ReadError::NoRoom) => false,
     }
 }
 

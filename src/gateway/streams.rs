@@ -26,8 +26,9 @@ use crate::gateway::permission;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::request_body::hold_while_waiting;
 use crate::gateway::unary_request::UnaryRequest;
-use crate::lease::keepalive::{KeepAliveAccess, KeepAliveStream};
+use crate::lease::keepalive::KeepAliveStream;
 use crate::lease::observe::ObserveStream;
+use crate::lease::renewal_permission::RenewalAccess;
 use crate::members::choose::MemberChooser;
 use crate::members::cluster_outage::{self, StreamPatience, UpstreamLink};
 use crate::refusal::Refusal;
@@ -122,7 +123,7 @@ pub fn keep_alive(
         permit,
         access: registration
             .permits()
-            .map(|permits| KeepAliveAccess { permits, metrics: gateway.metrics.policy.clone() }),
+            .map(|permits| RenewalAccess { permits, metrics: gateway.metrics.policy.clone() }),
         resumed: gateway.metrics.keepalive_resumes.clone(),
         link: Rc::clone(&link),
     };

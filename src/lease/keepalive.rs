@@ -19,19 +19,17 @@ use tokio::time::Instant;
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::lease::pending_renewals::{PendingRenewals, RenewalVerdict, ZeroTtl};
+use crate::lease::renewal_permission::{JudgedRenewal, RenewalAccess, RenewalPermissions};
 use crate::members::choose::MemberTarget;
 use crate::members::cluster_outage::UpstreamLink;
 use crate::members::membership::{Member, MembershipHint};
 use crate::members::outage_state::Outage;
 use crate::pb::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
-use crate::policy::live_permits::LivePermits;
 use crate::policy::permit::Permit;
-use crate::policy::permit_set::Decision;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::frame::encode;
-use crate::rpc::method::{Method, lookup};
+use crate::rpc::method::lookup;
 use crate::rpc::outcome::{StatusVerdict, is_outdated, verdict};
-use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::upstream::bidi::BidiEvent;
 use crate::upstream::own_requests::linearizable_revision;
 use crate::upstream::reopening_stream::{
@@ -66,37 +64,11 @@ pub struct KeepAliveStream {
     /// The policy's permit for the stream.
     pub permit: Permit,
     /// The caller's permissions, for the decision on each renewal.
-    pub access: Option<KeepAliveAccess>,
+    pub access: Option<RenewalAccess>,
     /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
     pub link: Rc<UpstreamLink>,
-}
-
-/// The decision on each renewal of a stream.
-pub struct KeepAliveAccess {
-    /// The caller's permissions.
-    pub permits: Rc<LivePermits>,
-    /// Metrics of decisions.
-    pub metrics: PolicyMetrics,
-}
-
-impl KeepAliveAccess {
-    /// Decides on a renewal, as far as the action goes: a lease's keys are not looked up.
-    ///
-    /// # Errors
-    /// The policy refuses the renewal.
-    fn decide(&self, method: &Method, message: &[u8]) -> Result<(), Refusal> {
-        let permits = self.permits.now();
-        let Decision::Denied(denial) = permits.decide(method, message) else { return Ok(()) };
-        let action = denial.action.name();
-        if permits.enforce(denial).is_ok() {
-            self.metrics.count_shadow_denied(action);
-            return Ok(());
-        }
-        self.metrics.count_refused(action);
-        Err(Refusal::PERMISSION_DENIED)
-    }
 }
 
 /// The state of a served stream.
@@ -117,6 +89,7 @@ impl KeepAliveStream {
     pub async fn run(self, body: RequestBody, client: ReplySender) {
         let Self { upstream, user, headers, permit, access, resumed, link } = self;
         let Some(method) = lookup(PATH) else { return };
+        let mut permissions = RenewalPermissions::new(Rc::clone(&upstream), user.clone(), access);
         let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: None, permit };
         let mut requests = RequestMessages::new(body, LARGEST_REQUEST);
         let mut running = KeepAliveDriver {
@@ -127,32 +100,35 @@ impl KeepAliveStream {
             half_closed: false,
         };
         loop {
-            if running.half_closed && running.pending.is_empty() {
+            if running.half_closed && running.pending.is_empty() && !permissions.is_asking() {
                 return client.end(Status::OK);
             }
             running.send_pending();
-            let asks = !running.half_closed && !running.pending.is_full();
+            let asks = !running.half_closed && !running.pending.is_full() && !permissions.is_asking();
             tokio::select! {
                 biased; // the client's end first: no answer can be delivered afterwards
                 () = client.gone() => return,
                 asked = requests.next(), if asks => match asked {
-                    ClientRequestItem::Message(message)
-                        if LeaseKeepAliveRequest::decode(message.clone()).is_ok() =>
-                    {
-                        let decided = access.as_ref().map(|access| access.decide(method, &message));
-                        if let Some(Err(refusal)) = decided {
+                    ClientRequestItem::Message(message) => {
+                        let Ok(request) = LeaseKeepAliveRequest::decode(message.clone()) else {
+                            let refusal = Refusal::not_canonical("not a LeaseKeepAliveRequest");
                             return client.end(refusal.status());
+                        };
+                        match permissions.admit(method, request.id, message, Instant::now()) {
+                            Ok(Some(message)) => running.asked(message),
+                            Ok(None) => {}
+                            Err(refusal) => return client.end(refusal.status()),
                         }
-                        running.asked(message);
-                    }
-                    ClientRequestItem::Message(_) => {
-                        let refusal = Refusal::not_canonical("not a LeaseKeepAliveRequest");
-                        return client.end(refusal.status());
                     }
                     ClientRequestItem::End => running.half_closed = true,
                     ClientRequestItem::Bad(refusal) => return client.end(refusal.status()),
                     ClientRequestItem::Gone => return,
                 },
+                judged = permissions.next(), if permissions.is_asking() => {
+                    if let Err(refusal) = running.judged(judged) {
+                        return client.end(refusal.status());
+                    }
+                }
                 event = running.event() => match running.handle(event) {
                     Ok(None) => {}
                     Ok(Some(answer)) => if client.say(encode(&answer)).await.is_err() {
@@ -173,6 +149,22 @@ impl KeepAliveDriver {
             self.stuck_since = None;
         }
         self.pending.push(message);
+    }
+
+    /// Takes a renewal with etcd's verdict. A forbidden renewal is withheld, as one refused by a patched member
+    /// is (docs/decisions.md#d26).
+    ///
+    /// # Errors
+    /// The refusal ends the client's stream: the stream knows no other lease, or etcd gave no verdict.
+    fn judged(&mut self, renewal: JudgedRenewal) -> Result<(), Refusal> {
+        match renewal.verdict {
+            Ok(()) => self.asked(renewal.message),
+            Err(refusal)
+                if refusal.code() == Code::PermissionDenied
+                    && self.pending.has_other_lease(&renewal.message) => {}
+            Err(refusal) => return Err(refusal),
+        }
+        Ok(())
     }
 
     /// Opens a stream if a request is unanswered; on an open stream, sends the requests not yet sent.

@@ -111,12 +111,19 @@ impl PendingRenewals {
     /// renewed. False if the stream knows no other lease, so the stream itself must end.
     pub fn withhold(&mut self) -> bool {
         let Some(head) = self.requests.front() else { return false };
-        let waiting = self.requests.iter().map(|request| &request.message);
-        let alone = waiting.chain(&self.answered).all(|message| *message == head.message);
-        if !alone {
+        let beside_others = self.has_other_lease(&head.message);
+        if beside_others {
             self.take_front();
         }
-        !alone
+        beside_others
+    }
+
+    /// True if the stream knows a lease other than the lease of `message`: a request waits, or was answered
+    /// last.
+    #[must_use]
+    pub fn has_other_lease(&self, message: &Bytes) -> bool {
+        let waiting = self.requests.iter().map(|request| &request.message);
+        waiting.chain(&self.answered).any(|known| known != message)
     }
 
     fn take_front(&mut self) -> Option<Bytes> {

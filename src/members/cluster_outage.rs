@@ -39,6 +39,7 @@ impl Outage {
 pub fn publish(slot: &ArcSwap<Membership>, outages: &OutageChanges, mut after: Membership) {
     let before = slot.load().outage;
     after.outage = before.next(&after.members, Instant::now());
+    after.holes = after.open_holes();
     let changed = after.outage != before;
     slot.store(Arc::new(after));
     if changed {

@@ -23,6 +23,7 @@ use crate::identity::{ClusterId, MemberId, Revision};
 use crate::members::fitness::member_load::MemberLoad;
 use crate::members::fitness::quarantine::{MaintenanceWindow, Suspicion};
 use crate::members::fitness::store_status::StoreStatus;
+use crate::members::open_holes::OpenHoles;
 use crate::members::outage_state::{Outage, OutageChanges};
 use crate::members::version::{Version, VersionTraits};
 
@@ -58,6 +59,9 @@ pub struct Membership {
     /// The outage state of the cluster. [`publish`](crate::members::cluster_outage::publish) sets this
     /// field.
     pub outage: Outage,
+    /// The published holes in etcd's access control that are open at some member. `publish` sets this field
+    /// too.
+    pub holes: OpenHoles,
 }
 
 /// One member and how to reach it.
@@ -232,6 +236,7 @@ impl Membership {
             peer_urls: PeerUrls::Unknown,
             confirmed: now,
             outage: Outage::Unreachable { since: now },
+            holes: OpenHoles::default(),
         }
     }
 
@@ -285,7 +290,25 @@ impl Membership {
     }
 }
 
+impl Membership {
+    /// The holes in etcd's access control open at any member in use.
+    #[must_use]
+    pub fn open_holes(&self) -> OpenHoles {
+        let in_use = self.members.iter().filter(|member| member.is_in_use());
+        OpenHoles::of(in_use.map(|member| member.traits()))
+    }
+}
+
 impl Member {
+    /// True if the member takes calls or may take calls before the next snapshot: a suspicion or a restart may
+    /// end. A member that never told its version counts only while the member takes calls, else a dead member of
+    /// a patched cluster would count as vulnerable.
+    fn is_in_use(&self) -> bool {
+        let takes_calls =
+            matches!(self.readiness, Readiness::Ready | Readiness::NotReady(UnreadyReason::NoLeader));
+        takes_calls || (self.version.is_some() && self.is_ours())
+    }
+
     /// True if the member may take traffic now. The shared suspicion is part of the answer: call this at
     /// every choice.
     #[must_use]
@@ -470,6 +493,7 @@ impl MembersHandle {
         let (hints, hinted) = HintSender::channel();
         let (changed, changes) = ChangeReceiver::channel();
         membership.outage = membership.outage.next(&membership.members, Instant::now());
+        membership.holes = membership.open_holes();
         let snapshot = Arc::new(ArcSwap::from_pointee(membership));
         let outages = Arc::default();
         (Self { snapshot, changes, outages, hints, auth: Arc::default() }, changed, hinted)
@@ -638,5 +662,42 @@ pub(crate) mod tests {
             auth.set(state);
             assert_eq!(auth.now(), state);
         }
+    }
+
+    fn holes(members: Vec<Arc<Member>>) -> OpenHoles {
+        Membership { members, ..Membership::unknown(Instant::now()) }.open_holes()
+    }
+
+    fn of_version(version: &str, readiness: Readiness) -> Arc<Member> {
+        let mut member = Arc::unwrap_or_clone(member(1, readiness));
+        member.version = Version::parse(version).ok();
+        Arc::new(member)
+    }
+
+    #[test]
+    fn one_vulnerable_member_is_enough() {
+        let patched = of_version("3.5.35", Readiness::Ready);
+        assert_eq!(holes(vec![]), OpenHoles::default());
+        assert_eq!(holes(vec![Arc::clone(&patched)]), OpenHoles::default());
+        let all = holes(vec![Arc::clone(&patched), of_version("3.5.1", Readiness::Ready)]);
+        assert!(all.unguarded_methods && all.unchecked_txns && all.told_lease_keys && all.unchecked_watches);
+        let between = holes(vec![patched, of_version("3.5.29", Readiness::Ready)]);
+        let expected = OpenHoles { unchecked_txns: true, unchecked_watches: true, ..OpenHoles::default() };
+        assert_eq!(between, expected);
+        assert!(between.needs_probe());
+        let watches = holes(vec![of_version("3.5.30", Readiness::Ready)]);
+        assert!(watches.unchecked_watches && !watches.needs_probe());
+    }
+
+    #[test]
+    fn a_version_counts_while_its_member_may_take_calls() {
+        let silent = Readiness::NotReady(UnreadyReason::Unprobed);
+        let stopped = Readiness::NotReady(UnreadyReason::NoLeader);
+        assert_eq!(holes(vec![of_version("unknown", silent)]), OpenHoles::default());
+        assert!(holes(vec![of_version("unknown", Readiness::Ready)]).needs_probe());
+        assert!(holes(vec![of_version("unknown", stopped)]).needs_probe());
+        assert!(holes(vec![of_version("3.4.23", stopped)]).needs_probe());
+        let foreign = Readiness::NotReady(UnreadyReason::ForeignCluster);
+        assert_eq!(holes(vec![of_version("3.4.23", foreign)]), OpenHoles::default());
     }
 }

@@ -58,6 +58,18 @@ pub struct VersionTraits {
     /// True: every member list is the member's own view, answered without a quorum. False: only a list
     /// requested as not linearizable is.
     pub lists_members_alone: bool,
+    /// True: calls about leases, members and maintenance require an etcd user, and the root role where their
+    /// effect reaches all users (CVE-2026-33413). False: the member serves many such calls to anybody.
+    pub guards_every_method: bool,
+    /// True: nested Txns, and `prev_kv` and `lease` inside a Txn, require the permissions of the same
+    /// operations outside of a Txn (CVE-2026-33343, etcd-io/etcd#21683). False: the member leaves them
+    /// unchecked.
+    pub checks_whole_txns: bool,
+    /// True: the keys of a lease are told only to a user who may read the keys.
+    pub guards_lease_keys: bool,
+    /// True: a watch to the end of the keyspace (`range_end` of one zero byte) requires permission for the
+    /// whole range (GHSA-xg4h-6gfc-h4m8). False: permission for the first key is enough.
+    pub checks_open_watches: bool,
 }
 
 /// For each known line, oldest first: the first patch release with a behaviour.
@@ -83,6 +95,15 @@ const REFUSES_NEGATIVE_START: FirstPatches = [Some(38), Some(24), Some(6), Some(
 const TRUE_ZERO: FirstPatches = [Some(20), Some(3), Some(0), Some(0)];
 /// `MemberListRequest.linearizable` (etcd-io/etcd#11639).
 const LINEARIZABLE_LIST: FirstPatches = [None, Some(0), Some(0), Some(0)];
+/// CVE-2026-33413: `docs/etcd-facts.md#v13`.
+const GUARDS_EVERY_METHOD: FirstPatches = [Some(42), Some(28), Some(9), Some(0)];
+/// CVE-2026-33343 and etcd-io/etcd#21683: `docs/etcd-facts.md#v24`. The patches of CVE-2026-33343 alone lie two
+/// releases earlier.
+const CHECKS_WHOLE_TXNS: FirstPatches = [Some(44), Some(30), Some(11), Some(0)];
+/// `LeaseTimeToLive` with keys: `docs/etcd-facts.md#v25`.
+const GUARDS_LEASE_KEYS: FirstPatches = [Some(26), Some(9), Some(0), Some(0)];
+/// GHSA-xg4h-6gfc-h4m8, never fixed in 3.4: `docs/etcd-facts.md#v12`.
+const CHECKS_OPEN_WATCHES: FirstPatches = [None, Some(33), Some(14), Some(1)];
 
 impl Version {
     /// Parses `3.5.1`; a suffix as in `3.6.0-rc.3` or `3.5.1+git` is ignored.
@@ -132,6 +153,10 @@ impl Version {
             refuses_negative_start: self.has(REFUSES_NEGATIVE_START),
             keepalive_false_zero: !self.has(TRUE_ZERO),
             lists_members_alone: !self.has(LINEARIZABLE_LIST),
+            guards_every_method: self.has(GUARDS_EVERY_METHOD),
+            checks_whole_txns: self.has(CHECKS_WHOLE_TXNS),
+            guards_lease_keys: self.has(GUARDS_LEASE_KEYS),
+            checks_open_watches: self.has(CHECKS_OPEN_WATCHES),
         }
     }
 
@@ -156,6 +181,10 @@ impl VersionTraits {
         refuses_negative_start: false,
         keepalive_false_zero: true,
         lists_members_alone: false,
+        guards_every_method: false,
+        checks_whole_txns: false,
+        guards_lease_keys: false,
+        checks_open_watches: false,
     };
 }
 
@@ -195,7 +224,7 @@ mod tests {
     fn every_border_is_at_its_exact_patch() {
         type Has = fn(&VersionTraits) -> bool;
         type LastWithoutFirstWith = &'static [(&'static str, &'static str)];
-        let borders: [(&str, Has, LastWithoutFirstWith); 6] = [
+        let borders: [(&str, Has, LastWithoutFirstWith); 10] = [
             ("progress_ordered", |t| t.progress_ordered, &[("3.4.24", "3.4.25"), ("3.5.7", "3.5.8")]),
             ("progress_after_idle", |t| t.progress_after_idle, &[("3.4.30", "3.4.31"), ("3.5.12", "3.5.13")]),
             (
@@ -209,6 +238,22 @@ mod tests {
                 |t| t.refuses_negative_start,
                 &[("3.4.37", "3.4.38"), ("3.5.23", "3.5.24"), ("3.6.5", "3.6.6")],
             ),
+            (
+                "guards_every_method",
+                |t| t.guards_every_method,
+                &[("3.4.41", "3.4.42"), ("3.5.27", "3.5.28"), ("3.6.8", "3.6.9")],
+            ),
+            (
+                "checks_whole_txns",
+                |t| t.checks_whole_txns,
+                &[("3.4.43", "3.4.44"), ("3.5.29", "3.5.30"), ("3.6.10", "3.6.11")],
+            ),
+            ("guards_lease_keys", |t| t.guards_lease_keys, &[("3.4.25", "3.4.26"), ("3.5.8", "3.5.9")]),
+            (
+                "checks_open_watches",
+                |t| t.checks_open_watches,
+                &[("3.5.32", "3.5.33"), ("3.6.13", "3.6.14"), ("3.7.0", "3.7.1")],
+            ),
             ("true zero", |t| !t.keepalive_false_zero, &[("3.4.19", "3.4.20"), ("3.5.2", "3.5.3")]),
         ];
         for (name, has, pairs) in borders {
@@ -216,7 +261,7 @@ mod tests {
                 assert!(!has(&traits(without)), "{name} at {without}");
                 assert!(has(&traits(with)), "{name} at {with}");
             }
-            assert!(has(&traits("3.7.0")), "{name} at 3.7.0");
+            assert!(has(&traits("3.7.1")), "{name} at 3.7.1");
         }
     }
 

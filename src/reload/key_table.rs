@@ -111,7 +111,11 @@ const KEYS: &[KeyRow] = &[
         was.mapping == is.mapping
     })
     .named("[[map]], [mapping], default_user"),
-    compared(Reload(Identities), &["policy"], |was, is| was.policy == is.policy),
+    compared(Reload(Identities), &["policy.mode", "policy.file", "policy.unknown_methods"], |was, is| {
+        let (was, is) = (&was.policy, &is.policy);
+        (was.mode, was.unknown_methods, &was.document) == (is.mode, is.unknown_methods, &is.document)
+    })
+    .named("[policy]"),
     compared(Reload(Identities), &["jwt", "etcd_jwt"], |was, is| was.issuers == is.issuers).named("[[jwt]]"),
     compared(Reload(Identities), &["listener.identify"], |was, is| identify(was).eq(identify(is)))
         .named("what listeners identify by"),
@@ -127,6 +131,9 @@ const KEYS: &[KeyRow] = &[
     }),
     compared(Reload(InForce), &["drain"], |was, is| was.drain == is.drain),
     compared(Reload(InForce), &["maintenance"], |was, is| was.maintenance == is.maintenance),
+    compared(Reload(InForce), &["policy.require_identity"], |was, is| {
+        was.policy.require_identity == is.policy.require_identity
+    }),
     compared(Reload(InForce), &["cluster.reads", "cluster.writes"], |was, is| {
         (was.cluster.reads, was.cluster.writes) == (is.cluster.reads, is.cluster.writes)
     })

@@ -44,6 +44,8 @@ pub enum ReadError {
     Login(LoginFailure),
     /// No usable answer.
     Lost,
+    /// A success, larger than the caller of the request reads.
+    TooLarge,
     /// No request was sent: a limit of Keyward's is reached, and another member would not help.
     NoRoom,
 }
@@ -107,6 +109,22 @@ pub async fn ask(
     tokio::time::timeout(LIMIT, asking).await.unwrap_or(Err(ReadError::Lost))
 }
 
+/// As [`ask`], for an answer of up to `largest` bytes.
+///
+/// # Errors
+/// [`ReadError`].
+pub async fn ask_at_length(
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
+    member: &Arc<Member>,
+    path: &'static str,
+    message: &[u8],
+    largest: usize,
+) -> Result<Bytes, ReadError> {
+    let asking = ask_without_limit(upstream, user, member, path, message, largest);
+    tokio::time::timeout(LIMIT, asking).await.unwrap_or(Err(ReadError::Lost))
+}
+
 /// As [`ask`], without a time limit: the connection's pings detect a dead member.
 ///
 /// # Errors
@@ -118,6 +136,17 @@ pub async fn ask_patiently(
     path: &'static str,
     message: &[u8],
 ) -> Result<Bytes, ReadError> {
+    ask_without_limit(upstream, user, member, path, message, HELD).await
+}
+
+async fn ask_without_limit(
+    upstream: &Rc<UpstreamClient>,
+    user: &UpstreamUser,
+    member: &Arc<Member>,
+    path: &'static str,
+    message: &[u8],
+    largest: usize,
+) -> Result<Bytes, ReadError> {
     let framed = encode(message);
     let method = lookup(path).ok_or(ReadError::Lost)?;
     let mut healed = 0;
@@ -127,8 +156,9 @@ pub async fn ask_patiently(
         let headers = upstream_headers(&HeaderMap::new(), &shown, Permit::for_own_request());
         let sent = upstream.send(member, Lane::Unary, PathAndQuery::from_static(path), headers, body).await;
         let (response, in_flight) = sent.map_err(lost)?;
-        let answer = MemberReply::read(response, in_flight, HELD).await.map_err(|_| ReadError::Lost)?;
-        let status = answer.status().ok_or(ReadError::Lost)?;
+        let answer = MemberReply::read(response, in_flight, largest).await.map_err(|_| ReadError::Lost)?;
+        // No status yet: the answer has outgrown the limit. etcd refuses without a message.
+        let status = answer.status().ok_or(ReadError::TooLarge)?;
         if status.is_ok() {
             let message = answer.message().ok_or(ReadError::Lost)?;
             return Ok(message.slice(PREFIX.min(message.len())..));

@@ -476,7 +476,7 @@ impl RunningWatchSession {
                 Err(ReadError::Refused(status)) if refuses_credential(&status) => {
                     HubInput::CheckFailed { watch, stream, why: StreamLoss::Denied(status.cancel_reason()) }
                 }
-                Err(ReadError::Refused(_) | ReadError::Lost | ReadError::NoRoom) => {
+                Err(ReadError::Refused(_) | ReadError::Lost | ReadError::TooLarge | ReadError::NoRoom) => {
                     HubInput::CheckFailed { watch, stream, why: StreamLoss::Upstream }
                 }
             };

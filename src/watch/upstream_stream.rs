@@ -174,7 +174,7 @@ impl WatchRoute {
                 Err(ReadError::Refused(status)) if refuses_credential(&status) => {}
                 // The read proved neither a valid nor an invalid token, so a second refusal would not be
                 // final.
-                Err(ReadError::Refused(_) | ReadError::Lost | ReadError::NoRoom) => {
+                Err(ReadError::Refused(_) | ReadError::Lost | ReadError::TooLarge | ReadError::NoRoom) => {
                     return Err(failed(StreamLoss::Upstream));
                 }
                 Err(ReadError::Login(failure)) => return Err(failed(login_loss(&failure))),
@@ -192,6 +192,10 @@ impl WatchRoute {
             exact_refusals: told.exact_watch_refusals,
             late_created: told.late_created,
             refuses_negative_start: told.refuses_negative_start,
+            // A watch of a caller without a user is refused by the member, whatever the range.
+            misjudges_open_end: !told.checks_open_watches
+                && matches!(self.stream.user, UpstreamUser::User(_))
+                && upstream.members.auth.now() != AuthSetting::Off,
         };
         let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
         let share = Rc::clone(&self.share);

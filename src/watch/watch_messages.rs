@@ -18,6 +18,21 @@ use crate::rpc::schema::MessageId;
 /// The watch id that names no watch: used in refused creates and in stream-wide progress.
 pub(super) const NO_WATCH: i64 = -1;
 
+/// The `range_end` of a watch to the end of the keyspace.
+const OPEN_END: &[u8] = b"\0";
+/// The end sent in place of [`OPEN_END`] to a member that checks no permission for `OPEN_END`. The watch shows
+/// no key at or above this end: no key that begins with 64 bytes of 0xff.
+const LAST_KEY: [u8; 64] = [0xff; 64];
+
+/// The form in which the end of the keyspace goes upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OpenEnd {
+    /// As the client sent it.
+    AsSent,
+    /// An explicit end, judged as a range by every etcd.
+    Explicit,
+}
+
 /// The bytes are no message of the Watch service, or are ambiguous to protobuf decoders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed watch message")]
@@ -44,6 +59,8 @@ pub(super) struct ClientWatchCreate {
     pub(super) fragment: bool,
     /// Every field except the four fields replaced upstream.
     kept: Bytes,
+    /// The field `range_end` in `kept`, if the field means the end of the keyspace.
+    open_end: Option<Range<usize>>,
     /// Fields beside the union.
     beside: Bytes,
 }
@@ -132,6 +149,7 @@ impl ClientWatchCreate {
             progress_notify: false,
             fragment: false,
             kept: Bytes::new(),
+            open_end: None,
             beside: Bytes::new(),
         };
         for field in fields(message) {
@@ -142,9 +160,12 @@ impl ClientWatchCreate {
                 7 => create.watch_id = field.int64()?,
                 8 => create.fragment = field.bool()?,
                 number => {
+                    let from = kept.len();
                     kept.put_slice(field.raw());
                     if number == 1 {
                         key = kept.len() - field.bytes()?.len()..kept.len();
+                    } else if number == 2 && field.bytes()? == OPEN_END {
+                        create.open_end = Some(from..kept.len());
                     }
                 }
             }
@@ -156,9 +177,16 @@ impl ClientWatchCreate {
 
     /// The WatchRequest to send upstream: the client's own bytes, with Keyward's watch id, from `start`,
     /// always with progress and fragments.
-    pub(super) fn message(&self, watch_id: i64, start: i64) -> Bytes {
-        let mut create = BytesMut::with_capacity(self.kept.len() + 32);
-        create.put_slice(&self.kept);
+    pub(super) fn message(&self, watch_id: i64, start: i64, end: OpenEnd) -> Bytes {
+        let mut create = BytesMut::with_capacity(self.kept.len() + LAST_KEY.len() + 32);
+        match (&self.open_end, end) {
+            (Some(field), OpenEnd::Explicit) => {
+                create.put_slice(&self.kept[..field.start]);
+                append_bytes_field(&mut create, 2, &LAST_KEY);
+                create.put_slice(&self.kept[field.end..]);
+            }
+            (_, OpenEnd::AsSent) | (None, OpenEnd::Explicit) => create.put_slice(&self.kept),
+        }
         put_int64(&mut create, 3, start);
         put_bool(&mut create, 4, true);
         put_int64(&mut create, 7, watch_id);
@@ -689,17 +717,23 @@ mod tests {
             mine in prop::collection::vec(unknown(), 0..6),
             beside in prop::collection::vec(unknown(), 0..3),
             ids: (i64, i64),
+            range_end in prop::sample::select(vec!["", "\0", "\0\0", "z"]),
+            explicit_end: bool,
         ) {
             let create = pb::WatchCreateRequest {
-                key: key.into(), filters, prev_kv: true, watch_id: 9, start_revision: 8, ..Default::default()
+                key: key.into(), range_end: range_end.into(), filters, prev_kv: true, watch_id: 9, start_revision: 8, ..Default::default()
             };
             let body = strewn(&create.encode_to_vec(), &mine);
             let message = Bytes::from([nested(1, &body), beside.concat()].concat());
             let Ok(ClientWatchRequest::Create(read)) = ClientWatchRequest::read(&message) else { panic!("a create") };
-            let sent = read.message(ids.0, ids.1);
-            let expected = pb::WatchCreateRequest {
+            let end = if explicit_end { OpenEnd::Explicit } else { OpenEnd::AsSent };
+            let sent = read.message(ids.0, ids.1, end);
+            let mut expected = pb::WatchCreateRequest {
                 watch_id: ids.0, start_revision: ids.1, progress_notify: true, fragment: true, ..create
             };
+            if explicit_end && expected.range_end == OPEN_END {
+                expected.range_end = Bytes::from_static(&LAST_KEY);
+            }
             let union = pb::watch_request::RequestUnion::CreateRequest(expected);
             prop_assert_eq!(
                 pb::WatchRequest::decode(sent.clone()).unwrap(),

@@ -104,6 +104,8 @@ async fn a_login_stands_for_leases_and_members_while_it_is_alone_and_in_force() 
         let asks = guards_leases(&version);
         assert_eq!(nobody, Told::all(if asks { NOBODY } else { FINE }, NOBODY), "{version}");
 
+        // Through Keyward nobody may anywhere.
+        let nobody = Told::all(NOBODY, NOBODY);
         let plain = connection(&keyward.url()).await;
         log_in(&plain, "alice").await;
         assert_eq!(silent(&plain).await, nobody, "{version}: nobody asked for it");

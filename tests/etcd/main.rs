@@ -4,6 +4,8 @@
 
 #[cfg(test)]
 mod acting;
+#[cfg(test)]
+mod advisories;
 mod all_slow;
 #[cfg(test)]
 mod attacks;

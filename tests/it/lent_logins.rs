@@ -17,7 +17,8 @@ const LIST: &str = "/etcdserverpb.Cluster/MemberList";
 fn door(listener: &str) -> (Member, Keyward) {
     let member = Member::new(1, &Tasks::default());
     let folder = tempfile::tempdir().expect("a folder");
-    let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), listener, "");
+    let lines = "[policy]\nrequire_identity = \"as-etcd\"\n";
+    let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), listener, lines);
     (member, keyward)
 }
 

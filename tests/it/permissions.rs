@@ -15,10 +15,10 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::client::Client;
 use crate::member::Member;
-use crate::rig::{Keyward, paused, real, renewing, settled};
+use crate::rig::{Keyward, paused, real, settled};
 use crate::words::{
     KEEP_ALIVE, PUT, RANGE, TXN, WATCH, cancel_watch, create_of, created, event, header, put, range, ranged,
-    renew, txn_done, watch, watched,
+    renew, renewed, txn_done, watch, watched,
 };
 
 const LOCK: &str = "/v3lockpb.Lock/Lock";
@@ -212,6 +212,38 @@ fn a_lease_is_revoked_only_by_who_may_write_its_keys() {
     });
 }
 
+#[test]
+fn a_lease_is_renewed_only_by_who_may_write_its_keys() {
+    paused(async {
+        let grants = allow("'write'", "prefix = '/a/'") + &allow("'lease'", "");
+        let guarded = Guarded::new("enforce", &grants, "");
+        let alice = guarded.alice().await;
+        for (keys, allowed) in [(&["/a/1", "/b"][..], false), (&["/a/1"], true)] {
+            let mut stream = alice.open(KEEP_ALIVE).await.expect("open");
+            stream.say(&renew(7)).await;
+            guarded.member.called(TIME_TO_LIVE).await.reply(&keys_of_lease(keys)).await;
+            if allowed {
+                let mut call = guarded.member.called(KEEP_ALIVE).await;
+                for _ in 0..2 {
+                    call.messages.next().await.expect("a renewal");
+                    call.say(&renewed(7, 5)).await.expect("taken");
+                    stream.next().await.expect("renewed");
+                    stream.say(&renew(7)).await;
+                }
+                settled().await;
+                // The keys were judged by other rules.
+                guarded.publish("enforce", &(grants.clone() + &allow("'read'", "key = '/c'")), "");
+                call.messages.next().await.expect("a renewal");
+                call.say(&renewed(7, 5)).await.expect("taken");
+                stream.next().await.expect("renewed");
+                stream.say(&renew(7)).await;
+                guarded.member.called(TIME_TO_LIVE).await.reply(&keys_of_lease(&["/b"])).await;
+            }
+            assert_eq!(stream.finish().await.end.told(), DENIED, "{keys:?}");
+        }
+    });
+}
+
 /// The next message of a watch stream that is not a progress response.
 async fn told(stream: &mut crate::client::Stream) -> keyward::pb::etcdserverpb::WatchResponse {
     watched(&stream.next().await.expect("a response"))
@@ -266,7 +298,12 @@ fn a_keepalive_and_a_waiting_lock_end_with_their_grants() {
         let grants = allow("'lease'", "") + &allow("'lock'", "prefix = '/locks/'");
         let guarded = Guarded::new("enforce", &grants, "");
         let alice = guarded.alice().await;
-        let (mut keepalive, _call) = renewing(&alice, &guarded.member).await;
+        let mut keepalive = alice.open(KEEP_ALIVE).await.expect("open");
+        keepalive.say(&renew(7)).await;
+        guarded.member.called(TIME_TO_LIVE).await.reply(&keys_of_lease(&[])).await;
+        let mut call = guarded.member.called(KEEP_ALIVE).await;
+        call.say(&renewed(7, 5)).await.expect("taken");
+        keepalive.next().await.expect("renewed");
         let lock = LockRequest { name: "/locks/n".into(), lease: 7 }.encode_to_vec();
         guarded.refuses(&alice, LOCK, &LockRequest { name: "/other".into(), lease: 7 }.encode_to_vec()).await;
         let script = async {

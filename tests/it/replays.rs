@@ -442,7 +442,8 @@ fn a_lock_without_a_lease_is_asked_once_whatever_the_member_says() {
 fn a_call_without_a_token_is_no_news_where_auth_is_on() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let mut keyward = Keyward::before(&[&member]);
+        let lines = "[policy]\nrequire_identity = \"as-etcd\"\n";
+        let mut keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let client = keyward.client().await;
         let empty = (Code::InvalidArgument, "etcdserver: user name is empty");
         for _ in 0..3 {

@@ -25,7 +25,8 @@ const BUDGET: usize = 16 * MIB;
 
 fn site(auth: AuthSetting) -> (Rc<Member>, Keyward) {
     let member = Rc::new(Member::new(1, &Tasks::default()));
-    let lines = "[limits]\nreplay_buffer = \"16MiB\"\n[runtime]\nshards = 1\n";
+    let lines = "[limits]\nreplay_buffer = \"16MiB\"\n[runtime]\nshards = 1\n\
+                 [policy]\nrequire_identity = \"as-etcd\"\n";
     let keyward = Keyward::configured(&[&member], auth, lines);
     (member, keyward)
 }

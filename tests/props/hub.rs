@@ -143,6 +143,7 @@ impl<'a> World<'a> {
             exact_refusals: choices.flag(),
             late_created: choices.flag(),
             refuses_negative_start: choices.flag(),
+            misjudges_open_end: false,
         };
         Self {
             choices,

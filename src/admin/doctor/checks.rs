@@ -4,6 +4,8 @@
 //! argument. Invariants: a check without its inputs adds an entry to `unseen` and no finding; every command
 //! in a fix exists in etcdctl, etcdutl or keyward.
 
+mod versions;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -71,6 +73,7 @@ impl DoctorInputs<'_> {
         }
         self.absent(&mut findings);
         self.versions(&mut findings);
+        self.open_holes(&mut findings);
         self.identities(&mut findings);
         self.certificates(&mut findings);
         self.connections(&mut findings);
@@ -389,24 +392,6 @@ impl DoctorInputs<'_> {
                 "MemberList is refused: members that are added are not found",
                 fix,
             );
-        }
-    }
-
-    fn versions(&self, findings: &mut DoctorFindings) {
-        let known = || self.members.members.iter().filter_map(|member| member.version);
-        let lines: BTreeSet<_> = known().map(|version| version.line()).collect();
-        let all: BTreeSet<_> = known().map(|version| version.to_string()).collect();
-        let what = || format!("members run {}", all.iter().cloned().collect::<Vec<_>>().join(", "));
-        match (lines.first(), lines.last()) {
-            (Some(oldest), Some(newest)) if oldest.0 != newest.0 || newest.1 - oldest.1 > 1 => {
-                let fix = "etcd supports one minor version apart: bring the oldest to the next minor first";
-                findings.error("version_skew", "cluster", what(), fix);
-            }
-            _ if all.len() > 1 => {
-                let fix = "finish the upgrade: until then the cluster does what its oldest member can";
-                findings.warning("version_skew", "cluster", what(), fix);
-            }
-            _ => {}
         }
     }
 

@@ -17,9 +17,11 @@ use crate::config::policy_document::{
     ActionSet, GrantKeys, KeyTemplate, PolicyBinding, PolicyDigest, PolicyDocument, PolicyGrant, PolicyGroup,
     PolicyRole,
 };
-use crate::config::toml_file::{TomlPolicy, TomlPolicyMode, TomlUnknownMethods};
+use crate::config::toml_file::{TomlPolicy, TomlPolicyMode, TomlRequireIdentity, TomlUnknownMethods};
 use crate::config::toml_policy::{TomlBinding, TomlGrant, TomlGroup, TomlPolicyFile, TomlRange, TomlRole};
-use crate::config::{Conditions, Listener, PolicyMode, PolicySettings, UnknownMethods, toml_parse, values};
+use crate::config::{
+    Conditions, Listener, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods, toml_parse, values,
+};
 use crate::rpc::touch::Action;
 
 /// Largest size of a policy, in bytes.
@@ -91,6 +93,10 @@ impl Resolver<'_> {
             unknown_methods: match policy.unknown_methods {
                 None | Some(TomlUnknownMethods::Refuse) => UnknownMethods::Refuse,
                 Some(TomlUnknownMethods::Allow) => UnknownMethods::Allow,
+            },
+            require_identity: match policy.require_identity {
+                None | Some(TomlRequireIdentity::Strict) => RequireIdentity::Strict,
+                Some(TomlRequireIdentity::AsEtcd) => RequireIdentity::AsEtcd,
             },
             document: Arc::new(document.unwrap_or_default()),
         }

@@ -201,7 +201,13 @@ impl World {
         Self {
             hub: Hub { limits: SMALL_LIMITS, ..Hub::new(now, timing) },
             now,
-            traits: WatchTraits { progress_trusted, exact_refusals, late_created, refuses_negative_start },
+            traits: WatchTraits {
+                progress_trusted,
+                exact_refusals,
+                late_created,
+                refuses_negative_start,
+                misjudges_open_end: false,
+            },
             history: vec![Vec::new()],
             compacted: 0,
             members: [1; 3],

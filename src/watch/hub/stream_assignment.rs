@@ -14,6 +14,7 @@ use super::{
     UnansweredCreate, UpstreamStreamId, WatchCursor, WatchKey, WatchPlacement, WatchRegistration,
     WatchResponseHeader, WatchStreamEnd, WatchTraits, watch_messages,
 };
+use crate::watch::watch_messages::OpenEnd;
 
 /// A start revision never reached by any cluster: the member has no history to scan for the watch.
 const NEVER: i64 = 1 << 62;
@@ -251,7 +252,8 @@ impl Hub {
             id,
             WatchRegistration { id: upstream_id, start, created: None, asked_before, has_messages: false },
         );
-        let message = watch.create.message(upstream_id, start);
+        let end = if traits.misjudges_open_end { OpenEnd::Explicit } else { OpenEnd::AsSent };
+        let message = watch.create.message(upstream_id, start, end);
         self.unsent.remove(&key);
         self.send(id, message);
     }

@@ -19,18 +19,21 @@ const NEW: WatchTraits = WatchTraits {
     exact_refusals: true,
     late_created: true,
     refuses_negative_start: true,
+    misjudges_open_end: false,
 };
 const MIDDLE: WatchTraits = WatchTraits {
     progress_trusted: true,
     exact_refusals: true,
     late_created: false,
     refuses_negative_start: false,
+    misjudges_open_end: false,
 };
 const OLD: WatchTraits = WatchTraits {
     progress_trusted: false,
     exact_refusals: false,
     late_created: false,
     refuses_negative_start: false,
+    misjudges_open_end: true,
 };
 
 /// Small, so that watches wait and events are cut in every run.

@@ -46,7 +46,7 @@ fn member(id: u64) -> Member {
         endpoint: Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: 2379 },
         resolved_ip: None,
         role: Role::Voter,
-        version: Version::parse("3.5.1").ok(),
+        version: Version::parse("3.5.35").ok(),
         readiness: Readiness::Ready,
         term: 2,
         store_status: Some(Arc::new(store_status)),
@@ -334,9 +334,27 @@ fn a_log_that_is_behind() {
 #[test]
 fn members_of_different_versions() {
     let scene = |version: &str| Scene::new().third(|member| member.version = Version::parse(version).ok());
-    assert!(scene("3.5.2").finds(&[(Warning, "version_skew")]).contains("3.5.1, 3.5.2"));
-    scene("3.6.0").finds(&[(Warning, "version_skew")]);
-    scene("3.7.0").finds(&[(Error, "version_skew")]);
+    assert!(scene("3.5.36").finds(&[(Warning, "version_skew")]).contains("3.5.35, 3.5.36"));
+    scene("3.6.16").finds(&[(Warning, "version_skew")]);
+    scene("3.7.1").finds(&[(Error, "version_skew")]);
+}
+
+/// The versions of the holes are tested in `members::version`.
+#[test]
+fn members_with_published_holes() {
+    let scene = |version: &str| Scene::new().third(|member| member.version = Version::parse(version).ok());
+    let skewed = [(Warning, "open_holes"), (Warning, "version_skew")];
+    let said = scene("3.5.1").finds(&skewed);
+    for hole in ["CVE-2026-33413", "CVE-2026-33343", "#21683", "keys of every lease", "GHSA-xg4h-6gfc-h4m8"] {
+        assert!(said.contains(hole), "{hole}: {said}");
+    }
+    assert!(said.contains("through Keyward this is closed"), "{said}");
+    assert!(!said.contains("except for"), "{said}");
+    let said = scene("3.5.32").finds(&skewed);
+    assert!(said.contains("GHSA-xg4h") && !said.contains("CVE"), "{said}");
+    let passed = scene("3.5.1").with(|scene| scene.lines += "policy.require_identity = 'as-etcd'\n");
+    assert!(passed.finds(&skewed).contains("except for calls without a user"));
+    scene("3.5.1").with(|scene| scene.auth = AuthSetting::Off);
 }
 
 #[test]

@@ -416,3 +416,26 @@ fn no_header_goes_back_on_a_member_that_lags() {
     assert_eq!(bench.next_cancel(1), 1);
     assert_eq!(header_revision(&bench.emitted()), 40);
 }
+
+/// A member that judges a watch to the end of the keyspace by its first key gets an end in its place, in the
+/// create and in every resume (`docs/etcd-facts.md#v12`).
+#[test]
+fn an_open_end_is_explicit_where_a_member_misjudges_it() {
+    let end_sent = |traits, end: &'static str| {
+        let mut bench = Bench::new();
+        bench.create(pb::WatchCreateRequest { range_end: end.into(), ..watch("a", 5) });
+        bench.input(HubInput::Opened { stream: UpstreamStreamId(1), traits });
+        let RequestUnion::CreateRequest(first) = bench.next_sent(1) else { panic!("a create") };
+        bench.up(1, created(1, 4));
+        bench.out.clear();
+        bench.resumed(1, 2, traits);
+        let RequestUnion::CreateRequest(resumed) = bench.next_sent(2) else { panic!("a create") };
+        assert_eq!(first.range_end, resumed.range_end);
+        first.range_end
+    };
+    assert_eq!(end_sent(NEW, "\0"), "\0");
+    assert_eq!(end_sent(OLD, "\0")[..], [0xff; 64]);
+    for end in ["", "b", "\0\0"] {
+        assert_eq!(end_sent(OLD, end), end);
+    }
+}

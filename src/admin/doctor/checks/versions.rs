@@ -1,0 +1,67 @@
+//! The checks of the members' versions.
+//!
+//! Owns: the findings about versions. Must not know: version numbers (`members::version`).
+
+use std::collections::BTreeSet;
+
+use super::{DoctorFindings, DoctorInputs};
+use crate::config::RequireIdentity;
+use crate::members::membership::AuthSetting;
+use crate::members::open_holes::OpenHoles;
+
+impl DoctorInputs<'_> {
+    /// Checks if the members run versions that etcd supports together.
+    pub(super) fn versions(&self, findings: &mut DoctorFindings) {
+        let known = || self.members.members.iter().filter_map(|member| member.version);
+        let lines: BTreeSet<_> = known().map(|version| version.line()).collect();
+        let all: BTreeSet<_> = known().map(|version| version.to_string()).collect();
+        let what = || format!("members run {}", all.iter().cloned().collect::<Vec<_>>().join(", "));
+        match (lines.first(), lines.last()) {
+            (Some(oldest), Some(newest)) if oldest.0 != newest.0 || newest.1 - oldest.1 > 1 => {
+                let fix = "etcd supports one minor version apart: bring the oldest to the next minor first";
+                findings.error("version_skew", "cluster", what(), fix);
+            }
+            _ if all.len() > 1 => {
+                let fix = "finish the upgrade: until then the cluster does what its oldest member can";
+                findings.warning("version_skew", "cluster", what(), fix);
+            }
+            _ => {}
+        }
+    }
+
+    /// Checks the members for published holes in etcd's access control: open on a direct connection, and
+    /// closed through Keyward.
+    pub(super) fn open_holes(&self, findings: &mut DoctorFindings) {
+        let holes = self.members.open_holes();
+        if self.auth != AuthSetting::On || holes == OpenHoles::default() {
+            return;
+        }
+        let mut open = Vec::new();
+        if holes.unguarded_methods {
+            open.push("leases, members and maintenance without a user or without root (CVE-2026-33413)");
+        }
+        if holes.unchecked_txns {
+            open.push("nested Txns, and prev_kv and leases in Txns (CVE-2026-33343, etcd-io/etcd#21683)");
+        }
+        if holes.told_lease_keys {
+            open.push("the keys of every lease");
+        }
+        if holes.unchecked_watches {
+            open.push("watches beyond the permitted key (GHSA-xg4h-6gfc-h4m8)");
+        }
+        let through = match self.config.policy.require_identity {
+            RequireIdentity::AsEtcd if holes.unguarded_methods => {
+                "closed, except for calls without a user (policy.require_identity = \"as-etcd\")"
+            }
+            RequireIdentity::AsEtcd | RequireIdentity::Strict => "closed",
+        };
+        let what = format!(
+            "some member's version does not check, on a direct connection: {}; through Keyward this is \
+             {through}",
+            open.join("; "),
+        );
+        let fix = "let nobody but Keyward reach the members' client URLs, or bring the members to the newest \
+                   patch release of a supported line";
+        findings.warning("open_holes", "cluster", what, fix);
+    }
+}

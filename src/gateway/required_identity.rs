@@ -1,0 +1,50 @@
+//! Calls without an etcd user, refused while auth is on (docs/decisions.md#d32).
+//!
+//! Owns: the refusal, and the wait for the auth setting after the start. Must not know: versions of members,
+//! how a caller is identified.
+
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+use tokio::time::Instant;
+
+use crate::config::{PolicySettings, RequireIdentity};
+use crate::gateway::retries::PATIENCE;
+use crate::members::membership::{AuthSetting, MembersHandle};
+use crate::refusal::Refusal;
+use crate::rpc::method::{Handler, Method};
+use crate::rpc::schema::MessageId;
+use crate::upstream::send::UpstreamUser;
+
+/// Pause before the auth setting is read again while the setting is unknown.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Refuses a call without an etcd user, as the newest etcd does, if auth is on and the configuration requires
+/// an identity. `None` if the call needs no user, as nearly every call: a watch is refused in its own stream, by
+/// the member; AuthStatus is open in etcd 3.7. Boxed, so that the other calls do not pay for a larger future.
+pub fn identity_check<'a>(
+    members: &'a MembersHandle,
+    policy: &PolicySettings,
+    method: &Method,
+    user: &UpstreamUser,
+) -> Option<LocalBoxFuture<'a, Result<(), Refusal>>> {
+    let needs_user = matches!(user, UpstreamUser::Nobody)
+        && method.handler != Handler::Watch
+        && method.body != MessageId::AuthStatusRequest
+        && members.auth.now() != AuthSetting::Off
+        && policy.require_identity == RequireIdentity::Strict;
+    let checked = async {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            match members.auth.now() {
+                AuthSetting::Off => return Ok(()),
+                AuthSetting::On => return Err(Refusal::USER_EMPTY),
+                AuthSetting::Unknown if Instant::now() >= limit => return Err(Refusal::NOTHING_SENT),
+                // For a moment after the start. The member would serve the call.
+                AuthSetting::Unknown => members.pause_or_change(PAUSE).await,
+            }
+        }
+    };
+    needs_user.then(|| checked.boxed_local())
+}

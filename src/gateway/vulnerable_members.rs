@@ -1,0 +1,218 @@
+//! Calls that an old member would serve without a check of a patched member (docs/decisions.md#d57).
+//!
+//! Owns: the list of these calls, and the permission to be proved before each. Must not know: the versions
+//! (`members::open_holes`), the questions to etcd (`upstream::permission_probe`).
+//! Invariants: a call is refused only while auth may be on at etcd; with patched members only, a call costs one
+//! look at the snapshot; a refused call sent nothing of itself. Watches are guarded by `watch::hub`, renewals
+//! of leases by `lease::renewal_permission`.
+
+use std::rc::Rc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+use prost::Message as _;
+
+use crate::gateway::call::Call;
+use crate::gateway::unary_request::UnaryRequest;
+use crate::members::membership::AuthSetting;
+use crate::members::open_holes::OpenHoles;
+use crate::pb::etcdserverpb::LeaseTimeToLiveRequest;
+use crate::pb::v3electionpb::ProclaimRequest;
+use crate::refusal::{Code, Refusal, Status};
+use crate::rpc::body_shape::lock_lease;
+use crate::rpc::method::{Class, Effect, Handler, Method};
+use crate::rpc::schema::MessageId;
+use crate::rpc::txn_permissions::{KeyAccess, UncheckedTxnParts, unchecked_parts};
+use crate::upstream::permission_probe::PermissionProbe;
+use crate::upstream::send::UpstreamUser;
+
+/// The permission to be proved before a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RequiredPermission {
+    /// The role root.
+    Root,
+    /// Permissions for ranges, and permission to write every key attached to a lease.
+    Ranges(UncheckedTxnParts),
+    /// Permission to read every key attached to a lease.
+    LeaseKeys(i64),
+    /// Permission to read every key attached to any lease.
+    AllLeases,
+}
+
+/// The question to etcd before the call, if a member would serve the call without a check: succeeds if the
+/// caller has the permission required by a patched etcd. `None` for nearly every call. Boxed, so that the
+/// other calls do not pay for a larger future.
+pub fn probe<'a>(
+    call: &'a Call<'_>,
+    request: &'a UnaryRequest,
+) -> Option<LocalBoxFuture<'a, Result<(), Refusal>>> {
+    let holes = call.snapshot().members.holes;
+    let upstream = &call.gateway.upstream;
+    if !holes.needs_probe() || upstream.members.auth.now() == AuthSetting::Off {
+        return None;
+    }
+    let is_nobody = matches!(request.caller.upstream_user, UpstreamUser::Nobody);
+    let required = match required_permission(call.method, request.effect, request.message(), holes) {
+        Ok(required) => required?,
+        Err(refusal) => {
+            let refusal = call.count_not_canonical(refusal);
+            return Some(async { Err(refusal) }.boxed_local());
+        }
+    };
+    // `require_identity = "as-etcd"`: etcd serves such a caller all methods but those for keys.
+    if is_nobody && call.method.body != MessageId::TxnRequest {
+        return None;
+    }
+    let probe = PermissionProbe { upstream: Rc::clone(upstream), user: request.caller.upstream_user.clone() };
+    let proved = async move {
+        let answered = match required {
+            RequiredPermission::Root => probe.is_root().await,
+            RequiredPermission::Ranges(parts) => {
+                probe.has(parts.permissions, &parts.leases, KeyAccess::Write).await
+            }
+            RequiredPermission::AllLeases => probe.may_list_leases().await,
+            RequiredPermission::LeaseKeys(lease) => probe.has(Vec::new(), &[lease], KeyAccess::Read).await,
+        };
+        answered.map_err(|refusal| in_the_methods_form(call.method, refusal)).inspect_err(|refusal| {
+            tracing::debug!(
+                method = call.method.name,
+                %refusal,
+                "refused a call that a member would serve without a check"
+            );
+        })?;
+        // The questions took time, and the caller may be revoked meanwhile.
+        call.identify_again().await.map(drop)
+    };
+    Some(proved.boxed_local())
+}
+
+/// The refusal in the form of a patched etcd: the Lock and Election services send a denial with code Unknown.
+fn in_the_methods_form(method: &Method, refusal: Refusal) -> Refusal {
+    if method.class == Class::Lock && refusal.code() == Code::PermissionDenied {
+        return Refusal::told(&Status { code: Code::Unknown, ..refusal.status() });
+    }
+    refusal
+}
+
+/// The permission required by a patched etcd and unchecked by a member with `holes`; `None` if every member
+/// checks the call.
+fn required_permission(
+    method: &Method,
+    effect: Effect,
+    message: &[u8],
+    holes: OpenHoles,
+) -> Result<Option<RequiredPermission>, Refusal> {
+    let of_lease = |lease: i64| {
+        let parts = UncheckedTxnParts { leases: vec![lease], ..UncheckedTxnParts::default() };
+        (lease != 0).then_some(RequiredPermission::Ranges(parts))
+    };
+    Ok(match method.body {
+        MessageId::TxnRequest if holes.unchecked_txns => {
+            let parts = unchecked_parts(message).map_err(|fault| Refusal::not_canonical(fault.0))?;
+            (!parts.is_empty()).then_some(RequiredPermission::Ranges(parts))
+        }
+        // The lock's key is attached to the lease by a Txn.
+        MessageId::LockRequest | MessageId::CampaignRequest if holes.unchecked_txns => {
+            of_lease(lock_lease(message))
+        }
+        MessageId::ProclaimRequest if holes.unchecked_txns => {
+            let leader = ProclaimRequest::decode(message).ok().and_then(|request| request.leader);
+            of_lease(leader.map_or(0, |leader| leader.lease))
+        }
+        MessageId::CompactionRequest | MessageId::MoveLeaderRequest | MessageId::DowngradeRequest
+            if holes.unguarded_methods =>
+        {
+            Some(RequiredPermission::Root)
+        }
+        // Any user may ask for the alarms.
+        MessageId::AlarmRequest if holes.unguarded_methods && effect != Effect::ReadOnly => {
+            Some(RequiredPermission::Root)
+        }
+        MessageId::LeaseLeasesRequest if holes.unguarded_methods => Some(RequiredPermission::AllLeases),
+        MessageId::LeaseTimeToLiveRequest if holes.told_lease_keys => {
+            let request = LeaseTimeToLiveRequest::decode(message).unwrap_or_default();
+            request.keys.then_some(RequiredPermission::LeaseKeys(request.id))
+        }
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pb::etcdserverpb::{AlarmRequest, PutRequest, RequestOp, TxnRequest, request_op::Request};
+    use crate::pb::v3electionpb::LeaderKey;
+    use crate::pb::v3lockpb::LockRequest;
+    use crate::rpc::body_shape;
+    use crate::rpc::method::{METHODS, lookup};
+
+    const ALL: OpenHoles = OpenHoles {
+        unguarded_methods: true,
+        unchecked_txns: true,
+        told_lease_keys: true,
+        unchecked_watches: true,
+    };
+
+    fn required(path: &str, message: &[u8], holes: OpenHoles) -> Option<RequiredPermission> {
+        let method = lookup(path).expect("a method");
+        let effect = body_shape::effect(method, message);
+        required_permission(method, effect, message, holes).expect("readable")
+    }
+
+    #[test]
+    fn the_calls_reserved_for_root_are_those_of_a_patched_etcd() {
+        let names: Vec<_> = METHODS
+            .iter()
+            .filter(|method| required(method.path, b"", ALL) == Some(RequiredPermission::Root))
+            .map(|method| method.name)
+            .collect();
+        assert_eq!(names, ["Compact", "MoveLeader", "Downgrade"]);
+        let alarm = |action| {
+            let alarm = AlarmRequest { action, ..AlarmRequest::default() }.encode_to_vec();
+            required("/etcdserverpb.Maintenance/Alarm", &alarm, ALL)
+        };
+        assert_eq!(alarm(0), None);
+        assert_eq!(alarm(1), Some(RequiredPermission::Root));
+        assert_eq!(alarm(2), Some(RequiredPermission::Root));
+    }
+
+    #[test]
+    fn a_txn_needs_a_proof_only_for_its_unchecked_parts() {
+        let path = "/etcdserverpb.KV/Txn";
+        let put = |lease| {
+            let put = PutRequest { key: "k".into(), lease, ..PutRequest::default() };
+            let success = vec![RequestOp { request: Some(Request::RequestPut(put)) }];
+            TxnRequest { success, ..TxnRequest::default() }.encode_to_vec()
+        };
+        assert_eq!(required(path, &put(0), ALL), None);
+        let leased = UncheckedTxnParts { leases: vec![7], ..UncheckedTxnParts::default() };
+        assert_eq!(required(path, &put(7), ALL), Some(RequiredPermission::Ranges(leased.clone())));
+        assert_eq!(required(path, &put(7), OpenHoles { unchecked_txns: false, ..ALL }), None);
+        let lock = |lease| LockRequest { name: "n".into(), lease }.encode_to_vec();
+        assert_eq!(required("/v3lockpb.Lock/Lock", &lock(0), ALL), None);
+        let of_lease = Some(RequiredPermission::Ranges(leased));
+        assert_eq!(required("/v3lockpb.Lock/Lock", &lock(7), ALL), of_lease);
+        let leader = Some(LeaderKey { lease: 7, ..LeaderKey::default() });
+        let proclaim = ProclaimRequest { leader, ..ProclaimRequest::default() }.encode_to_vec();
+        assert_eq!(required("/v3electionpb.Election/Proclaim", &proclaim, ALL), of_lease);
+    }
+
+    #[test]
+    fn the_keys_of_leases_need_permission_to_read() {
+        let path = "/etcdserverpb.Lease/LeaseTimeToLive";
+        let asked = |keys| LeaseTimeToLiveRequest { id: 7, keys }.encode_to_vec();
+        assert_eq!(required(path, &asked(false), ALL), None);
+        assert_eq!(required(path, &asked(true), ALL), Some(RequiredPermission::LeaseKeys(7)));
+        assert_eq!(
+            required("/etcdserverpb.Lease/LeaseLeases", b"", ALL),
+            Some(RequiredPermission::AllLeases)
+        );
+    }
+
+    #[test]
+    fn patched_members_need_no_proof() {
+        for method in METHODS {
+            assert_eq!(required(method.path, b"", OpenHoles::default()), None, "{}", method.name);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The permission to renew a lease: decided by the policy, and asked of etcd where a member would renew every
+//! lease for everybody (docs/decisions.md#d31, docs/decisions.md#d57).
+//!
+//! Owns: the question before a renewal, one at a time as in etcd, and the leases proved lately. Must not know:
+//! upstream streams, the order of renewals.
+//! Invariants: while a member of an old version may be asked, or the policy judges the keys of a lease, no
+//! renewal goes upstream before its lease was proved within [`PROVED_FOR`]; a patched cluster without such a
+//! policy is asked no question; proofs under other permissions do not count.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+use tokio::time::Instant;
+
+use crate::config::PolicyMode;
+use crate::members::membership::AuthSetting;
+use crate::policy::live_permits::LivePermits;
+use crate::policy::permit_set::{Decision, Denial, PermitSet};
+use crate::refusal::Refusal;
+use crate::rpc::method::Method;
+use crate::rpc::touch::Action;
+use crate::rpc::txn_permissions::KeyAccess;
+use crate::telemetry::policy_metrics::PolicyMetrics;
+use crate::upstream::permission_probe::PermissionProbe;
+use crate::upstream::send::{UpstreamClient, UpstreamUser};
+
+/// How long a proof counts. A question about a lease with keys is a raft entry, a renewal is none, so a question
+/// for each renewal would multiply the load of keepalives.
+const PROVED_FOR: Duration = Duration::from_secs(15);
+/// Leases remembered as proved, of one stream.
+const MOST_PROVED: usize = 1024;
+
+/// The policy's decision on each renewal of a stream.
+pub struct RenewalAccess {
+    /// The caller's permissions.
+    pub permits: Rc<LivePermits>,
+    /// Metrics of decisions.
+    pub metrics: PolicyMetrics,
+}
+
+/// The proofs of one stream.
+pub struct RenewalPermissions {
+    probe: Rc<PermissionProbe>,
+    access: Option<Rc<RenewalAccess>>,
+    /// The permissions under which leases were proved.
+    proved_under: Option<Rc<PermitSet>>,
+    proved: HashMap<i64, Instant>,
+    question: Option<RenewalQuestion>,
+}
+
+/// A renewal waiting for etcd's verdict.
+struct RenewalQuestion {
+    lease: i64,
+    message: Bytes,
+    verdict: LocalBoxFuture<'static, Result<(), Refusal>>,
+}
+
+/// A renewal with etcd's verdict.
+pub struct JudgedRenewal {
+    /// The client's message.
+    pub message: Bytes,
+    /// Permission to renew, or the refusal.
+    pub verdict: Result<(), Refusal>,
+}
+
+impl RenewalAccess {
+    /// Decides on a renewal without its keys. Returns the permissions that must allow the keys as well.
+    ///
+    /// # Errors
+    /// The policy refuses the renewal.
+    fn decide(&self, method: &Method, message: &[u8]) -> Result<Option<Rc<PermitSet>>, Refusal> {
+        let permits = self.permits.now();
+        match permits.decide(method, message) {
+            Decision::Allowed(_) => Ok(None),
+            Decision::Denied(denial) => self.deny(&permits, denial).map(|()| None),
+            Decision::NeedsLeaseKeys(..) => Ok(Some(permits)),
+        }
+    }
+
+    /// Decides on the keys of a renewed lease.
+    ///
+    /// # Errors
+    /// The policy refuses the renewal.
+    fn decide_keys(&self, permits: &PermitSet, keys: &[Bytes]) -> Result<(), Refusal> {
+        match permits.decide_keys(Action::Write, keys.iter().map(|key| &key[..])) {
+            Decision::Denied(denial) => self.deny(permits, denial),
+            Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => Ok(()),
+        }
+    }
+
+    fn deny(&self, permits: &PermitSet, denial: Denial) -> Result<(), Refusal> {
+        let action = denial.action.name();
+        if permits.enforce(denial).is_ok() {
+            self.metrics.count_shadow_denied(action);
+            return Ok(());
+        }
+        self.metrics.count_refused(action);
+        Err(Refusal::PERMISSION_DENIED)
+    }
+}
+
+impl RenewalPermissions {
+    /// Nothing is proved yet.
+    #[must_use]
+    pub fn new(upstream: Rc<UpstreamClient>, user: UpstreamUser, access: Option<RenewalAccess>) -> Self {
+        let probe = Rc::new(PermissionProbe { upstream, user });
+        let access = access.map(Rc::new);
+        Self { probe, access, proved_under: None, proved: HashMap::new(), question: None }
+    }
+
+    /// Returns `message`, a request of `method`, if the renewal needs no question now. Otherwise asks etcd: the
+    /// renewal comes out of [`RenewalPermissions::next`]. Call this only while no question is open.
+    ///
+    /// # Errors
+    /// The policy refuses every renewal.
+    pub fn admit(
+        &mut self,
+        method: &Method,
+        lease: i64,
+        message: Bytes,
+        now: Instant,
+    ) -> Result<Option<Bytes>, Refusal> {
+        let judges_keys = match &self.access {
+            Some(access) => access.decide(method, &message)?,
+            None => None,
+        };
+        if let Some(permits) = &judges_keys
+            && !self.proved_under.as_ref().is_some_and(|known| known.is_same(permits))
+        {
+            self.proved.clear();
+            self.proved_under = Some(Rc::clone(permits));
+        }
+        let is_unguarded = self.is_unguarded();
+        if !is_unguarded && judges_keys.is_none() || self.is_proved(lease, now) {
+            return Ok(Some(message));
+        }
+        let (probe, access) = (Rc::clone(&self.probe), self.access.clone());
+        let verdict = async move {
+            if is_unguarded {
+                probe.has(Vec::new(), &[lease], KeyAccess::Write).await?;
+            }
+            if let (Some(access), Some(permits)) = (access, judges_keys) {
+                match probe.keys_of_lease(lease).await {
+                    Ok(keys) => access.decide_keys(&permits, &keys)?,
+                    // A denial would only be counted.
+                    Err(_) if permits.mode != PolicyMode::Enforce => {}
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+            Ok(())
+        };
+        self.question = Some(RenewalQuestion { lease, message, verdict: verdict.boxed_local() });
+        Ok(None)
+    }
+
+    /// True if a renewal waits for etcd's verdict.
+    #[must_use]
+    pub fn is_asking(&self) -> bool {
+        self.question.is_some()
+    }
+
+    /// The renewal that waited, with the verdict; never without an open question. Cancel-safe.
+    pub async fn next(&mut self) -> JudgedRenewal {
+        let Some(question) = &mut self.question else { return std::future::pending().await };
+        let verdict = question.verdict.as_mut().await;
+        let (lease, message) = (question.lease, question.message.clone());
+        self.question = None;
+        if verdict.is_ok() {
+            self.note_proof(lease, Instant::now());
+        }
+        JudgedRenewal { message, verdict }
+    }
+
+    /// True if a member may renew the lease without asking for the user's permission.
+    fn is_unguarded(&self) -> bool {
+        let members = &self.probe.upstream.members;
+        matches!(self.probe.user, UpstreamUser::User(_))
+            && members.snapshot.load().holes.unguarded_methods
+            && members.auth.now() != AuthSetting::Off
+    }
+
+    fn is_proved(&self, lease: i64, now: Instant) -> bool {
+        self.proved.get(&lease).is_some_and(|at| now.saturating_duration_since(*at) < PROVED_FOR)
+    }
+
+    fn note_proof(&mut self, lease: i64, now: Instant) {
+        if self.proved.len() >= MOST_PROVED {
+            self.proved.retain(|_, at| now.saturating_duration_since(*at) < PROVED_FOR);
+        }
+        if self.proved.len() >= MOST_PROVED {
+            self.proved.clear();
+        }
+        self.proved.insert(lease, now);
+    }
+}
