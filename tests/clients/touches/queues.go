@@ -25,6 +25,7 @@ type queueServers struct {
 // queued runs a request on the servers, each time with a store that answers otherwise, and takes what they ask the store for.
 func queued[P any](call func(*queueServers, P)) func(P, *touches) {
 	return func(request P, t *touches) {
+		_, namesNoLease := any(request).(*epb.LeaderRequest)
 		for _, behaviour := range []recordedStore{
 			{succeeds: true},
 			{succeeds: true, isContended: true},
@@ -35,7 +36,7 @@ func queued[P any](call func(*queueServers, P)) func(P, *touches) {
 			store.seen = t
 			client := clientv3.NewCtxClient(ctx)
 			client.KV = clientv3.NewKVFromKVClient(&store, client)
-			client.Lease = &recordedLeases{seen: t}
+			client.Lease = &recordedLeases{seen: t, namesNoLease: namesNoLease}
 			client.Watcher = recordedWatcher{seen: t}
 			call(&queueServers{ctx, v3lock.NewLockServer(client), v3election.NewElectionServer(client)}, request)
 			cancel()
@@ -140,13 +141,12 @@ func (s *recordedStore) Txn(_ context.Context, r *pb.TxnRequest, _ ...grpc.CallO
 // The lease that recordedLeases grant: no key is on it yet.
 const grantedLease = 0x6b77
 
-// noLease is the lease that the Election server takes for Leader and Observe, whatever the request (v3election.go).
-const noLease = -1
-
-// recordedLeases notes the leases that are kept alive: keeping a lease keeps its keys.
+// recordedLeases notes the leases that are kept alive: keeping a lease keeps its keys. For Leader and Observe, which name none, the Election
+// server takes lease -1 (v3election.go).
 type recordedLeases struct {
 	clientv3.Lease
-	seen *touches
+	seen         *touches
+	namesNoLease bool
 }
 
 func (l *recordedLeases) Grant(context.Context, int64) (*clientv3.LeaseGrantResponse, error) {
@@ -157,7 +157,7 @@ func (l *recordedLeases) Grant(context.Context, int64) (*clientv3.LeaseGrantResp
 func (l *recordedLeases) KeepAlive(
 	_ context.Context, id clientv3.LeaseID,
 ) (<-chan *clientv3.LeaseKeepAliveResponse, error) {
-	if id != noLease && id != grantedLease {
+	if !l.namesNoLease && id != grantedLease {
 		l.seen.onLease("write", int64(id))
 	}
 	ended := make(chan *clientv3.LeaseKeepAliveResponse)
