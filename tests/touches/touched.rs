@@ -19,7 +19,7 @@ pub(crate) struct Touched {
     leases: BTreeSet<(Action, i64)>,
     cluster: BTreeSet<Action>,
     /// The first keys of ranges in which etcd finds no key.
-    of_empty_ranges: BTreeSet<Vec<u8>>,
+    of_empty_ranges: BTreeMap<Action, KeySet>,
     /// Keyward cannot read the request, and judges it as one that reads and writes every key.
     is_unreadable: bool,
 }
@@ -64,8 +64,12 @@ pub(crate) fn by_keyward(method: &Method, body: &[u8]) -> Touched {
             keys.insert(action, vec![(Vec::new(), None)]);
         }
     }
-    touched.keys = keys.into_iter().map(|(action, keys)| (action, KeySet::new(keys))).collect();
+    touched.keys = sets(keys);
     touched
+}
+
+fn sets(keys: BTreeMap<Action, Vec<Interval>>) -> BTreeMap<Action, KeySet> {
+    keys.into_iter().map(|(action, keys)| (action, KeySet::new(keys))).collect()
 }
 
 /// What etcd says that it touches, as a line of `touches`; `None` where etcd's types cannot read the request, or do not know the method.
@@ -78,10 +82,13 @@ pub(crate) fn by_etcd(method: &Method, line: &str) -> Option<Touched> {
     }
     let mut touched = Touched::default();
     let mut keys: BTreeMap<Action, Vec<Interval>> = BTreeMap::new();
+    let mut of_empty_ranges: BTreeMap<Action, Vec<Interval>> = BTreeMap::new();
     for touch in words {
         let parts: Vec<&str> = touch.split(' ').collect();
         match parts[..] {
-            ["none", _, first] => drop(touched.of_empty_ranges.insert(interval(first).0)),
+            ["none", action, first] => {
+                of_empty_ranges.entry(acting(method, action)).or_default().push(interval(first));
+            }
             [action, "lease", lease] => {
                 touched.leases.insert((acting(method, action), lease.parse().expect("a lease")));
             }
@@ -94,7 +101,8 @@ pub(crate) fn by_etcd(method: &Method, line: &str) -> Option<Touched> {
             _ => panic!("not a touch: {touch:?}"),
         }
     }
-    touched.keys = keys.into_iter().map(|(action, keys)| (action, KeySet::new(keys))).collect();
+    touched.keys = sets(keys);
+    touched.of_empty_ranges = sets(of_empty_ranges);
     Some(touched)
 }
 
@@ -128,19 +136,10 @@ impl Touched {
         // Who may read and write every key may do so with the keys of any lease.
         let leases = self.leases.difference(&other.leases).filter(|_| !other.is_unreadable);
         beyond.extend(leases.map(|lease| format!("{lease:?}")));
-        for (action, keys) in self.key_surplus(other) {
+        for (action, keys) in surplus(&self.keys, &other.keys) {
             beyond.push(format!("{} {keys:02x?}", action.name()));
         }
         beyond
-    }
-
-    fn key_surplus(&self, other: &Self) -> Vec<(Action, Interval)> {
-        let none = KeySet::default();
-        let surplus = |(action, keys): (&Action, &KeySet)| {
-            let beyond = keys.minus(other.keys.get(action).unwrap_or(&none));
-            beyond.into_iter().map(|interval| (*action, interval)).collect::<Vec<_>>()
-        };
-        self.keys.iter().flat_map(surplus).collect()
     }
 
     /// Why this, judged by Keyward, is more than what etcd touches.
@@ -163,17 +162,39 @@ impl Touched {
         if more > 0 {
             return Err(self.beyond(etcd));
         }
-        let reason = |(_, (start, end)): (Action, Interval)| match end {
-            _ if (start.clone(), end.clone()) == point(&start) && etcd.of_empty_ranges.contains(&start) => {
-                Some(Surplus::FirstKeyOfEmptyRange)
+        let mut reasons = BTreeSet::new();
+        let more = surplus(&self.keys, &etcd.keys);
+        let rest = surplus(&sets(intervals(more.clone())), &etcd.of_empty_ranges);
+        if rest != more {
+            reasons.insert(Surplus::FirstKeyOfEmptyRange);
+        }
+        for (_, (start, end)) in rest {
+            if start.is_empty() && end == point(b"").1 && method.class == Class::Lock {
+                reasons.insert(Surplus::EmptyRawKey);
+            } else if has_read_with_empty_end(method.body, body) {
+                reasons.insert(Surplus::EmptyEndOfRead);
+            } else {
+                return Err(self.beyond(etcd));
             }
-            Some(_) if start.is_empty() && method.class == Class::Lock => Some(Surplus::EmptyRawKey),
-            _ if has_read_with_empty_end(method.body, body) => Some(Surplus::EmptyEndOfRead),
-            _ => None,
-        };
-        let reasons: Option<BTreeSet<_>> = self.key_surplus(etcd).into_iter().map(reason).collect();
-        reasons.ok_or_else(|| self.beyond(etcd))
+        }
+        Ok(reasons)
     }
+}
+
+/// The keys of one map that the other one does not have, by action.
+fn surplus(ours: &BTreeMap<Action, KeySet>, theirs: &BTreeMap<Action, KeySet>) -> Vec<(Action, Interval)> {
+    let none = KeySet::default();
+    let beyond = |(action, keys): (&Action, &KeySet)| {
+        let beyond = keys.minus(theirs.get(action).unwrap_or(&none));
+        beyond.into_iter().map(|interval| (*action, interval)).collect::<Vec<_>>()
+    };
+    ours.iter().flat_map(beyond).collect()
+}
+
+fn intervals(keys: Vec<(Action, Interval)>) -> BTreeMap<Action, Vec<Interval>> {
+    let mut intervals: BTreeMap<Action, Vec<Interval>> = BTreeMap::new();
+    keys.into_iter().for_each(|(action, interval)| intervals.entry(action).or_default().push(interval));
+    intervals
 }
 
 /// True if a Range or Compare has an end that is present and empty.
