@@ -332,8 +332,8 @@ fn visit_compare(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
 }
 
 /// The end of a Range or Compare whose `range_end` is present. If the field is present and empty, etcd 3.4 to
-/// 3.6 checks the permission on the key alone and reads every key from the key on (docs/etcd-facts.md#v23): the
-/// end then means no end. Deletes and watches are not affected.
+/// 3.6 checks the permission on the key alone and reads every key from the key on
+/// (docs/etcd-facts.md#v23), so the end means no end. Deletes and watches are not affected.
 fn end_of_read(range_end: &[u8]) -> &[u8] {
     if range_end.is_empty() { b"\0" } else { range_end }
 }
