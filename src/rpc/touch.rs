@@ -3,7 +3,7 @@
 //! Owns: for each method and body, the actions on ranges of keys, on the keys of a lease, and on the cluster.
 //! Must not know: callers, rules. Invariants (docs/decisions.md#d31): every key read or written by etcd for
 //! the request lies in a touch; a body that cannot be read is reported as such, and is never a request
-//! without touches. `fuzz` and `tests/clients` hold the touches against etcd's own Go types.
+//! without touches. `tests/touches` compares the touches with those of etcd's own Go types.
 //!
 //! etcd builds the keys of locks and elections in `client/v3/concurrency`: the queue is `name/`.
 
@@ -236,7 +236,7 @@ fn visit_range(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
         let field = readable(field)?;
         match field.number {
             1 => key = bytes(field.value)?,
-            2 => end = bytes(field.value)?,
+            2 => end = end_of_read(bytes(field.value)?),
             _ => {}
         }
     }
@@ -324,11 +324,18 @@ fn visit_compare(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
         let field = readable(field)?;
         match field.number {
             3 => key = bytes(field.value)?,
-            64 => end = bytes(field.value)?,
+            64 => end = end_of_read(bytes(field.value)?),
             _ => {}
         }
     }
     on_keys(Action::Read, KeyRange::of(key, end), visitor)
+}
+
+/// The end of a Range or Compare whose `range_end` is present. If the field is present and empty, etcd 3.4 to
+/// 3.6 checks the permission on the key alone and reads every key from the key on
+/// (docs/etcd-facts.md#v23), so the end means no end. Deletes and watches are not affected.
+fn end_of_read(range_end: &[u8]) -> &[u8] {
+    if range_end.is_empty() { b"\0" } else { range_end }
 }
 
 /// A watch request touches keys if it creates a watch.
@@ -491,6 +498,16 @@ mod tests {
             ["write a..", "read a.."]
         );
         assert_eq!(touches("/etcdserverpb.KV/Compact", b""), ["maintenance"]);
+    }
+
+    #[test]
+    fn a_present_and_empty_end_of_a_read_is_no_end() {
+        assert_eq!(touches("/etcdserverpb.KV/Range", b"\x0a\x01a\x12\x00"), ["read a.."]);
+        assert_eq!(touches("/etcdserverpb.KV/Txn", b"\x12\x07\x0a\x05\x0a\x01a\x12\x00"), ["read a.."]);
+        assert_eq!(touches("/etcdserverpb.KV/Txn", b"\x0a\x06\x1a\x01a\x82\x04\x00"), ["read a.."]);
+        assert_eq!(touches("/etcdserverpb.KV/DeleteRange", b"\x0a\x01a\x12\x00"), ["write a"]);
+        let watch = b"\x0a\x05\x0a\x01a\x12\x00";
+        assert_eq!(touches("/etcdserverpb.Watch/Watch", watch), ["watch a"]);
     }
 
     #[test]
