@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::config::policy_document::PolicyDocument;
+use crate::config::policy_document::{KeyTemplate, PolicyDocument};
 
 /// The settings of `[policy]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,11 +15,18 @@ pub struct PolicySettings {
     pub unknown_methods: UnknownMethods,
     /// The rules; empty without a policy file.
     pub document: Arc<PolicyDocument>,
+    /// The namespaces of listeners, by the listener's name.
+    pub listener_namespaces: Vec<(Arc<str>, KeyTemplate)>,
 }
 
 impl Default for PolicySettings {
     fn default() -> Self {
-        Self { mode: PolicyMode::Off, unknown_methods: UnknownMethods::Refuse, document: Arc::default() }
+        Self {
+            mode: PolicyMode::Off,
+            unknown_methods: UnknownMethods::Refuse,
+            document: Arc::default(),
+            listener_namespaces: Vec::new(),
+        }
     }
 }
 

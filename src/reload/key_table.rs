@@ -111,7 +111,7 @@ const KEYS: &[KeyRow] = &[
         was.mapping == is.mapping
     })
     .named("[[map]], [mapping], default_user"),
-    compared(Reload(Identities), &["policy"], |was, is| was.policy == is.policy),
+    compared(Reload(Identities), &["policy", "listener.namespace"], |was, is| was.policy == is.policy),
     compared(Reload(Identities), &["jwt", "etcd_jwt"], |was, is| was.issuers == is.issuers).named("[[jwt]]"),
     compared(Reload(Identities), &["listener.identify"], |was, is| identify(was).eq(identify(is)))
         .named("what listeners identify by"),
