@@ -20,6 +20,7 @@ pub mod inflating;
 pub mod leadership;
 pub mod login;
 pub mod member_answers;
+pub mod namespaces;
 pub mod pass_through;
 pub mod password_revalidation;
 pub mod permission;

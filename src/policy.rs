@@ -2,6 +2,7 @@
 //!
 //! Owns: decisions, as plain functions of the known facts. Must not know: sockets, tasks, clocks.
 
+pub mod caller_namespace;
 pub mod compiled;
 mod grants;
 pub mod interval_set;

@@ -76,6 +76,13 @@ impl Refusal {
     /// A member's answer must be rewritten and cannot be decoded. Not Unavailable: the call was applied.
     pub const UNREADABLE_ANSWER: Self =
         refusal(Code::Internal, "keyward: the member's answer could not be read");
+    /// A request without the key that etcd needs.
+    pub const EMPTY_KEY: Self = refusal(Code::InvalidArgument, "etcdserver: key is not provided");
+    /// An answer with keys to rewrite does not fit into the buffer of unread answers.
+    pub const ANSWER_TOO_LARGE: Self = refusal(
+        Code::ResourceExhausted,
+        "keyward: the answer is too large to be held whole, as a namespace needs; ask for fewer keys at once",
+    );
     /// A single revision of a watch exceeds the buffer of a watch.
     pub const REVISION_TOO_LARGE: Self =
         refusal(Code::ResourceExhausted, "keyward: a revision is too large to deliver");
@@ -449,6 +456,7 @@ mod tests {
                 2,
                 "auth: authentication failed, password was given for no password user",
             ),
+            (Refusal::EMPTY_KEY, 3, "etcdserver: key is not provided"),
             (Refusal::UNKNOWN_HEALTH_SERVICE, 5, "unknown service"),
             (Refusal::SHUTTING_DOWN, 14, "etcdserver: server stopped"),
             (Refusal::too_large(3, 2), 8, "grpc: received message larger than max (3 vs. 2)"),

@@ -13,6 +13,7 @@ pub mod header;
 pub mod inflate;
 pub mod key_range;
 pub mod method;
+pub mod namespace;
 pub mod outcome;
 pub mod quorum;
 pub mod scan;

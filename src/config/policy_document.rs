@@ -195,6 +195,31 @@ impl KeyTemplate {
         &self.0
     }
 
+    /// True if every variable ends at a byte that no text of a peer has. Otherwise the keys of `alice` would
+    /// begin with those of `al`.
+    #[must_use]
+    pub fn has_ends_of_variables(&self) -> bool {
+        let ends = |next: Option<&TemplatePart>| match next {
+            Some(TemplatePart::Bytes(bytes)) => matches!(bytes.first(), Some(b'/' | b'\\' | 0..0x20)),
+            Some(TemplatePart::Variable(_)) | None => false,
+        };
+        let mut parts = self.0.iter().enumerate();
+        parts.all(|(at, part)| matches!(part, TemplatePart::Bytes(_)) || ends(self.0.get(at + 1)))
+    }
+
+    /// True if, for the same caller, every key made from `other` begins with the key made from this template,
+    /// and is another key.
+    #[must_use]
+    pub fn is_beginning_of(&self, other: &Self) -> bool {
+        let Some((last, first)) = self.0.split_last() else { return false };
+        let rest = other.0.strip_prefix(first).and_then(<[_]>::first);
+        self != other
+            && match (last, rest) {
+                (TemplatePart::Bytes(begin), Some(TemplatePart::Bytes(bytes))) => bytes.starts_with(begin),
+                (last, rest) => rest == Some(last),
+            }
+    }
+
     /// The key, if it has no variable.
     #[must_use]
     pub fn fixed(&self) -> Option<&[u8]> {
@@ -253,7 +278,7 @@ pub struct PolicyGroup {
 /// Gives roles to callers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyBinding {
-    /// Indexes in [`PolicyDocument::roles`]. Never empty.
+    /// Indexes in [`PolicyDocument::roles`]. Empty only for a binding with a namespace.
     pub roles: Vec<usize>,
     /// Conditions on the peer and its address.
     pub conditions: Conditions,
@@ -263,6 +288,8 @@ pub struct PolicyBinding {
     pub etcd_user: Option<Arc<str>>,
     /// The listener of the caller's connection.
     pub listener: Option<Arc<str>>,
+    /// The prefix of the bound callers' keys: all other keys do not exist for these callers.
+    pub namespace: Option<KeyTemplate>,
     /// The binding holds before this time only.
     pub until: Option<SystemTime>,
     /// The mode for the bound callers, in place of the policy's mode.
@@ -301,6 +328,21 @@ mod tests {
         }
         for bad in ["\\", "\\x", "\\x0", "\\xg0", "\\n", "\\x+1", "\\xé"] {
             assert_eq!(parse(bad), Err(MalformedKey::Escape), "{bad}");
+        }
+    }
+
+    #[test]
+    fn templates_contain_each_other_by_their_fixed_parts() {
+        let template = |text| KeyTemplate::parse(text).expect("a key");
+        let begins = |one, other| template(one).is_beginning_of(&template(other));
+        assert!(begins("/t/", "/t/{user}/") && begins("/t/{user}/", "/t/{user}/x/") && begins("/t", "/tx"));
+        assert!(!begins("/t/", "/t/") && !begins("/t/{user}/", "/t/") && !begins("/t/{user}/", "/t/x/"));
+        assert!(!begins("/t/{user}/", "/t/{etcd_user}/x/") && !begins("/a/", "/t/{user}/"));
+        for (text, ends) in [("/t/{user}/", true), ("/t/{user}\\x00a", true), ("/t/", true)] {
+            assert_eq!(template(text).has_ends_of_variables(), ends, "{text}");
+        }
+        for text in ["/t/{user}", "/t/{user}{etcd_user}/", "/t/{user}-/", "{user}.{claim.team}/"] {
+            assert!(!template(text).has_ends_of_variables(), "{text}");
         }
     }
 

@@ -4,19 +4,22 @@
 
 use std::sync::Arc;
 
-use crate::config::policy_document::PolicyDocument;
+use crate::config::policy_document::{KeyTemplate, PolicyDocument};
 
 /// The settings of `[policy]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicySettings {
     /// The mode for callers without a binding of their own mode.
     pub mode: PolicyMode,
-    /// The treatment of methods without a row in the method table, for callers under [`PolicyMode::Enforce`].
+    /// The treatment of methods without a row in the method table, for callers under
+    /// [`PolicyMode::Enforce`].
     pub unknown_methods: UnknownMethods,
     /// The treatment of calls without an etcd user while auth is on, whatever the mode.
     pub require_identity: RequireIdentity,
     /// The rules; empty without a policy file.
     pub document: Arc<PolicyDocument>,
+    /// The namespaces of listeners, by the listener's name.
+    pub listener_namespaces: Vec<(Arc<str>, KeyTemplate)>,
 }
 
 impl Default for PolicySettings {
@@ -26,6 +29,7 @@ impl Default for PolicySettings {
             unknown_methods: UnknownMethods::Refuse,
             require_identity: RequireIdentity::Strict,
             document: Arc::default(),
+            listener_namespaces: Vec::new(),
         }
     }
 }

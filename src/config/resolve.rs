@@ -11,6 +11,7 @@ mod jwt_issuers;
 mod listener_tables;
 mod login_limits;
 mod map_tables;
+mod namespace_tables;
 mod policy_tables;
 mod sessions;
 mod unread_bounds;
@@ -116,12 +117,13 @@ impl Resolver<'_> {
         let named: Vec<_> = issuers.listed.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
         let (mut defaults, ways) = (Vec::new(), IdentifyAvailability { mapped, jwts: !issuers.is_empty() });
         let reached = self.reached(&mut file.listener);
+        let namespaces = self.listener_namespaces(&mut file.listener);
         let listeners = self.listeners(file.listener, &rows, ways, &mut defaults);
         let mapping = self.mapping(file.map, file.mapping, &rows, named.clone(), &listeners, defaults);
         let revocation = self.revocation(file.revocation, &rows, cluster.probe.as_ref());
         let admin = self.admin(file.admin, &listeners);
         let maintenance = self.maintenance(file.maintenance, &revocation);
-        let policy = self.policy_settings(file.policy, &listeners, &named);
+        let policy = self.policy_settings(file.policy, &listeners, &named, namespaces);
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &reached, &listeners)),
             session: Arc::new(self.session(file.session)),

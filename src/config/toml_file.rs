@@ -78,6 +78,7 @@ pub(super) struct TomlListener {
     pub(super) member: Option<String>,
     pub(super) server_names: Option<BTreeMap<String, String>>,
     pub(super) client_urls: Option<Vec<String>>,
+    pub(super) namespace: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -69,6 +69,7 @@ pub(super) struct TomlBinding {
     pub(super) group: Option<String>,
     pub(super) etcd_user: Option<String>,
     pub(super) listener: Option<String>,
+    pub(super) namespace: Option<String>,
     pub(super) until: Option<String>,
     pub(super) mode: Option<TomlPolicyMode>,
 }

@@ -11,9 +11,9 @@ use tokio::time::timeout_at;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::call::Call;
 use crate::gateway::exchange::Exchange;
-use crate::gateway::forward;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::unary_request::UnaryRequest;
+use crate::gateway::{forward, namespaces};
 use crate::lease::lock_queue::LockQueueKey;
 use crate::lease::lock_wait::{LockWait, LockWaitContext};
 use crate::refusal::{Code, Refusal, Status};
@@ -39,6 +39,7 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
         None => waiting.await?,
         Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
     };
+    answer = namespaces::show(call, &request.caller, answer).await?;
     forward::finish(call, &request, &mut answer)?;
     let room = forward::room_beyond_limit(call, &request, &answer).await?;
     Ok(PipelineResult::Member(answer, in_use, registration, room))

@@ -38,6 +38,7 @@ use crate::policy::permit_set::PermitSet;
 use crate::published::Published;
 use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Method;
+use crate::rpc::namespace::Namespace;
 use crate::secret::Secret;
 use crate::upstream::send::UpstreamUser;
 
@@ -112,6 +113,12 @@ impl Caller {
                 listener: &client.listener.name,
             }))
         })
+    }
+
+    /// The caller's namespace, if any, after the first use of the caller's permissions.
+    #[must_use]
+    pub fn namespace(&self) -> Option<&Arc<Namespace>> {
+        self.permits.get()?.namespace.namespace()
     }
 
     /// The caller's session, if identified by a session token.

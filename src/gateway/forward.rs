@@ -16,7 +16,7 @@ use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
-use crate::gateway::{auth_changes, defragment, leadership, member_answers, read_floor, removal};
+use crate::gateway::{auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal};
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
 use crate::upstream::answer::MemberReply;
@@ -47,9 +47,29 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineRe
     Ok(PipelineResult::Member(answer, in_use, registration, room))
 }
 
-/// The call, if its handler takes more steps than sending. Boxed, so that the other calls do not pay for
-/// larger futures.
+/// The call, if its handler or its caller's namespace takes more steps than sending. Boxed, so that the other
+/// calls do not pay for larger futures.
 fn more_than_sent<'e>(
+    exchange: &Exchange<'e>,
+    request: &'e UnaryRequest,
+) -> Option<LocalBoxFuture<'e, Result<Box<MemberReply>, Refusal>>> {
+    let steps = steps_of_handler(exchange, request);
+    if request.caller.namespace().is_none() {
+        return steps;
+    }
+    let exchange = exchange.clone();
+    let shown = async move {
+        let answer = match steps {
+            None => exchange.run(None).await?,
+            Some(answered) => answered.await?,
+        };
+        namespaces::show(exchange.call, &request.caller, answer).await
+    };
+    Some(shown.boxed_local())
+}
+
+/// The call, if its handler takes more steps than sending.
+fn steps_of_handler<'e>(
     exchange: &Exchange<'e>,
     request: &'e UnaryRequest,
 ) -> Option<LocalBoxFuture<'e, Result<Box<MemberReply>, Refusal>>> {

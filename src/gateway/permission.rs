@@ -1,8 +1,9 @@
 //! The policy's decision on a request, and its consequence.
 //!
-//! Owns: the consequence of a denial by the caller's mode, and finding the keys of a lease. Must not know:
-//! how a decision is made. Invariants (docs/decisions.md#d30): a denied request is not sent; a denial that is
-//! not enforced is counted and changes nothing; no log record names a key.
+//! Owns: the consequence of a denial by the caller's mode, the confinement to the caller's namespace, and
+//! finding the keys of a lease. Must not know:
+//! how a decision is made. Invariants (docs/decisions.md#d30): a denied request is not sent; a denial that
+//! is not enforced is counted and changes nothing; no log record names a key.
 
 use std::rc::Rc;
 
@@ -12,6 +13,7 @@ use futures_util::future::LocalBoxFuture;
 use crate::config::{PolicyMode, UnknownMethods};
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
+use crate::policy::caller_namespace::{CallerNamespace, OutsideNamespace};
 use crate::policy::permit::Permit;
 use crate::policy::permit_set::{Decision, Denial, PermitSet};
 use crate::refusal::Refusal;
@@ -66,14 +68,60 @@ pub async fn of_request(call: &Call<'_>, caller: &Caller, message: &[u8]) -> Res
     }
 }
 
+/// Confines a unary request to the caller's namespace. Returns the leases removed by the request: the keys
+/// of these leases must lie in the namespace.
+fn confine(call: &Call<'_>, caller: &Caller, message: &[u8]) -> Result<Vec<i64>, Refusal> {
+    let permits = caller.permits(&call.snapshot().identities, call.client);
+    let has_grants = permits.mode == PolicyMode::Enforce;
+    let leases = permits.namespace.confine(call.method, message, has_grants);
+    leases.map_err(|outside| outside_namespace(call, outside))
+}
+
+/// Confines the keys of `leases` to the caller's namespace, and decides on the request.
+async fn of_confined(
+    call: &Call<'_>,
+    caller: &Caller,
+    leases: Vec<i64>,
+    message: Box<[u8]>,
+) -> Result<Permit, Refusal> {
+    let permits = permits_of(call, caller);
+    for lease in leases {
+        let upstream = Rc::clone(&call.gateway.upstream);
+        let probe = PermissionProbe { upstream, user: caller.upstream_user.clone() };
+        let keys = probe.keys_of_lease(lease).await?;
+        if !permits.namespace.contains_keys(keys.iter().map(|key| &key[..])) {
+            return Err(outside_namespace(call, OutsideNamespace(Action::Write)));
+        }
+    }
+    match decide(call, caller, &message) {
+        Ok(decided) => decided,
+        Err(reading) => reading.await,
+    }
+}
+
+/// Counts and returns the refusal of a request that leaves the caller's namespace.
+fn outside_namespace(call: &Call<'_>, OutsideNamespace(action): OutsideNamespace) -> Refusal {
+    let action = action.name();
+    call.gateway.metrics.policy.count_refused(action);
+    tracing::debug!(method = call.method.path, action, "a request leaves its caller's namespace");
+    Refusal::PERMISSION_DENIED
+}
+
+/// A decision, or the future that reads the keys of leases first.
+type DecisionOrReading<'a> = Result<Result<Permit, Refusal>, LocalBoxFuture<'a, Result<Permit, Refusal>>>;
+
 /// The decision on a unary request, or the future that reads the keys of its leases first.
 ///
 /// A function of its own: what it borrows would be part of every call's future otherwise.
-fn without_reading<'a>(
-    call: &'a Call<'_>,
-    caller: &'a Caller,
-    message: &[u8],
-) -> Result<Result<Permit, Refusal>, LocalBoxFuture<'a, Result<Permit, Refusal>>> {
+fn without_reading<'a>(call: &'a Call<'_>, caller: &'a Caller, message: &[u8]) -> DecisionOrReading<'a> {
+    match confine(call, caller, message) {
+        Ok(leases) if leases.is_empty() => decide(call, caller, message),
+        Ok(leases) => Err(of_confined(call, caller, leases, message.into()).boxed_local()),
+        Err(refusal) => Ok(Err(refusal)),
+    }
+}
+
+fn decide<'a>(call: &'a Call<'_>, caller: &'a Caller, message: &[u8]) -> DecisionOrReading<'a> {
     let snapshot = call.snapshot();
     let permits = caller.permits(&snapshot.identities, call.client);
     match permits.decide(call.method, message) {
@@ -91,6 +139,9 @@ fn without_reading<'a>(
 /// The policy refuses every request of the caller.
 pub fn of_stream(call: &Call<'_>, caller: &Caller) -> Result<Permit, Refusal> {
     let permits = permits_of(call, caller);
+    if permits.namespace == CallerNamespace::Undecided {
+        return Err(outside_namespace(call, OutsideNamespace(Action::Read)));
+    }
     match permits.decide_stream() {
         Decision::Denied(denial) => consequence(&call.gateway.metrics, &permits, call.method, denial),
         Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => Ok(permit),
@@ -100,9 +151,14 @@ pub fn of_stream(call: &Call<'_>, caller: &Caller) -> Result<Permit, Refusal> {
 /// Decides on a method without a row in the method table, which no rule can name.
 ///
 /// # Errors
-/// The policy refuses unknown methods.
+/// The policy refuses unknown methods, or the caller has a namespace: the keys of an unknown message are
+/// unknown too.
 pub fn of_unknown_method(call: &Call<'_>, caller: &Caller) -> Result<Permit, Refusal> {
     let permits = permits_of(call, caller);
+    if permits.namespace != CallerNamespace::Everything {
+        let refused = outside_namespace(call, OutsideNamespace(Action::Write));
+        return Err(unimplemented(call.path).unwrap_or(refused));
+    }
     let Decision::Denied(denial) = permits.decide_unknown() else { return of_stream(call, caller) };
     let refused = consequence(&call.gateway.metrics, &permits, call.method, denial);
     refused.map_err(|refusal| match permits.unknown_methods {

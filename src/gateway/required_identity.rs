@@ -20,10 +20,11 @@ use crate::upstream::send::UpstreamUser;
 /// Pause before the auth setting is read again while the setting is unknown.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Refuses a call without an etcd user, as the newest etcd does, if auth is on and the configuration requires
-/// an identity. `None` if the call needs no user, as nearly every call: a watch is refused in its own stream, by
-/// the member; AuthStatus is open in etcd 3.7. Boxed, so that the other calls do not pay for a larger future.
-pub fn identity_check<'a>(
+/// Refuses a call without an etcd user, as the newest etcd does, if auth is on and the configuration
+/// requires an identity. `None` if the call needs no user, as nearly every call: a watch is refused in its
+/// own stream, by the member; AuthStatus is open in etcd 3.7. Boxed, so that the other calls do not pay for
+/// a larger future.
+pub(super) fn identity_check<'a>(
     members: &'a MembersHandle,
     policy: &PolicySettings,
     method: &Method,

@@ -85,6 +85,7 @@ pub fn watch(
         resumed: gateway.metrics.watch_resumes.clone(),
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
+        namespace: caller.namespace().cloned(),
         access: registration
             .permits()
             .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
@@ -151,6 +152,7 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
         headers: kept_headers,
         request,
         permit,
+        namespace: caller.namespace().cloned(),
         resumed: gateway.metrics.observe_resumes.clone(),
         link: Rc::clone(&link),
     };

@@ -16,7 +16,7 @@ use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::permission::DecidedRequest;
-use crate::gateway::{addressed_member, permission, request_body, write_order};
+use crate::gateway::{addressed_member, namespaces, permission, request_body, write_order};
 use crate::members::choose::MemberTarget;
 use crate::policy::permit::Permit;
 use crate::refusal::Refusal;
@@ -27,7 +27,7 @@ use crate::rpc::{body_shape, canonical, frame, quorum};
 pub struct UnaryRequest {
     /// The caller, identified under the current rules.
     pub caller: Rc<Caller>,
-    /// The message, framed for the wire.
+    /// The message as sent upstream, framed for the wire.
     pub framed: Bytes,
     /// The call's effect on the store, as refined by the message.
     pub effect: Effect,
@@ -59,22 +59,21 @@ impl UnaryRequest {
         if call.method.handler == Handler::Lock {
             (framed, held) = request_body::hold_while_waiting(call, &framed)?;
         }
-        let message = frame::unary(&framed).map_err(|fault| call.count_not_canonical(fault.refusal(None)))?;
-        canonical::check(call.method.body, &message)
-            .map_err(|fault| call.count_not_canonical(fault.into()))?;
-        let effect = body_shape::effect(call.method, &message);
+        let effect = checked_effect(call, &framed).map_err(|refusal| call.count_not_canonical(refusal))?;
         waited |= write_order::wait(call, effect).await;
         if waited {
             // Boxed, since few calls wait.
             caller = Box::pin(call.identify_again()).await?;
         }
-        let permit = permission::of_request(call, &caller, &message).await?;
+        let framed = namespaces::splice_request(call, &caller, framed, &mut held)?;
+        let permit = permission::of_request(call, &caller, message_of(&framed)).await?;
+        let message = message_of(&framed);
         Ok(Self {
             caller,
             permit,
             effect,
-            lane: body_shape::lane(call.method, &message),
-            is_local: body_shape::is_local(call.method, &message),
+            lane: body_shape::lane(call.method, message),
+            is_local: body_shape::is_local(call.method, message),
             framed,
             _held: held,
         })
@@ -83,8 +82,7 @@ impl UnaryRequest {
     /// The message itself.
     #[must_use]
     pub fn message(&self) -> &[u8] {
-        // `collect` has checked the frame.
-        self.framed.get(frame::PREFIX..).unwrap_or_default()
+        message_of(&self.framed)
     }
 
     /// The request, to be decided again after a change of the policy.
@@ -140,4 +138,16 @@ impl UnaryRequest {
             (wanted, _) => wanted,
         })
     }
+}
+
+/// The message in a checked frame.
+fn message_of(framed: &Bytes) -> &[u8] {
+    framed.get(frame::PREFIX..).unwrap_or_default()
+}
+
+/// Checks the form of a request. Returns the call's effect on the store.
+fn checked_effect(call: &Call<'_>, framed: &Bytes) -> Result<Effect, Refusal> {
+    let message = frame::unary(framed).map_err(|fault| fault.refusal(None))?;
+    canonical::check(call.method.body, &message)?;
+    Ok(body_shape::effect(call.method, &message))
 }

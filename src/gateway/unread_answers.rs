@@ -27,7 +27,6 @@ use crate::gateway::Gateway;
 use crate::gateway::access_log::ConnectionOrigin;
 use crate::gateway::reply_contents::{ReplyContents, ReplyPiece};
 use crate::refusal::Refusal;
-use crate::rpc::frame::{self, PREFIX};
 use crate::rpc::method::{Lane, Method, StreamingSides};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::unread_metrics::{GiveUpReason, UnreadMetrics};
@@ -142,6 +141,12 @@ impl UnreadRoomNeed {
         Self { units: units(stream_window(lane) as usize), length: None }
     }
 
+    /// The room for `bytes` of an answer held whole.
+    #[must_use]
+    pub fn of_whole(bytes: usize) -> Self {
+        Self { units: units(bytes), length: Some(bytes) }
+    }
+
     /// The room for an answer to `method` on `lane`; `None` for a small answer.
     #[must_use]
     pub fn of(answer: &MemberReply, method: &Method, lane: Lane) -> Option<Self> {
@@ -149,10 +154,7 @@ impl UnreadRoomNeed {
         let length = match (&answer.rest, method.stream) {
             (ReplyRemainder::Whole(_), _) => Some(held),
             // Only a unary answer is a single message, with a prefix announcing the length.
-            (ReplyRemainder::More(_), StreamingSides::Unary) => {
-                let announced = answer.data.front().and_then(|begun| frame::announced(begun));
-                announced.map(|message| message + PREFIX)
-            }
+            (ReplyRemainder::More(_), StreamingSides::Unary) => answer.announced(),
             (ReplyRemainder::More(_), _) => None,
         };
         let largest = held + stream_window(lane) as usize;
@@ -276,6 +278,12 @@ impl ConnectionUnread {
             share: ByteShare::new(&shard.account, &Rc::default()),
             standing: RefCell::default(),
         })
+    }
+
+    /// True if the connection may ever have this much room.
+    #[must_use]
+    pub fn has_limit_above(&self, need: UnreadRoomNeed) -> bool {
+        need.units <= self.shard.of_connection
     }
 
     /// Takes room for an answer if available now.

@@ -2,9 +2,9 @@
 //!
 //! Owns: the list of these calls, and the permission to be proved before each. Must not know: the versions
 //! (`members::open_holes`), the questions to etcd (`upstream::permission_probe`).
-//! Invariants: a call is refused only while auth may be on at etcd; with patched members only, a call costs one
-//! look at the snapshot; a refused call sent nothing of itself. Watches are guarded by `watch::hub`, renewals
-//! of leases by `lease::renewal_permission`.
+//! Invariants: a call is refused only while auth may be on at etcd; with patched members only, a call costs
+//! one look at the snapshot; a refused call sent nothing of itself. Watches are guarded by `watch::hub`,
+//! renewals of leases by `lease::renewal_permission`.
 
 use std::rc::Rc;
 
@@ -20,7 +20,7 @@ use crate::pb::etcdserverpb::LeaseTimeToLiveRequest;
 use crate::pb::v3electionpb::ProclaimRequest;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::body_shape::lock_lease;
-use crate::rpc::method::{Class, Effect, Handler, Method};
+use crate::rpc::method::{Class, Effect, Method};
 use crate::rpc::schema::MessageId;
 use crate::rpc::txn_permissions::{KeyAccess, UncheckedTxnParts, unchecked_parts};
 use crate::upstream::permission_probe::PermissionProbe;
@@ -86,7 +86,8 @@ pub fn probe<'a>(
     Some(proved.boxed_local())
 }
 
-/// The refusal in the form of a patched etcd: the Lock and Election services send a denial with code Unknown.
+/// The refusal in the form of a patched etcd: the Lock and Election services send a denial with code
+/// Unknown.
 fn in_the_methods_form(method: &Method, refusal: Refusal) -> Refusal {
     if method.class == Class::Lock && refusal.code() == Code::PermissionDenied {
         return Refusal::told(&Status { code: Code::Unknown, ..refusal.status() });

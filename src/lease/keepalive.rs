@@ -151,8 +151,8 @@ impl KeepAliveDriver {
         self.pending.push(message);
     }
 
-    /// Takes a renewal with etcd's verdict. A forbidden renewal is withheld, as one refused by a patched member
-    /// is (docs/decisions.md#d26).
+    /// Takes a renewal with etcd's verdict. A forbidden renewal is withheld, as one refused by a patched
+    /// member is (docs/decisions.md#d26).
     ///
     /// # Errors
     /// The refusal ends the client's stream: the stream knows no other lease, or etcd gave no verdict.

@@ -33,7 +33,8 @@ use crate::pb::v3electionpb::LeaderRequest;
 use crate::policy::permit::Permit;
 use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::encode;
-use crate::rpc::method::lookup;
+use crate::rpc::method::{Method, lookup};
+use crate::rpc::namespace::Namespace;
 use crate::rpc::outcome::{StatusVerdict, is_trouble, translate, verdict};
 use crate::upstream::bidi::BidiEvent;
 use crate::upstream::own_requests::{ReadError, ask};
@@ -72,6 +73,8 @@ pub struct ObserveStream {
     pub request: Bytes,
     /// The policy's permit for the request.
     pub permit: Permit,
+    /// The caller's namespace: the request has its prefix, the client's answers have not.
+    pub namespace: Option<Arc<Namespace>>,
     /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
@@ -117,7 +120,7 @@ struct ObserveDriver {
 impl ObserveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, client: ReplySender) {
-        let Self { upstream, user, headers, request, permit, resumed, link } = self;
+        let Self { upstream, user, headers, request, permit, namespace, resumed, link } = self;
         let Some(method) = lookup(PATH) else { return };
         let route =
             StreamRoute { upstream, user, headers, method, rules: &RULES, request: Some(request), permit };
@@ -140,11 +143,24 @@ impl ObserveStream {
                     owed = None;
                 }
                 event = running.event(), if owed.is_none() => match running.handle(event) {
-                    Ok(message) => owed = message.map(|message| encode(&message)),
+                    Ok(None) => {}
+                    Ok(Some(message)) => match shown(namespace.as_deref(), method, &message) {
+                        Ok(framed) => owed = Some(framed),
+                        Err(status) => return client.end(status),
+                    },
                     Err(status) => return client.end(status),
                 },
             }
         }
+    }
+}
+
+/// The framed message for the client.
+fn shown(namespace: Option<&Namespace>, method: &Method, message: &Bytes) -> Result<Bytes, Status> {
+    let spliced = namespace.map(|namespace| namespace.splice_answer(method, message)).transpose();
+    match spliced {
+        Ok(spliced) => Ok(spliced.flatten().unwrap_or_else(|| encode(message))),
+        Err(_) => Err(Refusal::UNREADABLE_ANSWER.status()),
     }
 }
 

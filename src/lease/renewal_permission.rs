@@ -1,8 +1,8 @@
 //! The permission to renew a lease: decided by the policy, and asked of etcd where a member would renew every
 //! lease for everybody (docs/decisions.md#d31, docs/decisions.md#d57).
 //!
-//! Owns: the question before a renewal, one at a time as in etcd, and the leases proved lately. Must not know:
-//! upstream streams, the order of renewals.
+//! Owns: the question before a renewal, one at a time as in etcd, and the leases proved lately. Must not
+//! know: upstream streams, the order of renewals.
 //! Invariants: while a member of an old version may be asked, or the policy judges the keys of a lease, no
 //! renewal goes upstream before its lease was proved within [`PROVED_FOR`]; a patched cluster without such a
 //! policy is asked no question; proofs under other permissions do not count.
@@ -28,8 +28,8 @@ use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::upstream::permission_probe::PermissionProbe;
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
 
-/// How long a proof counts. A question about a lease with keys is a raft entry, a renewal is none, so a question
-/// for each renewal would multiply the load of keepalives.
+/// How long a proof counts. A question about a lease with keys is a raft entry, a renewal is none, so a
+/// question for each renewal would multiply the load of keepalives.
 const PROVED_FOR: Duration = Duration::from_secs(15);
 /// Leases remembered as proved, of one stream.
 const MOST_PROVED: usize = 1024;
@@ -112,8 +112,8 @@ impl RenewalPermissions {
         Self { probe, access, proved_under: None, proved: HashMap::new(), question: None }
     }
 
-    /// Returns `message`, a request of `method`, if the renewal needs no question now. Otherwise asks etcd: the
-    /// renewal comes out of [`RenewalPermissions::next`]. Call this only while no question is open.
+    /// Returns `message`, a request of `method`, if the renewal needs no question now. Otherwise asks etcd:
+    /// the renewal comes out of [`RenewalPermissions::next`]. Call this only while no question is open.
     ///
     /// # Errors
     /// The policy refuses every renewal.

@@ -300,9 +300,9 @@ impl Membership {
 }
 
 impl Member {
-    /// True if the member takes calls or may take calls before the next snapshot: a suspicion or a restart may
-    /// end. A member that never told its version counts only while the member takes calls, else a dead member of
-    /// a patched cluster would count as vulnerable.
+    /// True if the member takes calls or may take calls before the next snapshot: a suspicion or a restart
+    /// may end. A member that never told its version counts only while the member takes calls, else a dead
+    /// member of a patched cluster would count as vulnerable.
     fn is_in_use(&self) -> bool {
         let takes_calls =
             matches!(self.readiness, Readiness::Ready | Readiness::NotReady(UnreadyReason::NoLeader));

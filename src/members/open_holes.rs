@@ -3,8 +3,8 @@
 //! Owns: the holes. Must not know: members, how a hole is closed
 //! (`upstream::permission_probe`, `gateway::vulnerable_members`, `watch::hub`).
 //! Invariant: a member with an unknown version counts as vulnerable as soon as the member takes calls. Every
-//! hole is closed by asking etcd itself, so a needless question costs time and refuses no permitted call, with
-//! the exceptions of `docs/decisions.md#d57`.
+//! hole is closed by asking etcd itself, so a needless question costs time and refuses no permitted call,
+//! with the exceptions of `docs/decisions.md#d57`.
 
 use crate::members::version::VersionTraits;
 

@@ -97,8 +97,8 @@ const TRUE_ZERO: FirstPatches = [Some(20), Some(3), Some(0), Some(0)];
 const LINEARIZABLE_LIST: FirstPatches = [None, Some(0), Some(0), Some(0)];
 /// CVE-2026-33413: `docs/etcd-facts.md#v13`.
 const GUARDS_EVERY_METHOD: FirstPatches = [Some(42), Some(28), Some(9), Some(0)];
-/// CVE-2026-33343 and etcd-io/etcd#21683: `docs/etcd-facts.md#v24`. The patches of CVE-2026-33343 alone lie two
-/// releases earlier.
+/// CVE-2026-33343 and etcd-io/etcd#21683: `docs/etcd-facts.md#v24`. The patches of CVE-2026-33343 alone lie
+/// two releases earlier.
 const CHECKS_WHOLE_TXNS: FirstPatches = [Some(44), Some(30), Some(11), Some(0)];
 /// `LeaseTimeToLive` with keys: `docs/etcd-facts.md#v25`.
 const GUARDS_LEASE_KEYS: FirstPatches = [Some(26), Some(9), Some(0), Some(0)];

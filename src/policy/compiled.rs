@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use super::caller_namespace::CallerNamespace;
 use super::grants::{ActionGrants, GrantPart, VariableTexts};
 use super::interval_set::{GrantId, IntervalSet, KeyInterval};
 use super::permit_set::{PermitSet, PolicyGeneration};
@@ -105,7 +106,13 @@ impl Policy {
     pub fn permits(&self, subject: PolicySubject<'_>) -> PermitSet {
         let mut roles = Vec::new();
         let mut mode = None;
+        let of_listener = self.settings.listener_namespaces.iter();
+        let mut namespaces: Vec<_> = of_listener
+            .filter(|(listener, _)| **listener == *subject.listener)
+            .map(|(_, namespace)| namespace)
+            .collect();
         for (_, binding) in self.bindings(subject) {
+            namespaces.extend(&binding.namespace);
             roles.extend_from_slice(&binding.roles);
             // Of several modes, the strictest holds.
             mode = mode.max(binding.mode);
@@ -113,13 +120,12 @@ impl Policy {
         roles.sort_unstable();
         roles.dedup();
         let mode = mode.unwrap_or(self.settings.mode);
+        let texts = VariableTexts { peer: subject.peer, etcd_user: subject.etcd_user };
         let own = (mode != PolicyMode::Off && ActionGrants::have_variables(&self.settings.document, &roles))
-            .then(|| {
-                let texts = VariableTexts { peer: subject.peer, etcd_user: subject.etcd_user };
-                Box::new(ActionGrants::new(&self.settings.document, &roles, GrantPart::Own(texts)))
-            });
+            .then(|| Box::new(ActionGrants::new(&self.settings.document, &roles, GrantPart::Own(texts))));
         PermitSet {
             mode,
+            namespace: CallerNamespace::of(&namespaces, texts),
             unknown_methods: self.settings.unknown_methods,
             generation: PolicyGeneration(self.settings.document.digest),
             shared: if mode == PolicyMode::Off { Arc::default() } else { self.shared(&roles) },

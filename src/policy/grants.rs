@@ -230,7 +230,7 @@ fn bounds(keys: &GrantKeys, texts: Option<VariableTexts<'_>>) -> Option<Vec<KeyB
 }
 
 /// Returns the keys of a template; `None` if a variable has no usable text.
-fn expand(key: &KeyTemplate, texts: Option<VariableTexts<'_>>) -> Option<Vec<Vec<u8>>> {
+pub(super) fn expand(key: &KeyTemplate, texts: Option<VariableTexts<'_>>) -> Option<Vec<Vec<u8>>> {
     let mut keys = vec![Vec::new()];
     for part in key.parts() {
         match part {

@@ -9,6 +9,7 @@ use std::cmp::Ordering;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use super::caller_namespace::CallerNamespace;
 use super::grants::{ActionGrants, AllowedRun, longer};
 use super::interval_set::{GrantId, IntervalSet};
 use super::permit::Permit;
@@ -23,6 +24,8 @@ use crate::rpc::touch::{self, Action, Touch, TouchTarget, UnreadableRequest};
 pub struct PermitSet {
     /// The consequence of a denial.
     pub mode: PolicyMode,
+    /// The caller's namespace.
+    pub namespace: CallerNamespace,
     /// The treatment of methods without a row in the method table.
     pub unknown_methods: UnknownMethods,
     /// The generation of the policy.
@@ -144,6 +147,7 @@ impl PermitSet {
     pub fn is_same(&self, other: &Self) -> bool {
         (self.mode, self.generation, &self.roles) == (other.mode, other.generation, &other.roles)
             && self.unknown_methods == other.unknown_methods
+            && self.namespace == other.namespace
     }
 
     /// Decides on a method that no rule can name.

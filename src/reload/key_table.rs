@@ -1,6 +1,7 @@
 //! The configuration keys, each with the way in which a changed value takes effect.
 //!
-//! Owns: the table, and the comparison of two configurations by it. Must not know: the replacement of a part.
+//! Owns: the table, and the comparison of two configurations by it. Must not know: the replacement of a
+//! part.
 //! Invariants: every key of `config.toml` has a row; a row that waits for a restart is marked "Restart" in
 //! `config.toml`, and no other row is.
 
@@ -75,8 +76,8 @@ impl KeyRow {
 }
 
 impl ReloadPartName {
-    /// All parts, in the order of publication. The listeners come last: a bound address is not to be released
-    /// because a later part failed.
+    /// All parts, in the order of publication. The listeners come last: a bound address is not to be
+    /// released because a later part failed.
     pub const ALL: [Self; 10] = [
         Self::SessionKeys,
         Self::BreakGlass,
@@ -111,10 +112,15 @@ const KEYS: &[KeyRow] = &[
         was.mapping == is.mapping
     })
     .named("[[map]], [mapping], default_user"),
-    compared(Reload(Identities), &["policy.mode", "policy.file", "policy.unknown_methods"], |was, is| {
-        let (was, is) = (&was.policy, &is.policy);
-        (was.mode, was.unknown_methods, &was.document) == (is.mode, is.unknown_methods, &is.document)
-    })
+    compared(
+        Reload(Identities),
+        &["policy.mode", "policy.file", "policy.unknown_methods", "listener.namespace"],
+        |was, is| {
+            let (was, is) = (&was.policy, &is.policy);
+            (was.mode, was.unknown_methods, &was.document, &was.listener_namespaces)
+                == (is.mode, is.unknown_methods, &is.document, &is.listener_namespaces)
+        },
+    )
     .named("[policy]"),
     compared(Reload(Identities), &["jwt", "etcd_jwt"], |was, is| was.issuers == is.issuers).named("[[jwt]]"),
     compared(Reload(Identities), &["listener.identify"], |was, is| identify(was).eq(identify(is)))

@@ -181,8 +181,18 @@ pub fn append_bytes_field(out: &mut BytesMut, number: u32, value: &[u8]) {
     out.put_slice(value);
 }
 
+/// Returns the number of bytes written by [`append_length`].
+#[must_use]
+pub fn length_of_prefix(number: u32, length: usize) -> usize {
+    varint_length(u64::from(number) << 3) + varint_length(length as u64)
+}
+
+fn varint_length(value: u64) -> usize {
+    (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
+}
+
 /// Appends the tag and length of a field. The caller appends the `length` bytes next, perhaps in pieces.
-fn append_length(out: &mut BytesMut, number: u32, length: usize) {
+pub fn append_length(out: &mut BytesMut, number: u32, length: usize) {
     append_tag(out, number, LENGTH);
     append_varint(out, length as u64);
 }
@@ -338,6 +348,7 @@ mod tests {
             let mut written = BytesMut::new();
             append_varint(&mut written, value);
             prop_assert_eq!(varint(&written), Ok((value, written.len())));
+            prop_assert_eq!(varint_length(value), written.len());
             let longer = (written.len() + more).min(10);
             if longer > written.len() {
                 *written.last_mut().unwrap() |= 0x80;

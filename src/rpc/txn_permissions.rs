@@ -2,11 +2,11 @@
 //!
 //! Owns: the parts of a TxnRequest left unchecked by etcd before 3.4.44, 3.5.30 and 3.6.11 (nested Txns;
 //! `prev_kv` and `lease` of an operation), and the judge Txn. Must not know: users, members, sending.
-//! Invariants: the judge Txn never changes the store, whatever its operations: it has no compare, so its empty
-//! success branch runs, and its operations stand in the failure branch; etcd checks the permissions of both
-//! branches before running either (`checkTxnAuth` in server/etcdserver/apply). A write is asked as a
-//! DeleteRange: etcd refuses a Txn with two puts of one key, and needs room in the database for a put.
-//! Bodies come here after `canonical::check`.
+//! Invariants: the judge Txn never changes the store, whatever its operations: it has no compare, so its
+//! empty success branch runs, and its operations stand in the failure branch; etcd checks the permissions of
+//! both branches before running either (`checkTxnAuth` in server/etcdserver/apply). A write is asked as a
+//! DeleteRange: etcd refuses a Txn with two puts of one key, and needs room in the database for a put. Bodies
+//! come here after `canonical::check`.
 
 use bytes::Bytes;
 use prost::Message as _;

@@ -18,7 +18,7 @@ use http_body::Body as _;
 
 use crate::io::http2_body::Http2Body;
 use crate::refusal::Status;
-use crate::rpc::frame::PREFIX;
+use crate::rpc::frame::{self, PREFIX};
 use crate::rpc::header::{self, AnswerProgress};
 use crate::upstream::member_connection::InFlight;
 
@@ -114,6 +114,47 @@ impl MemberReply {
                 }
             }
         }
+    }
+
+    /// Reads the rest of a unary reply larger than the hold limit.
+    ///
+    /// # Errors
+    /// The stream broke, or has more than the announced bytes: the outcome of the call is unknown.
+    pub async fn read_rest(&mut self) -> Result<(), Arc<str>> {
+        let ReplyRemainder::More(mut body) =
+            std::mem::replace(&mut self.rest, ReplyRemainder::Whole(HeaderMap::new()))
+        else {
+            return Ok(());
+        };
+        let mut left = self.announced().unwrap_or_default();
+        left = left.saturating_sub(self.data.iter().map(Bytes::len).sum());
+        loop {
+            let frame = match poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => return Err(error.to_string().into()),
+                None => return Err("the member ended the stream without a status".into()),
+            };
+            match frame.into_data() {
+                Ok(data) if data.len() > left => return Err("more bytes than announced".into()),
+                Ok(data) => {
+                    left -= data.len();
+                    self.data.push_back(data);
+                }
+                Err(frame) => {
+                    let trailers = frame.into_trailers().unwrap_or_default();
+                    self.status = Status::from_headers(&trailers);
+                    self.rest = ReplyRemainder::Whole(trailers);
+                    return self.status.as_ref().map(|_| ()).ok_or("the trailers have no status".into());
+                }
+            }
+        }
+    }
+
+    /// The length in bytes of a unary answer with its frame, as announced by its first bytes.
+    #[must_use]
+    pub fn announced(&self) -> Option<usize> {
+        let message = self.data.front().and_then(|begun| frame::announced(begun));
+        message.map(|message| message + PREFIX)
     }
 
     /// Reads the member's revision and raft term. The ResponseHeader comes first, so an incomplete answer is

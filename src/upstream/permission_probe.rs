@@ -1,5 +1,5 @@
-//! Questions to etcd about a caller's permissions, asked with the caller's own credential before a call that an
-//! old member would serve without the check (docs/decisions.md#d57).
+//! Questions to etcd about a caller's permissions, asked with the caller's own credential before a call that
+//! an old member would serve without the check (docs/decisions.md#d57).
 //!
 //! Owns: the questions, their retries at other members, and the refusal for the client. Must not know: the
 //! calls in need of a question (`gateway::vulnerable_members`, `lease::renewal_permission`).

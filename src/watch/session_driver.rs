@@ -30,8 +30,10 @@ use crate::identity::{MemberId, Revision};
 use crate::members::choose::MemberTarget;
 use crate::members::cluster_outage::UpstreamLink;
 use crate::refusal::{Refusal, Status};
-use crate::rpc::frame::encode;
+use crate::rpc::frame::{PREFIX, encode};
 use crate::rpc::header::{self, AnswerProgress};
+use crate::rpc::namespace::Namespace;
+use crate::rpc::schema::MessageId;
 use crate::tasks::poll_timer::poll_timer;
 use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::bidi::BidiEvent;
@@ -61,6 +63,8 @@ pub struct WatchSession {
     pub link: Rc<UpstreamLink>,
     /// The decision on each watch; `None` permits every watch.
     pub access: Option<WatchAccess>,
+    /// The caller's namespace: the hub holds creates with its prefix, and events without.
+    pub namespace: Option<Arc<Namespace>>,
 }
 
 /// The outcome of a read: a connection was available, or a limit left no room.
@@ -307,6 +311,9 @@ impl RunningWatchSession {
             ClientRequestItem::Message(message) => {
                 let floor = &self.session.route.floor;
                 self.hub.raise_shown_revision(floor.cluster(), floor.revision());
+                let Some(message) = self.in_namespace(message) else {
+                    return ControlFlow::Break(Some(status(WatchStreamEnd::InvalidRequest)));
+                };
                 let newest = self.hub.newest();
                 let is_permitted = self.session.access.as_ref().is_none_or(|access| access.permits(&message));
                 let input = if is_permitted { HubInput::Client } else { HubInput::DeniedClient };
@@ -320,6 +327,21 @@ impl RunningWatchSession {
             ClientRequestItem::Gone => return ControlFlow::Break(None),
         }
         ControlFlow::Continue(())
+    }
+
+    /// The request with the namespace's prefix; `None` if a request cannot be spliced.
+    fn in_namespace(&self, message: Bytes) -> Option<Bytes> {
+        let Some(namespace) = &self.session.namespace else { return Some(message) };
+        let max = self.session.largest_request;
+        let spliced = namespace.splice_request(MessageId::WatchRequest, &message, max).ok()?;
+        Some(spliced.map_or(message, |framed| framed.slice(PREFIX..)))
+    }
+
+    /// The response without the namespace's prefix; `None` if a response shows another key.
+    fn out_of_namespace(&self, message: Bytes) -> Option<Bytes> {
+        let Some(namespace) = &self.session.namespace else { return Some(message) };
+        let spliced = namespace.splice_answer(self.session.route.stream.method, &message).ok()?;
+        Some(spliced.map_or(message, |framed| framed.slice(PREFIX..)))
     }
 
     fn read(&mut self, input: HubInput, room: CheckConnection) {
@@ -504,6 +526,7 @@ impl RunningWatchSession {
             UpstreamStreamEvent::Came(BidiEvent::Message(message)) => {
                 self.tried.clear();
                 self.session.link.set_up();
+                let Some(message) = self.out_of_namespace(message) else { return self.give_up(stream) };
                 if self.deliver(stream, &message) {
                     return;
                 }
@@ -535,10 +558,11 @@ impl RunningWatchSession {
         !self.has_replied
     }
 
-    /// Gives up a stream because the shard holds too many bytes. The stream is opened again later, and its
+    /// Gives up a stream because the shard holds too many bytes, or a response cannot be shown in the
+    /// client's namespace. The stream is opened again later, and its
     /// unfinished revision is received again. The member is not suspected, and no missing leader is reported.
     fn give_up(&mut self, stream: UpstreamStreamId) {
-        tracing::debug!("a watch stream is given up: too much is held");
+        tracing::debug!("a watch stream is given up: too much is held, or a key outside of a namespace");
         self.remove(stream);
         self.note_loss();
         self.input(HubInput::Lost { stream, why: StreamLoss::Upstream });

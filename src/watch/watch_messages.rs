@@ -20,8 +20,8 @@ pub(super) const NO_WATCH: i64 = -1;
 
 /// The `range_end` of a watch to the end of the keyspace.
 const OPEN_END: &[u8] = b"\0";
-/// The end sent in place of [`OPEN_END`] to a member that checks no permission for `OPEN_END`. The watch shows
-/// no key at or above this end: no key that begins with 64 bytes of 0xff.
+/// The end sent in place of [`OPEN_END`] to a member that checks no permission for `OPEN_END`. The watch
+/// shows no key at or above this end: no key that begins with 64 bytes of 0xff.
 const LAST_KEY: [u8; 64] = [0xff; 64];
 
 /// The form in which the end of the keyspace goes upstream.

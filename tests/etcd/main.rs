@@ -86,6 +86,8 @@ mod model_replay;
 #[cfg(test)]
 mod muted;
 #[cfg(test)]
+mod namespaces;
+#[cfg(test)]
 mod odd_authorities;
 #[cfg(test)]
 mod operating;

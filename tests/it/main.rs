@@ -82,6 +82,8 @@ mod many_peers;
 #[cfg(test)]
 mod moves;
 #[cfg(test)]
+mod namespaces;
+#[cfg(test)]
 mod observers;
 #[cfg(test)]
 mod odd_authorities;

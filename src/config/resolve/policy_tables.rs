@@ -64,6 +64,7 @@ impl Resolver<'_> {
         policy: TomlPolicy,
         listeners: &[Arc<Listener>],
         issuers: &[Arc<str>],
+        listener_namespaces: Vec<(Arc<str>, KeyTemplate)>,
     ) -> PolicySettings {
         let mode = policy.mode.map_or(PolicyMode::Off, mode);
         let path = "policy.file";
@@ -88,6 +89,8 @@ impl Resolver<'_> {
         if mode == PolicyMode::Enforce && document.as_ref().is_none_or(|policy| policy.bindings.is_empty()) {
             self.findings.warn("policy.mode", "no binding gives anybody a role, so every call is refused");
         }
+        let document = document.unwrap_or_default();
+        self.check_listener_namespaces(&listener_namespaces, listeners, &document);
         PolicySettings {
             mode,
             unknown_methods: match policy.unknown_methods {
@@ -98,7 +101,8 @@ impl Resolver<'_> {
                 None | Some(TomlRequireIdentity::Strict) => RequireIdentity::Strict,
                 Some(TomlRequireIdentity::AsEtcd) => RequireIdentity::AsEtcd,
             },
-            document: Arc::new(document.unwrap_or_default()),
+            document: Arc::new(document),
+            listener_namespaces,
         }
     }
 
@@ -115,6 +119,7 @@ impl Resolver<'_> {
             let binding = self.binding(&format!("binding[{at}]"), row, &document, names);
             document.bindings.push(binding);
         }
+        self.check_namespaces(&document.bindings);
         self.warn_of_unused(&document);
         document
     }
@@ -196,7 +201,7 @@ impl Resolver<'_> {
         Some(PolicyGrant { actions, keys: keys.filter(|_| on_keys) })
     }
 
-    fn key(&mut self, path: &str, text: &str) -> Option<KeyTemplate> {
+    pub(super) fn key(&mut self, path: &str, text: &str) -> Option<KeyTemplate> {
         if text.is_empty() {
             self.findings.fault(path, "is empty; write `everything = true` for all keys");
             return None;
@@ -238,8 +243,9 @@ impl Resolver<'_> {
         names: &PeerNames<'_>,
     ) -> PolicyBinding {
         let roles = row.roles.unwrap_or_default();
-        if roles.is_empty() {
-            self.findings.missing(&format!("{path}.roles"), "at least one role is needed");
+        if roles.is_empty() && row.namespace.is_none() {
+            let reason = "at least one role, or a namespace, is needed";
+            self.findings.missing(&format!("{path}.roles"), reason);
         }
         let roles = roles.iter().enumerate().filter_map(|(at, name)| {
             let found = document.roles.iter().position(|role| *role.name == **name);
@@ -287,7 +293,17 @@ impl Resolver<'_> {
             self.findings.warn(&until_path, "has passed: the binding gives nobody anything");
         }
         let etcd_user = row.etcd_user.map(Arc::from);
-        PolicyBinding { roles, conditions, group, etcd_user, listener, until, mode: row.mode.map(mode) }
+        let namespace = row.namespace.and_then(|text| self.namespace(&format!("{path}.namespace"), &text));
+        PolicyBinding {
+            roles,
+            conditions,
+            group,
+            etcd_user,
+            listener,
+            namespace,
+            until,
+            mode: row.mode.map(mode),
+        }
     }
 
     fn warn_of_unused(&mut self, document: &PolicyDocument) {

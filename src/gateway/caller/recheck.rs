@@ -4,8 +4,8 @@
 //! JWT's signature, the rules, the credentials, the blocks. Must not know: the kinds of streams, the times of
 //! the decision.
 //! Invariants (docs/decisions.md#d16, docs/decisions.md#d29): a stream ends if its caller is another etcd
-//! user now, or no user; a stream of the same user goes on; while the revocations are unknown, open streams
-//! go on and new streams are refused.
+//! user now, or no user, or has another namespace; any other stream of the same user goes on; while the
+//! revocations are unknown, open streams go on and new streams are refused.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,6 +35,10 @@ impl CallerIdentification {
     pub fn may_continue(&self, gateway: &Gateway, stream: &ActiveStream) -> Result<(), Refusal> {
         let now = self.recheck_grounds(gateway, stream, stream.caller.grounds.clone())?;
         let permits = Rc::clone(self.permits(&now, &stream.client));
+        // In another namespace the same keys are other keys. A client must not resume by itself.
+        if stream.permits.now().namespace != permits.namespace {
+            return Err(Refusal::PERMISSION_DENIED);
+        }
         if stream.request.as_ref().is_some_and(|request| request.is_refused(&permits)) {
             return Err(Refusal::PERMISSION_DENIED);
         }

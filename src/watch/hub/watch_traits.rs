@@ -20,9 +20,9 @@ pub struct WatchTraits {
     /// A watch from a negative revision is refused (3.4.38, 3.5.24, 3.6.6 and later). On older members a
     /// negative start makes the member's watches lose events. See `docs/etcd-facts.md#v8`.
     pub refuses_negative_start: bool,
-    /// A watch to the end of the keyspace is judged by the permission for its first key (before 3.5.33, 3.6.14
-    /// and 3.7.1, and in every 3.4), and the stream has a user to judge. Keyward then names an end that etcd
-    /// judges as a range. See `docs/etcd-facts.md#v12`.
+    /// A watch to the end of the keyspace is judged by the permission for its first key (before 3.5.33,
+    /// 3.6.14 and 3.7.1, and in every 3.4), and the stream has a user to judge. Keyward then names an end
+    /// that etcd judges as a range. See `docs/etcd-facts.md#v12`.
     pub misjudges_open_end: bool,
 }
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/namespace"
 )
 
 const violationsPrinted = 50
@@ -31,7 +32,7 @@ type load struct {
 	ttl                             int64
 	own, trace                      bool
 	callLimit, settle               time.Duration
-	history                         string
+	history, namespace              string
 
 	pool   []*clientv3.Client
 	turns  []*clientv3.Client // one for each that calls in turn
@@ -56,6 +57,7 @@ func loadScenario(flags *flag.FlagSet, o *options) func() error {
 	flags.DurationVar(&l.callLimit, "call-limit", 20*time.Second, "deadline of a unary call")
 	flags.DurationVar(&l.settle, "settle", 20*time.Second, "how long after the calls the watchers may take to catch up")
 	flags.StringVar(&l.history, "history", "", "endpoints to read the history from at the end (an etcd member); default: --endpoints")
+	flags.StringVar(&l.namespace, "namespace", "", "prefix that the server gives the user, below which --history has the keys")
 	return l.run
 }
 
@@ -161,14 +163,14 @@ func (l *load) readHistory(from, to int64) (*view, error) {
 	defer client.Close()
 	all := &view{watcher: "history", prefix: l.prefix + "w/"}
 	for range 5 { // a direct watch may meet a member that does not know the new token yet
-		if all.events, err = replay(client, all.prefix, from, to, l.settle); err == nil {
+		if all.events, err = replay(namespace.NewWatcher(client, l.namespace), all.prefix, from, to, l.settle); err == nil {
 			return all, nil
 		}
 	}
 	return nil, err
 }
 
-func replay(client *clientv3.Client, prefix string, from, to int64, limit time.Duration) ([]event, error) {
+func replay(client clientv3.Watcher, prefix string, from, to int64, limit time.Duration) ([]event, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	var events []event

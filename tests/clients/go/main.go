@@ -31,11 +31,12 @@ var scenarios = map[string]func(*flag.FlagSet, *options) func() error{
 	"watchers":       watchersScenario,
 	"rounds":         roundsScenario,
 	"tenant":         tenantScenario,
+	"namespaced":     namespacedScenario,
 }
 
 func main() {
 	if len(os.Args) < 2 || scenarios[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: kwclient queue|priority-queue|barrier|mutex|election|watch-storm|login-storm|load|sync|watchers|rounds|tenant [flags] (-h lists them)")
+		fmt.Fprintln(os.Stderr, "usage: kwclient queue|priority-queue|barrier|mutex|election|watch-storm|login-storm|load|sync|watchers|rounds|tenant|namespaced [flags] (-h lists them)")
 		os.Exit(exitUsage)
 	}
 	name := os.Args[1]

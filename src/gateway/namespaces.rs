@@ -1,0 +1,103 @@
+//! Calls of callers in a namespace: requests get the prefix of the caller's keys, answers lose the prefix.
+//!
+//! Owns: the splice of a unary call's request and answer, and holding a large answer whole: the length of a
+//! message stands before its keys. Must not know: where keys stand in a message, which caller has which
+//! namespace. Invariants (docs/decisions.md#d56): an answer that cannot be spliced whole is not shown; an
+//! answer held whole is counted in the buffer of unread answers, with its copy.
+
+use bytes::Bytes;
+use tokio::time::timeout;
+
+use crate::downstream::request_memory::RequestMemoryCharge;
+use crate::gateway::call::Call;
+use crate::gateway::caller::Caller;
+use crate::gateway::retries::PATIENCE;
+use crate::gateway::unread_answers::UnreadRoomNeed;
+use crate::refusal::Refusal;
+use crate::rpc::frame::PREFIX;
+use crate::rpc::method::StreamingSides;
+use crate::rpc::namespace::{Namespace, NamespaceFault};
+use crate::rpc::schema::MessageId;
+use crate::upstream::answer::{MemberReply, ReplyRemainder};
+
+/// Splices a framed request. `held` is charged for the prefixes. The request of a caller without a namespace
+/// stays as it is.
+///
+/// # Errors
+/// The request cannot be spliced.
+pub fn splice_request(
+    call: &Call<'_>,
+    caller: &Caller,
+    framed: Bytes,
+    held: &mut RequestMemoryCharge,
+) -> Result<Bytes, Refusal> {
+    let permits = caller.permits(&call.snapshot().identities, call.client);
+    let Some(namespace) = permits.namespace.namespace() else { return Ok(framed) };
+    if call.method.stream == StreamingSides::Server && call.method.body == MessageId::RangeRequest {
+        // RangeStream: clientv3's namespaces refuse the call too.
+        return Err(Refusal::unknown_method(call.method.service, call.method.name));
+    }
+    let max = call.snapshot().config.limits.request_size;
+    let message = framed.get(PREFIX..).unwrap_or_default();
+    let spliced = namespace.splice_request(call.method.body, message, max);
+    match spliced.map_err(|fault| refusal(fault, max))? {
+        None => Ok(framed),
+        Some(spliced) if held.charge(spliced.len().saturating_sub(framed.len())) => Ok(spliced),
+        Some(_) => Err(Refusal::TOO_MANY_REQUESTS),
+    }
+}
+
+fn refusal(fault: NamespaceFault, max: usize) -> Refusal {
+    match fault {
+        NamespaceFault::EmptyKey => Refusal::EMPTY_KEY,
+        NamespaceFault::TooLarge(got) => Refusal::too_large(got, max),
+        NamespaceFault::Unreadable | NamespaceFault::UnknownOperation | NamespaceFault::Outside => {
+            Refusal::not_canonical(&fault.to_string())
+        }
+    }
+}
+
+/// Takes the caller's namespace out of an answer. An answer without keys, a refusal, and the answer to a
+/// caller without a namespace stay as they are.
+///
+/// # Errors
+/// The answer is too large to be held whole, breaks off, or shows a key outside of the namespace.
+pub async fn show(
+    call: &Call<'_>,
+    caller: &Caller,
+    mut answer: Box<MemberReply>,
+) -> Result<Box<MemberReply>, Refusal> {
+    let Some(namespace) = caller.namespace() else { return Ok(answer) };
+    if !answer.is_success() || !Namespace::has_keyed_answers(call.method) {
+        return Ok(answer);
+    }
+    let mut room = None;
+    if let ReplyRemainder::More(_) = answer.rest {
+        let bytes = answer.announced().ok_or(Refusal::UNREADABLE_ANSWER)?;
+        // The answer and its spliced copy.
+        let need = UnreadRoomNeed::of_whole(bytes.saturating_mul(2));
+        if !call.client.unread.has_limit_above(need) {
+            return Err(Refusal::ANSWER_TOO_LARGE);
+        }
+        let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need)).await;
+        room = Some(waited.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?);
+        let read = answer.read_rest().await;
+        read.map_err(|_lost| Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)?;
+        if !answer.is_success() {
+            return Ok(answer);
+        }
+    }
+    let framed = answer.message().ok_or(Refusal::UNREADABLE_ANSWER)?;
+    // Two copies are counted, not three.
+    answer.data.clear();
+    let message = framed.get(PREFIX..).ok_or(Refusal::UNREADABLE_ANSWER)?;
+    let spliced = namespace.splice_answer(call.method, message);
+    let spliced = spliced.map_err(|fault| {
+        tracing::warn!(method = call.method.path, %fault, "a member's answer cannot be shown in a namespace");
+        Refusal::UNREADABLE_ANSWER
+    })?;
+    answer.data = [spliced.unwrap_or(framed)].into();
+    // The answer's way to the client counts its bytes anew.
+    drop(room);
+    Ok(answer)
+}
