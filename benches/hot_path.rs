@@ -1,19 +1,22 @@
 //! The time of each decision on the way of a call, alone: `cargo bench --bench hot_path`.
 //!
 //! The sum is a small part of a call: HTTP/2, headers and copies cost more, and are counted by `benches/budget/run`.
-//! Aims: a session token opened in 2 µs if the shard has opened the token before, in 10 µs otherwise.
+//! Aims: a session token opened in 2 µs if the shard has opened the token before, in 10 µs otherwise; a policy's
+//! decision in 0.5 µs with 10 rules, in 1 µs with 10,000 rules.
 
+use std::fmt::Write as _;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use keyward::config::{Endpoint, Scheme};
+use keyward::config::{self, Endpoint, Scheme};
 use keyward::credentials::{CredentialSettings, Credentials};
 use keyward::downstream::session::{
     OpenedSessions, SealRealm, Sealer, Session, SessionKeys, SessionPeer, SessionProof,
 };
+use keyward::identity::peer::Peer;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::members::choose::{MemberChooser, MemberComparison, MemberTarget};
 use keyward::members::membership::{ControlChannels, Member, Membership, Readiness, Role};
@@ -24,8 +27,10 @@ use keyward::pb::etcdserverpb::{
     WatchResponse, request_op::Request,
 };
 use keyward::pb::mvccpb::{Event, KeyValue};
+use keyward::policy::compiled::{Policy, PolicySubject};
+use keyward::policy::permit_set::{Decision, PermitSet};
 use keyward::rpc::frame::{FrameReader, encode, unary};
-use keyward::rpc::method::path_kind;
+use keyward::rpc::method::{lookup, path_kind};
 use keyward::rpc::scan::WireFields;
 use keyward::rpc::schema::MessageId;
 use keyward::rpc::{body_shape, canonical, header};
@@ -242,5 +247,51 @@ fn sessions(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, frames, messages, methods, choices, hub_steps, sessions);
+/// The permissions of a caller whose role has `rules` grants on prefixes, every tenth of them a denial.
+fn permits(rules: usize) -> PermitSet {
+    let mut text = "[[role]]\nname = 'r'\n".to_owned();
+    for rule in 0..rules {
+        // Denials lie beside the keys of the call, so that each decision searches them as well.
+        let (kind, folder) = if rule % 10 == 9 { ("deny", "minions") } else { ("allow", "services") };
+        writeln!(text, "[[role.{kind}]]\nactions = ['read', 'write']\nprefix = '/registry/{folder}/{rule}/'")
+            .expect("a String takes all");
+    }
+    text += "[[role.allow]]\nactions = ['read', 'write']\nprefix = '/registry/services/endpoints/'\n\
+             [[binding]]\neveryone = true\nroles = ['r']\n";
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("policy.toml"), text).expect("written");
+    let path = folder.path().join("config.toml");
+    let config = "[[listener]]\nname = 'clients'\naddress = '127.0.0.1:2379'\n\
+                  [cluster]\nendpoints = ['http://127.0.0.1:1']\n\
+                  [policy]\nmode = 'enforce'\nfile = 'policy.toml'\n";
+    std::fs::write(&path, config).expect("written");
+    let config = config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
+    let peer = Peer::Password("app".into());
+    let subject = PolicySubject { peer: &peer, etcd_user: Some("app"), address: None, listener: "clients" };
+    Policy::of(&config, SystemTime::now()).permits(subject)
+}
+
+fn decisions(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("policy");
+    let calls = [
+        ("Range", "/etcdserverpb.KV/Range", range().encode_to_vec()),
+        ("Put", "/etcdserverpb.KV/Put", put().encode_to_vec()),
+        ("Txn", "/etcdserverpb.KV/Txn", txn().encode_to_vec()),
+    ];
+    for rules in [10, 10_000] {
+        let permits = permits(rules);
+        for (name, path, body) in &calls {
+            let method = lookup(path).expect("a method");
+            group.bench_function(format!("a {name} under {rules} rules"), |bencher| {
+                bencher.iter(|| {
+                    let decision = permits.decide(method, black_box(body));
+                    assert!(matches!(decision, Decision::Allowed(_)));
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, frames, messages, methods, choices, hub_steps, sessions, decisions);
 criterion_main!(benches);

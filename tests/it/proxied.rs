@@ -20,7 +20,8 @@ use crate::rig::{Keyward, paused, settled, token_of};
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 const TRUSTED: &str = "proxy_protocol_from = [\"10.0.0.10/32\", \"fd00::/8\"]\n";
 /// Whoever comes from there is app; all others are nobody.
-const RULES: &str = "[[user]]\nname = \"app\"\npassword_file = \"app\"\n\
+/// Callers without a user are passed on, and recognised by their missing token.
+const RULES: &str = "[policy]\nrequire_identity = \"as-etcd\"\n[[user]]\nname = \"app\"\npassword_file = \"app\"\n\
      [[map]]\nnetwork = \"192.0.2.0/24\"\nas = \"app\"\n";
 const BALANCER: &str = "10.0.0.10:40000";
 const APPS: &str = "192.0.2.7:49153";
