@@ -41,14 +41,33 @@ struct Verdict {
     forbidden: Vec<Difference>,
 }
 
+/// A role with every action, for everybody.
+const ALL_ALLOWED: &str = "[[role]]\nname = 'all'\n[[role.allow]]\neverything = true\n\
+    actions = ['read', 'write', 'watch', 'lock', 'lease', 'maintenance', 'cluster', 'auth']\n\
+    [[binding]]\neveryone = true\nroles = ['all']\n";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_through_keyward_are_those_of_a_plain_port() {
-    through_keyward(Port::Plain).await;
+    through_keyward(Port::Plain, |_| String::new()).await;
+}
+
+/// A policy that allows everything changes no answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_under_a_policy_that_allows_everything_are_those_of_a_plain_port() {
+    through_keyward(Port::Plain, |site| {
+        let file = site.write("policy.toml", ALL_ALLOWED);
+        // No key is Keyward's own: then the whole keyspace may be asked for.
+        format!(
+            "policy.mode = \"enforce\"\npolicy.file = {file:?}\npolicy.unknown_methods = \"allow\"\n\
+             maintenance.etcd_prefix = \"\"\n"
+        )
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_through_keyward_are_those_of_a_tls_port() {
-    through_keyward(Port::Tls).await;
+    through_keyward(Port::Tls, |_| String::new()).await;
 }
 
 /// What proves the comparison: with etcd in Keyward's place nothing differs but what two clusters must differ in.
@@ -76,13 +95,14 @@ fn every_rpc_has_a_row() {
     }
 }
 
-async fn through_keyward(port: Port) {
+/// With the lines of configuration that `lines` adds.
+async fn through_keyward(port: Port, lines: impl Fn(&Site) -> String) {
     let mut faults = String::new();
     for version in versions() {
         let (first, second) = (cluster(&version, port).await, cluster(&version, port).await);
         let site = Site::new();
         // etcd's own answers to callers without a user, whatever the version.
-        let config = site.in_front_of(&second) + "policy.require_identity = \"as-etcd\"\n";
+        let config = site.in_front_of(&second) + "policy.require_identity = \"as-etcd\"\n" + &lines(&site);
         let keyward = Keyward::start(site, &config).await;
         let mut direct = side(&first, None).await;
         let mut through = side(&second, Some(&keyward)).await;
