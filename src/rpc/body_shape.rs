@@ -29,7 +29,8 @@ pub fn range(body: &[u8]) -> RangeShape {
     for field in WireFields::new(body) {
         let Ok(field) = field else { return RangeShape::default() };
         match (field.number, field.value) {
-            (2, WireValue::Bytes(end)) => has_end = !end.is_empty(),
+            // For etcd 3.4 to 3.6 an empty end is no end: `docs/etcd-facts.md#v23`.
+            (2, WireValue::Bytes(_)) => has_end = true,
             (3, value) => limit = value.signed().unwrap_or_default(),
             (7, value) => serializable = value != WireValue::Varint(0),
             (8, value) => lean[0] = value != WireValue::Varint(0),
