@@ -265,7 +265,7 @@ fn permits(rules: usize) -> PermitSet {
                   [cluster]\nendpoints = ['http://127.0.0.1:1']\n\
                   [policy]\nmode = 'enforce'\nfile = 'policy.toml'\n";
     std::fs::write(&path, config).expect("written");
-    let config = config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
+    let config = config::load(&path).expect("a valid policy").0;
     let peer = Peer::Password("app".into());
     let subject = PolicySubject { peer: &peer, etcd_user: Some("app"), address: None, listener: "clients" };
     Policy::of(&config, SystemTime::now()).permits(subject)
