@@ -4,7 +4,7 @@
 //! Owns: the question before a renewal, one at a time as in etcd, and the leases proved lately. Must not
 //! know: upstream streams, the order of renewals.
 //! Invariants: while a member of an old version may be asked, or the policy judges the keys of a lease, no
-//! renewal goes upstream before its lease was proved within [`PROVED_FOR`]; a patched cluster without such a
+//! renewal goes upstream before its lease was proved within `PROVED_FOR`; a patched cluster without such a
 //! policy is asked no question; proofs under other permissions do not count.
 
 use std::collections::HashMap;

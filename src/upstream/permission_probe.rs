@@ -118,7 +118,7 @@ impl PermissionProbe {
 
     /// Succeeds if the user may read the keys of all leases, as a patched etcd requires of whoever lists the
     /// leases. A user without permission for the whole keyspace is judged by the keys of at most
-    /// [`MOST_LEASES`] leases, and refused if there are more.
+    /// `MOST_LEASES` leases, and refused if there are more.
     ///
     /// # Errors
     /// etcd's refusal, or no member answered.
