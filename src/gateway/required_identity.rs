@@ -10,15 +10,17 @@ use futures_util::future::LocalBoxFuture;
 use tokio::time::Instant;
 
 use crate::config::{PolicySettings, RequireIdentity};
-use crate::gateway::retries::PATIENCE;
 use crate::members::membership::{AuthSetting, MembersHandle};
 use crate::refusal::Refusal;
-use crate::rpc::method::{Handler, Method};
+use crate::rpc::method::{Class, Handler, Method};
 use crate::rpc::schema::MessageId;
 use crate::upstream::send::UpstreamUser;
 
 /// Pause before the auth setting is read again while the setting is unknown.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Time for the first members to tell if auth is on: members with a slow link or disk take several answers of
+/// some seconds each.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// Refuses a call without an etcd user, as the newest etcd does, if auth is on and the configuration
 /// requires an identity. `None` if the call needs no user, as nearly every call: a watch is refused in its
@@ -30,13 +32,16 @@ pub(super) fn identity_check<'a>(
     method: &Method,
     user: &UpstreamUser,
 ) -> Option<LocalBoxFuture<'a, Result<(), Refusal>>> {
+    let auth = members.auth.now();
+    // Every etcd asks for a user who reads or writes keys.
+    let guarded = matches!(method.class, Class::Read | Class::Write | Class::Lock);
     let needs_user = matches!(user, UpstreamUser::Nobody)
         && method.handler != Handler::Watch
         && method.body != MessageId::AuthStatusRequest
-        && members.auth.now() != AuthSetting::Off
+        && (auth == AuthSetting::On || auth == AuthSetting::Unknown && !guarded)
         && policy.require_identity == RequireIdentity::Strict;
     let checked = async {
-        let limit = Instant::now() + PATIENCE;
+        let limit = Instant::now() + LONGEST_WAIT;
         loop {
             match members.auth.now() {
                 AuthSetting::Off => return Ok(()),

@@ -49,6 +49,9 @@ async fn finds(keyward: &Keyward, code: i32, wanted: &[(&str, &str)]) -> Vec<Str
         let mut seen: Vec<(&str, &str)> =
             found.iter().map(|(how, what, _)| (how.as_str(), what.as_str())).collect();
         seen.sort_unstable();
+        // The holes of old versions are the subject of one test.
+        let old = seen.iter().position(|(_, what)| *what == "open_holes").map(|at| seen.remove(at)).is_some();
+        let code = if old { code.max(1) } else { code };
         let mut wanted = wanted.to_vec();
         wanted.sort_unstable();
         let same = (ended, seen) == (code, wanted);
@@ -80,7 +83,13 @@ async fn nothing_is_found_where_nothing_is_wrong() {
         let keyward = start(&cluster, "").await;
         finds(&keyward, 0, &[]).await;
         let (code, said) = command(&keyward, &["doctor"]).await;
-        assert_eq!((code, said.as_str()), (Some(0), "nothing found\n"), "{version}");
+        // From 3.5.33 on, of the versions under test: docs/etcd-facts.md#v12.
+        if version.at_least("3.5.33") {
+            assert_eq!((code, said.as_str()), (Some(0), "nothing found\n"), "{version}");
+        } else {
+            assert!(code == Some(1) && said.contains("CVE-2026-33413"), "{version}: {said}");
+            assert_eq!(said.matches("warning").count(), 1, "{version}: {said}");
+        }
     }
 }
 
