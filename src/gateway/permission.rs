@@ -183,18 +183,14 @@ fn consequence(
     denial: Denial,
 ) -> Result<Permit, Refusal> {
     let (action, reason) = (denial.action.name(), denial.reason.word());
-    match permits.enforce(denial) {
-        Ok(permit) => {
-            metrics.policy.count_shadow_denied(action);
+    permits
+        .enforce_and_count(denial, &metrics.policy)
+        .inspect(|_| {
             tracing::debug!(method = method.path, action, reason, "the policy would refuse a request");
-            Ok(permit)
-        }
-        Err(_) => {
-            metrics.policy.count_refused(action);
+        })
+        .inspect_err(|_| {
             tracing::debug!(method = method.path, action, reason, "the policy refused a request");
-            Err(Refusal::PERMISSION_DENIED)
-        }
-    }
+        })
 }
 
 /// Decides on the keys attached to leases, as read with the caller's own identity.

@@ -86,7 +86,6 @@ async fn handled(
         (Handler::KeepAlive, _) => return streams::keep_alive(call, &caller, body),
         _ => {}
     }
-    // A policy's permit belongs between the request and its handler: caller, method and message are known.
     let request = UnaryRequest::collect(call, caller, body).await?;
     if let Some(probe) = vulnerable_members::probe(call, &request) {
         probe.await?;

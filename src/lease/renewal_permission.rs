@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::config::PolicyMode;
 use crate::members::membership::AuthSetting;
 use crate::policy::live_permits::LivePermits;
-use crate::policy::permit_set::{Decision, Denial, PermitSet};
+use crate::policy::permit_set::{Decision, PermitSet};
 use crate::refusal::Refusal;
 use crate::rpc::method::Method;
 use crate::rpc::touch::Action;
@@ -76,7 +76,7 @@ impl RenewalAccess {
         let permits = self.permits.now();
         match permits.decide(method, message) {
             Decision::Allowed(_) => Ok(None),
-            Decision::Denied(denial) => self.deny(&permits, denial).map(|()| None),
+            Decision::Denied(denial) => permits.enforce_and_count(denial, &self.metrics).map(|_| None),
             Decision::NeedsLeaseKeys(..) => Ok(Some(permits)),
         }
     }
@@ -87,19 +87,9 @@ impl RenewalAccess {
     /// The policy refuses the renewal.
     fn decide_keys(&self, permits: &PermitSet, keys: &[Bytes]) -> Result<(), Refusal> {
         match permits.decide_keys(Action::Write, keys.iter().map(|key| &key[..])) {
-            Decision::Denied(denial) => self.deny(permits, denial),
+            Decision::Denied(denial) => permits.enforce_and_count(denial, &self.metrics).map(drop),
             Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => Ok(()),
         }
-    }
-
-    fn deny(&self, permits: &PermitSet, denial: Denial) -> Result<(), Refusal> {
-        let action = denial.action.name();
-        if permits.enforce(denial).is_ok() {
-            self.metrics.count_shadow_denied(action);
-            return Ok(());
-        }
-        self.metrics.count_refused(action);
-        Err(Refusal::PERMISSION_DENIED)
     }
 }
 

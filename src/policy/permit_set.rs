@@ -15,9 +15,11 @@ use super::interval_set::{GrantId, IntervalSet};
 use super::permit::Permit;
 use crate::config::policy_document::PolicyDigest;
 use crate::config::{PolicyMode, UnknownMethods};
+use crate::refusal::Refusal;
 use crate::rpc::key_range::KeyRange;
 use crate::rpc::method::Method;
 use crate::rpc::touch::{self, Action, Touch, TouchTarget, UnreadableRequest};
+use crate::telemetry::policy_metrics::PolicyMetrics;
 
 /// The permissions of a caller under one generation of the policy.
 #[derive(Debug)]
@@ -169,6 +171,24 @@ impl PermitSet {
         match self.mode {
             PolicyMode::Off | PolicyMode::Shadow => Ok(Permit::UNJUDGED),
             PolicyMode::Enforce => Err(denial),
+        }
+    }
+
+    /// Counts a denial. Returns the permit of a denial that is only counted.
+    ///
+    /// # Errors
+    /// The denial is enforced: the refusal for the client.
+    pub fn enforce_and_count(&self, denial: Denial, metrics: &PolicyMetrics) -> Result<Permit, Refusal> {
+        let action = denial.action.name();
+        match self.enforce(denial) {
+            Ok(permit) => {
+                metrics.count_shadow_denied(action);
+                Ok(permit)
+            }
+            Err(_) => {
+                metrics.count_refused(action);
+                Err(Refusal::PERMISSION_DENIED)
+            }
         }
     }
 

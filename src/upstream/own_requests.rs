@@ -105,8 +105,7 @@ pub async fn ask(
     path: &'static str,
     message: &[u8],
 ) -> Result<Bytes, ReadError> {
-    let asking = ask_patiently(upstream, user, member, path, message);
-    tokio::time::timeout(LIMIT, asking).await.unwrap_or(Err(ReadError::Lost))
+    ask_at_length(upstream, user, member, path, message, HELD).await
 }
 
 /// As [`ask`], for an answer of up to `largest` bytes.

@@ -55,12 +55,6 @@ impl WatchAccess {
 
     fn is_permitted(&self, permits: &PermitSet, decision: &Decision) -> bool {
         let Decision::Denied(denial) = decision else { return true };
-        let action = denial.action.name();
-        if permits.enforce(*denial).is_ok() {
-            self.metrics.count_shadow_denied(action);
-            return true;
-        }
-        self.metrics.count_refused(action);
-        false
+        permits.enforce_and_count(*denial, &self.metrics).is_ok()
     }
 }
