@@ -12,7 +12,6 @@ use crate::harness::{Auth, Cluster, Options, Tls, ports, versions};
 use crate::rewatch::local;
 use crate::rounds::{Application, Did, FAMILIES, Family};
 use crate::steady::TTL;
-use crate::way_out::guards_leases;
 
 /// Etcd forgets a token up to a second after its end.
 const IDLE: Duration = Duration::from_secs(3 * TTL as u64 + 1);
@@ -20,7 +19,7 @@ const IDLE: Duration = Duration::from_secs(3 * TTL as u64 + 1);
 /// Whoever did not answer would be gone before the end of that.
 const PINGS: &str = "limits.client_ping_interval = \"1s\"\nlimits.client_ping_timeout = \"5s\"\n";
 
-/// Whether it sends no token with calls about leases and members, for which newer servers ask.
+/// Whether it sends no token with calls about leases and members, for which newer servers and Keyward ask.
 fn silent(family: &Family) -> bool {
     family.name == "etcd-client 0.19.0"
 }
@@ -49,7 +48,7 @@ async fn idles(version: &Version, tls: Tls) {
         assert_eq!(did.len(), 6, "{version}, {name}: {did:?}");
         for did in did {
             let lease = ["keepalive", "grant"].contains(&did.op.as_str());
-            if lease && silent(family) && *door != lending && guards_leases(version) {
+            if lease && silent(family) && *door != lending {
                 assert_eq!(did.message, "etcdserver: user name is empty", "{version}, {name}: {did}");
             } else {
                 assert!(did.ok(), "{version}, {name}: {did}");

@@ -32,7 +32,8 @@ impl Front {
         for (i, address) in own.iter().enumerate() {
             fields += &format!(" }}, {{ name = \"of-m{i}\", address = \"{address}\", member = \"m{i}\"{tls}");
         }
-        let config = site.listening(cluster, &fields) + further;
+        // `--cluster` of etcdctl 3.5.1 asks for the members without a token.
+        let config = site.listening(cluster, &fields) + "policy.require_identity = \"as-etcd\"\n" + further;
         let keyward = Keyward::start(site, &config).await;
         let scheme = if tls.is_empty() { "http" } else { "https" };
         Front { keyward, own, scheme }

@@ -78,7 +78,10 @@ fn decide(method: &Method, body: &[u8]) {
         );
         let again = ours.expect("read");
         assert_eq!(canonical::check(schema, &again), Ok(()), "what is written again passes again");
-        assert_eq!(body_shape::lane(method, body), body_shape::lane(method, &again));
+        // Written again, a present but empty end is absent: old members read the two apart (V23).
+        if !ends_empty(schema, body) {
+            assert_eq!(body_shape::lane(method, body), body_shape::lane(method, &again));
+        }
         assert_eq!(body_shape::may_reissue(method, body), body_shape::may_reissue(method, &again));
     }
     let effect = body_shape::effect(method, body);
@@ -96,7 +99,8 @@ fn decide(method: &Method, body: &[u8]) {
             if let (Ok(()), Some(read)) = (canonical, read) {
                 let read = pb::RangeRequest::decode(&*read).expect("read before");
                 let lean = read.keys_only || read.count_only;
-                let bulk = !read.range_end.is_empty() && !lean && (read.limit <= 0 || read.limit > 1000);
+                let ends = !read.range_end.is_empty() || ends_empty(schema, body);
+                let bulk = ends && !lean && (read.limit <= 0 || read.limit > 1000);
                 assert_eq!((range.serializable, range.bulk), (read.serializable, bulk), "{body:02x?}");
             }
         }
@@ -117,6 +121,13 @@ fn decide(method: &Method, body: &[u8]) {
         }
         _ => drop(body_shape::user_name(body).map(str::len)),
     }
+}
+
+/// True if the body is a RangeRequest whose `range_end` is present and empty.
+fn ends_empty(schema: MessageId, body: &[u8]) -> bool {
+    let mut fields = WireFields::new(body).map_while(Result::ok);
+    schema == MessageId::RangeRequest
+        && fields.any(|field| field.number == 2 && field.value.bytes().is_some_and(<[u8]>::is_empty))
 }
 
 fn writes(txn: &pb::TxnRequest) -> bool {

@@ -206,8 +206,14 @@ fn a_create_crosses(input: &[u8]) {
     };
     asked.watch_id = sent.watch_id;
     (asked.progress_notify, asked.fragment) = (true, true);
+    // Old members check the key alone of a watch without an end (V12): such a watch is sent with the last end.
+    let open_end = asked.range_end[..] == *b"\0";
+    if open_end {
+        assert_eq!(sent.range_end[..], [0xff; 64]);
+        asked.range_end.clone_from(&sent.range_end);
+    }
     assert_eq!(sent, asked);
-    let inside = |message: &[u8], wanted: fn(u32) -> bool| -> Vec<Vec<u8>> {
+    let inside = |message: &[u8], wanted: &dyn Fn(u32) -> bool| -> Vec<Vec<u8>> {
         let fields = WireFields::new(message).map(|field| field.expect("canonical"));
         fields.filter(|field| wanted(field.number)).map(|field| message[field.range].to_vec()).collect()
     };
@@ -215,10 +221,10 @@ fn a_create_crosses(input: &[u8]) {
         let field = WireFields::new(message).next().expect("a field").expect("canonical");
         field.value.bytes().expect("a message").to_vec()
     };
-    let ours = |number: u32| ![3, 4, 7, 8].contains(&number);
-    assert_eq!(inside(&create_of(&standing.sent), ours), inside(&create_of(&request), ours));
+    let kept = |number: u32| ![3, 4, 7, 8].contains(&number) && !(open_end && number == 2);
+    assert_eq!(inside(&create_of(&standing.sent), &kept), inside(&create_of(&request), &kept));
     let beside = |number: u32| number > 3;
-    assert_eq!(inside(&standing.sent, beside), inside(&request, beside));
+    assert_eq!(inside(&standing.sent, &beside), inside(&request, &beside));
 }
 
 /// A member may send anything; what the client is told is always a message.
