@@ -174,6 +174,8 @@ fn its_examples_are_valid_together() {
     std::fs::write(root.join("tls/mint.key"), user.serialize_pem()).unwrap();
     std::fs::write(root.join("tls/etcd-jwt.key"), user.serialize_pem()).unwrap();
     std::fs::write(root.join("tls/etcd-jwt.pub"), user.public_key_pem()).unwrap();
+    let signing = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    std::fs::write(root.join("audit.key"), signing.serialize_pem()).unwrap();
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
     std::fs::write(root.join("probe.password"), "probe-hunter2\n").unwrap();
