@@ -5,6 +5,7 @@
 //! connection is accepted before all parts are running; a drain first reports "not ready", then stops
 //! accepting, then lets open calls finish, within its limits; a second signal ends the process at once.
 
+pub mod audit_files;
 mod cluster_reset;
 pub mod hash_password;
 mod listeners;
@@ -28,6 +29,8 @@ use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, AdminCommandService};
 use crate::admin::{self, AdminState};
+use crate::audit::log::{AuditCloseGuard, AuditLog};
+use crate::audit::recorder::AuditStartError;
 use crate::config::{self, Config};
 use crate::credentials::{CredentialSettings, Credentials, MetricsPages, UsersError};
 use crate::dial::connect::Connector;
@@ -99,6 +102,9 @@ pub enum ServeError {
     /// Minted certificates would be accepted as a member's certificate.
     #[error("mint.ca: {0}")]
     Mint(MintingCaTrusted),
+    /// The audit log cannot be written.
+    #[error("{0}")]
+    Audit(#[from] AuditStartError),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
@@ -175,6 +181,8 @@ pub struct Running {
     shards_alive: Arc<AtomicBool>,
     probe: ProbeLogin,
     seeds: SeedList,
+    /// Writes the last audit records at the end.
+    _audit_guard: Option<AuditCloseGuard>,
 }
 
 /// Source of the published members.
@@ -223,6 +231,8 @@ pub fn build(
     tasks.spawn("revocations", keeper.run()).detach();
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
+    let audit = config.audit.as_ref().map(|settings| AuditLog::start(settings, metrics.audit.clone()));
+    let (audit, audit_guard) = audit.transpose()?.unzip();
     let (drain, draining) = watch::channel(None);
     let (ready, readiness) = watch::channel(false);
     let parts = ShardParts {
@@ -243,12 +253,26 @@ pub fn build(
         drain: draining,
         lock_waits: Arc::default(),
         defragmentations: Arc::default(),
+        audit,
     };
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
     let admin = Arc::new(admin_commands(&parts, &pages, &connections, register, &shards_alive, &exit));
-    Ok(Running { parts, upstream, pages, admin, connections, ready, drain, exit, shards_alive, probe, seeds })
+    Ok(Running {
+        parts,
+        upstream,
+        pages,
+        admin,
+        connections,
+        ready,
+        drain,
+        exit,
+        shards_alive,
+        probe,
+        seeds,
+        _audit_guard: audit_guard,
+    })
 }
 
 impl Running {
@@ -356,7 +380,8 @@ fn admin_commands(
         register: register.clone(),
         credentials: Arc::clone(&parts.credentials),
     };
-    AdminCommandService { register, sealer: Arc::clone(&parts.sealer), state: Arc::new(state), doctor }
+    let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
+    AdminCommandService { register, sealer, state: Arc::new(state), doctor, audit }
 }
 
 /// Builds the check of the members' peer URLs.

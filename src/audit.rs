@@ -13,7 +13,7 @@ pub mod head_signature;
 pub mod log;
 pub mod queue;
 pub mod record;
-mod recorder;
+pub mod recorder;
 mod rotation;
 pub mod search;
 mod secondary_sink;

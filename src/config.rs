@@ -50,7 +50,7 @@ pub use outage_times::OutageTimes;
 pub use resolve::load;
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
-pub use values::MalformedValue;
+pub use values::{MalformedValue, duration};
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq)]

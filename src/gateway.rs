@@ -8,9 +8,11 @@
 pub mod access_log;
 pub mod active_streams;
 pub mod addressed_member;
+pub mod audited_request;
 pub mod auth_changes;
 pub mod blocking_calls;
 pub mod call;
+pub mod call_audit;
 pub mod caller;
 pub mod defragment;
 pub mod exchange;
@@ -45,6 +47,7 @@ use http::HeaderMap;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::audit::log::AuditLog;
 use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::connection_activity::ConnectionActivity;
 use crate::downstream::request_memory::{
@@ -53,7 +56,7 @@ use crate::downstream::request_memory::{
 use crate::downstream::revision_watermark::RevisionWatermark;
 use crate::downstream::session::Sealer;
 use crate::downstream::watch_starts::WatchStarts;
-use crate::gateway::access_log::AccessLog;
+use crate::gateway::access_log::{AccessLog, RecordSinks};
 use crate::gateway::active_streams::ActiveStreams;
 use crate::gateway::call::CallSnapshot;
 use crate::gateway::caller::{Caller, CallerIdentification, ConnectionCallers, Identities};
@@ -105,8 +108,8 @@ pub struct Gateway {
     snapshot: RefCell<Rc<CallSnapshot>>,
     /// The number of shards; process-wide budgets are divided by this number.
     shards: usize,
-    /// The access log policy.
-    pub access_log: AccessLog,
+    /// The destinations of the records of calls.
+    pub records: Rc<RecordSinks>,
     /// Rate limiter for log records caused by clients without an identity.
     pub log_limiter: Rc<RecordLimiter>,
     /// Spawner for the tasks of this shard's streams.
@@ -296,6 +299,7 @@ impl Gateway {
         lock_waits: Arc<LockWaitRegister>,
         defragmentations: Arc<defragment::DefragmentationRegister>,
         identities: Arc<Published<Identities>>,
+        audit: Option<Arc<AuditLog>>,
     ) -> Self {
         let begun = config.load_full();
         let shards = begun.runtime.shards.get();
@@ -304,8 +308,9 @@ impl Gateway {
             metrics.watch_held_bytes.clone(),
         ));
         let log_limiter = Rc::new(RecordLimiter::new(metrics.log_records_left_out.clone()));
-        let access_log =
-            if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
+        let log = if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
+        let audit_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
+        let records = RecordSinks { metrics: Arc::clone(&metrics), log, audit, audit_limiter };
         let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
         let snapshot = CallSnapshot {
             config: Arc::clone(&begun),
@@ -316,7 +321,7 @@ impl Gateway {
             snapshot: RefCell::new(Rc::new(snapshot)),
             unread: Rc::new(unread),
             request_memory: RequestMemory::new(&metrics.request_memory),
-            access_log,
+            records: Rc::new(records),
             log_limiter,
             ready,
             shards,

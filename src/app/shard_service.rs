@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::audit::log::AuditLog;
 use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::dial::connect::Connector;
@@ -85,6 +86,8 @@ pub struct ShardParts {
     pub defragmentations: Arc<defragment::DefragmentationRegister>,
     /// Connections showing a user's certificate.
     pub certificate_pool: Arc<CertificatePool>,
+    /// The audit log, if on.
+    pub audit: Option<Arc<AuditLog>>,
 }
 
 /// A shard of the data path.
@@ -155,6 +158,7 @@ impl ShardService {
             parts.lock_waits,
             parts.defragmentations,
             parts.identities,
+            parts.audit,
         ));
         let fallen = [
             tasks.spawn("what stands no more", active_streams::reauthorize_on_changes(Rc::clone(&gateway))),
@@ -246,7 +250,7 @@ impl ShardService {
             Ok(AdmittedClient { answer, until, old_at, expires, dismiss })
         };
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
-        let limiter = match &self.gateway.access_log {
+        let limiter = match &self.gateway.records.log {
             AccessLog::On(limiter) => Some(Rc::clone(limiter)),
             AccessLog::Off => None,
         };

@@ -75,8 +75,7 @@ impl AuditFile {
             _ => at(error),
         })?;
         let age = FileAge { size: 0, begun: SystemTime::now() };
-        let mut opened =
-            Self { settings: settings.clone(), file, is_regular, age, first: 0, is_torn: false };
+        let mut opened = Self { settings: settings.clone(), file, is_regular, age, first: 0, is_torn: false };
         if !is_regular {
             return Ok(ContinuedFile { file: opened, end: ChainEnd::default(), previous: None, torn: 0 });
         }

@@ -140,8 +140,11 @@ mod tests {
         let head = SignedHead { replica: "a", seq: 7, time: "t", prev: "p" };
         let signature = head.sign(&key).unwrap();
         assert!(head.is_signed(&signature, &public));
-        let others =
-            [SignedHead { replica: "b", ..head }, SignedHead { seq: 8, ..head }, SignedHead { time: "u", ..head }];
+        let others = [
+            SignedHead { replica: "b", ..head },
+            SignedHead { seq: 8, ..head },
+            SignedHead { time: "u", ..head },
+        ];
         for other in others.into_iter().chain([SignedHead { prev: "q", ..head }]) {
             assert!(!other.is_signed(&signature, &public), "{other:?}");
         }

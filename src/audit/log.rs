@@ -22,6 +22,16 @@ pub struct AuditLog {
     queue: Arc<AuditQueue>,
 }
 
+/// The answer to a call that needs room for its record.
+pub enum Reservation {
+    /// Room is reserved.
+    Place(AuditPlace),
+    /// No room; the call goes on.
+    Without,
+    /// No room; the call must wait.
+    Full,
+}
+
 /// The record has no room, and the call must not go on without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditUnwritable;
@@ -57,22 +67,35 @@ impl AuditLog {
         self.events.has(event)
     }
 
-    /// Reserves room for the record of a call, before the call is sent. `None` if the call goes on without.
-    /// Cancel-safe.
+    /// Reserves room for the record of a call, before the call is sent.
+    #[must_use]
+    pub fn reserve(&self, bytes: usize) -> Reservation {
+        match (self.queue.try_reserve(bytes), self.on_full) {
+            (Some(place), _) => Reservation::Place(place),
+            (None, OnFull::Drop) => Reservation::Without,
+            (None, OnFull::Block) => Reservation::Full,
+        }
+    }
+
+    /// Waits for room. Cancel-safe.
     ///
     /// # Errors
-    /// There is no room, and `audit.on_full` is `block`.
-    pub async fn reserve(&self, bytes: usize) -> Result<Option<AuditPlace>, AuditUnwritable> {
-        match (self.queue.try_reserve(bytes), self.on_full) {
-            (Some(place), _) => Ok(Some(place)),
-            (None, OnFull::Drop) => Ok(None),
-            (None, OnFull::Block) => match self.queue.reserve(bytes).await {
-                Some(place) => Ok(Some(place)),
-                None => {
-                    self.queue.metrics.refused.inc();
-                    Err(AuditUnwritable)
-                }
-            },
+    /// The log cannot be written, or makes no room for some seconds.
+    pub async fn wait_for_room(&self, bytes: usize) -> Result<AuditPlace, AuditUnwritable> {
+        let place = self.queue.reserve(bytes).await;
+        place.ok_or_else(|| {
+            self.queue.metrics.refused.inc();
+            AuditUnwritable
+        })
+    }
+
+    /// Room for the record of a call that found room at its begin, and must not hold room for its whole life.
+    /// The number of such calls is limited elsewhere.
+    #[must_use]
+    pub fn room_beyond_limit(&self) -> Option<AuditPlace> {
+        match self.on_full {
+            OnFull::Block => Some(self.queue.place_beyond_limit()),
+            OnFull::Drop => None,
         }
     }
 

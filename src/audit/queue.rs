@@ -131,6 +131,11 @@ impl AuditQueue {
         Some(AuditPlace { queue: Arc::clone(self), units })
     }
 
+    /// A place that takes no room.
+    pub(super) fn place_beyond_limit(self: &Arc<Self>) -> AuditPlace {
+        AuditPlace { queue: Arc::clone(self), units: 0 }
+    }
+
     fn push(&self, record: WaitingRecord) {
         self.metrics.waiting.inc();
         let mut state = self.lock();

@@ -181,6 +181,12 @@ impl AuditedRanges {
         self.ranges.push(range);
     }
 
+    /// True without ranges.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// The approximate size of the ranges in a record, in bytes.
     #[must_use]
     pub fn weight(&self) -> usize {

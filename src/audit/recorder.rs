@@ -181,7 +181,8 @@ impl Recorder {
             let record = LogAuditRecord::new("continue");
             bodies.push(body(&LogAuditRecord { previous_file: Some(previous), ..record }));
         }
-        let lost = |count, sink| body(&LogAuditRecord { count: Some(count), sink, ..LogAuditRecord::new("lost") });
+        let lost =
+            |count, sink| body(&LogAuditRecord { count: Some(count), sink, ..LogAuditRecord::new("lost") });
         if unreported > 0 {
             bodies.push(lost(unreported, None));
         }

@@ -12,7 +12,7 @@ const DIGITS: usize = 20;
 
 /// True if the file is to be rotated before `more` bytes are written. A file without records stays.
 #[must_use]
-pub fn is_due(settings: &AuditFileSettings, file: FileAge, more: usize, now: SystemTime) -> bool {
+pub(super) fn is_due(settings: &AuditFileSettings, file: FileAge, more: usize, now: SystemTime) -> bool {
     let too_large = file.size.saturating_add(more as u64) > settings.max_size;
     let is_old = |age: Duration| now.duration_since(file.begun).is_ok_and(|since| since >= age);
     file.size > 0 && (too_large || settings.max_age.is_some_and(is_old))
@@ -20,16 +20,16 @@ pub fn is_due(settings: &AuditFileSettings, file: FileAge, more: usize, now: Sys
 
 /// The size and the begin of a file.
 #[derive(Clone, Copy, Debug)]
-pub struct FileAge {
+pub(super) struct FileAge {
     /// Bytes.
-    pub size: u64,
+    pub(super) size: u64,
     /// The time of the first record.
-    pub begun: SystemTime,
+    pub(super) begun: SystemTime,
 }
 
 /// The name of an old file, whose first line has the number `first`.
 #[must_use]
-pub fn old_name(name: &OsStr, first: u64) -> OsString {
+pub(super) fn old_name(name: &OsStr, first: u64) -> OsString {
     let mut old = name.to_owned();
     old.push(format!(".{first:0DIGITS$}"));
     old
@@ -37,7 +37,7 @@ pub fn old_name(name: &OsStr, first: u64) -> OsString {
 
 /// The old files of `name` among the names of its folder, oldest first.
 #[must_use]
-pub fn old_files(name: &OsStr, folder: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub(super) fn old_files(name: &OsStr, folder: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let is_old = |entry: &OsString| {
         let rest = entry.as_encoded_bytes().strip_prefix(name.as_encoded_bytes());
         let number = rest.and_then(|rest| rest.strip_prefix(b"."));
@@ -50,7 +50,7 @@ pub fn old_files(name: &OsStr, folder: impl IntoIterator<Item = OsString>) -> Ve
 
 /// The files to remove, given all old files: the oldest beyond `keep`; none if `keep` is 0.
 #[must_use]
-pub fn surplus(mut old: Vec<OsString>, keep: usize) -> Vec<OsString> {
+pub(super) fn surplus(mut old: Vec<OsString>, keep: usize) -> Vec<OsString> {
     let surplus = if keep == 0 { 0 } else { old.len().saturating_sub(keep) };
     old.truncate(surplus);
     old
@@ -65,8 +65,7 @@ mod tests {
     #[test]
     fn a_file_is_rotated_by_size_and_by_age() {
         let hour = Duration::from_secs(3600);
-        let settings =
-            AuditFileSettings { path: "a".into(), max_size: 100, max_age: Some(hour), keep: 2 };
+        let settings = AuditFileSettings { path: "a".into(), max_size: 100, max_age: Some(hour), keep: 2 };
         let file = |size| FileAge { size, begun: UNIX_EPOCH };
         let soon = UNIX_EPOCH + hour / 2;
         assert!(!is_due(&settings, file(60), 40, soon));

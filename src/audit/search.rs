@@ -66,9 +66,10 @@ impl AuditSearch {
             && self.peer.as_ref().is_none_or(|peer| is(&record.peer, peer) || is(&record.user, peer))
             && self.method.as_ref().is_none_or(method)
             && self.key.as_ref().is_none_or(|key| record.ranges.iter().any(|range| has_key(range, key)))
-            && self.prefix.as_ref().is_none_or(|prefix| {
-                record.ranges.iter().any(|range| has_prefix(range, prefix))
-            })
+            && self
+                .prefix
+                .as_ref()
+                .is_none_or(|prefix| record.ranges.iter().any(|range| has_prefix(range, prefix)))
     }
 }
 
@@ -233,12 +234,14 @@ mod tests {
             ("a", "DeleteRange", false),
             ("al", "Range", false),
         ] {
-            let search =
-                AuditSearch { peer: Some(peer.into()), method: Some(method.into()), ..by_key(b"k") };
+            let search = AuditSearch { peer: Some(peer.into()), method: Some(method.into()), ..by_key(b"k") };
             assert_eq!(search.find(&record).is_some(), found, "{peer} {method}");
         }
         assert!(AuditSearch::default().find(b"no record").is_none());
         let shown = AuditSearch::default().find(&record).unwrap().to_string();
-        assert!(shown.contains("DeleteRange") && shown.ends_with("\"password:al\" as \"al\" write \"k\""), "{shown}");
+        assert!(
+            shown.contains("DeleteRange") && shown.ends_with("\"password:al\" as \"al\" write \"k\""),
+            "{shown}"
+        );
     }
 }

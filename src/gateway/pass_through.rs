@@ -6,6 +6,7 @@
 use http::uri::PathAndQuery;
 use tokio::time::timeout;
 
+use crate::gateway::audited_request;
 use crate::gateway::call::Call;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
@@ -29,6 +30,9 @@ pub async fn serve(
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
     let caller = call.identify().await?;
+    if let Some(waiting) = audited_request::begin(call, call.method.effect, &[]) {
+        waiting.await?;
+    }
     let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let registration = gateway.enter(client, &caller)?;

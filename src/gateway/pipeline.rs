@@ -23,7 +23,8 @@ use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::reply::{self, DownstreamResponse};
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
-    ClientConnection, Gateway, blocking_calls, defragment, forward, health, pass_through, streams,
+    ClientConnection, Gateway, audited_request, blocking_calls, defragment, forward, health, pass_through,
+    streams,
 };
 use crate::io::http2_body::Http2Body;
 use crate::refusal::Refusal;
@@ -48,13 +49,17 @@ pub fn serve(
             return reply::not_grpc(StatusCode::UNSUPPORTED_MEDIA_TYPE, call.record);
         }
         if let Err(refusal) = call.admit() {
+            audited_request::note_refusal(&call);
             return reply::refuse(&refusal, call.record);
         }
         let deadline = call.deadline;
         let outcome = guarded(&gateway.metrics, deadline, pin!(handled(&call, path.as_ref(), body))).await;
         match outcome {
             Ok(answer) => answer.reply(call.record),
-            Err(refusal) => reply::refuse(&refusal, call.record),
+            Err(refusal) => {
+                audited_request::note_refusal(&call);
+                reply::refuse(&refusal, call.record)
+            }
         }
     }
 }
@@ -80,6 +85,12 @@ async fn handled(
     let start = (call.method.handler == Handler::Watch).then(|| call.client.watch_starts.begin());
     let caller = call.identify().await?;
     let body = call.charge_to(&caller, body)?;
+    // Boxed in a rare wait only; other methods take room once their message is known.
+    if call.method.handler == Handler::Watch
+        && let Some(waiting) = audited_request::begin(call, call.method.effect, &[])
+    {
+        waiting.await?;
+    }
     match (call.method.handler, start) {
         (Handler::Watch, Some(start)) => return streams::watch(call, &caller, body, start),
         (Handler::KeepAlive, _) => return streams::keep_alive(call, &caller, body),

@@ -20,6 +20,7 @@ use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
 use crate::downstream::watch_starts::WatchStart;
 use crate::gateway::active_streams::Registration;
+use crate::gateway::audited_request;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::gateway::pipeline_result::PipelineResult;
@@ -80,6 +81,7 @@ pub fn watch(
         resumed: gateway.metrics.watch_resumes.clone(),
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
+        observer: audited_request::watch_observer(call, caller),
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = session.run(body, replies.clone(), start).boxed_local();

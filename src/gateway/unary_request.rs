@@ -15,7 +15,7 @@ use crate::downstream::request_messages::RequestBody;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
-use crate::gateway::{addressed_member, request_body, write_order};
+use crate::gateway::{addressed_member, audited_request, request_body, write_order};
 use crate::members::choose::MemberTarget;
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
@@ -37,8 +37,8 @@ pub struct UnaryRequest {
 }
 
 impl UnaryRequest {
-    /// Waits for the message, and for the connection's new watches if the call changes keys. A wait may
-    /// take 30 seconds, in which the caller may be revoked: then the caller is identified again.
+    /// Waits for the message, for the connection's new watches if the call changes keys, and for room in
+    /// the audit log. A wait may take 30 seconds, in which the caller may be revoked: then the caller is identified again.
     ///
     /// # Errors
     /// The message is incomplete, too large or not canonical, or the caller is no longer accepted.
@@ -60,6 +60,10 @@ impl UnaryRequest {
             .map_err(|fault| call.count_not_canonical(fault.into()))?;
         let effect = body_shape::effect(call.method, &message);
         waited |= write_order::wait(call, effect).await;
+        if let Some(waiting) = audited_request::begin(call, effect, &message) {
+            waiting.await?;
+            waited = true;
+        }
         if waited {
             // Boxed, since few calls wait.
             caller = Box::pin(call.identify_again()).await?;

@@ -43,6 +43,9 @@ use crate::watch::upstream_stream::{
     SourceOpenFailure, WatchRoute, WatchSource, WatchSourceOpening, login_loss, refuses_credential,
 };
 
+/// Sees each request message of a client's Watch stream.
+pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
+
 /// The surroundings of a Watch stream.
 pub struct WatchSession {
     /// The upstream sender, the etcd user and the client's headers.
@@ -57,6 +60,8 @@ pub struct WatchSession {
     pub starts: Rc<WatchStarts>,
     /// The link state of this client stream: up while an upstream stream serves it.
     pub link: Rc<UpstreamLink>,
+    /// The observer of the client's requests, if any.
+    pub observer: Option<WatchRequestObserver>,
 }
 
 /// The present state of an upstream stream.
@@ -334,6 +339,9 @@ impl RunningWatchSession {
     fn asked(&mut self, asked: ClientRequestItem, start: &WatchStart) -> ControlFlow<SessionEnd> {
         match asked {
             ClientRequestItem::Message(message) => {
+                if let Some(observer) = &self.session.observer {
+                    observer(&message);
+                }
                 let floor = &self.session.route.floor;
                 self.hub.raise_shown_revision(floor.cluster(), floor.revision());
                 let newest = self.hub.newest();

@@ -31,7 +31,7 @@ impl Resolver<'_> {
             self.findings.fault("audit.max_age", "must be 0s or at least 1m");
         }
         let keep = self.count("audit.keep", audit.keep, 30, 0..=100_000);
-        let queue = self.size("audit.queue", audit.queue, 4 * MIB, 64 * KIB..=GIB);
+        let queue = self.size("audit.queue", audit.queue, 16 * MIB, 64 * KIB..=GIB);
         let syslog = audit.syslog.and_then(|text| self.syslog_address(&text));
         let signing_key = audit.signing_key_file.and_then(|name| self.audit_key(&name));
         let events = audit.events.unwrap_or_else(|| EVENTS.to_vec());
@@ -61,12 +61,13 @@ impl Resolver<'_> {
     /// The name of the replica: the host's name unless configured.
     fn replica(&mut self, configured: Option<String>) -> String {
         let path = "audit.replica";
-        let replica = configured
-            .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+        let replica =
+            configured.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
         // The name is a field of RFC 5424, where only printable ASCII may stand.
         let fits = (1..=LONGEST_REPLICA).contains(&replica.len());
         if !fits || !replica.bytes().all(|byte| byte.is_ascii_graphic()) {
-            self.findings.fault(path, "a replica's name is 1 to 128 printable ASCII characters without spaces");
+            self.findings
+                .fault(path, "a replica's name is 1 to 128 printable ASCII characters without spaces");
         }
         replica
     }

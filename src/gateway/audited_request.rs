@@ -1,0 +1,87 @@
+//! The steps of a call towards its audit record.
+//!
+//! Owns: room for the record before anything is sent, and the facts of requests, denials and refusals. Must
+//! not know: the form of a record. Invariant: a call with a record goes upstream only with room for the
+//! record, unless `audit.on_full` is `drop`.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+
+use crate::audit::log::{AuditLog, Reservation};
+use crate::config::audit_settings::AuditEvent;
+use crate::gateway::call::Call;
+use crate::gateway::call_audit::{self, CallAudit, event_of};
+use crate::gateway::caller::Caller;
+use crate::refusal::{Code, Refusal};
+use crate::rpc::method::Effect;
+use crate::upstream::answer::MemberReply;
+use crate::watch::session_driver::WatchRequestObserver;
+
+/// Takes room for the call's record, if the call has one. `message` is empty if the request is not to be
+/// read. The future waits for room; `None` if the call needs no wait.
+pub fn begin<'c>(
+    call: &'c Call<'_>,
+    effect: Effect,
+    message: &[u8],
+) -> Option<LocalBoxFuture<'c, Result<(), Refusal>>> {
+    let log = call.record.audit_log()?;
+    let event = event_of(call.method, effect).filter(|event| log.has(*event))?;
+    let mut audit = Box::new(facts(call, event, message));
+    match log.reserve(audit.weight()) {
+        Reservation::Place(place) => {
+            audit.keep_place(place, call.method);
+            call.record.audit(audit);
+            None
+        }
+        Reservation::Without => {
+            call.record.audit(audit);
+            None
+        }
+        Reservation::Full => Some(wait(call, Arc::clone(log), audit).boxed_local()),
+    }
+}
+
+async fn wait(call: &Call<'_>, log: Arc<AuditLog>, mut audit: Box<CallAudit>) -> Result<(), Refusal> {
+    let place = log.wait_for_room(audit.weight()).await.map_err(|_full| Refusal::AUDIT_UNWRITABLE)?;
+    audit.keep_place(place, call.method);
+    call.record.audit(audit);
+    Ok(())
+}
+
+fn facts(call: &Call<'_>, event: AuditEvent, message: &[u8]) -> CallAudit {
+    CallAudit::of_request(event, call.method, call.path, call.headers, message)
+}
+
+/// Notes the facts of a call refused by Keyward, if refusals have records.
+pub fn note_refusal(call: &Call<'_>) {
+    if is_new_refusal(call) {
+        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, &[])));
+    }
+}
+
+/// Notes the facts of a request denied by a member, if refusals have records.
+pub fn note_denial(call: &Call<'_>, message: &[u8], answer: &MemberReply) {
+    let is_denied = answer.status().is_some_and(|status| status.code == Code::PermissionDenied);
+    if is_denied && is_new_refusal(call) {
+        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, message)));
+    }
+}
+
+fn is_new_refusal(call: &Call<'_>) -> bool {
+    let has_refusals = || call.record.audit_log().is_some_and(|log| log.has(AuditEvent::Refusal));
+    has_refusals() && !call.record.is_audited()
+}
+
+/// Records each watch created by a client on its stream, if watches have records.
+pub fn watch_observer(call: &Call<'_>, caller: &Caller) -> Option<WatchRequestObserver> {
+    let log = call.record.audit_log().filter(|log| log.has(AuditEvent::Watch)).map(Arc::clone)?;
+    let (peer, user) = (call.record.peer().unwrap_or_default(), caller.user.clone());
+    let (origin, method) = (Rc::clone(&call.client.origin), call.method);
+    let agent = facts(call, AuditEvent::Watch, &[]);
+    Some(Box::new(move |message| {
+        call_audit::write_watch_create(&log, message, method, &origin, &peer, user.as_ref(), &agent);
+    }))
+}
