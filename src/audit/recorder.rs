@@ -272,3 +272,161 @@ impl Recorder {
 fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::BufReader;
+    use std::path::Path;
+
+    use super::*;
+    use crate::audit::head_signature::{HeadPublicKey, write_key_pair};
+    use crate::audit::log::{AuditCloseGuard, AuditLog};
+    use crate::audit::verify::{ChainCheck, ChainFault, ChainReport};
+    use crate::config::audit_settings::{AuditEvent, AuditFileSettings};
+    use crate::telemetry::metrics::Metrics;
+
+    #[derive(serde::Serialize)]
+    struct Plain {
+        time: Timestamp,
+        event: &'static str,
+        note: String,
+    }
+
+    fn settings(path: &Path, on_full: OnFull) -> AuditSettings {
+        let file = AuditFileSettings { path: path.to_owned(), max_size: 1 << 20, max_age: None, keep: 0 };
+        AuditSettings {
+            events: [AuditEvent::Change].into_iter().collect(),
+            file: Some(file),
+            stdout: false,
+            syslog: None,
+            queue: 64 * 1024,
+            on_full,
+            signing_key: None,
+            replica: "a".into(),
+        }
+    }
+
+    fn start(settings: &AuditSettings) -> (Arc<AuditLog>, AuditCloseGuard, Metrics) {
+        let metrics = Metrics::new(Vec::new());
+        let (log, guard) = AuditLog::start(settings, metrics.audit.clone()).unwrap();
+        (log, guard, metrics)
+    }
+
+    fn record(log: &AuditLog, note: impl ToString) {
+        log.record(None, &Plain { time: Timestamp::now(), event: "x", note: note.to_string() });
+    }
+
+    fn check(files: &[&Path], key: Option<&HeadPublicKey>) -> Result<ChainReport, ChainFault> {
+        let mut check = ChainCheck::new(key);
+        for file in files {
+            check.file(BufReader::new(fs::File::open(file).unwrap()), &mut 0)?;
+        }
+        check.finish()
+    }
+
+    fn events(path: &Path) -> Vec<String> {
+        let text = fs::read_to_string(path).unwrap();
+        let event = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["event"].clone();
+        text.lines().map(|line| event(line).as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_log_goes_on_after_a_restart_and_is_signed_at_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, key) = (folder.path().join("audit.log"), folder.path().join("key"));
+        let public = HeadPublicKey::read(&write_key_pair(&key).unwrap()).unwrap();
+        let key = Arc::new(PrivateKey::read(&key).unwrap());
+        let settings = AuditSettings { signing_key: Some(key), ..settings(&path, OnFull::Block) };
+        for _ in 0..2 {
+            let (log, guard, metrics) = start(&settings);
+            record(&log, "one");
+            drop(guard);
+            assert_eq!(metrics.audit.written.get(), 4);
+            assert_eq!(metrics.audit.waiting.get(), 0);
+        }
+        let once = ["start", "x", "stop", "head"];
+        assert_eq!(events(&path), [once, once].concat());
+        let report = check(&[&path], Some(&public)).unwrap();
+        assert_eq!((report.lines, report.signed.map(|(seq, _)| seq)), (8, Some(8)));
+        // Another key's signatures, and heads without a signature, are faults.
+        let other = HeadPublicKey::read(&write_key_pair(&folder.path().join("other")).unwrap()).unwrap();
+        assert!(matches!(check(&[&path], Some(&other)), Err(ChainFault::Signature)));
+        let unsigned = folder.path().join("unsigned.log");
+        drop(start(&AuditSettings { signing_key: None, ..self::settings(&unsigned, OnFull::Block) }));
+        check(&[&unsigned], None).unwrap();
+        assert!(matches!(check(&[&unsigned], Some(&public)), Err(ChainFault::Signature)));
+    }
+
+    #[test]
+    fn rotated_files_are_one_chain() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let mut settings = settings(&path, OnFull::Block);
+        if let Some(file) = &mut settings.file {
+            file.max_size = 4000;
+        }
+        let (log, guard, metrics) = start(&settings);
+        for number in 0..60 {
+            // A batch for each record, so that the file is rotated between.
+            while metrics.audit.waiting.get() > 0 {
+                thread::yield_now();
+            }
+            record(&log, number);
+        }
+        drop(guard);
+        let mut files: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files.rotate_left(1);
+        assert!(files.len() > 3, "{files:?}");
+        let files: Vec<&Path> = files.iter().map(|path| &**path).collect();
+        let report = check(&files, None).unwrap();
+        let all: Vec<_> = files.iter().flat_map(|path| events(path)).collect();
+        assert_eq!((report.lines, all.iter().filter(|event| *event == "x").count()), (all.len() as u64, 60));
+        for file in &files[1..] {
+            assert_eq!(events(file)[0], "continue");
+            assert!(file.metadata().unwrap().len() < 4600);
+        }
+        let second = check(&files[1..], None).unwrap();
+        assert_eq!(second.previous_file.as_deref(), files[0].file_name().unwrap().to_str());
+        assert!(matches!(check(&[files[0], files[2]], None), Err(ChainFault::Broken)), "a file is missing");
+    }
+
+    #[test]
+    fn a_full_disk_blocks_or_loses_records_and_losses_are_counted() {
+        let full = Path::new("/dev/full");
+        let (log, guard, metrics) = start(&settings(full, OnFull::Drop));
+        for _ in 0..10 {
+            record(&log, "");
+        }
+        while metrics.audit.waiting.get() > 0 {
+            thread::yield_now();
+        }
+        assert_eq!((metrics.audit.lost("all").get(), metrics.audit.written.get()), (10, 0));
+        drop(guard);
+        let (log, guard, metrics) = start(&settings(full, OnFull::Block));
+        for _ in 0..100 {
+            record(&log, "");
+        }
+        assert_eq!(metrics.audit.lost("all").get(), 36, "64 wait for the disk");
+        assert!(metrics.audit.waiting.get() > 0);
+        drop(guard);
+        assert_eq!(metrics.audit.lost("all").get(), 100, "the process does not wait for ever");
+    }
+
+    /// A link that leads to a full disk first, and to a file later.
+    #[test]
+    fn a_loss_is_recorded_once_the_log_is_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let settings = settings(&path, OnFull::Drop);
+        let metrics = Metrics::new(Vec::new());
+        let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
+        queue.count_lost(3);
+        super::start(&settings, &queue).unwrap();
+        queue.close(Duration::from_secs(30));
+        assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
+        assert_eq!(check(&[&path], None).unwrap().lost, 3);
+    }
+}

@@ -84,7 +84,7 @@ mod tests {
         let further = ["audit.log", "audit.log.torn", "audit.log.7", "other.00000000000000000001"];
         let all = names.iter().cloned().chain(further.map(OsString::from));
         let old = old_files(name, all);
-        assert_eq!(old, [&names[1], &names[0], &names[2]]);
+        assert_eq!(old, [names[1].clone(), names[0].clone(), names[2].clone()]);
         assert_eq!(surplus(old.clone(), 2), [names[1].clone()]);
         assert!(surplus(old.clone(), 3).is_empty() && surplus(old, 0).is_empty());
     }

@@ -20,13 +20,12 @@ use crate::rpc::method::Effect;
 use crate::upstream::answer::MemberReply;
 use crate::watch::session_driver::WatchRequestObserver;
 
+/// The wait of a call for room for its record.
+pub type RecordRoomWait<'c> = LocalBoxFuture<'c, Result<(), Refusal>>;
+
 /// Takes room for the call's record, if the call has one. `message` is empty if the request is not to be
 /// read. The future waits for room; `None` if the call needs no wait.
-pub fn begin<'c>(
-    call: &'c Call<'_>,
-    effect: Effect,
-    message: &[u8],
-) -> Option<LocalBoxFuture<'c, Result<(), Refusal>>> {
+pub fn begin<'c>(call: &'c Call<'_>, effect: Effect, message: &[u8]) -> Option<RecordRoomWait<'c>> {
     let log = call.record.audit_log()?;
     let event = event_of(call.method, effect).filter(|event| log.has(*event))?;
     let mut audit = Box::new(facts(call, event, message));
@@ -42,6 +41,20 @@ pub fn begin<'c>(
         }
         Reservation::Full => Some(wait(call, Arc::clone(log), audit).boxed_local()),
     }
+}
+
+/// Waits for `room`, if any, and identifies the caller of the call that waited.
+///
+/// # Errors
+/// The record has no room, or the caller is no longer accepted.
+pub async fn identify_after(
+    call: &Call<'_>,
+    room: Option<RecordRoomWait<'_>>,
+) -> Result<Rc<Caller>, Refusal> {
+    if let Some(room) = room {
+        room.await?;
+    }
+    call.identify_again().await
 }
 
 async fn wait(call: &Call<'_>, log: Arc<AuditLog>, mut audit: Box<CallAudit>) -> Result<(), Refusal> {

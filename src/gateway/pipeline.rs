@@ -85,14 +85,14 @@ async fn handled(
     let start = (call.method.handler == Handler::Watch).then(|| call.client.watch_starts.begin());
     let caller = call.identify().await?;
     let body = call.charge_to(&caller, body)?;
-    // Boxed in a rare wait only; other methods take room once their message is known.
-    if call.method.handler == Handler::Watch
-        && let Some(waiting) = audited_request::begin(call, call.method.effect, &[])
-    {
-        waiting.await?;
-    }
     match (call.method.handler, start) {
-        (Handler::Watch, Some(start)) => return streams::watch(call, &caller, body, start),
+        (Handler::Watch, Some(start)) => {
+            // Other methods take room for their audit record once their message is known.
+            return match audited_request::begin(call, call.method.effect, &[]) {
+                None => streams::watch(call, &caller, body, start),
+                Some(room) => Box::pin(streams::watch_after(call, room, body, start)).await,
+            };
+        }
         (Handler::KeepAlive, _) => return streams::keep_alive(call, &caller, body),
         _ => {}
     }

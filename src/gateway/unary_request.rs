@@ -60,13 +60,10 @@ impl UnaryRequest {
             .map_err(|fault| call.count_not_canonical(fault.into()))?;
         let effect = body_shape::effect(call.method, &message);
         waited |= write_order::wait(call, effect).await;
-        if let Some(waiting) = audited_request::begin(call, effect, &message) {
-            waiting.await?;
-            waited = true;
-        }
-        if waited {
+        let room = audited_request::begin(call, effect, &message);
+        if waited || room.is_some() {
             // Boxed, since few calls wait.
-            caller = Box::pin(call.identify_again()).await?;
+            caller = Box::pin(audited_request::identify_after(call, room)).await?;
         }
         Ok(Self {
             caller,
