@@ -1,12 +1,12 @@
 //! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, `audit`, the commands to a running
 //! Keyward, `--version`.
 //!
-//! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`: not
-//! serving; `audit verify`: a bad file; `policy test`: another verdict; `policy explain`: refused; `doctor`:
-//! warnings; `drain`: connections were cut); 2 (`doctor`: errors); 64 (unusable command line or
+//! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`:
+//! not serving; `audit verify`: a bad file; `policy test`: another verdict; `policy explain`: refused;
+//! `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors); 64 (unusable command line or
 //! configuration); 69 (`doctor`, `drain`: no process listens on the socket); 74 (in force on this replica,
-//! but not persisted); 75 (unknown outcome: the command may be repeated). Must not know: the implementation of a
-//! command. Invariant: an answer goes to stdout, an error to stderr.
+//! but not persisted); 75 (unknown outcome: the command may be repeated). Must not know: the implementation
+//! of a command. Invariant: an answer goes to stdout, an error to stderr.
 
 #[path = "main/policy_file_commands.rs"]
 mod policy_file_commands;
