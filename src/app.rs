@@ -8,7 +8,7 @@
 mod cluster_reset;
 pub mod hash_password;
 mod listeners;
-mod policy_expiry;
+mod published_rules;
 pub mod shard_service;
 
 use std::io;
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
-use self::policy_expiry::end_bindings;
+use self::published_rules::PublishedRules;
 use self::shard_service::{ShardParts, ShardService};
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
@@ -44,9 +44,12 @@ use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
 use crate::members::membership::{ControlChannels, MembersHandle};
+use crate::own_keys::OwnKeysUpstream;
+use crate::policy::rules_in_force::RulesInForce;
+use crate::policy_store::{PolicyKeeper, PolicyRegister};
 use crate::published::Published;
 use crate::reload::{self, Reload, ReloadCheck, ReloadPart, ReloadPartName};
-use crate::revocation::{RevocationRegister, RevocationUpstream, StateFileError};
+use crate::revocation::{RevocationRegister, StateFileError};
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
@@ -161,7 +164,7 @@ pub struct Running {
     /// Inputs of every shard.
     pub parts: ShardParts,
     /// The control runtime's access to members.
-    pub upstream: RevocationUpstream,
+    pub upstream: OwnKeysUpstream,
     /// The members' HTTP/1.1 pages.
     pub pages: MetricsPages,
     /// Executes the commands of the admin socket; its state answers at the admin address.
@@ -178,6 +181,7 @@ pub struct Running {
     shards_alive: Arc<AtomicBool>,
     probe: ProbeLogin,
     seeds: SeedList,
+    rules: PublishedRules,
 }
 
 /// Source of the published members.
@@ -220,10 +224,12 @@ pub fn build(
         tasks,
     );
     let upstream =
-        RevocationUpstream { members: members.clone(), channels, credentials: Arc::clone(&credentials) };
+        OwnKeysUpstream { members: members.clone(), channels, credentials: Arc::clone(&credentials) };
     let (register, keeper) =
         RevocationRegister::open(&config.revocation, upstream.clone(), Arc::clone(&sealer))?;
     tasks.spawn("revocations", keeper.run()).detach();
+    let stored = open_stored_policy(config, &upstream, &metrics);
+    let at_start = stored.as_ref().map_or(RulesInForce::Configured, |(_, _, rules)| rules.clone());
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
     let (drain, draining) = watch::channel(None);
@@ -233,7 +239,12 @@ pub fn build(
         tls: downstream_configs(config)?,
         connector,
         members,
-        identities: Arc::new(Published::new(Identities::of(config, &credentials, SystemTime::now()))),
+        identities: Arc::new(Published::new(Identities::of(
+            config,
+            &at_start,
+            &credentials,
+            SystemTime::now(),
+        ))),
         credentials,
         sealer,
         logins,
@@ -247,13 +258,31 @@ pub fn build(
         lock_waits: Arc::default(),
         defragmentations: Arc::default(),
     };
-    let (rules, credentials) = (Arc::clone(&parts.identities), Arc::clone(&parts.credentials));
-    tasks.spawn("policy expiry", end_bindings(Arc::clone(&parts.config), rules, credentials)).detach();
+    let rules = PublishedRules::new(at_start, &parts);
+    tasks.spawn("policy expiry", rules.clone().end_bindings()).detach();
+    let policy = stored.map(|(policy, keeper, _)| {
+        let (config, rules) = (Arc::clone(&parts.config), rules.clone());
+        tasks.spawn("stored policy", keeper.run(config, move |now| rules.publish(now))).detach();
+        policy
+    });
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
-    let admin = Arc::new(admin_commands(&parts, &pages, &connections, register, &shards_alive, &exit));
-    Ok(Running { parts, upstream, pages, admin, connections, ready, drain, exit, shards_alive, probe, seeds })
+    let admin = Arc::new(admin_commands(&parts, &pages, &connections, (register, policy), &shards_alive, &exit));
+    Ok(Running {
+        parts,
+        upstream,
+        pages,
+        admin,
+        connections,
+        ready,
+        drain,
+        exit,
+        shards_alive,
+        probe,
+        seeds,
+        rules,
+    })
 }
 
 impl Running {
@@ -268,11 +297,13 @@ impl Running {
             ReloadPartName::Passwords => ReloadPart::passwords(Arc::clone(&parts.logins)),
             ReloadPartName::ClusterTls => ReloadPart::cluster_tls(parts.connector.clone()),
             ReloadPartName::Identities => {
-                ReloadPart::identities(Arc::clone(&parts.identities), credentials(), self.pages.clone())
+                let (identities, rules) = (Arc::clone(&parts.identities), self.rules.current());
+                ReloadPart::identities(identities, rules, credentials(), self.pages.clone())
             }
             ReloadPartName::OwnLogins => {
                 let register = self.admin.register.clone();
-                ReloadPart::own_logins(Arc::clone(&self.probe), register, credentials())
+                let policy = self.admin.policy.clone();
+                ReloadPart::own_logins(Arc::clone(&self.probe), register, policy, credentials())
             }
             ReloadPartName::Seeds => ReloadPart::seeds(self.seeds.clone()),
             ReloadPartName::InForce => ReloadPart::in_force(Arc::clone(&parts.config)),
@@ -339,7 +370,7 @@ fn admin_commands(
     parts: &ShardParts,
     pages: &MetricsPages,
     connections: &Arc<ConnectionTable>,
-    register: RevocationRegister,
+    (register, policy): (RevocationRegister, Option<PolicyRegister>),
     shards_alive: &Arc<AtomicBool>,
     exit: &Arc<Exit>,
 ) -> AdminCommandService {
@@ -347,7 +378,7 @@ fn admin_commands(
         parts.members.clone(),
         Arc::clone(&parts.credentials),
         Arc::clone(&parts.sealer),
-        register.clone(),
+        (register.clone(), policy.clone()),
         Arc::clone(&parts.metrics),
         Arc::clone(shards_alive),
         Arc::clone(exit),
@@ -359,9 +390,10 @@ fn admin_commands(
         members: parts.members.clone(),
         pages: pages.clone(),
         register: register.clone(),
+        policy: policy.clone(),
         credentials: Arc::clone(&parts.credentials),
     };
-    AdminCommandService { register, sealer: Arc::clone(&parts.sealer), state: Arc::new(state), doctor }
+    AdminCommandService { register, policy, sealer: Arc::clone(&parts.sealer), state: Arc::new(state), doctor }
 }
 
 /// Builds the check of the members' peer URLs.
@@ -386,6 +418,16 @@ async fn open_admin(
         tasks.spawn("admin socket", serve).detach();
     }
     Ok(())
+}
+
+/// Opens the policy stored in etcd, if configured, with the rules in force at the start.
+fn open_stored_policy(
+    config: &Config,
+    upstream: &OwnKeysUpstream,
+    metrics: &Metrics,
+) -> Option<(PolicyRegister, PolicyKeeper, RulesInForce)> {
+    let settings = config.policy.stored.as_ref()?;
+    Some(PolicyRegister::open(settings, config, upstream.clone(), metrics.policy.clone()))
 }
 
 /// Starts the publication of members, with the control runtime's channels to the members.

@@ -12,6 +12,7 @@ mod listener_tables;
 mod login_limits;
 mod map_tables;
 mod namespace_tables;
+mod own_prefixes;
 mod policy_tables;
 mod sessions;
 mod unread_bounds;
@@ -32,7 +33,7 @@ use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
 use super::toml_file::{self, TomlFile};
 
 use super::{
-    Config, Drain, EtcdLogin, Limits, Maintenance, Revocation, RevocationPersistence, Runtime, WatchSettings,
+    Config, Drain, EtcdLogin, Limits, Runtime, WatchSettings,
     secrets, toml_parse, values,
 };
 use crate::identity::UserName;
@@ -40,7 +41,7 @@ use crate::jwt::Issuers;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
-pub use policy_tables::{policy, read_policy};
+pub use policy_tables::{peer_pattern, policy, read_policy};
 
 /// Availability of the ways of identification, on every listener.
 #[derive(Clone, Copy)]
@@ -122,8 +123,9 @@ impl Resolver<'_> {
         let mapping = self.mapping(file.map, file.mapping, &rows, named.clone(), &listeners, defaults);
         let revocation = self.revocation(file.revocation, &rows, cluster.probe.as_ref());
         let admin = self.admin(file.admin, &listeners);
-        let maintenance = self.maintenance(file.maintenance, &revocation);
-        let policy = self.policy_settings(file.policy, &listeners, &named, namespaces);
+        let stored = self.policy_in_etcd(&mut file.policy, &rows, cluster.probe.as_ref(), &revocation);
+        let maintenance = self.maintenance(file.maintenance, &revocation, stored.as_ref());
+        let policy = self.policy_settings(file.policy, stored, &listeners, &named, namespaces);
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &reached, &listeners)),
             session: Arc::new(self.session(file.session)),
@@ -145,30 +147,6 @@ impl Resolver<'_> {
             // The file list comes last: all steps above may read files.
             files: std::mem::take(&mut self.files).into_iter().collect(),
         })
-    }
-
-    fn maintenance(
-        &mut self,
-        maintenance: toml_file::TomlMaintenance,
-        revocation: &Revocation,
-    ) -> Maintenance {
-        let path = "maintenance.etcd_prefix";
-        let prefix = maintenance.etcd_prefix.unwrap_or_else(|| MAINTENANCE.to_owned());
-        if prefix.is_empty() {
-            return Maintenance { etcd_prefix: None };
-        }
-        if prefix.trim_matches('/').is_empty() || !prefix.ends_with('/') {
-            self.findings.fault(path, format!("is a name that ends with a slash, as in {MAINTENANCE:?}"));
-        }
-        // An invalid revocation prefix is a separate fault.
-        if let RevocationPersistence::Etcd { prefix: revoked, .. } = &revocation.keep
-            && !revoked.trim_matches('/').is_empty()
-            && (prefix.starts_with(&**revoked) || revoked.starts_with(&prefix))
-        {
-            self.findings
-                .fault(path, format!("{prefix:?} and revocation.etcd_prefix, {revoked:?}, hold each other"));
-        }
-        Maintenance { etcd_prefix: Some(prefix.into()) }
     }
 
     fn watch(&mut self, watch: toml_file::TomlWatch) -> WatchSettings {

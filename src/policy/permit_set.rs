@@ -41,7 +41,12 @@ pub struct PermitSet {
 
 /// Names one version of the policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PolicyGeneration(pub PolicyDigest);
+pub struct PolicyGeneration {
+    /// The number of the stored generation; 0 for the configuration's own rules.
+    pub number: u64,
+    /// The digest of the document.
+    pub digest: PolicyDigest,
+}
 
 /// The verdict on a request.
 #[derive(Debug, PartialEq, Eq)]

@@ -25,10 +25,10 @@ use keyward::io::ByteStream;
 use keyward::members::membership::{
     self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, Readiness, Role,
 };
+use keyward::own_keys::OwnKeysUpstream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
 use keyward::published::Published;
 use keyward::refusal::Code;
-use keyward::revocation::RevocationUpstream;
 use keyward::tasks::Tasks;
 use keyward::users::UserPasswordHashes;
 use prost::Message as _;
@@ -183,7 +183,7 @@ impl Keyward {
     }
 
     /// How what runs beside the shards reaches the members.
-    pub(crate) fn upstream(&self) -> RevocationUpstream {
+    pub(crate) fn upstream(&self) -> OwnKeysUpstream {
         self.running.upstream.clone()
     }
 
