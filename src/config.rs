@@ -55,7 +55,7 @@ pub use policy_settings::{PolicyInEtcd, PolicyMode, PolicySettings, RequireIdent
 pub use resolve::{load, peer_pattern, policy, read_policy};
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
-pub use values::MalformedValue;
+pub use values::{MalformedValue, duration};
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq)]

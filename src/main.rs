@@ -2,10 +2,13 @@
 //! `--version`.
 //!
 //! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`: not
-//! serving; `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors); 64 (unusable command
+//! serving; `policy diff`: a difference; `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors); 64 (unusable command
 //! line or configuration); 69 (`doctor`, `drain`: no process listens on the socket); 74 (in force on this
 //! replica, but not persisted); 75 (unknown outcome: the command may be repeated). Must not know: the
 //! implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
+
+#[path = "main/policy_commands.rs"]
+mod policy_commands;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -104,6 +107,20 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
+    /// Reads and changes the policy stored in etcd (policy.etcd_prefix).
+    Policy {
+        #[command(subcommand)]
+        command: policy_commands::PolicyArguments,
+    },
+    /// Gives a role of the stored policy to a peer for a while, on every replica.
+    Grant(policy_commands::GrantArguments),
+    /// Takes back a role given by `keyward grant`.
+    Ungrant(policy_commands::UngrantArguments),
+    /// Lists the roles given by `keyward grant` that are in force on one replica.
+    Grants {
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
     /// Drains and ends one replica as by SIGTERM, and waits for its end. Exit code 0 if no open connection
     /// was cut, else 1.
     Drain {
@@ -167,6 +184,10 @@ fn main() -> ExitCode {
         Command::Sessions { at } => ask(at, &Ask::Sessions {}),
         Command::Status { as_what, at } => status(at, as_what.output),
         Command::Doctor { as_what, at } => doctor(at, as_what.output),
+        Command::Policy { command } => command.run(),
+        Command::Grant(grant) => grant.run(),
+        Command::Ungrant(grant) => grant.run(),
+        Command::Grants { at } => policy_commands::list_grants(at),
         Command::Drain { at } => drain(at),
     }
 }

@@ -29,11 +29,14 @@ use super::status::ReplicaStatus;
 use crate::downstream::acceptor::remove_stale;
 use crate::downstream::session::{InvalidSessionId, RevocationChange, RevocationEntry, Sealer};
 use crate::identity::UserName;
+use crate::policy_store::{PolicyAnswer, PolicyCommand, PolicyRegister, PolicyStoreError};
 use crate::revocation::{RevocationError, RevocationRegister, RevocationStorage};
 use crate::tasks::Tasks;
 
-/// Maximum length of a command line: more than the longest name of a session with every byte escaped.
-const LONGEST_LINE: u64 = 64 * 1024;
+/// Maximum length of a command line: a policy of 4 MiB with escapes.
+const LONGEST_LINE: u64 = 6 << 20;
+/// Maximum length of an answer: a listing has a row per session, some thousands of rows at most.
+const LONGEST_ANSWER: u64 = 64 << 20;
 /// Time limit for receiving a command, and for sending its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit of the client for an answer: a change may wait for etcd.
@@ -73,6 +76,8 @@ pub enum AdminCommand {
     Status {},
     /// Run `keyward doctor`.
     Doctor {},
+    /// Read or change the policy stored in etcd.
+    Policy(PolicyCommand),
     /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
     /// answers within half a second.
     Drain {},
@@ -97,6 +102,8 @@ pub enum AdminAnswer {
     Status(Box<ReplicaStatus>),
     /// Answer to [`AdminCommand::Doctor`].
     Doctor(DoctorReport),
+    /// Answer to [`AdminCommand::Policy`].
+    Policy(PolicyAnswer),
     /// The drain has begun.
     Draining(Progress),
 }
@@ -127,6 +134,8 @@ struct RevokedUserRow {
 pub struct AdminCommandService {
     /// Persists revocations.
     pub register: RevocationRegister,
+    /// The policy stored in etcd, if configured.
+    pub policy: Option<PolicyRegister>,
     /// Knows the recent sessions.
     pub sealer: Arc<Sealer>,
     /// Reports the status.
@@ -163,7 +172,8 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<AdminComma
                 continue;
             }
         };
-        if !stream.peer_cred().is_ok_and(|peer| peer.uid() == owner || peer.uid() == 0) {
+        let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+        if uid.is_none_or(|uid| uid != owner && uid != 0) {
             tracing::warn!("another user's admin command was not listened to");
             // Answers the refusal, so that the client cannot believe its command was executed.
             drop(refuse(stream));
@@ -172,7 +182,7 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<AdminComma
         let desk = Arc::clone(&desk);
         let peer = async move {
             let _place = place;
-            if let Err(error) = converse(stream, &desk).await {
+            if let Err(error) = converse(stream, uid, &desk).await {
                 tracing::debug!(%error, "an admin peer left");
             }
         };
@@ -188,7 +198,7 @@ fn refuse(stream: UnixStream) -> io::Result<()> {
     stream.into_std()?.write_all(&text)
 }
 
-async fn converse(mut stream: UnixStream, desk: &AdminCommandService) -> io::Result<()> {
+async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandService) -> io::Result<()> {
     // A live receiver delays the exit of the process until this client has been told of the end.
     let mut waits: Option<watch::Receiver<Stage>> = None;
     let (read, mut write) = stream.split();
@@ -204,7 +214,7 @@ async fn converse(mut stream: UnixStream, desk: &AdminCommandService) -> io::Res
         let answer = match serde_json::from_slice(&line) {
             _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
             Ok(AdminCommand::Drain {}) => desk.drain(&mut waits).await,
-            Ok(command) => desk.answer(command).await,
+            Ok(command) => desk.answer(command, uid).await,
             Err(error) => AdminAnswer::Failed(format!("not a command: {error}")),
         };
         let mut text = serde_json::to_vec(&answer)?;
@@ -218,7 +228,10 @@ async fn converse(mut stream: UnixStream, desk: &AdminCommandService) -> io::Res
 }
 
 impl AdminCommandService {
-    async fn answer(&self, command: AdminCommand) -> AdminAnswer {
+    async fn answer(&self, command: AdminCommand, uid: Option<u32>) -> AdminAnswer {
+        if let AdminCommand::Policy(command) = command {
+            return self.answer_policy(command, uid).await;
+        }
         let change = match change(&command) {
             Ok(Some(change)) => change,
             Ok(None) => return self.answer_read_only(&command).await,
@@ -246,6 +259,17 @@ impl AdminCommandService {
                     }
                 }
             }
+        }
+    }
+
+    async fn answer_policy(&self, command: PolicyCommand, uid: Option<u32>) -> AdminAnswer {
+        let Some(policy) = &self.policy else {
+            return AdminAnswer::Failed("policy.etcd_prefix is not set".into());
+        };
+        match policy.execute(command, uid).await {
+            Ok(answer) => AdminAnswer::Policy(answer),
+            Err(PolicyStoreError::Unchanged(reason)) => AdminAnswer::Failed(reason),
+            Err(unknown @ PolicyStoreError::Unknown(_)) => AdminAnswer::Unknown(unknown.to_string()),
         }
     }
 
@@ -308,6 +332,7 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         AdminCommand::Sessions {}
         | AdminCommand::Status {}
         | AdminCommand::Doctor {}
+        | AdminCommand::Policy(_)
         | AdminCommand::Drain {} => {
             return Ok(None);
         }
@@ -370,8 +395,7 @@ pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<P
 
 fn read_answer(stream: std::os::unix::net::UnixStream) -> io::Result<AdminAnswer> {
     let mut answer = Vec::new();
-    // A listing has a row per session, some thousands of rows at most.
-    io::BufReader::new(stream.take(LONGEST_LINE * 1024)).read_until(b'\n', &mut answer)?;
+    io::BufReader::new(stream.take(LONGEST_ANSWER)).read_until(b'\n', &mut answer)?;
     Ok(serde_json::from_slice(&answer)?)
 }
 
