@@ -7,6 +7,7 @@
 //! paths; no secret is printed.
 
 mod admin_socket;
+pub mod audit_settings;
 mod certificate_checks;
 mod client_connections;
 mod client_tls;
@@ -88,6 +89,8 @@ pub struct Config {
     pub limits: Limits,
     /// The admin address and socket.
     pub admin: Admin,
+    /// The audit log; `None` if off.
+    pub audit: Option<Arc<audit_settings::AuditSettings>>,
     /// Settings of the log.
     pub log: telemetry::LogSettings,
     /// Times of the drain.

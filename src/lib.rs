@@ -21,12 +21,13 @@
 //!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
 //! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation`, `policy_store` ·
-//! `downstream`, `upstream`, `own_keys` · `credentials` · `members` · `dial`, `policy` · `config` · `rpc` ·
-//! `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`, `published`, `secret`, `tasks`,
-//! `telemetry`, `io`.
+//! `downstream`, `upstream`, `own_keys` · `credentials` · `members` · `dial`, `policy`, `audit` · `config` ·
+//! `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`, `published`, `secret`,
+//! `tasks`, `telemetry`, `io`.
 
 pub mod admin;
 pub mod app;
+pub mod audit;
 pub mod authority;
 pub mod byte_account;
 pub mod config;

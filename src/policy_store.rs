@@ -137,8 +137,7 @@ impl PolicyRegister {
             opened_at,
         };
         let status = Arc::new(ArcSwap::from_pointee(status));
-        let register =
-            Self { orders: sender, status: Arc::clone(&status), login: prefix.keys.login() };
+        let register = Self { orders: sender, status: Arc::clone(&status), login: prefix.keys.login() };
         let mut keeper = PolicyKeeper {
             orders,
             prefix,
@@ -293,7 +292,10 @@ impl PolicyKeeper {
         if reading.unreadable != self.unreadable {
             if !reading.unreadable.is_empty() {
                 self.metrics.count_store_fault("grant_unreadable");
-                tracing::error!(keys = reading.unreadable.len(), "temporary grants cannot be read, and give nothing");
+                tracing::error!(
+                    keys = reading.unreadable.len(),
+                    "temporary grants cannot be read, and give nothing"
+                );
             }
             self.unreadable = reading.unreadable;
         }

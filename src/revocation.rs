@@ -178,7 +178,8 @@ impl RevocationRegister {
     /// compared.
     #[must_use]
     pub fn has_login(&self, settings: &Revocation) -> bool {
-        let (Some(access), RevocationPersistence::Etcd { prefix, login }) = (&self.access, &settings.keep) else {
+        let (Some(access), RevocationPersistence::Etcd { prefix, login }) = (&self.access, &settings.keep)
+        else {
             return true;
         };
         access.is(prefix, login.as_ref())
@@ -186,7 +187,8 @@ impl RevocationRegister {
 
     /// From now on accesses etcd with the credentials of `settings`.
     pub fn set_login(&self, settings: &Revocation) {
-        if let (Some(access), RevocationPersistence::Etcd { prefix, login }) = (&self.access, &settings.keep) {
+        if let (Some(access), RevocationPersistence::Etcd { prefix, login }) = (&self.access, &settings.keep)
+        {
             access.set(prefix, login.as_ref());
         }
     }

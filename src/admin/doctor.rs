@@ -21,8 +21,8 @@ use crate::downstream::connection_table::ConnectionTable;
 use crate::identity::MemberId;
 use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
-use crate::published::Published;
 use crate::policy_store::PolicyRegister;
+use crate::published::Published;
 use crate::revocation::RevocationRegister;
 use checks::DoctorInputs;
 

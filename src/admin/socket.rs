@@ -26,6 +26,9 @@ use super::AdminState;
 use super::doctor::{Doctor, DoctorReport};
 use super::drain::{Phase, Progress, Stage};
 use super::status::ReplicaStatus;
+use crate::audit::log::AuditLog;
+use crate::audit::record::{AdminAuditRecord, Timestamp};
+use crate::config::audit_settings::AuditEvent;
 use crate::downstream::acceptor::remove_stale;
 use crate::downstream::session::{InvalidSessionId, RevocationChange, RevocationEntry, Sealer};
 use crate::identity::UserName;
@@ -142,6 +145,8 @@ pub struct AdminCommandService {
     pub state: Arc<AdminState>,
     /// Runs the examination of `keyward doctor`.
     pub doctor: Doctor,
+    /// The audit log, if on.
+    pub audit: Option<Arc<AuditLog>>,
 }
 
 /// Binds the socket. A stale socket is replaced, a served socket is an error.
@@ -213,7 +218,12 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
         let whole = line.ends_with(b"\n");
         let answer = match serde_json::from_slice(&line) {
             _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
-            Ok(AdminCommand::Drain {}) => desk.drain(&mut waits).await,
+            Ok(AdminCommand::Drain {}) => {
+                if waits.is_none() {
+                    desk.record(&AdminCommand::Drain {}, "done", uid);
+                }
+                desk.drain(&mut waits).await
+            }
             Ok(command) => desk.answer(command, uid).await,
             Err(error) => AdminAnswer::Failed(format!("not a command: {error}")),
         };
@@ -229,14 +239,43 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
 
 impl AdminCommandService {
     async fn answer(&self, command: AdminCommand, uid: Option<u32>) -> AdminAnswer {
-        if let AdminCommand::Policy(command) = command {
-            return self.answer_policy(command, uid).await;
+        if let AdminCommand::Policy(asked) = &command {
+            let answer = self.answer_policy(asked, uid).await;
+            self.record(&command, result_of(&answer), uid);
+            return answer;
         }
         let change = match change(&command) {
             Ok(Some(change)) => change,
             Ok(None) => return self.answer_read_only(&command).await,
             Err(error) => return AdminAnswer::Failed(error.to_string()),
         };
+        let answer = self.change(change).await;
+        self.record(&command, result_of(&answer), uid);
+        answer
+    }
+
+    /// Records a command that changes something in the audit log.
+    fn record(&self, command: &AdminCommand, result: &'static str, uid: Option<u32>) {
+        let Some(audit) = self.audit.as_ref().filter(|audit| audit.has(AuditEvent::Admin)) else { return };
+        let (name, target, reason) = match command {
+            AdminCommand::Revoke { user } => ("revoke", Some(user.clone()), None),
+            AdminCommand::RevokeSession { session } => ("revoke_session", Some(session.clone()), None),
+            AdminCommand::Block { user } => ("block", Some(user.clone()), None),
+            AdminCommand::Unblock { user } => ("unblock", Some(user.clone()), None),
+            AdminCommand::Drain {} => ("drain", None, None),
+            AdminCommand::Policy(command) => match command.audited() {
+                Some(audited) => audited,
+                None => return,
+            },
+            AdminCommand::Sessions {} | AdminCommand::Status {} | AdminCommand::Doctor {} => return,
+        };
+        let (time, target) = (Timestamp::now(), target.as_deref());
+        let reason = reason.as_deref().filter(|reason| !reason.is_empty());
+        let record = AdminAuditRecord { time, event: "admin", command: name, target, reason, result, uid };
+        audit.record(None, &record);
+    }
+
+    async fn change(&self, change: RevocationChange) -> AdminAnswer {
         match self.register.change(change).await {
             Ok(RevocationStorage::Etcd) => {
                 AdminAnswer::Done("in force on this replica now, on all others within 2 s".into())
@@ -262,11 +301,11 @@ impl AdminCommandService {
         }
     }
 
-    async fn answer_policy(&self, command: PolicyCommand, uid: Option<u32>) -> AdminAnswer {
+    async fn answer_policy(&self, command: &PolicyCommand, uid: Option<u32>) -> AdminAnswer {
         let Some(policy) = &self.policy else {
             return AdminAnswer::Failed("policy.etcd_prefix is not set".into());
         };
-        match policy.execute(command, uid).await {
+        match policy.execute(command.clone(), uid).await {
             Ok(answer) => AdminAnswer::Policy(answer),
             Err(PolicyStoreError::Unchanged(reason)) => AdminAnswer::Failed(reason),
             Err(unknown @ PolicyStoreError::Unknown(_)) => AdminAnswer::Unknown(unknown.to_string()),
@@ -319,6 +358,16 @@ impl AdminCommandService {
         let mut users: Vec<_> = revocations.entries().filter_map(user).collect();
         users.sort_by(|a, b| a.name.cmp(&b.name));
         Listing { sessions, users }
+    }
+}
+
+/// The result of a change, for the audit log.
+fn result_of(answer: &AdminAnswer) -> &'static str {
+    match answer {
+        AdminAnswer::NotKept(_) => "not_kept",
+        AdminAnswer::Unknown(_) => "unknown",
+        AdminAnswer::Failed(_) => "failed",
+        _ => "done",
     }
 }
 

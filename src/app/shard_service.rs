@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::audit::log::AuditLog;
 use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::dial::connect::Connector;
@@ -28,8 +29,9 @@ use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::http1::Http1Log;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::session::Sealer;
-use crate::gateway::access_log::{AccessLog, ConnectionOrigin};
+use crate::gateway::access_log::AccessLog;
 use crate::gateway::caller::Identities;
+use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::login::service::LoginService;
 use crate::gateway::{
     ClientConnection, Gateway, active_streams, defragment, expiry_deadline, password_revalidation, pipeline,
@@ -85,6 +87,8 @@ pub struct ShardParts {
     pub defragmentations: Arc<defragment::DefragmentationRegister>,
     /// Connections showing a user's certificate.
     pub certificate_pool: Arc<CertificatePool>,
+    /// The audit log, if on.
+    pub audit: Option<Arc<AuditLog>>,
 }
 
 /// A shard of the data path.
@@ -155,6 +159,7 @@ impl ShardService {
             parts.lock_waits,
             parts.defragmentations,
             parts.identities,
+            parts.audit,
         ));
         let fallen = [
             tasks.spawn("what stands no more", active_streams::reauthorize_on_changes(Rc::clone(&gateway))),
@@ -246,7 +251,7 @@ impl ShardService {
             Ok(AdmittedClient { answer, until, old_at, expires, dismiss })
         };
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
-        let limiter = match &self.gateway.access_log {
+        let limiter = match &self.gateway.records.log {
             AccessLog::On(limiter) => Some(Rc::clone(limiter)),
             AccessLog::Off => None,
         };

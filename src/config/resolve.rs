@@ -5,6 +5,7 @@
 //! fault rejects the whole configuration.
 
 mod advertise;
+mod audit_sinks;
 mod cluster;
 mod connection_limits;
 mod jwt_issuers;
@@ -32,10 +33,7 @@ use zeroize::Zeroize;
 use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
 use super::toml_file::{self, TomlFile};
 
-use super::{
-    Config, Drain, EtcdLogin, Limits, Runtime, WatchSettings,
-    secrets, toml_parse, values,
-};
+use super::{Config, Drain, EtcdLogin, Limits, Runtime, WatchSettings, secrets, toml_parse, values};
 use crate::identity::UserName;
 use crate::jwt::Issuers;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
@@ -140,6 +138,7 @@ impl Resolver<'_> {
             runtime: self.runtime(file.runtime),
             cluster: Arc::new(cluster),
             users: Arc::new(rows.users),
+            audit: self.audit(file.audit).map(Arc::new),
             admin: admin?,
             issuers: Arc::new(issuers),
             mapping: Arc::new(mapping),

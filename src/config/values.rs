@@ -22,6 +22,9 @@ use crate::pem::CertificateFingerprint;
 pub struct MalformedValue(&'static str);
 
 /// Parses `"500ms"`, `"5s"`, `"2m"`, `"1h"`.
+///
+/// # Errors
+/// The text is no duration.
 pub fn duration(text: &str) -> Result<Duration, MalformedValue> {
     const FORM: MalformedValue =
         MalformedValue("a duration is a whole number with a unit: \"500ms\", \"5s\", \"2m\" or \"1h\"");

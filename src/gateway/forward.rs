@@ -16,7 +16,9 @@ use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
-use crate::gateway::{auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal};
+use crate::gateway::{
+    audited_request, auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal,
+};
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
 use crate::upstream::answer::MemberReply;
@@ -138,7 +140,11 @@ async fn repeated(
 /// The answer lists members and cannot be read whole.
 pub fn finish(call: &Call<'_>, request: &UnaryRequest, answer: &mut MemberReply) -> Result<(), Refusal> {
     if !answer.is_success() {
+        audited_request::note_denial(call, request.message(), answer);
         return Ok(());
+    }
+    if let Some(seen) = answer.progress {
+        call.record.note_audited(|audit| audit.revision = Some(seen.revision));
     }
     match call.method.handler {
         Handler::MemberAnswer | Handler::MemberRemove => return member_answers::finish(call, answer),

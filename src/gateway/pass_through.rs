@@ -6,6 +6,7 @@
 use http::uri::PathAndQuery;
 use tokio::time::timeout;
 
+use crate::gateway::audited_request;
 use crate::gateway::call::Call;
 use crate::gateway::permission;
 use crate::gateway::pipeline_result::PipelineResult;
@@ -29,7 +30,10 @@ pub async fn serve(
     body: Http2Body,
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
-    let caller = call.identify().await?;
+    let mut caller = call.identify().await?;
+    if let Some(room) = audited_request::begin(call, call.method.effect, &[]) {
+        caller = audited_request::identify_after(call, Some(room)).await?;
+    }
     let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let permit = permission::of_unknown_method(call, &caller)?;

@@ -92,9 +92,9 @@ impl PolicyArguments {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
         match self {
-            Self::Apply { file, if_generation, comment, at } => with_document(&file, |text| {
-                ask(at, PolicyCommand::Apply { text, if_generation, comment })
-            }),
+            Self::Apply { file, if_generation, comment, at } => {
+                with_document(&file, |text| ask(at, PolicyCommand::Apply { text, if_generation, comment }))
+            }
             Self::Diff { file, at } => with_document(&file, |text| ask(at, PolicyCommand::Diff { text })),
             Self::History { at } => ask(at, PolicyCommand::History {}),
             Self::Rollback { generation, at } => ask(at, PolicyCommand::Rollback { generation }),
@@ -108,7 +108,9 @@ impl GrantArguments {
     pub(crate) fn run(self) -> ExitCode {
         let Self { peer, role, duration, reason, at } = self;
         match config::duration(&duration) {
-            Ok(duration) => ask(at, PolicyCommand::Grant { peer, role, seconds: whole_seconds(duration), reason }),
+            Ok(duration) => {
+                ask(at, PolicyCommand::Grant { peer, role, seconds: whole_seconds(duration), reason })
+            }
             Err(malformed) => fail(&format!("--for {duration}: {malformed}"), ExitCode::from(UNUSABLE)),
         }
     }

@@ -115,7 +115,9 @@ impl PolicyKeeper {
         Ok(answer(if self.good.number() >= number && self.good.fault().is_none() {
             format!("generation {number} is in force on this replica now, on all others within 1 s\n")
         } else {
-            format!("generation {number} is stored, and not in force on this replica yet: see `keyward doctor`\n")
+            format!(
+                "generation {number} is stored, and not in force on this replica yet: see `keyward doctor`\n"
+            )
         }))
     }
 
@@ -158,7 +160,8 @@ impl PolicyKeeper {
         }
         let reading = self.read_now().await?;
         let given_at = seconds_of(SystemTime::now());
-        let grant = TemporaryGrant { peer, role, reason, uid, given_at, until: given_at.saturating_add(seconds) };
+        let grant =
+            TemporaryGrant { peer, role, reason, uid, given_at, until: given_at.saturating_add(seconds) };
         let key = self.prefix.grant_key(&grant.key());
         let known = reading.grants.iter().find(|stored| stored.key == key);
         let unreadable = reading.unreadable.contains(&key);
@@ -206,7 +209,9 @@ impl PolicyKeeper {
     fn in_force_or_not(&self, done: &str) -> String {
         match self.good.fault() {
             None => format!("{done}; in force on this replica now, on all others within 1 s\n"),
-            Some(fault) => format!("{done}; stored, and in force once the stored policy is good again: {fault}\n"),
+            Some(fault) => {
+                format!("{done}; stored, and in force once the stored policy is good again: {fault}\n")
+            }
         }
     }
 
@@ -216,7 +221,9 @@ impl PolicyKeeper {
         for grant in self.grants.iter().filter(|grant| !grant.has_ended(now)) {
             let (until, uid) = (moment(grant.until), shown(grant.uid));
             let (peer, role) = (grant.peer.escape_debug(), grant.role.escape_debug());
-            let knows = |good: &super::GoodGeneration| good.document.roles.iter().any(|known| *known.name == *grant.role);
+            let knows = |good: &super::GoodGeneration| {
+                good.document.roles.iter().any(|known| *known.name == *grant.role)
+            };
             let is_void = !self.good.generation().is_some_and(|good| knows(good));
             let void = if is_void { " (the policy in force has no such role)" } else { "" };
             let reason = grant.reason.escape_debug();

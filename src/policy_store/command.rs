@@ -56,6 +56,22 @@ pub enum PolicyCommand {
     Grants {},
 }
 
+impl PolicyCommand {
+    /// The command's name, target and reason for the audit log; `None` for a command that changes nothing.
+    #[must_use]
+    pub fn audited(&self) -> Option<(&'static str, Option<String>, Option<String>)> {
+        Some(match self {
+            Self::Apply { comment, .. } => ("policy_apply", None, Some(comment.clone())),
+            Self::Rollback { generation } => ("policy_rollback", Some(generation.to_string()), None),
+            Self::Grant { peer, role, reason, seconds } => {
+                ("grant", Some(format!("{role} for {seconds} s to {peer}")), Some(reason.clone()))
+            }
+            Self::Ungrant { peer, role } => ("ungrant", Some(format!("{role} of {peer}")), None),
+            Self::Diff { .. } | Self::History {} | Self::Show { .. } | Self::Grants {} => return None,
+        })
+    }
+}
+
 /// The answer to an executed command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyAnswer {

@@ -99,7 +99,11 @@ impl GenerationHeader {
         let written = gzip.write_all(text.as_bytes()).and_then(|()| gzip.finish());
         // Memory takes every write.
         let value = written.unwrap_or_default();
-        if value.len() > LARGEST_VALUE { Err(DocumentTooLarge::Compressed(value.len())) } else { Ok(value.into()) }
+        if value.len() > LARGEST_VALUE {
+            Err(DocumentTooLarge::Compressed(value.len()))
+        } else {
+            Ok(value.into())
+        }
     }
 
     /// Reads the header of a generation.
@@ -117,7 +121,8 @@ pub(super) fn read_document(
     let mut text = String::new();
     let limit = u64::try_from(LARGEST_TEXT).unwrap_or(u64::MAX).saturating_add(1);
     GzDecoder::new(compressed).take(limit).read_to_string(&mut text).ok()?;
-    let is_whole = text.len() <= LARGEST_TEXT && header.pointer() == *pointer && sha256(&text) == pointer.sha256;
+    let is_whole =
+        text.len() <= LARGEST_TEXT && header.pointer() == *pointer && sha256(&text) == pointer.sha256;
     is_whole.then(|| (header, text.into()))
 }
 
@@ -150,7 +155,8 @@ mod tests {
 
     #[test]
     fn a_large_document_is_stored_compressed_and_a_larger_one_is_refused() {
-        let row = |n: u32| format!("[[role]]\nname = 'r{n}'\nallow = [{{ actions = ['read'], key = '/k/{n}' }}]\n");
+        let row =
+            |n: u32| format!("[[role]]\nname = 'r{n}'\nallow = [{{ actions = ['read'], key = '/k/{n}' }}]\n");
         let text: String = (0..20_000).map(row).collect();
         assert!(text.len() > 1_300_000, "{}", text.len());
         let value = header(3, &text).value(&text).unwrap();

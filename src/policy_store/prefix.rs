@@ -7,7 +7,6 @@
 //! Keys are `PREFIX` + `current` (the pointer), `generation/NUMBER` with 20 digits, and `grant/ID`.
 
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use super::generation::{GenerationHeader, GenerationPointer};
 use super::last_good::PointerReading;
@@ -38,8 +37,6 @@ pub(super) struct PolicyPrefix {
 
 /// Pointer and grants at one revision.
 pub(super) struct PrefixReading {
-    /// The time of the request.
-    pub(super) asked: Instant,
     pub(super) seen: SeenPrefix,
     pub(super) pointer: PointerReading,
     /// The mod revision of the pointer; 0 for a missing pointer.
@@ -63,7 +60,12 @@ impl PolicyPrefix {
     pub(super) fn new(settings: &PolicyInEtcd, upstream: OwnKeysUpstream) -> Self {
         let keys = OwnKeys::new(&settings.prefix, settings.login.as_ref(), upstream);
         let below = |name: &str| format!("{}{name}", settings.prefix);
-        Self { keys, current: below("current").into(), generations: below("generation/"), grants: below("grant/") }
+        Self {
+            keys,
+            current: below("current").into(),
+            generations: below("generation/"),
+            grants: below("grant/"),
+        }
     }
 
     /// Reads pointer and grants.
@@ -84,7 +86,6 @@ impl PolicyPrefix {
         ];
         let success = ranges.map(|range| RequestOp { request: Some(Operation::RequestRange(range)) });
         let txn = TxnRequest { success: success.into(), ..TxnRequest::default() };
-        let asked = Instant::now();
         let answer = self.keys.txn(txn, AfterUnknownOutcome::SendAgain).await.map_err(|none| none.reason)?;
         let cluster = answer.header.as_ref().map_or(0, |header| header.cluster_id);
         self.keys.check_cluster(answer.header.as_ref(), cluster)?;
@@ -108,7 +109,6 @@ impl PolicyPrefix {
             }
         }
         Ok(PrefixReading {
-            asked,
             seen: SeenPrefix { cluster, revision, keys: all.count },
             pointer,
             pointer_changed_at,
@@ -120,7 +120,8 @@ impl PolicyPrefix {
 
     /// The value of a generation's key.
     pub(super) async fn generation(&self, number: u64) -> Result<Option<Bytes>, String> {
-        let answer = self.keys.range(RangeRequest { key: self.key_of(number), ..RangeRequest::default() }).await?;
+        let answer =
+            self.keys.range(RangeRequest { key: self.key_of(number), ..RangeRequest::default() }).await?;
         let cluster = answer.header.as_ref().map_or(0, |header| header.cluster_id);
         self.keys.check_cluster(answer.header.as_ref(), cluster)?;
         Ok(answer.kvs.into_iter().next().map(|kv| kv.value))

@@ -41,7 +41,8 @@ pub(super) fn read(path: &Path) -> io::Result<Option<PolicyState>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let state = parse(&content).ok_or_else(|| io::Error::other("is not a state file of the policy, or damaged"))?;
+    let state =
+        parse(&content).ok_or_else(|| io::Error::other("is not a state file of the policy, or damaged"))?;
     Ok(Some(state))
 }
 

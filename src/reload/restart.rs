@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use crate::config::{
-    Cluster, Config, KeySource, Limits, Passwords, PolicyInEtcd, PolicySettings, Revocation, RevocationPersistence,
-    SessionSettings, UnreadLimits, WatchSettings,
+    Cluster, Config, KeySource, Limits, Passwords, PolicyInEtcd, PolicySettings, Revocation,
+    RevocationPersistence, SessionSettings, UnreadLimits, WatchSettings,
 };
 
 /// The configuration in force after `read` replaced `current`: keys that need a restart keep their current
@@ -35,6 +35,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         watch: WatchSettings { idle_progress: read.watch.idle_progress, buffer: current.watch.buffer },
         limits: in_force_of_limits(&current.limits, read.limits),
         admin: current.admin.clone(),
+        audit: current.audit.clone(),
         log: current.log,
         drain: read.drain,
         runtime: current.runtime,

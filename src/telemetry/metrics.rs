@@ -18,6 +18,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
+use crate::telemetry::audit_metrics::AuditMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
@@ -164,6 +165,8 @@ pub struct Metrics {
     pub unread: UnreadMetrics,
     /// Memory held by requests.
     pub request_memory: RequestMemoryMetrics,
+    /// The audit log.
+    pub audit: AuditMetrics,
 }
 
 impl Metrics {
@@ -236,6 +239,7 @@ impl Metrics {
             connection_figures: ConnectionMetrics::registered(&mut registry),
             policy: PolicyMetrics::registered(&mut registry),
             request_memory: RequestMemoryMetrics::registered(&mut registry),
+            audit: AuditMetrics::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,

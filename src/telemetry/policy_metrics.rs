@@ -47,7 +47,11 @@ impl PolicyMetrics {
         let (generation, temporary_grants) = (Gauge::default(), Gauge::default());
         let help = "Number of the stored policy generation in force; 0 without one";
         registry.register("policy_generation", help, Gauge::clone(&generation));
-        registry.register("policy_temporary_grants", "Temporary grants in force", Gauge::clone(&temporary_grants));
+        registry.register(
+            "policy_temporary_grants",
+            "Temporary grants in force",
+            Gauge::clone(&temporary_grants),
+        );
         Self { refused, shadow_denied, store_faults, age, generation, temporary_grants, watches_ended }
     }
 

@@ -47,6 +47,9 @@ use crate::watch::upstream_stream::{
     SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute, login_loss, refuses_credential,
 };
 
+/// Sees each request message of a client's Watch stream.
+pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
+
 /// The surroundings of a Watch stream.
 pub struct WatchSession {
     /// The upstream sender, the etcd user and the client's headers.
@@ -65,6 +68,8 @@ pub struct WatchSession {
     pub access: Option<WatchAccess>,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
+    /// The observer of the client's requests, if any.
+    pub observer: Option<WatchRequestObserver>,
 }
 
 /// The outcome of a read: a connection was available, or a limit left no room.
@@ -314,6 +319,9 @@ impl RunningWatchSession {
                 let Some(message) = self.in_namespace(message) else {
                     return ControlFlow::Break(Some(status(WatchStreamEnd::InvalidRequest)));
                 };
+                if let Some(observer) = &self.session.observer {
+                    observer(&message);
+                }
                 let newest = self.hub.newest();
                 let is_permitted = self.session.access.as_ref().is_none_or(|access| access.permits(&message));
                 let input = if is_permitted { HubInput::Client } else { HubInput::DeniedClient };

@@ -19,11 +19,11 @@ use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
 use crate::members::discovery::metrics_page::MemberHealthFigures;
 use crate::members::fitness::LAG;
-use crate::policy_store::PolicyStoreStatus;
 use crate::members::membership::{
     AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
     UnreadyReason,
 };
+use crate::policy_store::PolicyStoreStatus;
 
 /// A certificate expiring within `ENDS_SOON` is a warning, within `ENDS_NOW` an error.
 const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -19,7 +19,8 @@ impl Resolver<'_> {
     ) -> Option<PolicyInEtcd> {
         let (user, state_file) = (policy.user.take(), policy.state_file.take());
         let Some(prefix) = policy.etcd_prefix.take() else {
-            for (path, is_set) in [("policy.user", user.is_some()), ("policy.state_file", state_file.is_some())]
+            for (path, is_set) in
+                [("policy.user", user.is_some()), ("policy.state_file", state_file.is_some())]
             {
                 if is_set {
                     self.findings.warn(path, "has no effect without policy.etcd_prefix");

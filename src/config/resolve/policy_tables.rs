@@ -20,7 +20,8 @@ use crate::config::policy_document::{
 use crate::config::toml_file::{TomlPolicy, TomlPolicyMode, TomlRequireIdentity, TomlUnknownMethods};
 use crate::config::toml_policy::{TomlBinding, TomlGrant, TomlGroup, TomlPolicyFile, TomlRange, TomlRole};
 use crate::config::{
-    Conditions, Listener, PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods, toml_parse, values,
+    Conditions, Listener, PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods,
+    toml_parse, values,
 };
 use crate::identity::pattern::PeerPattern;
 use crate::rpc::touch::Action;

@@ -23,7 +23,8 @@ pub(super) fn check(config: &Config, status: Option<&PolicyStoreStatus>, finding
     }
     if let Some(fault) = &status.fault {
         let in_force = status.generation;
-        let what = format!("the stored policy cannot be used, and generation {in_force} stays in force: {fault}");
+        let what =
+            format!("the stored policy cannot be used, and generation {in_force} stays in force: {fault}");
         let fix = "store a good policy again: keyward policy show >FILE, then keyward policy apply FILE";
         findings.error("policy_faulty", about, what, fix);
     } else if status.age() > OLD {
@@ -33,7 +34,11 @@ pub(super) fn check(config: &Config, status: Option<&PolicyStoreStatus>, finding
         findings.error("policy_old", about, what, fix);
     }
     if status.is_known && status.generation == 0 && status.fault.is_none() {
-        let source = if config.policy.document.roles.is_empty() { "nobody has a role" } else { "policy.file is in force" };
+        let source = if config.policy.document.roles.is_empty() {
+            "nobody has a role"
+        } else {
+            "policy.file is in force"
+        };
         let what = format!("nothing was ever applied there: {source}");
         findings.warning("policy_not_applied", about, what, "keyward policy apply FILE");
     }
