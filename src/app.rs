@@ -18,7 +18,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use std::time::SystemTime;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -26,7 +25,7 @@ use tokio::time::Instant;
 
 use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
-use self::published_rules::PublishedRules;
+use self::published_rules::{PublishedRules, RulesAtStart};
 use self::shard_service::{ShardParts, ShardService};
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
@@ -43,13 +42,11 @@ use crate::downstream::acceptor::ShardIntake;
 use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
 use crate::downstream::session::{NoSessionKey, Sealer};
-use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
 use crate::members::membership::{ControlChannels, MembersHandle};
 use crate::own_keys::OwnKeysUpstream;
-use crate::policy::rules_in_force::RulesInForce;
-use crate::policy_store::{PolicyKeeper, PolicyRegister};
+use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::reload::{self, Reload, ReloadCheck, ReloadPart, ReloadPartName};
 use crate::revocation::{RevocationRegister, StateFileError};
@@ -211,10 +208,7 @@ pub fn build(
     source: MemberSource,
     tasks: &Tasks,
 ) -> Result<Running, ServeError> {
-    let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
-    let metrics = Arc::new(Metrics::new(paths.collect()));
-    let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
-    metrics.members_unverified.set(unverified.into());
+    let metrics = new_metrics(config);
     let sealer = Arc::new(Sealer::new(reload::session_keys(config)?));
     sealer.refuse_before(config.session.not_before);
     let reset = ClusterReset::new(Arc::clone(config), Arc::clone(&sealer), Arc::clone(&metrics));
@@ -236,8 +230,7 @@ pub fn build(
     let (register, keeper) =
         RevocationRegister::open(&config.revocation, upstream.clone(), Arc::clone(&sealer))?;
     tasks.spawn("revocations", keeper.run()).detach();
-    let stored = open_stored_policy(config, &upstream, &metrics);
-    let at_start = stored.as_ref().map_or(RulesInForce::Configured, |(_, _, rules)| rules.clone());
+    let rules = RulesAtStart::open(config, &upstream, &metrics);
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
     let (audit, audit_guard) = start_audit(config, &metrics)?.unzip();
@@ -248,19 +241,11 @@ pub fn build(
         tls: downstream_configs(config)?,
         connector,
         members,
-        identities: Arc::new(Published::new(Identities::of(
-            config,
-            &at_start,
-            &credentials,
-            SystemTime::now(),
-        ))),
+        identities: Arc::new(Published::new(rules.identities(config, &credentials))),
         credentials,
         sealer,
         logins,
-        certificate_pool: Arc::new(CertificatePool::new(
-            config.limits.certificate_connections,
-            Arc::clone(&metrics),
-        )),
+        certificate_pool: certificate_pool(config, &metrics),
         metrics,
         ready: readiness,
         drain: draining,
@@ -268,13 +253,7 @@ pub fn build(
         defragmentations: Arc::default(),
         audit,
     };
-    let rules = PublishedRules::new(at_start, &parts);
-    tasks.spawn("policy expiry", rules.clone().end_bindings()).detach();
-    let policy = stored.map(|(policy, keeper, _)| {
-        let (config, rules) = (Arc::clone(&parts.config), rules.clone());
-        tasks.spawn("stored policy", keeper.run(config, move |now| rules.publish(now))).detach();
-        policy
-    });
+    let (rules, policy) = rules.start(&parts, tasks);
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
@@ -295,6 +274,14 @@ pub fn build(
         rules,
         _audit_guard: audit_guard,
     })
+}
+
+fn new_metrics(config: &Config) -> Arc<Metrics> {
+    let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
+    let metrics = Arc::new(Metrics::new(paths.collect()));
+    let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
+    metrics.members_unverified.set(unverified.into());
+    metrics
 }
 
 /// Starts the audit log, if configured.
@@ -441,14 +428,8 @@ async fn open_admin(
     Ok(())
 }
 
-/// Opens the policy stored in etcd, if configured, with the rules in force at the start.
-fn open_stored_policy(
-    config: &Config,
-    upstream: &OwnKeysUpstream,
-    metrics: &Metrics,
-) -> Option<(PolicyRegister, PolicyKeeper, RulesInForce)> {
-    let settings = config.policy.stored.as_ref()?;
-    Some(PolicyRegister::open(settings, config, upstream.clone(), metrics.policy.clone()))
+fn certificate_pool(config: &Config, metrics: &Arc<Metrics>) -> Arc<CertificatePool> {
+    Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(metrics)))
 }
 
 /// Starts the publication of members, with the control runtime's channels to the members.

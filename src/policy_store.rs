@@ -61,8 +61,9 @@ pub struct PolicyStoreStatus {
     /// False until the rules are known, from etcd or from the state file: no caller is admitted before.
     pub is_known: bool,
     /// The time of the last request whose answer confirmed that the rules in force are etcd's current state.
-    confirmed_at: Option<Instant>,
-    opened_at: Instant,
+    pub confirmed_at: Option<Instant>,
+    /// The time of the start.
+    pub opened_at: Instant,
 }
 
 impl PolicyStoreStatus {

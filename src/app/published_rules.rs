@@ -13,11 +13,50 @@ use super::shard_service::ShardParts;
 use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::gateway::caller::Identities;
+use crate::own_keys::OwnKeysUpstream;
 use crate::policy::rules_in_force::RulesInForce;
+use crate::policy_store::{PolicyKeeper, PolicyRegister};
 use crate::published::Published;
+use crate::tasks::Tasks;
+use crate::telemetry::metrics::Metrics;
 
 /// The clock of the system may be set back: the wait for an end is divided.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The rules before the first reading of a stored policy.
+pub(super) struct RulesAtStart {
+    rules: RulesInForce,
+    stored: Option<(PolicyRegister, PolicyKeeper)>,
+}
+
+impl RulesAtStart {
+    /// Opens the policy stored in etcd, if configured.
+    pub(super) fn open(config: &Config, upstream: &OwnKeysUpstream, metrics: &Metrics) -> Self {
+        let Some(settings) = &config.policy.stored else {
+            return Self { rules: RulesInForce::Configured, stored: None };
+        };
+        let metrics = metrics.policy.clone();
+        let (register, keeper, rules) = PolicyRegister::open(settings, config, upstream.clone(), metrics);
+        Self { rules, stored: Some((register, keeper)) }
+    }
+
+    /// The identities by these rules.
+    pub(super) fn identities(&self, config: &Config, credentials: &Arc<Credentials>) -> Identities {
+        Identities::of(config, &self.rules, credentials, SystemTime::now())
+    }
+
+    /// Starts to publish rules into the identities of `parts`, and to follow the stored policy.
+    pub(super) fn start(self, parts: &ShardParts, tasks: &Tasks) -> (PublishedRules, Option<PolicyRegister>) {
+        let rules = PublishedRules::new(self.rules, parts);
+        tasks.spawn("policy expiry", rules.clone().end_bindings()).detach();
+        let register = self.stored.map(|(register, keeper)| {
+            let (config, rules) = (Arc::clone(&parts.config), rules.clone());
+            tasks.spawn("stored policy", keeper.run(config, move |now| rules.publish(now))).detach();
+            register
+        });
+        (rules, register)
+    }
+}
 
 /// The rules in force, and their publication to every shard. Clones share their state.
 #[derive(Clone)]
@@ -30,7 +69,7 @@ pub(super) struct PublishedRules {
 
 impl PublishedRules {
     /// The rules by which the identities of `parts` were made.
-    pub(super) fn new(at_start: RulesInForce, parts: &ShardParts) -> Self {
+    fn new(at_start: RulesInForce, parts: &ShardParts) -> Self {
         Self {
             config: Arc::clone(&parts.config),
             current: Arc::new(Published::new(at_start)),
@@ -45,7 +84,7 @@ impl PublishedRules {
     }
 
     /// Puts rules in force.
-    pub(super) fn publish(&self, rules: RulesInForce) {
+    fn publish(&self, rules: RulesInForce) {
         self.current.publish(rules);
         self.publish_again();
     }
@@ -56,7 +95,7 @@ impl PublishedRules {
     }
 
     /// Publishes the rules again at the end of each binding, for ever.
-    pub(super) async fn end_bindings(self) {
+    async fn end_bindings(self) {
         let mut changes = self.identities.changes();
         loop {
             let end = self.identities.load().next_end();

@@ -25,12 +25,6 @@ pub enum RulesInForce {
 }
 
 impl RulesInForce {
-    /// The rules at the start of a process with this configuration.
-    #[must_use]
-    pub fn at_start(config: &Config) -> Self {
-        if config.policy.stored.is_some() { Self::Unknown } else { Self::Configured }
-    }
-
     /// The number of the generation, 0 for the configuration's rules, and the document.
     pub(super) fn generation(&self, config: &Config) -> (u64, Arc<PolicyDocument>) {
         match self {

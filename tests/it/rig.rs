@@ -27,6 +27,7 @@ use keyward::members::membership::{
 };
 use keyward::own_keys::OwnKeysUpstream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use keyward::policy::rules_in_force::RulesInForce;
 use keyward::published::Published;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
@@ -169,7 +170,12 @@ impl Keyward {
         self.logins.replace(Arc::clone(&config.passwords));
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages());
         acted.expect("users that can be proved");
-        self.identities.publish(Identities::of(&config, &self.credentials, SystemTime::now()));
+        self.identities.publish(Identities::of(
+            &config,
+            &RulesInForce::Configured,
+            &self.credentials,
+            SystemTime::now(),
+        ));
     }
 
     /// Publishes the certificates, authorities and lists of another configuration, with the files in `folder`.
