@@ -241,7 +241,7 @@ impl PolicyKeeper {
             }
             Err(reason) => {
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%reason, "the policy cannot be read from etcd: the last good one stays in force");
+                    tracing::warn!(%reason, "the policy cannot be read from etcd; the rules in force stay");
                 }
             }
         }

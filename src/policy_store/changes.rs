@@ -160,8 +160,9 @@ impl PolicyKeeper {
         }
         let reading = self.read_now().await?;
         let given_at = seconds_of(SystemTime::now());
-        let grant =
-            TemporaryGrant { peer, role, reason, uid, given_at, until: given_at.saturating_add(seconds) };
+        // Rounded up, so that no grant is shorter than asked for.
+        let until = given_at.saturating_add(seconds).saturating_add(1);
+        let grant = TemporaryGrant { peer, role, reason, uid, given_at, until };
         let key = self.prefix.grant_key(&grant.key());
         let known = reading.grants.iter().find(|stored| stored.key == key);
         let unreadable = reading.unreadable.contains(&key);

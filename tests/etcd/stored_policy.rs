@@ -192,7 +192,7 @@ fn cut(relay: &Relay) {
     relay.turn_to(SocketAddr::from(([127, 0, 0, 1], 1)));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "local")]
 async fn a_replica_cut_off_from_etcd_keeps_the_last_generation_also_over_a_restart() {
     for version in versions() {
         let tasks = Tasks::default();
@@ -267,9 +267,9 @@ async fn of_two_applies_at_once_one_wins() {
             });
             let ended = join_all(attempts).await;
             let winners: Vec<_> = ended.iter().filter(|(code, ..)| *code == Some(0)).collect();
-            let losers = ended
-                .iter()
-                .filter(|(code, said, _)| *code == Some(1) && said.contains("nothing has changed"));
+            let losers = ended.iter().filter(|(code, said, _)| {
+                *code == Some(1) && (said.contains("at the same time") || said.contains("is current, not"))
+            });
             assert_eq!((winners.len(), losers.count()), (1, 1), "{ended:?}");
             for keyward in &replicas {
                 in_force(keyward, round + 1).await;
@@ -366,7 +366,7 @@ async fn watch(caller: &Caller, key: &str) -> Result<Streaming<WatchResponse>, t
     Ok(stream?.into_inner())
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "local")]
 async fn a_grant_ends_under_an_open_watch_while_etcd_is_away() {
     for version in versions() {
         let tasks = Tasks::default();
@@ -376,7 +376,8 @@ async fn a_grant_ends_under_an_open_watch_while_etcd_is_away() {
         let config = direct(&site, &cluster) + LINES + "audit.file = \"audit.log\"\n";
         let near = Keyward::start(site, &config).await;
         let site = Site::new();
-        let config = site.in_front_of(&cluster) + LINES;
+        // The streams wait for etcd for longer than the grant lasts.
+        let config = site.in_front_of(&cluster) + "cluster.unreachable_timeout = \"2m\"\n" + LINES;
         let far = Keyward::start(site, &config).await;
         apply_patiently(&near, 1).await;
         in_force(&far, 1).await;
@@ -410,11 +411,7 @@ async fn a_grant_ends_under_an_open_watch_while_etcd_is_away() {
         let reason =
             tokio::time::timeout(Duration::from_secs(seconds) + LIMIT, ending).await.expect("it ends");
         assert!(reason.contains("permission denied"), "{reason}");
-        assert!(
-            began.elapsed() >= Duration::from_secs(seconds - 1),
-            "not before its end: {:?}",
-            began.elapsed()
-        );
+        assert!(began.elapsed() >= Duration::from_secs(seconds), "not before its end: {:?}", began.elapsed());
         println!("{version}: a grant for {seconds} s ended after {:?}: {reason}", began.elapsed());
         assert_eq!(read(&alice, &["/a/k"]).await, Code::PermissionDenied);
         let (_, said) = command(&far, &["grants"]).await;
