@@ -5,8 +5,8 @@
 //! serving; `audit verify`: a bad file; `policy diff`: a difference; `doctor`: warnings; `drain`: connections
 //! were cut); 2 (`doctor`: errors); 64 (unusable command line or configuration); 69 (`doctor`, `drain`: no
 //! process listens on the socket); 74 (in force on this replica, but not persisted); 75 (unknown outcome: the
-//! command may be repeated; after `policy apply`, `policy rollback` and `grant` look first). Must not know: the
-//! implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
+//! command may be repeated; after `policy apply`, `policy rollback` and `grant` look first). Must not know:
+//! the implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
 
 #[path = "main/policy_commands.rs"]
 mod policy_commands;

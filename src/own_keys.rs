@@ -1,9 +1,9 @@
 //! Reads and writes of Keyward's own keys below one prefix in etcd.
 //!
-//! Owns: the choice of the member, Keyward's own login, the proof that an answer is of the served cluster. Must
-//! not know: the meaning of a key. Invariants: every read is linearizable, so that the age of the result is known
-//! (a silent watch may have stalled); a transaction with an unknown outcome is sent again only if its caller
-//! says so.
+//! Owns: the choice of the member, Keyward's own login, the proof that an answer is of the served cluster.
+//! Must not know: the meaning of a key. Invariants: every read is linearizable, so that the age of the result
+//! is known (a silent watch may have stalled); a transaction with an unknown outcome is sent again only if
+//! its caller says so.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The policy stored in etcd: followed by every replica, and changed by an operator's commands.
 //!
-//! Owns: one task on the control runtime; the task polls the prefix, judges each reading, publishes the rules in
-//! force, and executes commands (`changes`). Must not know: the operator (`admin`), the decision on a call
-//! (`policy`). Invariants (docs/decisions.md#d58): the last good generation stays in force, whatever happens to
-//! etcd or to the keys; rules are published whole, with the number of their generation; before the first good
-//! reading no rules are known.
+//! Owns: one task on the control runtime; the task polls the prefix, judges each reading, publishes the rules
+//! in force, and executes commands (`changes`). Must not know: the operator (`admin`), the decision on a call
+//! (`policy`). Invariants (docs/decisions.md#d58): the last good generation stays in force, whatever happens
+//! to etcd or to the keys; rules are published whole, with the number of their generation; before the first
+//! good reading no rules are known.
 
 mod changes;
 mod command;
@@ -357,7 +357,7 @@ impl PolicyKeeper {
             }
             Err(fault) => {
                 self.metrics.count_store_fault("state_file");
-                tracing::error!(path = %path.display(), %fault, "the policy of policy.state_file has a fault");
+                tracing::error!(path = %path.display(), %fault, "policy.state_file has a policy with a fault");
             }
         }
     }
@@ -374,7 +374,9 @@ impl PolicyKeeper {
             Err(_) => "it takes too long".to_owned(),
         };
         self.metrics.count_store_fault("state_file");
-        tracing::error!(%error, "policy.state_file was not written: a restart without etcd begins with an older policy");
+        tracing::error!(
+            %error, "policy.state_file was not written: a restart without etcd begins with an older policy"
+        );
     }
 }
 

@@ -1,8 +1,9 @@
-//! Publishes the rules in force: of the configuration, or of the stored policy, and at the end of each binding.
+//! Publishes the rules in force: of the configuration, or of the stored policy, and at the end of each
+//! binding.
 //!
-//! Owns: the publication, and waiting for the next end. Must not know: rules. Invariants: the rules are published
-//! whole, under the configuration in force; at the end of a binding the rules are published again, without the
-//! binding, so that every live stream is decided again.
+//! Owns: the publication, and waiting for the next end. Must not know: rules. Invariants: the rules are
+//! published whole, under the configuration in force; at the end of a binding the rules are published again,
+//! without the binding, so that every live stream is decided again.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,7 +1,8 @@
 //! Atomic replacement of a file.
 //!
 //! Owns: the order of the steps. Must not know: the content. Invariant: a new file replaces the old file by a
-//! rename, after the new content was synced to disk, and the rename is synced before the replacement is reported.
+//! rename, after the new content was synced to disk, and the rename is synced before the replacement is
+//! reported.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};

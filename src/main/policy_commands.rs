@@ -1,7 +1,7 @@
 //! The commands to the policy stored in etcd: `keyward policy`, `grant`, `ungrant`, `grants`.
 //!
-//! Owns: the arguments, and printing the answers. Must not know: the storage. Invariant: a change is asked for
-//! once; an unknown outcome has its own exit code.
+//! Owns: the arguments, and printing the answers. Must not know: the storage. Invariant: a change is asked
+//! for once; an unknown outcome has its own exit code.
 
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ use super::{AdminSocketArgs, UNUSABLE, fail, finish, send_command_or_exit, unexp
 /// Commands to the stored policy.
 #[derive(Subcommand)]
 pub(crate) enum PolicyArguments {
-    /// Stores a document as the next generation, in force on every replica within 1 s. Exit code 75: the outcome
-    /// is unknown, see `keyward policy history`.
+    /// Stores a document as the next generation, in force on every replica within 1 s. Exit code 75: the
+    /// outcome is unknown, see `keyward policy history`.
     Apply {
         /// The document; - reads standard input.
         file: PathBuf,

@@ -1,7 +1,8 @@
 //! The source of the rules in force: the configuration, or a generation of the stored policy.
 //!
-//! Owns: the choice between both. Must not know: how a policy is stored. Invariant (docs/decisions.md#d58): before
-//! a stored policy is known no rule is known, neither a mode nor a namespace, so no caller is admitted.
+//! Owns: the choice between both. Must not know: how a policy is stored. Invariant (docs/decisions.md#d58):
+//! before a stored policy is known no rule is known, neither a mode nor a namespace, so no caller is
+//! admitted.
 
 use std::sync::Arc;
 

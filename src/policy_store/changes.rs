@@ -1,9 +1,9 @@
 //! The execution of an operator's commands to the stored policy.
 //!
-//! Owns: the checks before a change, the transaction of each change, and the answers. Must not know: the admin
-//! socket. Invariants (docs/decisions.md#d58): a change is one transaction under the condition that the pointer is
-//! as the command read it; a change with an unknown outcome is reported as such, and never sent again; a document
-//! with a fault is never stored.
+//! Owns: the checks before a change, the transaction of each change, and the answers. Must not know: the
+//! admin socket. Invariants (docs/decisions.md#d58): a change is one transaction under the condition that the
+//! pointer is as the command read it; a change with an unknown outcome is reported as such, and never sent
+//! again; a document with a fault is never stored.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -180,7 +180,8 @@ impl PolicyKeeper {
         }
         tracing::info!(
             peer = %grant.peer.escape_debug(), role = %grant.role.escape_debug(),
-            reason = %grant.reason.escape_debug(), until = moment(grant.until), uid, "a role was given for a while"
+            reason = %grant.reason.escape_debug(), until = moment(grant.until), uid,
+            "a role was given for a while"
         );
         self.poll(outlets).await;
         Ok(answer(self.in_force_or_not(&format!("the grant ends at {}", moment(grant.until)))))

@@ -1,8 +1,8 @@
 //! The difference between two documents of a policy, as lines for an operator.
 //!
 //! Owns: the comparison of roles, groups and bindings, and the lines. Must not know: the effect of a rule.
-//! Invariant: two documents without a line have the same roles, groups and bindings; the order of rows and the
-//! comments of a document are no difference.
+//! Invariant: two documents without a line have the same roles, groups and bindings; the order of rows and
+//! the comments of a document are no difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 

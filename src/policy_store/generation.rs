@@ -1,10 +1,10 @@
 //! The stored form of a generation of the policy: its pointer, its header and its document.
 //!
-//! Owns: the values of the keys, and the bounds on a document. Must not know: keys, etcd, the meaning of a rule.
-//! Invariant: a document is returned only if its text has the digest named by its pointer.
+//! Owns: the values of the keys, and the bounds on a document. Must not know: keys, etcd, the meaning of a
+//! rule. Invariant: a document is returned only if its text has the digest named by its pointer.
 //!
-//! A pointer is a line of JSON. A generation is its header, a line of JSON, followed by the document compressed
-//! with gzip: `etcdctl get --print-value-only KEY | tail -n +2 | gunzip` prints the document.
+//! A pointer is a line of JSON. A generation is its header, a line of JSON, followed by the document
+//! compressed with gzip: `etcdctl get --print-value-only KEY | tail -n +2 | gunzip` prints the document.
 
 use std::io::{Read as _, Write as _};
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use sha2::{Digest as _, Sha256};
 
 /// Largest text of a document, in bytes.
 const LARGEST_TEXT: usize = 4 << 20;
-/// Largest value of a generation, in bytes: with the other operations of its transaction below etcd's limit of a
-/// request (`--max-request-bytes`, 1.5 MiB).
+/// Largest value of a generation, in bytes: with the other operations of its transaction below etcd's limit
+/// of a request (`--max-request-bytes`, 1.5 MiB).
 const LARGEST_VALUE: usize = 1 << 20;
 /// Longest comment, in bytes.
 const LONGEST_COMMENT: usize = 1024;

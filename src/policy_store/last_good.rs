@@ -1,8 +1,8 @@
 //! The last good generation of the stored policy, whatever etcd holds afterwards.
 //!
-//! Owns: the judgement of each reading. Must not know: etcd, tasks, clocks. Invariants (docs/decisions.md#d58): the
-//! number of the generation in force never decreases; a reading with a fault changes nothing; a generation comes
-//! into force whole, as a document with the digest of its pointer.
+//! Owns: the judgement of each reading. Must not know: etcd, tasks, clocks. Invariants
+//! (docs/decisions.md#d58): the number of the generation in force never decreases; a reading with a fault
+//! changes nothing; a generation comes into force whole, as a document with the digest of its pointer.
 
 use std::sync::Arc;
 

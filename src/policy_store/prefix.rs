@@ -1,8 +1,8 @@
 //! The keys of the stored policy below its prefix in etcd.
 //!
-//! Owns: the names of the keys, and the requests. Must not know: the choice of the generation in force. Invariants:
-//! pointer and grants are read at one revision; a change is one transaction under a condition on the pointer, and
-//! is never sent again after an unknown outcome.
+//! Owns: the names of the keys, and the requests. Must not know: the choice of the generation in force.
+//! Invariants: pointer and grants are read at one revision; a change is one transaction under a condition on
+//! the pointer, and is never sent again after an unknown outcome.
 //!
 //! Keys are `PREFIX` + `current` (the pointer), `generation/NUMBER` with 20 digits, and `grant/ID`.
 

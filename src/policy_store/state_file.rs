@@ -1,7 +1,7 @@
 //! The state file: the last good generation and its temporary grants, for a restart without etcd.
 //!
-//! Owns: the file format. Must not know: etcd, the meaning of a rule. Invariant: a file without its mark, or with
-//! another document than its header names, is not believed.
+//! Owns: the file format. Must not know: etcd, the meaning of a rule. Invariant: a file without its mark, or
+//! with another document than its header names, is not believed.
 
 use std::io;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! A role given to a peer for a while: its stored form, and its binding.
 //!
-//! Owns: the row, the key, the end. Must not know: etcd, the rules of a role. Invariant: an unreadable row, or a
-//! row for an unknown role or peer, gives nothing.
+//! Owns: the row, the key, the end. Must not know: etcd, the rules of a role. Invariant: an unreadable row,
+//! or a row for an unknown role or peer, gives nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

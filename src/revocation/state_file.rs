@@ -1,8 +1,8 @@
 //! The state file: revocations of a single replica.
 //!
-//! Owns: the file format. Must not know: the source of changes. Invariants: a change counts as stored after the
-//! file was replaced and synced to disk; an unreadable line makes the whole file unusable, because the revoked
-//! user is unknown.
+//! Owns: the file format. Must not know: the source of changes. Invariants: a change counts as stored after
+//! the file was replaced and synced to disk; an unreadable line makes the whole file unusable, because the
+//! revoked user is unknown.
 
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -33,8 +33,8 @@ impl Resolver<'_> {
             self.keep_apart(path, &prefix, "revocation.etcd_prefix", revoked(revocation));
         }
         if policy.file.is_some() {
-            let reason = "is in force only while nothing was ever applied to policy.etcd_prefix: remove policy.file \
-                          after the first `keyward policy apply`";
+            let reason = "is in force only while nothing was ever applied to policy.etcd_prefix: remove \
+                          policy.file after the first `keyward policy apply`";
             self.findings.warn("policy.file", reason);
         }
         let login = match user {
