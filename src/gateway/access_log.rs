@@ -2,9 +2,9 @@
 //!
 //! Owns: the facts reported about a call, to metrics, access log and audit log. Must not know: the contents
 //! of the answer. Invariants: a record is written exactly once, on drop, and never holds a value, a token or
-//! a password; only the audit log has keys. A call abandoned by its client is reported as Canceled. Records of
-//! refused callers without a proved identity are limited by rate, so refusals cannot fill a disk; all records
-//! are counted.
+//! a password; only the audit log has keys. A call abandoned by its client is reported as Canceled. Records
+//! of refused callers without a proved identity are limited by rate, so refusals cannot fill a disk; all
+//! records are counted.
 
 use prometheus_client::metrics::gauge::Gauge;
 use std::cell::{Cell, RefCell};

@@ -236,7 +236,7 @@ async fn killed_under_load(version: &Version) {
     // The load goes on against a killed process until each task has had its one failure.
     let written = async {
         let half = async || {
-            let written = keyward.metric("keyward_audit_written_total", &[]).await;
+            let written = keyward.metric("keyward_audit_records_total", &[]).await;
             (written >= count as f64 / 2.0).then_some(())
         };
         wait::until(LIMIT, "half of the changes are written", half).await;
