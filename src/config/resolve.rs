@@ -372,6 +372,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::config::RevocationPersistence;
     use crate::config::upstream_users::UserCredential;
     use crate::config::{Address, ClientAuth, ClusterPin, Identify, KeySource, MappingOutcome, OnExpiry};
     use crate::jwt::Algorithm;
@@ -1069,6 +1070,30 @@ mod tests {
             "[revocation]\netcd_prefix = '/m/r/'\n[maintenance]\netcd_prefix = '/m/'",
         ] {
             assert_eq!(fault_paths(&with(bad)), ["maintenance.etcd_prefix"], "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_policy_in_etcd_has_a_prefix_of_its_own() {
+        let with = |lines: &str| format!("{CLUSTER}{LISTENER}[policy]\n{lines}\n");
+        let (config, warnings) = valid(&with("etcd_prefix = '/p/'\nstate_file = 'policy'\nmode = 'enforce'"));
+        let stored = config.policy.stored.as_ref().expect("a place");
+        assert_eq!((&*stored.prefix, stored.login.is_some()), ("/p/", config.cluster.probe.is_some()));
+        assert!(stored.state_file.as_ref().is_some_and(|path| path.ends_with("policy")));
+        assert!(config.own_prefixes().any(|prefix| prefix == "/p/"), "closed to every client");
+        assert!(!warnings.iter().any(|path| path.contains("policy")), "{warnings:?}");
+        let (config, warnings) = valid(&with("state_file = 'policy'"));
+        assert_eq!(config.policy.stored, None);
+        assert!(warnings.iter().any(|path| path == "policy.state_file"));
+        for (lines, path) in [
+            ("etcd_prefix = '/'", "policy.etcd_prefix"),
+            ("etcd_prefix = '/p'", "policy.etcd_prefix"),
+            ("etcd_prefix = ''", "policy.etcd_prefix"),
+            ("etcd_prefix = '/p/'\nuser = 'nobody'", "policy.user"),
+            ("etcd_prefix = '/keyward-maintenance/p/'", "maintenance.etcd_prefix"),
+            ("etcd_prefix = '/r/p/'\n[revocation]\netcd_prefix = '/r/'", "policy.etcd_prefix"),
+        ] {
+            assert_eq!(fault_paths(&with(lines)), [path], "{lines}");
         }
     }
 

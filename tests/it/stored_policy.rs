@@ -37,9 +37,12 @@ enum WriteOutcome {
     NotApplied,
 }
 
+/// Values and their mod revisions by key.
+type Keys = BTreeMap<Vec<u8>, (Vec<u8>, i64)>;
+
 /// The keys of an etcd, behind one or more members.
 struct Store {
-    keys: RefCell<BTreeMap<Vec<u8>, (Vec<u8>, i64)>>,
+    keys: RefCell<Keys>,
     revision: Cell<i64>,
     next_write: Cell<WriteOutcome>,
     /// The transactions that wished to write, at any member, and the size of the largest.

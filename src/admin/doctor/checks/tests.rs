@@ -172,7 +172,7 @@ fn nothing_is_found_where_all_is_well() {
 
 #[test]
 fn a_stored_policy_that_is_unknown_faulty_old_or_not_applied() {
-    let now = tokio::time::Instant::now();
+    let now = Instant::now();
     let good = PolicyStoreStatus {
         generation: 3,
         grants: 0,
