@@ -184,7 +184,7 @@ impl AdminState {
             .revocation_entries
             .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
         if let Some(policy) = self.policy.as_ref().map(PolicyRegister::status) {
-            let metrics = &self.metrics.policy;
+            let metrics = &self.metrics.policy_store;
             metrics.age.set(policy.age().as_secs_f64());
             metrics.generation.set(i64::try_from(policy.generation).unwrap_or(i64::MAX));
             metrics.temporary_grants.set(i64::try_from(policy.grants).unwrap_or(i64::MAX));

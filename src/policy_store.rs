@@ -34,7 +34,7 @@ use crate::members::membership::ChangeReceiver;
 use crate::own_keys::{OwnKeysUpstream, PrefixLogin, SeenPrefix};
 use crate::policy::rules_in_force::RulesInForce;
 use crate::published::Published;
-use crate::telemetry::policy_metrics::PolicyMetrics;
+use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
 
 pub use command::{PolicyAnswer, PolicyCommand, PolicyStoreError};
 
@@ -96,7 +96,7 @@ pub struct PolicyKeeper {
     prefix: PolicyPrefix,
     state_file: Option<PathBuf>,
     status: Arc<ArcSwap<PolicyStoreStatus>>,
-    metrics: PolicyMetrics,
+    metrics: PolicyStoreMetrics,
     good: LastGood,
     /// The temporary grants in force.
     grants: Vec<TemporaryGrant>,
@@ -124,7 +124,7 @@ impl PolicyRegister {
         settings: &PolicyInEtcd,
         config: &Config,
         upstream: OwnKeysUpstream,
-        metrics: PolicyMetrics,
+        metrics: PolicyStoreMetrics,
     ) -> (Self, PolicyKeeper, RulesInForce) {
         let prefix = PolicyPrefix::new(settings, upstream);
         let (sender, orders) = mpsc::channel(ORDERS);
@@ -277,7 +277,7 @@ impl PolicyKeeper {
         };
         (self.seen, outlets.read_under) = (Some(reading.seen), Arc::clone(config));
         if let Some(fault) = self.good.fault().filter(|fault| Some(*fault) != fault_before.as_ref()) {
-            self.metrics.count_store_fault(fault.label());
+            self.metrics.count_fault(fault.label());
             tracing::error!(
                 %fault, in_force = self.good.number(),
                 "the stored policy cannot be used: the last good generation stays in force"
@@ -292,7 +292,7 @@ impl PolicyKeeper {
         grants.retain(|grant| !grant.has_ended(SystemTime::now()));
         if reading.unreadable != self.unreadable {
             if !reading.unreadable.is_empty() {
-                self.metrics.count_store_fault("grant_unreadable");
+                self.metrics.count_fault("grant_unreadable");
                 tracing::error!(
                     keys = reading.unreadable.len(),
                     "temporary grants cannot be read, and give nothing"
@@ -344,7 +344,7 @@ impl PolicyKeeper {
             Ok(Some(state)) => state,
             Ok(None) => return,
             Err(error) => {
-                self.metrics.count_store_fault("state_file");
+                self.metrics.count_fault("state_file");
                 return tracing::error!(path = %path.display(), %error, "policy.state_file cannot be used");
             }
         };
@@ -356,8 +356,8 @@ impl PolicyKeeper {
                 self.grants = grants;
             }
             Err(fault) => {
-                self.metrics.count_store_fault("state_file");
-                tracing::error!(path = %path.display(), %fault, "policy.state_file has a policy with a fault");
+                self.metrics.count_fault("state_file");
+                tracing::error!(%fault, "policy.state_file has a policy with a fault");
             }
         }
     }
@@ -373,7 +373,7 @@ impl PolicyKeeper {
             Ok(Err(panicked)) => panicked.to_string(),
             Err(_) => "it takes too long".to_owned(),
         };
-        self.metrics.count_store_fault("state_file");
+        self.metrics.count_fault("state_file");
         tracing::error!(
             %error, "policy.state_file was not written: a restart without etcd begins with an older policy"
         );

@@ -211,7 +211,7 @@ fn metrics() -> BTreeSet<String> {
     registry.unread.given_up(GiveUpReason::ForTime).inc();
     registry.policy.count_refused("read");
     registry.policy.count_shadow_denied("read");
-    registry.policy.count_store_fault("went_back");
+    registry.policy_store.count_fault("went_back");
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types

@@ -36,7 +36,7 @@ impl RulesAtStart {
         let Some(settings) = &config.policy.stored else {
             return Self { rules: RulesInForce::Configured, stored: None };
         };
-        let metrics = metrics.policy.clone();
+        let metrics = metrics.policy_store.clone();
         let (register, keeper, rules) = PolicyRegister::open(settings, config, upstream.clone(), metrics);
         Self { rules, stored: Some((register, keeper)) }
     }
