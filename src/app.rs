@@ -9,6 +9,8 @@ pub mod audit_files;
 mod cluster_reset;
 pub mod hash_password;
 mod listeners;
+pub mod policy_checks;
+pub mod policy_learning;
 mod published_rules;
 pub mod shard_service;
 

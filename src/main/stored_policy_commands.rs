@@ -17,7 +17,7 @@ use super::{AdminSocketArgs, UNUSABLE, fail, finish, send_command_or_exit, unexp
 
 /// Commands to the stored policy.
 #[derive(Subcommand)]
-pub(crate) enum PolicyArguments {
+pub(crate) enum StoredPolicyArguments {
     /// Stores a document as the next generation, in force on every replica within 1 s. Exit code 75: the
     /// outcome is unknown, see `keyward policy history`.
     Apply {
@@ -88,7 +88,7 @@ pub(crate) struct UngrantArguments {
     at: AdminSocketArgs,
 }
 
-impl PolicyArguments {
+impl StoredPolicyArguments {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
         match self {
