@@ -240,6 +240,8 @@ impl PolicyKeeper {
                 self.note_status(self.good.fault().is_none().then_some(asked));
             }
             Err(reason) => {
+                // Grants end without etcd too.
+                self.note_status(None);
                 if !std::mem::replace(&mut self.failing, true) {
                     tracing::warn!(%reason, "the policy cannot be read from etcd; the rules in force stay");
                 }

@@ -220,7 +220,7 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
             _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
             Ok(AdminCommand::Drain {}) => {
                 if waits.is_none() {
-                    desk.record(&AdminCommand::Drain {}, "done", uid);
+                    desk.record(&AdminCommand::Drain {}, None, "done", uid);
                 }
                 desk.drain(&mut waits).await
             }
@@ -241,7 +241,11 @@ impl AdminCommandService {
     async fn answer(&self, command: AdminCommand, uid: Option<u32>) -> AdminAnswer {
         if let AdminCommand::Policy(asked) = &command {
             let answer = self.answer_policy(asked, uid).await;
-            self.record(&command, result_of(&answer), uid);
+            let stored = match &answer {
+                AdminAnswer::Policy(answer) => answer.generation,
+                _ => None,
+            };
+            self.record(&command, stored, result_of(&answer), uid);
             return answer;
         }
         let change = match change(&command) {
@@ -250,12 +254,13 @@ impl AdminCommandService {
             Err(error) => return AdminAnswer::Failed(error.to_string()),
         };
         let answer = self.change(change).await;
-        self.record(&command, result_of(&answer), uid);
+        self.record(&command, None, result_of(&answer), uid);
         answer
     }
 
-    /// Records a command that changes something in the audit log.
-    fn record(&self, command: &AdminCommand, result: &'static str, uid: Option<u32>) {
+    /// Records a command that changes something in the audit log; `stored` is the generation stored by a
+    /// command to the policy.
+    fn record(&self, command: &AdminCommand, stored: Option<u64>, result: &'static str, uid: Option<u32>) {
         let Some(audit) = self.audit.as_ref().filter(|audit| audit.has(AuditEvent::Admin)) else { return };
         let (name, target, reason) = match command {
             AdminCommand::Revoke { user } => ("revoke", Some(user.clone()), None),
@@ -269,6 +274,7 @@ impl AdminCommandService {
             },
             AdminCommand::Sessions {} | AdminCommand::Status {} | AdminCommand::Doctor {} => return,
         };
+        let target = stored.map(|generation| generation.to_string()).or(target);
         let (time, target) = (Timestamp::now(), target.as_deref());
         let reason = reason.as_deref().filter(|reason| !reason.is_empty());
         let record = AdminAuditRecord { time, event: "admin", command: name, target, reason, result, uid };

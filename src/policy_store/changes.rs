@@ -54,7 +54,7 @@ impl PolicyKeeper {
                 let in_force = self.good.generation().map(|good| Arc::clone(&good.text));
                 let lines = difference(in_force.as_deref().unwrap_or_default(), &text);
                 let text = lines.iter().fold(String::new(), |text, line| text + line + "\n");
-                Ok(PolicyAnswer { differs: !text.is_empty(), text })
+                Ok(PolicyAnswer { differs: !text.is_empty(), text, generation: None })
             }
             PolicyCommand::History {} => self.history().await,
             PolicyCommand::Show { generation: Some(number) } => {
@@ -112,13 +112,14 @@ impl PolicyKeeper {
         }
         tracing::info!(generation = number, uid, "a policy was applied");
         self.poll(outlets).await;
-        Ok(answer(if self.good.number() >= number && self.good.fault().is_none() {
+        let text = if self.good.number() >= number && self.good.fault().is_none() {
             format!("generation {number} is in force on this replica now, on all others within 1 s\n")
         } else {
             format!(
                 "generation {number} is stored, and not in force on this replica yet: see `keyward doctor`\n"
             )
-        }))
+        };
+        Ok(PolicyAnswer { generation: Some(number), ..answer(text) })
     }
 
     async fn history(&self) -> Outcome {
@@ -285,7 +286,7 @@ fn deleted_ended(grants: &[StoredGrant]) -> impl Iterator<Item = RequestOp> {
 }
 
 fn answer(text: String) -> PolicyAnswer {
-    PolicyAnswer { text, differs: false }
+    PolicyAnswer { text, ..PolicyAnswer::default() }
 }
 
 fn unchanged(reason: impl ToString) -> PolicyStoreError {

@@ -62,7 +62,9 @@ impl PolicyCommand {
     pub fn audited(&self) -> Option<(&'static str, Option<String>, Option<String>)> {
         Some(match self {
             Self::Apply { comment, .. } => ("policy_apply", None, Some(comment.clone())),
-            Self::Rollback { generation } => ("policy_rollback", Some(generation.to_string()), None),
+            Self::Rollback { generation } => {
+                ("policy_rollback", None, Some(format!("rollback to generation {generation}")))
+            }
             Self::Grant { peer, role, reason, seconds } => {
                 ("grant", Some(format!("{role} for {seconds} s to {peer}")), Some(reason.clone()))
             }
@@ -79,6 +81,8 @@ pub struct PolicyAnswer {
     pub text: String,
     /// True for a [`PolicyCommand::Diff`] with a difference.
     pub differs: bool,
+    /// The generation stored by the command.
+    pub generation: Option<u64>,
 }
 
 /// Reasons for not having executed a command.

@@ -426,8 +426,11 @@ async fn a_grant_ends_under_an_open_watch_while_etcd_is_away() {
             let text = fs::read_to_string(near.site().file("audit.log")).ok()?;
             let has =
                 |command: &str| text.lines().any(|line| line.contains(command) && line.contains("\"uid\":"));
-            (has("\"command\":\"grant\"") && has("\"command\":\"ungrant\"") && text.contains("incident 7"))
-                .then_some(())
+            (has("\"command\":\"grant\"")
+                && has("\"command\":\"ungrant\"")
+                && has("\"command\":\"policy_apply\",\"target\":\"1\"")
+                && text.contains("incident 7"))
+            .then_some(())
         };
         wait::until(LIMIT, "the audit log has the grants", audited).await;
     }
