@@ -34,6 +34,7 @@ use keyward::pb::etcdserverpb::{
 use keyward::pb::mvccpb::{Event, KeyValue};
 use keyward::policy::compiled::{Policy, PolicySubject};
 use keyward::policy::permit_set::{Decision, PermitSet};
+use keyward::policy::rules_in_force::RulesInForce;
 use keyward::rpc::frame::{FrameReader, encode, unary};
 use keyward::rpc::method::{Method, lookup, path_kind};
 use keyward::rpc::scan::WireFields;
@@ -275,7 +276,7 @@ fn permits(rules: usize) -> PermitSet {
     let config = config::load(&path).expect("a valid policy").0;
     let peer = Peer::Password("app".into());
     let subject = PolicySubject { peer: &peer, etcd_user: Some("app"), address: None, listener: "clients" };
-    Policy::of(&config, SystemTime::now()).permits(subject)
+    Policy::of(&config, &RulesInForce::Configured, SystemTime::now()).permits(subject)
 }
 
 fn decisions(criterion: &mut Criterion) {

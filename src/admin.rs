@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use crate::credentials::Credentials;
 use crate::downstream::session::Sealer;
 use crate::members::membership::{ForeignAddress, MembersHandle, ServingState};
+use crate::policy_store::PolicyRegister;
 use crate::revocation::RevocationRegister;
 use crate::telemetry::metrics::{CounterFamily, Metrics};
 use crate::telemetry::writer::LOSSES;
@@ -46,6 +47,7 @@ pub struct AdminState {
     credentials: Arc<Credentials>,
     sealer: Arc<Sealer>,
     register: RevocationRegister,
+    policy: Option<PolicyRegister>,
     metrics: Arc<Metrics>,
     shards_alive: Arc<AtomicBool>,
     exit: Arc<Exit>,
@@ -58,12 +60,12 @@ impl AdminState {
         members: MembersHandle,
         credentials: Arc<Credentials>,
         sealer: Arc<Sealer>,
-        register: RevocationRegister,
+        (register, policy): (RevocationRegister, Option<PolicyRegister>),
         metrics: Arc<Metrics>,
         shards_turn: Arc<AtomicBool>,
         exit: Arc<Exit>,
     ) -> Self {
-        Self { members, credentials, sealer, register, metrics, shards_alive: shards_turn, exit }
+        Self { members, credentials, sealer, register, policy, metrics, shards_alive: shards_turn, exit }
     }
 
     /// Reason to send no calls to this replica; `None` if calls should be sent.
@@ -76,6 +78,9 @@ impl AdminState {
         }
         if !self.register.is_known() {
             return Some("it is not known who was revoked".into());
+        }
+        if self.policy.as_ref().is_some_and(|policy| !policy.status().is_known) {
+            return Some("the stored policy is not known yet".into());
         }
         let members = self.members.snapshot.load();
         match members.serving() {
@@ -178,6 +183,12 @@ impl AdminState {
         self.metrics
             .revocation_entries
             .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
+        if let Some(policy) = self.policy.as_ref().map(PolicyRegister::status) {
+            let metrics = &self.metrics.policy_store;
+            metrics.age.set(policy.age().as_secs_f64());
+            metrics.generation.set(i64::try_from(policy.generation).unwrap_or(i64::MAX));
+            metrics.temporary_grants.set(i64::try_from(policy.grants).unwrap_or(i64::MAX));
+        }
         let members = self.members.snapshot.load();
         self.metrics.members_age.set(members.confirmed.elapsed().as_secs_f64());
         self.metrics.member_figures.put(&member_figures::of(&members));

@@ -10,8 +10,8 @@ mod cluster_reset;
 pub mod hash_password;
 mod listeners;
 pub mod policy_checks;
-mod policy_expiry;
 pub mod policy_learning;
+mod published_rules;
 pub mod shard_service;
 
 use std::io;
@@ -20,7 +20,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use std::time::SystemTime;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -28,7 +27,7 @@ use tokio::time::Instant;
 
 use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
-use self::policy_expiry::end_bindings;
+use self::published_rules::{PublishedRules, RulesAtStart};
 use self::shard_service::{ShardParts, ShardService};
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
@@ -45,13 +44,14 @@ use crate::downstream::acceptor::ShardIntake;
 use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
 use crate::downstream::session::{NoSessionKey, Sealer};
-use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
 use crate::members::membership::{ControlChannels, MembersHandle};
+use crate::own_keys::OwnKeysUpstream;
+use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::reload::{self, Reload, ReloadCheck, ReloadPart, ReloadPartName};
-use crate::revocation::{RevocationRegister, RevocationUpstream, StateFileError};
+use crate::revocation::{RevocationRegister, StateFileError};
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
@@ -169,7 +169,7 @@ pub struct Running {
     /// Inputs of every shard.
     pub parts: ShardParts,
     /// The control runtime's access to members.
-    pub upstream: RevocationUpstream,
+    pub upstream: OwnKeysUpstream,
     /// The members' HTTP/1.1 pages.
     pub pages: MetricsPages,
     /// Executes the commands of the admin socket; its state answers at the admin address.
@@ -186,6 +186,7 @@ pub struct Running {
     shards_alive: Arc<AtomicBool>,
     probe: ProbeLogin,
     seeds: SeedList,
+    rules: PublishedRules,
     /// Writes the last audit records at the end.
     _audit_guard: Option<AuditCloseGuard>,
 }
@@ -209,10 +210,7 @@ pub fn build(
     source: MemberSource,
     tasks: &Tasks,
 ) -> Result<Running, ServeError> {
-    let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
-    let metrics = Arc::new(Metrics::new(paths.collect()));
-    let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
-    metrics.members_unverified.set(unverified.into());
+    let metrics = new_metrics(config);
     let sealer = Arc::new(Sealer::new(reload::session_keys(config)?));
     sealer.refuse_before(config.session.not_before);
     let reset = ClusterReset::new(Arc::clone(config), Arc::clone(&sealer), Arc::clone(&metrics));
@@ -230,10 +228,11 @@ pub fn build(
         tasks,
     );
     let upstream =
-        RevocationUpstream { members: members.clone(), channels, credentials: Arc::clone(&credentials) };
+        OwnKeysUpstream { members: members.clone(), channels, credentials: Arc::clone(&credentials) };
     let (register, keeper) =
         RevocationRegister::open(&config.revocation, upstream.clone(), Arc::clone(&sealer))?;
     tasks.spawn("revocations", keeper.run()).detach();
+    let rules = RulesAtStart::open(config, &upstream, &metrics);
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
     let (audit, audit_guard) = start_audit(config, &metrics)?.unzip();
@@ -244,14 +243,11 @@ pub fn build(
         tls: downstream_configs(config)?,
         connector,
         members,
-        identities: Arc::new(Published::new(Identities::of(config, &credentials, SystemTime::now()))),
+        identities: Arc::new(Published::new(rules.identities(config, &credentials))),
         credentials,
         sealer,
         logins,
-        certificate_pool: Arc::new(CertificatePool::new(
-            config.limits.certificate_connections,
-            Arc::clone(&metrics),
-        )),
+        certificate_pool: certificate_pool(config, &metrics),
         metrics,
         ready: readiness,
         drain: draining,
@@ -259,12 +255,12 @@ pub fn build(
         defragmentations: Arc::default(),
         audit,
     };
-    let (rules, credentials) = (Arc::clone(&parts.identities), Arc::clone(&parts.credentials));
-    tasks.spawn("policy expiry", end_bindings(Arc::clone(&parts.config), rules, credentials)).detach();
+    let (rules, policy) = rules.start(&parts, tasks);
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
-    let admin = Arc::new(admin_commands(&parts, &pages, &connections, register, &shards_alive, &exit));
+    let admin =
+        Arc::new(admin_commands(&parts, &pages, &connections, (register, policy), &shards_alive, &exit));
     Ok(Running {
         parts,
         upstream,
@@ -277,8 +273,17 @@ pub fn build(
         shards_alive,
         probe,
         seeds,
+        rules,
         _audit_guard: audit_guard,
     })
+}
+
+fn new_metrics(config: &Config) -> Arc<Metrics> {
+    let paths = METHODS.iter().map(|method| method.path).chain(std::iter::once("unknown"));
+    let metrics = Arc::new(Metrics::new(paths.collect()));
+    let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
+    metrics.members_unverified.set(unverified.into());
+    metrics
 }
 
 /// Starts the audit log, if configured.
@@ -301,11 +306,13 @@ impl Running {
             ReloadPartName::Passwords => ReloadPart::passwords(Arc::clone(&parts.logins)),
             ReloadPartName::ClusterTls => ReloadPart::cluster_tls(parts.connector.clone()),
             ReloadPartName::Identities => {
-                ReloadPart::identities(Arc::clone(&parts.identities), credentials(), self.pages.clone())
+                let (identities, rules) = (Arc::clone(&parts.identities), self.rules.current());
+                ReloadPart::identities(identities, rules, credentials(), self.pages.clone())
             }
             ReloadPartName::OwnLogins => {
                 let register = self.admin.register.clone();
-                ReloadPart::own_logins(Arc::clone(&self.probe), register, credentials())
+                let policy = self.admin.policy.clone();
+                ReloadPart::own_logins(Arc::clone(&self.probe), register, policy, credentials())
             }
             ReloadPartName::Seeds => ReloadPart::seeds(self.seeds.clone()),
             ReloadPartName::InForce => ReloadPart::in_force(Arc::clone(&parts.config)),
@@ -372,7 +379,7 @@ fn admin_commands(
     parts: &ShardParts,
     pages: &MetricsPages,
     connections: &Arc<ConnectionTable>,
-    register: RevocationRegister,
+    (register, policy): (RevocationRegister, Option<PolicyRegister>),
     shards_alive: &Arc<AtomicBool>,
     exit: &Arc<Exit>,
 ) -> AdminCommandService {
@@ -380,7 +387,7 @@ fn admin_commands(
         parts.members.clone(),
         Arc::clone(&parts.credentials),
         Arc::clone(&parts.sealer),
-        register.clone(),
+        (register.clone(), policy.clone()),
         Arc::clone(&parts.metrics),
         Arc::clone(shards_alive),
         Arc::clone(exit),
@@ -392,10 +399,11 @@ fn admin_commands(
         members: parts.members.clone(),
         pages: pages.clone(),
         register: register.clone(),
+        policy: policy.clone(),
         credentials: Arc::clone(&parts.credentials),
     };
     let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
-    AdminCommandService { register, sealer, state: Arc::new(state), doctor, audit }
+    AdminCommandService { register, policy, sealer, state: Arc::new(state), doctor, audit }
 }
 
 /// Builds the check of the members' peer URLs.
@@ -420,6 +428,10 @@ async fn open_admin(
         tasks.spawn("admin socket", serve).detach();
     }
     Ok(())
+}
+
+fn certificate_pool(config: &Config, metrics: &Arc<Metrics>) -> Arc<CertificatePool> {
+    Arc::new(CertificatePool::new(config.limits.certificate_connections, Arc::clone(metrics)))
 }
 
 /// Starts the publication of members, with the control runtime's channels to the members.

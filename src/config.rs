@@ -52,8 +52,8 @@ pub use endpoint::{Endpoint, Scheme};
 pub use findings::{ConfigFault, ConfigFaults, ConfigWarning};
 pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT, RootNeedsExactPeer};
 pub use outage_times::OutageTimes;
-pub use policy_settings::{PolicyMode, PolicySettings, RequireIdentity, UnknownMethods};
-pub use resolve::{load, policy, read_policy};
+pub use policy_settings::{PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods};
+pub use resolve::{load, peer_pattern, policy, read_policy};
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
 pub use values::{MalformedValue, duration};
@@ -108,7 +108,8 @@ impl Config {
             RevocationPersistence::Etcd { prefix, .. } => Some(&**prefix),
             RevocationPersistence::Memory | RevocationPersistence::File(_) => None,
         };
-        revoked.into_iter().chain(self.maintenance.etcd_prefix.as_deref())
+        let stored = self.policy.stored.as_ref().map(|stored| &*stored.prefix);
+        revoked.into_iter().chain(stored).chain(self.maintenance.etcd_prefix.as_deref())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Byte streams below HTTP/2, without knowledge of their contents.
 
 pub mod coalesce;
+pub mod file_replacement;
 pub mod http2_body;
 pub mod kill_switch;
 

@@ -3,13 +3,16 @@
 //!
 //! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`:
 //! not serving; `audit verify`: a bad file; `policy test`: another verdict; `policy explain`: refused;
-//! `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors); 64 (unusable command line or
-//! configuration); 69 (`doctor`, `drain`: no process listens on the socket); 74 (in force on this replica,
-//! but not persisted); 75 (unknown outcome: the command may be repeated). Must not know: the implementation
-//! of a command. Invariant: an answer goes to stdout, an error to stderr.
+//! `policy diff`: a difference; `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors);
+//! 64 (unusable command line or configuration); 69 (`doctor`, `drain`: no process listens on the socket); 74
+//! (in force on this replica, but not persisted); 75 (unknown outcome: the command may be repeated; after
+//! `policy apply`, `policy rollback` and `grant` look first). Must not know: the implementation of a
+//! command. Invariant: an answer goes to stdout, an error to stderr.
 
 #[path = "main/policy_file_commands.rs"]
 mod policy_file_commands;
+#[path = "main/stored_policy_commands.rs"]
+mod stored_policy_commands;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -113,10 +116,19 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Judges and learns policies.
+    /// Judges and learns policies, and reads and changes the policy stored in etcd (policy.etcd_prefix).
     Policy {
         #[command(subcommand)]
-        command: policy_file_commands::PolicyFileArguments,
+        command: PolicyArguments,
+    },
+    /// Gives a role of the stored policy to a peer for a while, on every replica.
+    Grant(stored_policy_commands::GrantArguments),
+    /// Takes back a role given by `keyward grant`.
+    Ungrant(stored_policy_commands::UngrantArguments),
+    /// Lists the roles given by `keyward grant` that are in force on one replica.
+    Grants {
+        #[command(flatten)]
+        at: AdminSocketArgs,
     },
     /// Reads the files of the audit log.
     Audit {
@@ -129,6 +141,15 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
+}
+
+/// Commands to a policy: in files, or in etcd.
+#[derive(Subcommand)]
+enum PolicyArguments {
+    #[command(flatten)]
+    File(policy_file_commands::PolicyFileArguments),
+    #[command(flatten)]
+    Stored(stored_policy_commands::StoredPolicyArguments),
 }
 
 #[derive(Subcommand)]
@@ -227,7 +248,11 @@ fn main() -> ExitCode {
         Command::Sessions { at } => ask(at, &Ask::Sessions {}),
         Command::Status { as_what, at } => status(at, as_what.output),
         Command::Doctor { as_what, at } => doctor(at, as_what.output),
-        Command::Policy { command } => command.run(),
+        Command::Policy { command: PolicyArguments::File(command) } => command.run(),
+        Command::Policy { command: PolicyArguments::Stored(command) } => command.run(),
+        Command::Grant(grant) => grant.run(),
+        Command::Ungrant(grant) => grant.run(),
+        Command::Grants { at } => stored_policy_commands::list_grants(at),
         Command::Drain { at } => drain(at),
         Command::Audit { command } => audit(command),
     }

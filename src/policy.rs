@@ -11,6 +11,7 @@ pub mod live_permits;
 pub mod mapping;
 pub mod permit;
 pub mod permit_set;
+pub mod rules_in_force;
 
 #[cfg(test)]
 mod tests;

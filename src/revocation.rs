@@ -24,8 +24,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::config::{Revocation, RevocationPersistence};
 use crate::downstream::session::{RevocationChange, Revocations, RevocationsFull, Sealer};
 use crate::members::membership::ChangeReceiver;
+use crate::own_keys::{OwnKeysUpstream, PrefixLogin};
 
-pub use etcd_prefix::RevocationUpstream;
 pub use state_file::StateFileError;
 
 /// Maximum of queued changes. Operators send changes one at a time; on a full queue a change is rejected as
@@ -76,7 +76,7 @@ pub struct RevocationRegister {
     max_age: Duration,
     opened_at: Instant,
     /// Access to etcd, if revocations are stored in etcd.
-    access: Option<etcd_prefix::PrefixAccess>,
+    access: Option<PrefixLogin>,
 }
 
 /// The revocations read last.
@@ -126,7 +126,7 @@ impl RevocationRegister {
     /// The state file cannot be read or written.
     pub fn open(
         settings: &Revocation,
-        upstream: RevocationUpstream,
+        upstream: OwnKeysUpstream,
         sealer: Arc<Sealer>,
     ) -> Result<(Self, RevocationKeeper), StateFileError> {
         let (store, revocations) = match &settings.keep {
@@ -154,7 +154,7 @@ impl RevocationRegister {
         let (sender, orders) = mpsc::channel(ORDERS);
         let max_age = settings.max_age;
         let access = match &store {
-            RevocationStore::Etcd(prefix) => Some(prefix.access()),
+            RevocationStore::Etcd(prefix) => Some(prefix.login()),
             RevocationStore::Memory | RevocationStore::File(_) => None,
         };
         let opened_at = Instant::now();
@@ -178,13 +178,18 @@ impl RevocationRegister {
     /// compared.
     #[must_use]
     pub fn has_login(&self, settings: &Revocation) -> bool {
-        self.access.as_ref().is_none_or(|access| access.has_login(&settings.keep))
+        let (Some(access), RevocationPersistence::Etcd { prefix, login }) = (&self.access, &settings.keep)
+        else {
+            return true;
+        };
+        access.is(prefix, login.as_ref())
     }
 
     /// From now on accesses etcd with the credentials of `settings`.
     pub fn set_login(&self, settings: &Revocation) {
-        if let Some(access) = &self.access {
-            access.set_login(&settings.keep);
+        if let (Some(access), RevocationPersistence::Etcd { prefix, login }) = (&self.access, &settings.keep)
+        {
+            access.set(prefix, login.as_ref());
         }
     }
 
@@ -367,7 +372,7 @@ mod tests {
     }
 
     /// Access to a cluster without known members.
-    fn nowhere() -> RevocationUpstream {
+    fn nowhere() -> OwnKeysUpstream {
         let channels = ControlChannels::new(ArcSwap::from_pointee(HashMap::new()));
         let (credentials, _) = Credentials::new(CredentialSettings::default(), channels.clone()).unwrap();
         let members = MembersHandle {
@@ -377,7 +382,7 @@ mod tests {
             hints: HintSender::channel().0,
             auth: Arc::new(SharedAuthSetting::default()),
         };
-        RevocationUpstream { members, channels, credentials }
+        OwnKeysUpstream { members, channels, credentials }
     }
 
     fn settings(keep: RevocationPersistence) -> Revocation {

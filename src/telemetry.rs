@@ -12,6 +12,7 @@ pub mod log_throttle;
 pub mod member_metrics;
 pub mod metrics;
 pub mod policy_metrics;
+pub mod policy_store_metrics;
 pub mod request_memory_metrics;
 pub mod single_label;
 mod text;

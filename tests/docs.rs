@@ -211,6 +211,7 @@ fn metrics() -> BTreeSet<String> {
     registry.unread.given_up(GiveUpReason::ForTime).inc();
     registry.policy.count_refused("read");
     registry.policy.count_shadow_denied("read");
+    registry.policy_store.count_fault("went_back");
     let text = registry.text().expect("a String takes all");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types
@@ -244,7 +245,8 @@ fn after<'a>(text: &'a str, start: &str) -> BTreeSet<&'a str> {
 #[test]
 fn the_operators_guide_lists_the_checks_that_doctor_makes() {
     // However its lines are broken.
-    let code = [read("src/admin/doctor/checks.rs"), read("src/admin/doctor/checks/versions.rs")].concat();
+    let files = ["checks.rs", "checks/versions.rs", "checks/stored_policy.rs"];
+    let code = files.map(|file| read(format!("src/admin/doctor/{file}"))).concat();
     let code = code.split_whitespace().collect::<Vec<_>>().join(" ");
     let code = code.replace("( ", "(");
     let mut made = after(&code, "findings.error(");

@@ -21,6 +21,7 @@ use crate::downstream::connection_table::ConnectionTable;
 use crate::identity::MemberId;
 use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
+use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
 use checks::DoctorInputs;
@@ -71,6 +72,8 @@ pub struct Doctor {
     pub pages: MetricsPages,
     /// The revocations.
     pub register: RevocationRegister,
+    /// The policy stored in etcd, if configured.
+    pub policy: Option<PolicyRegister>,
     /// Reads the roles of etcd users.
     pub credentials: Arc<Credentials>,
     /// The table of client connections.
@@ -95,6 +98,7 @@ impl Doctor {
             auth: self.members.auth.now(),
             examined: &examined,
             revocations_known: self.register.is_known(),
+            stored_policy: self.policy.as_ref().map(PolicyRegister::status).as_deref(),
             root_holders: &root_holders,
             connections: &self.connections.occupancy(),
         }

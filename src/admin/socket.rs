@@ -32,11 +32,14 @@ use crate::config::audit_settings::AuditEvent;
 use crate::downstream::acceptor::remove_stale;
 use crate::downstream::session::{InvalidSessionId, RevocationChange, RevocationEntry, Sealer};
 use crate::identity::UserName;
+use crate::policy_store::{PolicyAnswer, PolicyCommand, PolicyRegister, PolicyStoreError};
 use crate::revocation::{RevocationError, RevocationRegister, RevocationStorage};
 use crate::tasks::Tasks;
 
-/// Maximum length of a command line: more than the longest name of a session with every byte escaped.
-const LONGEST_LINE: u64 = 64 * 1024;
+/// Maximum length of a command line: a policy of 4 MiB with escapes.
+const LONGEST_LINE: u64 = 6 << 20;
+/// Maximum length of an answer: a listing has a row per session, some thousands of rows at most.
+const LONGEST_ANSWER: u64 = 64 << 20;
 /// Time limit for receiving a command, and for sending its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit of the client for an answer: a change may wait for etcd.
@@ -76,6 +79,8 @@ pub enum AdminCommand {
     Status {},
     /// Run `keyward doctor`.
     Doctor {},
+    /// Read or change the policy stored in etcd.
+    Policy(PolicyCommand),
     /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
     /// answers within half a second.
     Drain {},
@@ -100,6 +105,8 @@ pub enum AdminAnswer {
     Status(Box<ReplicaStatus>),
     /// Answer to [`AdminCommand::Doctor`].
     Doctor(DoctorReport),
+    /// Answer to [`AdminCommand::Policy`].
+    Policy(PolicyAnswer),
     /// The drain has begun.
     Draining(Progress),
 }
@@ -130,6 +137,8 @@ struct RevokedUserRow {
 pub struct AdminCommandService {
     /// Persists revocations.
     pub register: RevocationRegister,
+    /// The policy stored in etcd, if configured.
+    pub policy: Option<PolicyRegister>,
     /// Knows the recent sessions.
     pub sealer: Arc<Sealer>,
     /// Reports the status.
@@ -211,7 +220,7 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
             _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
             Ok(AdminCommand::Drain {}) => {
                 if waits.is_none() {
-                    desk.record(&AdminCommand::Drain {}, "done", uid);
+                    desk.record(&AdminCommand::Drain {}, None, "done", uid);
                 }
                 desk.drain(&mut waits).await
             }
@@ -230,35 +239,45 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
 
 impl AdminCommandService {
     async fn answer(&self, command: AdminCommand, uid: Option<u32>) -> AdminAnswer {
+        if let AdminCommand::Policy(asked) = &command {
+            let answer = self.answer_policy(asked, uid).await;
+            let stored = match &answer {
+                AdminAnswer::Policy(answer) => answer.generation,
+                _ => None,
+            };
+            self.record(&command, stored, result_of(&answer), uid);
+            return answer;
+        }
         let change = match change(&command) {
             Ok(Some(change)) => change,
             Ok(None) => return self.answer_read_only(&command).await,
             Err(error) => return AdminAnswer::Failed(error.to_string()),
         };
         let answer = self.change(change).await;
-        let result = match &answer {
-            AdminAnswer::NotKept(_) => "not_kept",
-            AdminAnswer::Unknown(_) => "unknown",
-            AdminAnswer::Failed(_) => "failed",
-            _ => "done",
-        };
-        self.record(&command, result, uid);
+        self.record(&command, None, result_of(&answer), uid);
         answer
     }
 
-    /// Records a command that changes something in the audit log.
-    fn record(&self, command: &AdminCommand, result: &'static str, uid: Option<u32>) {
+    /// Records a command that changes something in the audit log; `stored` is the generation stored by a
+    /// command to the policy.
+    fn record(&self, command: &AdminCommand, stored: Option<u64>, result: &'static str, uid: Option<u32>) {
         let Some(audit) = self.audit.as_ref().filter(|audit| audit.has(AuditEvent::Admin)) else { return };
-        let (name, target) = match command {
-            AdminCommand::Revoke { user } => ("revoke", Some(user)),
-            AdminCommand::RevokeSession { session } => ("revoke_session", Some(session)),
-            AdminCommand::Block { user } => ("block", Some(user)),
-            AdminCommand::Unblock { user } => ("unblock", Some(user)),
-            AdminCommand::Drain {} => ("drain", None),
+        let (name, target, reason) = match command {
+            AdminCommand::Revoke { user } => ("revoke", Some(user.clone()), None),
+            AdminCommand::RevokeSession { session } => ("revoke_session", Some(session.clone()), None),
+            AdminCommand::Block { user } => ("block", Some(user.clone()), None),
+            AdminCommand::Unblock { user } => ("unblock", Some(user.clone()), None),
+            AdminCommand::Drain {} => ("drain", None, None),
+            AdminCommand::Policy(command) => match command.audited() {
+                Some(audited) => audited,
+                None => return,
+            },
             AdminCommand::Sessions {} | AdminCommand::Status {} | AdminCommand::Doctor {} => return,
         };
-        let (time, target) = (Timestamp::now(), target.map(String::as_str));
-        let record = AdminAuditRecord { time, event: "admin", command: name, target, result, uid };
+        let target = stored.map(|generation| generation.to_string()).or(target);
+        let (time, target) = (Timestamp::now(), target.as_deref());
+        let reason = reason.as_deref().filter(|reason| !reason.is_empty());
+        let record = AdminAuditRecord { time, event: "admin", command: name, target, reason, result, uid };
         audit.record(None, &record);
     }
 
@@ -285,6 +304,17 @@ impl AdminCommandService {
                     }
                 }
             }
+        }
+    }
+
+    async fn answer_policy(&self, command: &PolicyCommand, uid: Option<u32>) -> AdminAnswer {
+        let Some(policy) = &self.policy else {
+            return AdminAnswer::Failed("policy.etcd_prefix is not set".into());
+        };
+        match policy.execute(command.clone(), uid).await {
+            Ok(answer) => AdminAnswer::Policy(answer),
+            Err(PolicyStoreError::Unchanged(reason)) => AdminAnswer::Failed(reason),
+            Err(unknown @ PolicyStoreError::Unknown(_)) => AdminAnswer::Unknown(unknown.to_string()),
         }
     }
 
@@ -337,6 +367,16 @@ impl AdminCommandService {
     }
 }
 
+/// The result of a change, for the audit log.
+fn result_of(answer: &AdminAnswer) -> &'static str {
+    match answer {
+        AdminAnswer::NotKept(_) => "not_kept",
+        AdminAnswer::Unknown(_) => "unknown",
+        AdminAnswer::Failed(_) => "failed",
+        _ => "done",
+    }
+}
+
 fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSessionId> {
     let user = |name: &str| UserName::from(name);
     Ok(Some(match command {
@@ -347,6 +387,7 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         AdminCommand::Sessions {}
         | AdminCommand::Status {}
         | AdminCommand::Doctor {}
+        | AdminCommand::Policy(_)
         | AdminCommand::Drain {} => {
             return Ok(None);
         }
@@ -409,8 +450,7 @@ pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<P
 
 fn read_answer(stream: std::os::unix::net::UnixStream) -> io::Result<AdminAnswer> {
     let mut answer = Vec::new();
-    // A listing has a row per session, some thousands of rows at most.
-    io::BufReader::new(stream.take(LONGEST_LINE * 1024)).read_until(b'\n', &mut answer)?;
+    io::BufReader::new(stream.take(LONGEST_ANSWER)).read_until(b'\n', &mut answer)?;
     Ok(serde_json::from_slice(&answer)?)
 }
 

@@ -21,6 +21,7 @@ use crate::identity::peer::JwtClaims;
 use crate::pb::{etcdserverpb as pb, v3electionpb as election, v3lockpb as lock};
 use crate::policy::compiled::{Policy, PolicySubject};
 use crate::policy::permit_set::{Decision, PermitSet};
+use crate::policy::rules_in_force::RulesInForce;
 use crate::rpc::method::{METHODS, Method};
 use crate::rpc::schema::MessageId;
 use crate::rpc::touch::{Action, TouchTarget};
@@ -236,7 +237,7 @@ impl CheckedPolicy {
 
 fn policy(config: &mut Config, settings: PolicySettings) -> Policy {
     config.policy = Arc::new(settings);
-    Policy::of(config, SystemTime::now())
+    Policy::of(config, &RulesInForce::Configured, SystemTime::now())
 }
 
 /// Judges each touch of a request, with a line for each.

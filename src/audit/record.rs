@@ -315,9 +315,12 @@ pub struct AdminAuditRecord<'a> {
     pub event: &'static str,
     /// The command.
     pub command: &'static str,
-    /// The user or session named by the command.
+    /// The user, session, generation or grant named by the command.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
     pub target: Option<&'a str>,
+    /// The operator's reason or comment.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
+    pub reason: Option<&'a str>,
     /// The result: `done`, `failed`, `not_kept`, `unknown`.
     pub result: &'static str,
     /// The user id of the process that gave the command.

@@ -2,8 +2,10 @@
 //!
 //! Owns: the settings. Must not know: the decision on a call.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::config::EtcdLogin;
 use crate::config::policy_document::{KeyTemplate, PolicyDocument};
 
 /// The settings of `[policy]`.
@@ -16,8 +18,10 @@ pub struct PolicySettings {
     pub unknown_methods: UnknownMethods,
     /// The treatment of calls without an etcd user while auth is on, whatever the mode.
     pub require_identity: RequireIdentity,
-    /// The rules; empty without a policy file.
+    /// The rules of the policy file; empty without a file.
     pub document: Arc<PolicyDocument>,
+    /// The policy in etcd, which replaces the file's rules.
+    pub stored: Option<PolicyInEtcd>,
     /// The namespaces of listeners, by the listener's name.
     pub listener_namespaces: Vec<(Arc<str>, KeyTemplate)>,
 }
@@ -29,9 +33,21 @@ impl Default for PolicySettings {
             unknown_methods: UnknownMethods::Refuse,
             require_identity: RequireIdentity::Strict,
             document: Arc::default(),
+            stored: None,
             listener_namespaces: Vec::new(),
         }
     }
+}
+
+/// The place of the policy in etcd.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicyInEtcd {
+    /// Key prefix, ending with a slash.
+    pub prefix: Arc<str>,
+    /// The etcd user for reading and writing the prefix; `None` with auth off.
+    pub login: Option<EtcdLogin>,
+    /// The file of the last good generation, for a restart without etcd.
+    pub state_file: Option<PathBuf>,
 }
 
 /// The consequence of a denial. Later variants are stricter.

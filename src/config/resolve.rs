@@ -13,6 +13,7 @@ mod listener_tables;
 mod login_limits;
 mod map_tables;
 mod namespace_tables;
+mod own_prefixes;
 mod policy_coverage;
 mod policy_tables;
 mod sessions;
@@ -33,16 +34,13 @@ use zeroize::Zeroize;
 use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
 use super::toml_file::{self, TomlFile};
 
-use super::{
-    Config, Drain, EtcdLogin, Limits, Maintenance, Revocation, RevocationPersistence, Runtime, WatchSettings,
-    secrets, toml_parse, values,
-};
+use super::{Config, Drain, EtcdLogin, Limits, Runtime, WatchSettings, secrets, toml_parse, values};
 use crate::identity::UserName;
 use crate::jwt::Issuers;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
-pub use policy_tables::{policy, read_policy};
+pub use policy_tables::{peer_pattern, policy, read_policy};
 
 /// Availability of the ways of identification, on every listener.
 #[derive(Clone, Copy)]
@@ -124,8 +122,9 @@ impl Resolver<'_> {
         let mapping = self.mapping(file.map, file.mapping, &rows, named.clone(), &listeners, defaults);
         let revocation = self.revocation(file.revocation, &rows, cluster.probe.as_ref());
         let admin = self.admin(file.admin, &listeners);
-        let maintenance = self.maintenance(file.maintenance, &revocation);
-        let policy = self.policy_settings(file.policy, &listeners, &named, namespaces);
+        let stored = self.policy_in_etcd(&mut file.policy, &rows, cluster.probe.as_ref(), &revocation);
+        let maintenance = self.maintenance(file.maintenance, &revocation, stored.as_ref());
+        let policy = self.policy_settings(file.policy, stored, &listeners, &named, namespaces);
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &reached, &listeners)),
             session: Arc::new(self.session(file.session)),
@@ -148,30 +147,6 @@ impl Resolver<'_> {
             // The file list comes last: all steps above may read files.
             files: std::mem::take(&mut self.files).into_iter().collect(),
         })
-    }
-
-    fn maintenance(
-        &mut self,
-        maintenance: toml_file::TomlMaintenance,
-        revocation: &Revocation,
-    ) -> Maintenance {
-        let path = "maintenance.etcd_prefix";
-        let prefix = maintenance.etcd_prefix.unwrap_or_else(|| MAINTENANCE.to_owned());
-        if prefix.is_empty() {
-            return Maintenance { etcd_prefix: None };
-        }
-        if prefix.trim_matches('/').is_empty() || !prefix.ends_with('/') {
-            self.findings.fault(path, format!("is a name that ends with a slash, as in {MAINTENANCE:?}"));
-        }
-        // An invalid revocation prefix is a separate fault.
-        if let RevocationPersistence::Etcd { prefix: revoked, .. } = &revocation.keep
-            && !revoked.trim_matches('/').is_empty()
-            && (prefix.starts_with(&**revoked) || revoked.starts_with(&prefix))
-        {
-            self.findings
-                .fault(path, format!("{prefix:?} and revocation.etcd_prefix, {revoked:?}, hold each other"));
-        }
-        Maintenance { etcd_prefix: Some(prefix.into()) }
     }
 
     fn watch(&mut self, watch: toml_file::TomlWatch) -> WatchSettings {
@@ -398,6 +373,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::config::RevocationPersistence;
     use crate::config::upstream_users::UserCredential;
     use crate::config::{Address, ClientAuth, ClusterPin, Identify, KeySource, MappingOutcome, OnExpiry};
     use crate::jwt::Algorithm;
@@ -1095,6 +1071,30 @@ mod tests {
             "[revocation]\netcd_prefix = '/m/r/'\n[maintenance]\netcd_prefix = '/m/'",
         ] {
             assert_eq!(fault_paths(&with(bad)), ["maintenance.etcd_prefix"], "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_policy_in_etcd_has_a_prefix_of_its_own() {
+        let with = |lines: &str| format!("{CLUSTER}{LISTENER}[policy]\n{lines}\n");
+        let (config, warnings) = valid(&with("etcd_prefix = '/p/'\nstate_file = 'policy'\nmode = 'enforce'"));
+        let stored = config.policy.stored.as_ref().expect("a place");
+        assert_eq!((&*stored.prefix, stored.login.is_some()), ("/p/", config.cluster.probe.is_some()));
+        assert!(stored.state_file.as_ref().is_some_and(|path| path.ends_with("policy")));
+        assert!(config.own_prefixes().any(|prefix| prefix == "/p/"), "closed to every client");
+        assert!(!warnings.iter().any(|path| path.contains("policy")), "{warnings:?}");
+        let (config, warnings) = valid(&with("state_file = 'policy'"));
+        assert_eq!(config.policy.stored, None);
+        assert!(warnings.iter().any(|path| path == "policy.state_file"));
+        for (lines, path) in [
+            ("etcd_prefix = '/'", "policy.etcd_prefix"),
+            ("etcd_prefix = '/p'", "policy.etcd_prefix"),
+            ("etcd_prefix = ''", "policy.etcd_prefix"),
+            ("etcd_prefix = '/p/'\nuser = 'nobody'", "policy.user"),
+            ("etcd_prefix = '/keyward-maintenance/p/'", "maintenance.etcd_prefix"),
+            ("etcd_prefix = '/r/p/'\n[revocation]\netcd_prefix = '/r/'", "policy.etcd_prefix"),
+        ] {
+            assert_eq!(fault_paths(&with(lines)), [path], "{lines}");
         }
     }
 

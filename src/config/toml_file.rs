@@ -325,6 +325,9 @@ pub(super) struct TomlMapping {
 pub(super) struct TomlPolicy {
     pub(super) mode: Option<TomlPolicyMode>,
     pub(super) file: Option<String>,
+    pub(super) etcd_prefix: Option<String>,
+    pub(super) user: Option<String>,
+    pub(super) state_file: Option<String>,
     pub(super) unknown_methods: Option<TomlUnknownMethods>,
     pub(super) require_identity: Option<TomlRequireIdentity>,
 }

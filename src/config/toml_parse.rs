@@ -21,11 +21,12 @@ use super::findings::ConfigFindings;
 pub(super) fn read<T: DeserializeOwned>(text: &str) -> (Option<T>, ConfigFindings) {
     let (mut table, broken) = DeTable::parse_recoverable(text);
     let mut lines = HashMap::new();
-    record_lines(text, table.get_ref(), "", &mut lines);
+    let starts = LineStarts::of(text);
+    record_lines(&starts, table.get_ref(), "", &mut lines);
     let mut findings = ConfigFindings::new(lines);
     if !broken.is_empty() {
         for error in broken {
-            findings.fault_at_line(error.span().map(|span| line(text, &span)), error.message());
+            findings.fault_at_line(error.span().map(|span| starts.line(&span)), error.message());
         }
         return (None, findings);
     }
@@ -104,11 +105,11 @@ fn reason(error: &Error, value: &DeValue<'_>) -> String {
     reason
 }
 
-fn record_lines(text: &str, table: &DeTable<'_>, path: &str, lines: &mut HashMap<String, usize>) {
+fn record_lines(starts: &LineStarts, table: &DeTable<'_>, path: &str, lines: &mut HashMap<String, usize>) {
     let mut element = |value: &Spanned<DeValue<'_>>, path: &str, span: Range<usize>| {
-        lines.insert(path.to_owned(), line(text, &span));
+        lines.insert(path.to_owned(), starts.line(&span));
         if let DeValue::Table(inner) = value.get_ref() {
-            record_lines(text, inner, path, lines);
+            record_lines(starts, inner, path, lines);
         }
     };
     for (key, value) in table {
@@ -124,9 +125,19 @@ fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-fn line(text: &str, span: &Range<usize>) -> usize {
-    let before = text.as_bytes().get(..span.start).unwrap_or(text.as_bytes());
-    1 + before.iter().filter(|&&byte| byte == b'\n').count()
+/// The offsets of the line breaks of a text. A policy may have a hundred thousand entries, so no entry's line
+/// is counted from the beginning.
+struct LineStarts(Vec<usize>);
+
+impl LineStarts {
+    fn of(text: &str) -> Self {
+        Self(text.match_indices('\n').map(|(at, _)| at).collect())
+    }
+
+    /// The line of the span's beginning, from 1.
+    fn line(&self, span: &Range<usize>) -> usize {
+        1 + self.0.partition_point(|line_break| *line_break < span.start)
+    }
 }
 
 #[cfg(test)]

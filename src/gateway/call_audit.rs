@@ -82,7 +82,7 @@ impl PolicyVerdict {
                 (verdict, Some(permits.denying_rule(denial)))
             }
         };
-        VerdictTexts { generation: permits.generation.0.to_string(), verdict, rule }
+        VerdictTexts { generation: permits.generation.to_string(), verdict, rule }
     }
 }
 

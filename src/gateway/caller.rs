@@ -176,6 +176,10 @@ impl CallerIdentification {
         identities: &Arc<Identities>,
         record: &AccessRecord,
     ) -> Result<Rc<Caller>, Refusal> {
+        // Rules that were never read may have a namespace or a mode for any caller.
+        if !identities.policy.is_known() {
+            return Err(Refusal::NOTHING_SENT);
+        }
         let presented = PresentedToken::in_headers(headers);
         client.remembered.borrow_mut().follow(identities);
         let standing = if self.ignores(gateway, client, presented) {

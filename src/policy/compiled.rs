@@ -13,6 +13,7 @@ use super::caller_namespace::CallerNamespace;
 use super::grants::{ActionGrants, GrantPart, VariableTexts};
 use super::interval_set::{GrantId, IntervalSet, KeyInterval};
 use super::permit_set::{PermitSet, PolicyGeneration};
+use super::rules_in_force::RulesInForce;
 use crate::config::policy_document::{PolicyBinding, PolicyDocument};
 use crate::config::{Config, PolicyMode, PolicySettings};
 use crate::identity::Peer;
@@ -25,6 +26,9 @@ const MOST_ROLE_SETS: usize = 1024;
 #[derive(Debug)]
 pub struct Policy {
     settings: Arc<PolicySettings>,
+    document: Arc<PolicyDocument>,
+    number: u64,
+    is_known: bool,
     compiled_at: SystemTime,
     closed: Arc<IntervalSet>,
     /// Compiled grants by roles. The lock is held while a caller's permissions are looked up, once a caller.
@@ -45,10 +49,13 @@ pub struct PolicySubject<'a> {
 }
 
 impl Policy {
-    /// Compiles the policy of a configuration for decisions from `now` on, up to [`Policy::next_end`].
+    /// Compiles `rules` under a configuration for decisions from `now` on, up to [`Policy::next_end`].
     #[must_use]
-    pub fn of(config: &Config, now: SystemTime) -> Self {
-        Self::new(Arc::clone(&config.policy), config.own_prefixes(), now)
+    pub fn of(config: &Config, rules: &RulesInForce, now: SystemTime) -> Self {
+        let (number, document) = rules.generation(config);
+        let is_known = !matches!(rules, RulesInForce::Unknown);
+        let settings = Arc::clone(&config.policy);
+        Self { document, number, is_known, ..Self::new(settings, config.own_prefixes(), now) }
     }
 
     /// Compiles a policy, with key prefixes closed to every client.
@@ -63,19 +70,27 @@ impl Policy {
             grant: GrantId { role: 0, grant: 0 },
         });
         let closed = Arc::new(IntervalSet::new(closed.collect()));
-        Self { settings, compiled_at: now, closed, by_roles: Mutex::default() }
+        let document = Arc::clone(&settings.document);
+        let by_roles = Mutex::default();
+        Self { settings, document, number: 0, is_known: true, compiled_at: now, closed, by_roles }
+    }
+
+    /// False before the stored policy was read: no caller may be admitted then.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.is_known
     }
 
     /// The rules.
     #[must_use]
     pub fn document(&self) -> &PolicyDocument {
-        &self.settings.document
+        &self.document
     }
 
     /// The end of the next binding to end, if any: the policy is to be compiled again then.
     #[must_use]
     pub fn next_end(&self) -> Option<SystemTime> {
-        let ends = self.settings.document.bindings.iter().filter_map(|binding| binding.until);
+        let ends = self.document.bindings.iter().filter_map(|binding| binding.until);
         ends.filter(|end| *end > self.compiled_at).min()
     }
 
@@ -84,14 +99,14 @@ impl Policy {
         &'p self,
         subject: PolicySubject<'p>,
     ) -> impl Iterator<Item = (usize, &'p PolicyBinding)> {
-        let all = self.settings.document.bindings.iter().enumerate();
+        let all = self.document.bindings.iter().enumerate();
         all.filter(move |(_, binding)| self.binds(binding, subject))
     }
 
     fn binds(&self, binding: &PolicyBinding, subject: PolicySubject<'_>) -> bool {
         let PolicyBinding { conditions, group, etcd_user, listener, until, .. } = binding;
         let in_group = |at: &usize| {
-            let group = self.settings.document.groups.get(*at);
+            let group = self.document.groups.get(*at);
             group.is_some_and(|group| group.members.iter().any(|member| member.matches(subject.peer)))
         };
         until.is_none_or(|until| until > self.compiled_at)
@@ -121,13 +136,13 @@ impl Policy {
         roles.dedup();
         let mode = mode.unwrap_or(self.settings.mode);
         let texts = VariableTexts { peer: subject.peer, etcd_user: subject.etcd_user };
-        let own = (mode != PolicyMode::Off && ActionGrants::have_variables(&self.settings.document, &roles))
-            .then(|| Box::new(ActionGrants::new(&self.settings.document, &roles, GrantPart::Own(texts))));
+        let own = (mode != PolicyMode::Off && ActionGrants::have_variables(&self.document, &roles))
+            .then(|| Box::new(ActionGrants::new(&self.document, &roles, GrantPart::Own(texts))));
         PermitSet {
             mode,
             namespace: CallerNamespace::of(&namespaces, texts),
             unknown_methods: self.settings.unknown_methods,
-            generation: PolicyGeneration(self.settings.document.digest),
+            generation: PolicyGeneration { number: self.number, digest: self.document.digest },
             shared: if mode == PolicyMode::Off { Arc::default() } else { self.shared(&roles) },
             roles: roles.into(),
             document: Arc::clone(&self.settings.document),
@@ -144,7 +159,7 @@ impl Policy {
         if by_roles.len() >= MOST_ROLE_SETS {
             by_roles.clear();
         }
-        let made = Arc::new(ActionGrants::new(&self.settings.document, roles, GrantPart::Shared));
+        let made = Arc::new(ActionGrants::new(&self.document, roles, GrantPart::Shared));
         by_roles.insert(roles.into(), Arc::clone(&made));
         made
     }

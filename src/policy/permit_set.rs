@@ -6,6 +6,7 @@
 //! every key; a decision on a request without a lease allocates nothing, except for what `rpc::touch` needs.
 
 use std::cmp::Ordering;
+use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -43,7 +44,22 @@ pub struct PermitSet {
 
 /// Names one version of the policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PolicyGeneration(pub PolicyDigest);
+pub struct PolicyGeneration {
+    /// The number of the stored generation; 0 for the configuration's own rules.
+    pub number: u64,
+    /// The digest of the document.
+    pub digest: PolicyDigest,
+}
+
+/// Formats the number and the digest; the digest alone for the configuration's own rules.
+impl fmt::Display for PolicyGeneration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.number > 0 {
+            write!(f, "{}-", self.number)?;
+        }
+        self.digest.fmt(f)
+    }
+}
 
 /// The verdict on a request.
 #[derive(Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use prost::Message as _;
 use super::compiled::{Policy, PolicySubject};
 use super::learned::{LearningBounds, PolicyLearner};
 use super::permit_set::{Decision, DenialReason, PermitSet};
+use super::rules_in_force::RulesInForce;
 use crate::config::{self, Config, PolicyMode, PolicySettings};
 use crate::identity::Peer;
 use crate::identity::peer::JwtClaims;
@@ -41,7 +42,7 @@ fn config(policy: &str) -> Config {
 }
 
 fn policy(text: &str) -> Policy {
-    Policy::of(&config(text), SystemTime::now())
+    Policy::of(&config(text), &RulesInForce::Configured, SystemTime::now())
 }
 
 fn peer(name: &str) -> Peer {
@@ -196,10 +197,10 @@ fn a_binding_ends_at_its_time() {
     let text = READER.replace("everyone = true", "everyone = true\nuntil = '2040-01-01T00:00:00Z'");
     let config = config(&text);
     let end = SystemTime::UNIX_EPOCH + Duration::from_secs(2_208_988_800);
-    let before = Policy::of(&config, end - Duration::from_secs(1));
+    let before = Policy::of(&config, &RulesInForce::Configured, end - Duration::from_secs(1));
     assert_eq!(before.next_end(), Some(end));
     assert_eq!(permits(&before, &peer("a")).roles.len(), 1);
-    let after = Policy::of(&config, end);
+    let after = Policy::of(&config, &RulesInForce::Configured, end);
     assert_eq!(after.next_end(), None);
     assert_eq!(permits(&after, &peer("a")).roles.len(), 0);
 }

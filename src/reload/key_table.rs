@@ -126,7 +126,7 @@ const KEYS: &[KeyRow] = &[
     compared(Reload(Identities), &["listener.identify"], |was, is| identify(was).eq(identify(is)))
         .named("what listeners identify by"),
     found_by_part(Identities, &["user", "mint", "sign_jwt"]),
-    found_by_part(ReloadPartName::OwnLogins, &["cluster.probe", "revocation.user"]),
+    found_by_part(ReloadPartName::OwnLogins, &["cluster.probe", "revocation.user", "policy.user"]),
     found_by_part(ReloadPartName::Seeds, &["cluster.endpoints", "cluster.srv", "cluster.allowed_hosts"]),
     compared(Reload(InForce), &["limits"], |was, is| was.limits == is.limits),
     compared(Reload(InForce), &["advertise", "listener.client_urls"], |was, is| {
@@ -192,6 +192,10 @@ const KEYS: &[KeyRow] = &[
         |was, is| was.revocation == is.revocation,
     )
     .named("revocation"),
+    compared(Restart, &["policy.etcd_prefix", "policy.state_file"], |was, is| {
+        stored_at(was) == stored_at(is)
+    })
+    .named("policy.etcd_prefix, policy.state_file"),
     compared(Restart, &["watch.buffer"], |was, is| was.watch == is.watch),
     compared(
         Restart,
@@ -209,6 +213,11 @@ const KEYS: &[KeyRow] = &[
     compared(Restart, &["log"], |was, is| was.log == is.log),
     compared(Restart, &["runtime"], |was, is| was.runtime == is.runtime),
 ];
+
+/// The place of the policy in etcd, and the file of the last good generation.
+fn stored_at(config: &Config) -> impl PartialEq {
+    config.policy.stored.as_ref().map(|stored| (stored.prefix.clone(), stored.state_file.clone()))
+}
 
 fn identify(config: &Config) -> impl Iterator<Item = impl PartialEq> {
     let of_one = |listener: &std::sync::Arc<Listener>| (listener.name.clone(), listener.identify.clone());

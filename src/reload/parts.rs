@@ -25,6 +25,8 @@ use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
 use crate::members::discovery::{ProbeLogin, SeedList};
+use crate::policy::rules_in_force::RulesInForce;
+use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
 use crate::upstream::peer_urls::{PeerTrustCheck, roots_of};
@@ -141,11 +143,12 @@ impl ReloadPart {
         })
     }
 
-    /// The etcd users of Keyward itself: for probes of members, and for reading and writing revocations.
+    /// The etcd users of Keyward itself: for probes of members, for revocations, and for the stored policy.
     #[must_use]
     pub fn own_logins(
         probe: ProbeLogin,
         register: RevocationRegister,
+        policy: Option<PolicyRegister>,
         credentials: Arc<Credentials>,
     ) -> Self {
         Self::new(move |_, now| {
@@ -159,14 +162,20 @@ impl ReloadPart {
             if !register.has_login(&now.revocation) {
                 changes.push("revocation.user: another user or password".to_owned());
             }
+            let stored = now.policy.stored.clone();
+            if policy.as_ref().is_some_and(|policy| !policy.has_login(stored.as_ref())) {
+                changes.push("policy.user: another user or password".to_owned());
+            }
             let (probe, register, revocation) =
                 (Arc::clone(&probe), register.clone(), Arc::clone(&now.revocation));
+            let policy = policy.clone();
             let publish = move || {
                 // An unchanged login keeps its tokens.
                 if !probes_so {
                     probe.store(prober);
                 }
                 register.set_login(&revocation);
+                policy.inspect(|policy| policy.set_login(stored.as_ref()));
             };
             Ok((!changes.is_empty()).then(|| PreparedPart::new(changes, publish)))
         })
@@ -223,6 +232,7 @@ impl ReloadPart {
     #[must_use]
     pub fn identities(
         current: Arc<Published<Identities>>,
+        rules: Arc<Published<RulesInForce>>,
         credentials: Arc<Credentials>,
         pages: MetricsPages,
     ) -> Self {
@@ -236,14 +246,15 @@ impl ReloadPart {
                 .then(|| credentials.build_acting(&now.users, &now.cluster, pages.clone()));
             let acting = acting.transpose().map_err(|error| format!("user: {error}"))?;
             changes.extend(users);
-            let made = Arc::new(Identities::of(now, &credentials, SystemTime::now()));
             let (current, credentials) = (Arc::clone(&current), Arc::clone(&credentials));
+            let (now, rules) = (now.clone(), Arc::clone(&rules));
             // The rules are published last, and decisions by the old rules are discarded then.
             let publish = move || {
                 if let Some(acting) = acting {
                     credentials.publish_acting(acting);
                 }
-                current.publish(made);
+                // Another generation of the stored policy may be in force since the preparation.
+                current.publish(Identities::of(&now, &rules.load(), &credentials, SystemTime::now()));
             };
             Ok(Some(PreparedPart::new(changes, publish)))
         })

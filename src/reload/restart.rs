@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use crate::config::{
-    Cluster, Config, KeySource, Limits, Passwords, Revocation, RevocationPersistence, SessionSettings,
-    UnreadLimits, WatchSettings,
+    Cluster, Config, KeySource, Limits, Passwords, PolicyInEtcd, PolicySettings, Revocation,
+    RevocationPersistence, SessionSettings, UnreadLimits, WatchSettings,
 };
 
 /// The configuration in force after `read` replaced `current`: keys that need a restart keep their current
@@ -26,7 +26,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         }),
         issuers: read.issuers,
         mapping: read.mapping,
-        policy: read.policy,
+        policy: Arc::new(in_force_of_policy(&current.policy, &read.policy)),
         revocation: Arc::new(Revocation {
             keep: keep(&current.revocation.keep, &read.revocation.keep),
             max_age: current.revocation.max_age,
@@ -100,6 +100,22 @@ fn in_force_of_limits(current: &Limits, read: Limits) -> Limits {
         member_in_flight: current.member_in_flight,
         unread: UnreadLimits { buffer: current.unread.buffer, timeout: read.unread.timeout },
         logins_in_flight_per_member: current.logins_in_flight_per_member,
+    }
+}
+
+fn in_force_of_policy(current: &PolicySettings, read: &PolicySettings) -> PolicySettings {
+    let stored = current.stored.as_ref().map(|stored| PolicyInEtcd {
+        prefix: Arc::clone(&stored.prefix),
+        login: read.stored.as_ref().map_or_else(|| stored.login.clone(), |read| read.login.clone()),
+        state_file: stored.state_file.clone(),
+    });
+    PolicySettings {
+        mode: read.mode,
+        unknown_methods: read.unknown_methods,
+        require_identity: read.require_identity,
+        document: Arc::clone(&read.document),
+        stored,
+        listener_namespaces: read.listener_namespaces.clone(),
     }
 }
 

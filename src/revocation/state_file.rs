@@ -1,17 +1,16 @@
 //! The state file: revocations of a single replica.
 //!
-//! Owns: the file format and atomic replacement of the file. Must not know: the source of changes.
-//! Invariants: a new file replaces the old file by a rename, after the new content was synced to disk, and
-//! the rename is synced before a change counts as stored; an unreadable line makes the whole file unusable,
-//! because the revoked user is unknown.
+//! Owns: the file format. Must not know: the source of changes. Invariants: a change counts as stored after
+//! the file was replaced and synced to disk; an unreadable line makes the whole file unusable, because the
+//! revoked user is unknown.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use super::row;
 use crate::downstream::session::{MOST_ENTRIES, Revocations};
+use crate::io::file_replacement::replace_file;
 
 /// The first line of the file.
 const MARK: &str = "keyward revocations 1";
@@ -78,23 +77,13 @@ pub(super) fn write(path: &Path, revocations: &Revocations) -> Result<(), StateF
     let mut lines: Vec<String> = revocations.entries().map(|entry| row::write(&entry)).collect();
     lines.sort_unstable();
     lines.insert(0, MARK.to_owned());
-    replace(path, &(lines.join("\n") + "\n"))
+    replace_file(path, (lines.join("\n") + "\n").as_bytes())
         .map_err(|source| StateFileError::Io { path: path.to_owned(), source })
-}
-
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&beside, path)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;

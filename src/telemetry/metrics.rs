@@ -22,6 +22,7 @@ use crate::telemetry::audit_metrics::AuditMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
+use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 use crate::telemetry::single_label::{SingleLabel, one};
 use crate::telemetry::unread_metrics::UnreadMetrics;
@@ -105,6 +106,8 @@ pub struct Metrics {
     pub connection_figures: ConnectionMetrics,
     /// Decisions of the policy.
     pub policy: PolicyMetrics,
+    /// Metrics of the policy stored in etcd.
+    pub policy_store: PolicyStoreMetrics,
     /// Connections closed by a drain with calls or streams still open.
     pub connections_cut: Counter,
     /// Connections closed because the client reset too many streams before their answer.
@@ -238,6 +241,7 @@ impl Metrics {
             unread: UnreadMetrics::registered(&mut registry),
             connection_figures: ConnectionMetrics::registered(&mut registry),
             policy: PolicyMetrics::registered(&mut registry),
+            policy_store: PolicyStoreMetrics::registered(&mut registry),
             request_memory: RequestMemoryMetrics::registered(&mut registry),
             audit: AuditMetrics::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),

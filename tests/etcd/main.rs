@@ -136,6 +136,8 @@ mod snapshots;
 #[cfg(test)]
 mod steady;
 #[cfg(test)]
+mod stored_policy;
+#[cfg(test)]
 mod stories;
 #[cfg(test)]
 mod storm;

@@ -126,7 +126,7 @@ fn a_line_without_an_end_is_refused_and_its_rest_is_no_command() {
         for filling in [b'x', b' '] {
             let mut visitor = office.visit().await;
             // A reader of pieces would take the last one for a command of its own.
-            let mut line = vec![filling; 64 * 1024];
+            let mut line = vec![filling; 8 << 20];
             line.extend_from_slice(b"{\"block\":{\"user\":\"alice\"}}\n");
             // It may be closed while it speaks.
             drop(visitor.says(&line).await);

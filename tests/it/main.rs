@@ -126,6 +126,8 @@ mod sockets;
 #[cfg(test)]
 mod stale;
 #[cfg(test)]
+mod stored_policy;
+#[cfg(test)]
 mod storms;
 #[cfg(test)]
 mod strays;

@@ -25,10 +25,11 @@ use keyward::io::ByteStream;
 use keyward::members::membership::{
     self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, Readiness, Role,
 };
+use keyward::own_keys::OwnKeysUpstream;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use keyward::policy::rules_in_force::RulesInForce;
 use keyward::published::Published;
 use keyward::refusal::Code;
-use keyward::revocation::RevocationUpstream;
 use keyward::tasks::Tasks;
 use keyward::users::UserPasswordHashes;
 use prost::Message as _;
@@ -169,7 +170,12 @@ impl Keyward {
         self.logins.replace(Arc::clone(&config.passwords));
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages());
         acted.expect("users that can be proved");
-        self.identities.publish(Identities::of(&config, &self.credentials, SystemTime::now()));
+        self.identities.publish(Identities::of(
+            &config,
+            &RulesInForce::Configured,
+            &self.credentials,
+            SystemTime::now(),
+        ));
     }
 
     /// Publishes the certificates, authorities and lists of another configuration, with the files in `folder`.
@@ -183,7 +189,7 @@ impl Keyward {
     }
 
     /// How what runs beside the shards reaches the members.
-    pub(crate) fn upstream(&self) -> RevocationUpstream {
+    pub(crate) fn upstream(&self) -> OwnKeysUpstream {
         self.running.upstream.clone()
     }
 

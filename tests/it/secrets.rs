@@ -15,6 +15,7 @@ use keyward::gateway::caller::Identities;
 use keyward::identity::MemberId;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use keyward::policy::rules_in_force::RulesInForce;
 use keyward::refusal::Code;
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
@@ -359,7 +360,7 @@ fn debug_of_whatever_has_a_secret_shows_none() {
         let acting = credentials.build_acting(&config.users, &config.cluster, keyward.pages());
         credentials.publish_acting(acting.expect("users that can be proved"));
         let password = Secret::new(AT_ETCD.to_owned());
-        let identities = Identities::of(&config, credentials, SystemTime::now());
+        let identities = Identities::of(&config, &RulesInForce::Configured, credentials, SystemTime::now());
         let login = AuthenticateRequest { name: "alice".into(), password: AT_ETCD.into() };
         let answer = AuthenticateResponse { token: TOKEN.into(), ..Default::default() };
         let users = ["probe", "operator", "signed", "minted"];

@@ -4,6 +4,7 @@
 //! argument. Invariants: a check without its inputs adds an entry to `unseen` and no finding; every command
 //! in a fix exists in etcdctl, etcdutl or keyward.
 
+mod stored_policy;
 mod versions;
 
 use std::collections::BTreeSet;
@@ -22,6 +23,7 @@ use crate::members::membership::{
     AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
     UnreadyReason,
 };
+use crate::policy_store::PolicyStoreStatus;
 
 /// A certificate expiring within `ENDS_SOON` is a warning, within `ENDS_NOW` an error.
 const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -58,6 +60,8 @@ pub(super) struct DoctorInputs<'a> {
     /// The unauthenticated answers of each member; `None` for a member without an answer.
     pub(super) examined: &'a [(MemberId, Option<MemberHealthFigures>)],
     pub(super) revocations_known: bool,
+    /// The state of the policy stored in etcd, if configured.
+    pub(super) stored_policy: Option<&'a PolicyStoreStatus>,
     pub(super) root_holders: &'a RootHolders,
     pub(super) connections: &'a ConnectionOccupancy,
 }
@@ -77,6 +81,7 @@ impl DoctorInputs<'_> {
         self.identities(&mut findings);
         self.certificates(&mut findings);
         self.connections(&mut findings);
+        stored_policy::check(self.config, self.stored_policy, &mut findings);
         for key in self.waiting {
             let what = "it says otherwise in the file: that is not in force, and waits for a restart";
             let fix = "keyward drain, and start it again; with several replicas, one after the other";

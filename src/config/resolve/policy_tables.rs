@@ -21,8 +21,10 @@ use crate::config::policy_document::{
 use crate::config::toml_file::{TomlPolicy, TomlPolicyMode, TomlRequireIdentity, TomlUnknownMethods};
 use crate::config::toml_policy::{TomlBinding, TomlGrant, TomlGroup, TomlPolicyFile, TomlRange, TomlRole};
 use crate::config::{
-    Conditions, Listener, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods, toml_parse, values,
+    Conditions, Listener, PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods,
+    toml_parse, values,
 };
+use crate::identity::pattern::PeerPattern;
 use crate::rpc::touch::Action;
 
 /// Largest size of a policy, in bytes.
@@ -44,6 +46,21 @@ pub fn policy(
     resolver.findings.conclude(document)
 }
 
+/// Reads the pattern of a peer for a configuration with these listeners and issuers.
+///
+/// # Errors
+/// The pattern is malformed, or names an unknown authority or issuer.
+pub fn peer_pattern(
+    text: &str,
+    listeners: &[Arc<Listener>],
+    issuers: &[Arc<str>],
+) -> Result<PeerPattern, ConfigFaults> {
+    let mut resolver =
+        Resolver { folder: Path::new(""), findings: Default::default(), files: Default::default() };
+    let pattern = resolver.peer("peer", text, &PeerNames::of(listeners, issuers.to_vec()));
+    resolver.findings.conclude(pattern).map(|(pattern, _)| pattern)
+}
+
 /// Reads a policy file.
 ///
 /// # Errors
@@ -59,10 +76,11 @@ pub fn read_policy(path: &Path) -> Result<String, String> {
 }
 
 impl Resolver<'_> {
-    /// Resolves `[policy]`, with the policy file.
+    /// Resolves `[policy]`, with the policy file. `stored` is the policy in etcd.
     pub(super) fn policy_settings(
         &mut self,
         policy: TomlPolicy,
+        stored: Option<PolicyInEtcd>,
         listeners: &[Arc<Listener>],
         issuers: &[Arc<str>],
         listener_namespaces: Vec<(Arc<str>, KeyTemplate)>,
@@ -87,7 +105,10 @@ impl Resolver<'_> {
                 }
             }
         });
-        if mode == PolicyMode::Enforce && document.as_ref().is_none_or(|policy| policy.bindings.is_empty()) {
+        if stored.is_none()
+            && mode == PolicyMode::Enforce
+            && document.as_ref().is_none_or(|policy| policy.bindings.is_empty())
+        {
             self.findings.warn("policy.mode", "no binding gives anybody a role, so every call is refused");
         }
         let document = document.unwrap_or_default();
@@ -103,6 +124,7 @@ impl Resolver<'_> {
                 Some(TomlRequireIdentity::AsEtcd) => RequireIdentity::AsEtcd,
             },
             document: Arc::new(document),
+            stored,
             listener_namespaces,
         }
     }

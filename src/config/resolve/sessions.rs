@@ -60,7 +60,7 @@ impl Resolver<'_> {
     }
 
     /// The password login of a user at members.
-    fn login_of(&mut self, path: &str, name: &str, rows: &UserRows) -> Option<EtcdLogin> {
+    pub(super) fn login_of(&mut self, path: &str, name: &str, rows: &UserRows) -> Option<EtcdLogin> {
         let user = self.user_named(path, name, rows)?;
         match rows.users.named.get(&user) {
             Some(UserCredential::Password(password)) => {

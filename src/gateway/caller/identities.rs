@@ -19,6 +19,7 @@ use crate::identity::{Peer, UserName};
 use crate::jwt::Issuers;
 use crate::policy::compiled::Policy;
 use crate::policy::mapping::{Mapping, MappingResult};
+use crate::policy::rules_in_force::RulesInForce;
 use crate::upstream::send::UpstreamUser;
 use crate::users::{UserLineMark, UserPasswordHashes};
 
@@ -96,16 +97,21 @@ pub(super) enum OwnCredential<'a> {
 }
 
 impl Identities {
-    /// The mapping and the policy of a configuration from `now` on; `credentials` hold the configured users.
+    /// The mapping of a configuration, and `rules` from `now` on; `credentials` hold the configured users.
     #[must_use]
-    pub fn of(config: &Config, credentials: &Arc<Credentials>, now: SystemTime) -> Self {
+    pub fn of(
+        config: &Config,
+        rules: &RulesInForce,
+        credentials: &Arc<Credentials>,
+        now: SystemTime,
+    ) -> Self {
         Self {
             issuers: Arc::clone(&config.issuers),
             mapping: Mapping::new(config.mapping.as_ref().clone()),
             users: Arc::clone(&config.passwords.users),
             ways: config.listeners.iter().map(|listener| IdentificationWays::of(listener)).collect(),
             credentials: Arc::clone(credentials),
-            policy: Policy::of(config, now),
+            policy: Policy::of(config, rules, now),
         }
     }
 

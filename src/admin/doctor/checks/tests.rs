@@ -13,6 +13,7 @@ use crate::identity::ClusterId;
 use crate::members::fitness::store_status::StoreStatus;
 use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
 use crate::members::version::Version;
+use crate::policy_store::PolicyStoreStatus;
 
 /// 2030-01-01.
 static NOW: LazyLock<SystemTime> =
@@ -28,6 +29,7 @@ struct Scene {
     auth: AuthSetting,
     examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
     revocations_known: bool,
+    stored_policy: Option<PolicyStoreStatus>,
     root_holders: RootHolders,
     connections: ConnectionOccupancy,
 }
@@ -87,6 +89,7 @@ impl Scene {
             auth: AuthSetting::On,
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
             revocations_known: true,
+            stored_policy: None,
             root_holders: RootHolders::default(),
             connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
         }
@@ -136,6 +139,7 @@ impl Scene {
             auth: self.auth,
             examined: &self.examined,
             revocations_known: self.revocations_known,
+            stored_policy: self.stored_policy.as_ref(),
             root_holders: &self.root_holders,
             connections: &self.connections,
         }
@@ -164,6 +168,31 @@ use Severity::{Error, Warning};
 #[test]
 fn nothing_is_found_where_all_is_well() {
     assert_eq!(Scene::new().finds(&[]), "nothing found\n");
+}
+
+#[test]
+fn a_stored_policy_that_is_unknown_faulty_old_or_not_applied() {
+    let now = Instant::now();
+    let good = PolicyStoreStatus {
+        generation: 3,
+        grants: 0,
+        fault: None,
+        is_known: true,
+        confirmed_at: Some(now),
+        opened_at: now,
+    };
+    let finds = |status: PolicyStoreStatus, wanted: &[(Severity, &str)]| {
+        Scene::new().with(|scene| scene.stored_policy = Some(status)).finds(wanted)
+    };
+    finds(good.clone(), &[]);
+    let faulty = PolicyStoreStatus { fault: Some("the pointer".into()), ..good.clone() };
+    let said = finds(faulty, &[(Error, "policy_faulty")]);
+    assert!(said.contains("generation 3 stays in force: the pointer"), "{said}");
+    let long_ago = now.checked_sub(Duration::from_secs(60)).expect("the machine runs for longer");
+    let old = PolicyStoreStatus { confirmed_at: Some(long_ago), ..good.clone() };
+    finds(old, &[(Error, "policy_old")]);
+    finds(PolicyStoreStatus { generation: 0, ..good.clone() }, &[(Warning, "policy_not_applied")]);
+    finds(PolicyStoreStatus { generation: 0, is_known: false, ..good }, &[(Error, "policy_unknown")]);
 }
 
 #[test]

@@ -1,0 +1,121 @@
+//! Publishes the rules in force: of the configuration, or of the stored policy, and at the end of each
+//! binding.
+//!
+//! Owns: the publication, and waiting for the next end. Must not know: rules. Invariants: the rules are
+//! published whole, under the configuration in force; at the end of a binding the rules are published again,
+//! without the binding, so that every live stream is decided again.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::sleep;
+
+use super::shard_service::ShardParts;
+use crate::config::Config;
+use crate::credentials::Credentials;
+use crate::gateway::caller::Identities;
+use crate::own_keys::OwnKeysUpstream;
+use crate::policy::rules_in_force::RulesInForce;
+use crate::policy_store::{PolicyKeeper, PolicyRegister};
+use crate::published::Published;
+use crate::tasks::Tasks;
+use crate::telemetry::metrics::Metrics;
+
+/// The clock of the system may be set back: the wait for an end is divided.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The rules before the first reading of a stored policy.
+pub(super) struct RulesAtStart {
+    rules: RulesInForce,
+    stored: Option<(PolicyRegister, PolicyKeeper)>,
+}
+
+impl RulesAtStart {
+    /// Opens the policy stored in etcd, if configured.
+    pub(super) fn open(config: &Config, upstream: &OwnKeysUpstream, metrics: &Metrics) -> Self {
+        let Some(settings) = &config.policy.stored else {
+            return Self { rules: RulesInForce::Configured, stored: None };
+        };
+        let metrics = metrics.policy_store.clone();
+        let (register, keeper, rules) = PolicyRegister::open(settings, config, upstream.clone(), metrics);
+        Self { rules, stored: Some((register, keeper)) }
+    }
+
+    /// The identities by these rules.
+    pub(super) fn identities(&self, config: &Config, credentials: &Arc<Credentials>) -> Identities {
+        Identities::of(config, &self.rules, credentials, SystemTime::now())
+    }
+
+    /// Starts to publish rules into the identities of `parts`, and to follow the stored policy.
+    pub(super) fn start(self, parts: &ShardParts, tasks: &Tasks) -> (PublishedRules, Option<PolicyRegister>) {
+        let rules = PublishedRules::new(self.rules, parts);
+        tasks.spawn("policy expiry", rules.clone().end_bindings()).detach();
+        let register = self.stored.map(|(register, keeper)| {
+            let (config, rules) = (Arc::clone(&parts.config), rules.clone());
+            tasks.spawn("stored policy", keeper.run(config, move |now| rules.publish(now))).detach();
+            register
+        });
+        (rules, register)
+    }
+}
+
+/// The rules in force, and their publication to every shard. Clones share their state.
+#[derive(Clone)]
+pub(super) struct PublishedRules {
+    config: Arc<Published<Config>>,
+    current: Arc<Published<RulesInForce>>,
+    identities: Arc<Published<Identities>>,
+    credentials: Arc<Credentials>,
+}
+
+impl PublishedRules {
+    /// The rules by which the identities of `parts` were made.
+    fn new(at_start: RulesInForce, parts: &ShardParts) -> Self {
+        Self {
+            config: Arc::clone(&parts.config),
+            current: Arc::new(Published::new(at_start)),
+            identities: Arc::clone(&parts.identities),
+            credentials: Arc::clone(&parts.credentials),
+        }
+    }
+
+    /// The rules in force.
+    pub(super) fn current(&self) -> Arc<Published<RulesInForce>> {
+        Arc::clone(&self.current)
+    }
+
+    /// Puts rules in force.
+    fn publish(&self, rules: RulesInForce) {
+        self.current.publish(rules);
+        self.publish_again();
+    }
+
+    fn publish_again(&self) {
+        let (config, rules) = (self.config.load(), self.current.load());
+        self.identities.publish(Identities::of(&config, &rules, &self.credentials, SystemTime::now()));
+    }
+
+    /// Publishes the rules again at the end of each binding, for ever.
+    async fn end_bindings(self) {
+        let mut changes = self.identities.changes();
+        loop {
+            let end = self.identities.load().next_end();
+            let left = end.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
+            if left == Some(Duration::ZERO) {
+                self.publish_again();
+                tracing::info!("a binding of the policy has ended");
+                continue;
+            }
+            let wait = async {
+                match left {
+                    Some(left) => sleep(left.min(LONGEST_WAIT)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = wait => {}
+                changed = changes.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+}

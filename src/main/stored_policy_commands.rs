@@ -1,0 +1,158 @@
+//! The commands to the policy stored in etcd: `keyward policy`, `grant`, `ungrant`, `grants`.
+//!
+//! Owns: the arguments, and printing the answers. Must not know: the storage. Invariant: a change is asked
+//! for once; an unknown outcome has its own exit code.
+
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use keyward::admin::socket::{AdminAnswer, AdminCommand};
+use keyward::config;
+use keyward::policy_store::PolicyCommand;
+
+use super::{AdminSocketArgs, UNUSABLE, fail, finish, send_command_or_exit, unexpected_answer};
+
+/// Commands to the stored policy.
+#[derive(Subcommand)]
+pub(crate) enum StoredPolicyArguments {
+    /// Stores a document as the next generation, in force on every replica within 1 s. Exit code 75: the
+    /// outcome is unknown, see `keyward policy history`.
+    Apply {
+        /// The document; - reads standard input.
+        file: PathBuf,
+        /// Applies only if this generation is current; 0 if nothing was ever applied.
+        #[arg(long, value_name = "N")]
+        if_generation: Option<u64>,
+        /// A comment for the history.
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        comment: String,
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+    /// Prints the roles, groups and bindings changed by a document. Exit code 0 without a difference, else 1.
+    Diff {
+        /// The document; - reads standard input.
+        file: PathBuf,
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+    /// Lists the kept generations.
+    History {
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+    /// Stores the document of an earlier generation as the next generation.
+    Rollback {
+        /// The earlier generation.
+        generation: u64,
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+    /// Prints the exact text of a generation.
+    Show {
+        /// The generation; without it, the generation in force on this replica.
+        generation: Option<u64>,
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+}
+
+/// Arguments of `keyward grant`.
+#[derive(Args)]
+pub(crate) struct GrantArguments {
+    /// The pattern of the peer, as in a binding: file:alice, cert:CA:CN=web-*, jwt:ISSUER:SUBJECT.
+    peer: String,
+    /// A role of the policy.
+    role: String,
+    /// The duration, as in 90s, 30m or 24h.
+    #[arg(long = "for", value_name = "DURATION")]
+    duration: String,
+    /// The reason, for the log.
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    #[command(flatten)]
+    at: AdminSocketArgs,
+}
+
+/// Arguments of `keyward ungrant`.
+#[derive(Args)]
+pub(crate) struct UngrantArguments {
+    /// The pattern of the peer, as given.
+    peer: String,
+    /// The role.
+    role: String,
+    #[command(flatten)]
+    at: AdminSocketArgs,
+}
+
+impl StoredPolicyArguments {
+    /// Runs the command.
+    pub(crate) fn run(self) -> ExitCode {
+        match self {
+            Self::Apply { file, if_generation, comment, at } => {
+                with_document(&file, |text| ask(at, PolicyCommand::Apply { text, if_generation, comment }))
+            }
+            Self::Diff { file, at } => with_document(&file, |text| ask(at, PolicyCommand::Diff { text })),
+            Self::History { at } => ask(at, PolicyCommand::History {}),
+            Self::Rollback { generation, at } => ask(at, PolicyCommand::Rollback { generation }),
+            Self::Show { generation, at } => ask(at, PolicyCommand::Show { generation }),
+        }
+    }
+}
+
+impl GrantArguments {
+    /// Runs the command.
+    pub(crate) fn run(self) -> ExitCode {
+        let Self { peer, role, duration, reason, at } = self;
+        match config::duration(&duration) {
+            Ok(duration) => {
+                ask(at, PolicyCommand::Grant { peer, role, seconds: whole_seconds(duration), reason })
+            }
+            Err(malformed) => fail(&format!("--for {duration}: {malformed}"), ExitCode::from(UNUSABLE)),
+        }
+    }
+}
+
+impl UngrantArguments {
+    /// Runs the command.
+    pub(crate) fn run(self) -> ExitCode {
+        ask(self.at, PolicyCommand::Ungrant { peer: self.peer, role: self.role })
+    }
+}
+
+/// Runs `keyward grants`.
+pub(crate) fn list_grants(at: AdminSocketArgs) -> ExitCode {
+    ask(at, PolicyCommand::Grants {})
+}
+
+/// The duration in seconds; a part of a second counts as none.
+fn whole_seconds(duration: Duration) -> u64 {
+    duration.as_secs()
+}
+
+fn with_document(file: &Path, use_text: impl FnOnce(String) -> ExitCode) -> ExitCode {
+    let read = if file == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).map(|_| text).map_err(|error| error.to_string())
+    } else {
+        config::read_policy(file)
+    };
+    match read {
+        Ok(text) => use_text(text),
+        Err(reason) => fail(&reason, ExitCode::from(UNUSABLE)),
+    }
+}
+
+fn ask(at: AdminSocketArgs, command: PolicyCommand) -> ExitCode {
+    match send_command_or_exit(at, &AdminCommand::Policy(command), 1) {
+        Ok(AdminAnswer::Policy(answer)) => {
+            let code = if answer.differs { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            finish(write!(io::stdout(), "{}", answer.text), code)
+        }
+        Ok(_) => unexpected_answer(),
+        Err(code) => code,
+    }
+}

@@ -1,0 +1,97 @@
+//! The operator's commands to the stored policy, and their answers.
+//!
+//! Owns: the commands in the form of the admin socket. Must not know: the execution of a command.
+
+use serde::{Deserialize, Serialize};
+
+/// A command to the stored policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PolicyCommand {
+    /// Store a document as the next generation.
+    Apply {
+        /// The text of the document.
+        text: String,
+        /// The required current generation; without it, the generation read by the command.
+        if_generation: Option<u64>,
+        /// The operator's comment.
+        comment: String,
+    },
+    /// Compare the generation in force with a document.
+    Diff {
+        /// The text of the document.
+        text: String,
+    },
+    /// List the kept generations.
+    History {},
+    /// Store the document of an earlier generation as the next generation.
+    Rollback {
+        /// The earlier generation.
+        generation: u64,
+    },
+    /// Print the document of a generation.
+    Show {
+        /// The generation; without it, the generation in force.
+        generation: Option<u64>,
+    },
+    /// Give a role to a peer for a while.
+    Grant {
+        /// The pattern of the peer, as in a binding.
+        peer: String,
+        /// The name of the role.
+        role: String,
+        /// The duration.
+        seconds: u64,
+        /// The operator's reason.
+        reason: String,
+    },
+    /// Take a temporary grant back.
+    Ungrant {
+        /// The pattern of the peer, as given.
+        peer: String,
+        /// The name of the role.
+        role: String,
+    },
+    /// List the temporary grants in force.
+    Grants {},
+}
+
+impl PolicyCommand {
+    /// The command's name, target and reason for the audit log; `None` for a command that changes nothing.
+    #[must_use]
+    pub fn audited(&self) -> Option<(&'static str, Option<String>, Option<String>)> {
+        Some(match self {
+            Self::Apply { comment, .. } => ("policy_apply", None, Some(comment.clone())),
+            Self::Rollback { generation } => {
+                ("policy_rollback", None, Some(format!("rollback to generation {generation}")))
+            }
+            Self::Grant { peer, role, reason, seconds } => {
+                ("grant", Some(format!("{role} for {seconds} s to {peer}")), Some(reason.clone()))
+            }
+            Self::Ungrant { peer, role } => ("ungrant", Some(format!("{role} of {peer}")), None),
+            Self::Diff { .. } | Self::History {} | Self::Show { .. } | Self::Grants {} => return None,
+        })
+    }
+}
+
+/// The answer to an executed command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyAnswer {
+    /// The text for the operator, with its last line break.
+    pub text: String,
+    /// True for a [`PolicyCommand::Diff`] with a difference.
+    pub differs: bool,
+    /// The generation stored by the command.
+    pub generation: Option<u64>,
+}
+
+/// Reasons for not having executed a command.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyStoreError {
+    /// Nothing has changed.
+    #[error("nothing has changed: {0}")]
+    Unchanged(String),
+    /// A transaction was sent to etcd, and its outcome is unknown. The transaction is never sent again.
+    #[error("not known whether it is stored, see `keyward policy history` or `keyward grants`: {0}")]
+    Unknown(String),
+}

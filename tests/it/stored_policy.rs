@@ -1,0 +1,347 @@
+//! The policy stored in etcd, against a scripted etcd: a change is sent once, whatever becomes of its answer; nothing is admitted before
+//! the rules are known; what is stored stays bounded.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use keyward::members::membership::AuthSetting;
+use keyward::pb::etcdserverpb::compare::TargetUnion;
+use keyward::pb::etcdserverpb::request_op::Request;
+use keyward::pb::etcdserverpb::response_op::Response;
+use keyward::pb::etcdserverpb::{RangeRequest, RangeResponse, ResponseOp, TxnRequest, TxnResponse};
+use keyward::pb::mvccpb::KeyValue;
+use keyward::policy_store::{PolicyAnswer, PolicyCommand, PolicyRegister, PolicyStoreError};
+use keyward::refusal::Code;
+use keyward::tasks::Tasks;
+use prost::Message as _;
+use tokio::time::sleep;
+
+use crate::client::Client;
+use crate::member::Member;
+use crate::rig::{Keyward, paused};
+use crate::words::{LOST, RANGE, TXN, header, range};
+
+const LINES: &str = "[policy]\nmode = \"enforce\"\netcd_prefix = \"/p/\"\n";
+const ROLE: &str = "[[role]]\nname = 'reader'\nallow = [{ actions = ['read'], everything = true }]\n\
+    [[binding]]\npeer = 'listener:clients'\nroles = ['reader']\n";
+
+/// What becomes of the next transaction that writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteOutcome {
+    Answered,
+    /// Applied, and its answer is lost.
+    Lost,
+    /// Not applied, and its answer is lost.
+    NotApplied,
+}
+
+/// Values and their mod revisions by key.
+type Keys = BTreeMap<Vec<u8>, (Vec<u8>, i64)>;
+
+/// The keys of an etcd, behind one or more members.
+struct Store {
+    keys: RefCell<Keys>,
+    revision: Cell<i64>,
+    next_write: Cell<WriteOutcome>,
+    /// The transactions that wished to write, at any member, and the size of the largest.
+    writes: Cell<usize>,
+    largest: Cell<usize>,
+    /// While true, every read is refused.
+    is_away: Cell<bool>,
+    /// Reads of clients' keys.
+    reads: Cell<usize>,
+}
+
+impl Store {
+    fn new() -> Rc<Self> {
+        Rc::new(Self {
+            keys: RefCell::default(),
+            revision: Cell::new(1),
+            next_write: Cell::new(WriteOutcome::Answered),
+            writes: Cell::default(),
+            largest: Cell::default(),
+            is_away: Cell::default(),
+            reads: Cell::default(),
+        })
+    }
+
+    /// Answers all calls at the member, for ever.
+    fn serve(self: &Rc<Self>, member: &Rc<Member>, tasks: &Tasks) {
+        let (store, member) = (Rc::clone(self), Rc::clone(member));
+        let serving = async move {
+            loop {
+                let mut call = member.call().await;
+                let message = call.message().await;
+                if store.is_away.get() {
+                    call.refuse(Code::Unavailable, "etcdserver: no leader");
+                    continue;
+                }
+                match call.path() {
+                    RANGE => {
+                        let asked = RangeRequest::decode(message).expect("a Range");
+                        if !asked.key.starts_with(b"/p/") {
+                            store.reads.set(store.reads.get() + 1);
+                        }
+                        call.reply(&store.range(&asked).encode_to_vec()).await;
+                    }
+                    TXN => {
+                        let size = message.len();
+                        let txn = TxnRequest::decode(message).expect("a Txn");
+                        let writes = !txn.compare.is_empty();
+                        let outcome = if writes {
+                            store.writes.set(store.writes.get() + 1);
+                            store.largest.set(store.largest.get().max(size));
+                            store.next_write.replace(WriteOutcome::Answered)
+                        } else {
+                            WriteOutcome::Answered
+                        };
+                        if outcome == WriteOutcome::NotApplied {
+                            call.refuse(Code::Unavailable, LOST);
+                            continue;
+                        }
+                        let answer = store.txn(&txn).encode_to_vec();
+                        match outcome {
+                            WriteOutcome::Answered => call.reply(&answer).await,
+                            _ => call.refuse(Code::Unavailable, LOST),
+                        }
+                    }
+                    other => panic!("{other}"),
+                }
+            }
+        };
+        tasks.spawn("store", serving).detach();
+    }
+
+    fn range(&self, asked: &RangeRequest) -> RangeResponse {
+        let keys = self.keys.borrow();
+        let is_in = |key: &[u8]| {
+            if asked.range_end.is_empty() {
+                *key == asked.key[..]
+            } else {
+                *key >= asked.key[..] && *key < asked.range_end[..]
+            }
+        };
+        let found: Vec<_> = keys.iter().filter(|(key, _)| is_in(key)).collect();
+        let count = i64::try_from(found.len()).expect("few");
+        let changed = found.into_iter().filter(|(_, (_, revision))| *revision >= asked.min_mod_revision);
+        let mut kvs: Vec<_> = changed
+            .map(|(key, (value, mod_revision))| KeyValue {
+                key: key.clone().into(),
+                value: if asked.keys_only { Vec::new().into() } else { value.clone().into() },
+                mod_revision: *mod_revision,
+                ..KeyValue::default()
+            })
+            .collect();
+        if asked.sort_order == 2 {
+            kvs.reverse();
+        }
+        if asked.limit > 0 {
+            kvs.truncate(usize::try_from(asked.limit).expect("a number"));
+        }
+        if asked.count_only {
+            kvs.clear();
+        }
+        RangeResponse { header: Some(header(self.revision.get())), kvs, count, ..RangeResponse::default() }
+    }
+
+    fn txn(&self, txn: &TxnRequest) -> TxnResponse {
+        let holds = txn.compare.iter().all(|compare| {
+            let known = self.keys.borrow().get(&compare.key[..]).map_or(0, |(_, revision)| *revision);
+            compare.target_union == Some(TargetUnion::ModRevision(known))
+        });
+        let mut responses = Vec::new();
+        if holds {
+            if !txn.compare.is_empty() {
+                self.revision.set(self.revision.get() + 1);
+            }
+            for op in &txn.success {
+                match op.request.as_ref().expect("an operation") {
+                    Request::RequestRange(asked) => {
+                        let response = Some(Response::ResponseRange(self.range(asked)));
+                        responses.push(ResponseOp { response });
+                    }
+                    Request::RequestPut(put) => {
+                        let row = (put.value.to_vec(), self.revision.get());
+                        self.keys.borrow_mut().insert(put.key.to_vec(), row);
+                    }
+                    Request::RequestDeleteRange(delete) => {
+                        let is_in = |key: &[u8]| match &delete.range_end[..] {
+                            [] => *key == delete.key[..],
+                            end => *key >= delete.key[..] && key < end,
+                        };
+                        self.keys.borrow_mut().retain(|key, _| !is_in(key));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let header = Some(header(self.revision.get()));
+        TxnResponse { header, succeeded: holds, responses }
+    }
+
+    fn put(&self, key: &str, value: &str) {
+        self.revision.set(self.revision.get() + 1);
+        self.keys.borrow_mut().insert(key.into(), (value.into(), self.revision.get()));
+    }
+
+    fn names(&self) -> Vec<String> {
+        let keys = self.keys.borrow();
+        keys.keys().map(|key| String::from_utf8(key.clone()).expect("a name")).collect()
+    }
+}
+
+/// A Keyward before two members with one store.
+struct Replica {
+    store: Rc<Store>,
+    keyward: Keyward,
+    policy: PolicyRegister,
+}
+
+impl Replica {
+    fn new(is_away: bool, lines: &str) -> Self {
+        let tasks = Tasks::default();
+        let members = [1, 2].map(|id| Rc::new(Member::new(id, &tasks)));
+        let keyward = Keyward::configured(&[&members[0], &members[1]], AuthSetting::Off, lines);
+        let store = Store::new();
+        store.is_away.set(is_away);
+        for member in &members {
+            store.serve(member, &keyward.tasks);
+        }
+        let policy = keyward.admin().policy.clone().expect("configured");
+        Self { store, keyward, policy }
+    }
+
+    async fn apply(&self, text: &str) -> Result<PolicyAnswer, PolicyStoreError> {
+        let command =
+            PolicyCommand::Apply { text: text.to_owned(), if_generation: None, comment: String::new() };
+        self.policy.execute(command, Some(0)).await
+    }
+
+    async fn generation(&self, wanted: u64) {
+        while self.policy.status().generation != wanted {
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+async fn read(client: &Client) -> Option<Code> {
+    client.call(RANGE, range("k")).await.end.code()
+}
+
+#[test]
+fn a_change_with_an_unknown_outcome_is_sent_once() {
+    paused(async {
+        for outcome in [WriteOutcome::NotApplied, WriteOutcome::Lost] {
+            let replica = Replica::new(false, LINES);
+            replica.store.next_write.set(outcome);
+            let told = replica.apply(ROLE).await;
+            assert!(matches!(told, Err(PolicyStoreError::Unknown(_))), "{told:?}");
+            sleep(Duration::from_secs(30)).await;
+            assert_eq!(replica.store.writes.get(), 1, "of both members one was asked, once");
+            let applied = u64::from(outcome == WriteOutcome::Lost);
+            assert_eq!(replica.policy.status().generation, applied, "etcd's word holds");
+            let grant = PolicyCommand::Grant {
+                peer: "listener:clients".into(),
+                role: "reader".into(),
+                seconds: 60,
+                reason: "a test".into(),
+            };
+            if outcome == WriteOutcome::Lost {
+                replica.store.next_write.set(WriteOutcome::Lost);
+                let told = replica.policy.execute(grant, None).await;
+                assert!(matches!(told, Err(PolicyStoreError::Unknown(_))), "{told:?}");
+                sleep(Duration::from_secs(30)).await;
+                assert_eq!((replica.store.writes.get(), replica.policy.status().grants), (2, 1));
+            }
+        }
+    });
+}
+
+#[test]
+fn nothing_is_admitted_before_the_rules_are_known() {
+    paused(async {
+        for mode in ["off", "shadow", "enforce"] {
+            let lines = LINES.replace("enforce", mode);
+            let replica = Replica::new(true, &lines);
+            let client = replica.keyward.client().await;
+            assert_eq!(read(&client).await, Some(Code::Unavailable), "{mode}");
+            assert_eq!(replica.store.reads.get(), 0);
+            assert!(!replica.policy.status().is_known);
+            let apply = replica.apply(ROLE).await;
+            assert!(matches!(apply, Err(PolicyStoreError::Unchanged(_))), "{apply:?}");
+
+            // Known, and nothing was ever applied: the configuration's own rules, which give nobody anything.
+            replica.store.is_away.set(false);
+            while !replica.policy.status().is_known {
+                sleep(Duration::from_millis(50)).await;
+            }
+            let (code, reads) = if mode == "enforce" { (Code::PermissionDenied, 0) } else { (Code::Ok, 1) };
+            assert_eq!((read(&client).await, replica.store.reads.get()), (Some(code), reads), "{mode}");
+            replica.apply(ROLE).await.expect("applied");
+            assert_eq!(read(&client).await, Some(Code::Ok), "{mode}: in force when the operator is told");
+            replica.store.is_away.set(true);
+            sleep(Duration::from_secs(600)).await;
+            assert!(replica.policy.status().age() >= Duration::from_secs(600));
+            assert_ne!(read(&client).await, Some(Code::PermissionDenied), "{mode}: the last one stays");
+        }
+    });
+}
+
+#[test]
+fn damaged_keys_are_not_taken_for_an_empty_policy() {
+    paused(async {
+        for key in ["/p/current", "/p/generation/00000000000000000001", "/p/generation/x"] {
+            let replica = Replica::new(true, LINES);
+            replica.store.put(key, "garbage");
+            replica.store.is_away.set(false);
+            let client = replica.keyward.client().await;
+            sleep(Duration::from_secs(60)).await;
+            assert!(!replica.policy.status().is_known && replica.policy.status().fault.is_some(), "{key}");
+            assert_eq!(read(&client).await, Some(Code::Unavailable), "{key}");
+            replica.apply(ROLE).await.expect("applied");
+            assert_eq!(read(&client).await, Some(Code::Ok), "{key}");
+        }
+    });
+}
+
+#[test]
+fn the_history_is_bounded_and_ended_grants_go_with_the_next_change() {
+    paused(async {
+        let replica = Replica::new(false, LINES);
+        for number in 1..=30_u64 {
+            replica.apply(&format!("# {number}\n{ROLE}")).await.expect("applied");
+            assert_eq!(replica.policy.status().generation, number);
+            if number == 2 {
+                // A grant that ended long ago, and one that another program wrote.
+                let ended = r#"{"peer":"listener:clients","role":"reader","reason":"","uid":null,"given_at":1,"until":2}"#;
+                let digest = <sha2::Sha256 as sha2::Digest>::digest(b"listener:clients\0reader");
+                let name: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+                replica.store.put(&format!("/p/grant/{name}"), ended);
+                replica.store.put("/p/grant/x", "garbage");
+                sleep(Duration::from_secs(1)).await;
+                assert_eq!(replica.policy.status().grants, 0);
+            }
+        }
+        let names = replica.store.names();
+        assert_eq!(names.len(), 22, "{names:?}");
+        assert!(names.contains(&"/p/generation/00000000000000000011".to_owned()), "{names:?}");
+        assert!(names.contains(&"/p/grant/x".to_owned()), "only what is known to have ended is deleted");
+        // A million bytes of rules are one request, far below etcd's limit.
+        let role =
+            |n: u32| format!("[[role]]\nname = 'r{n}'\nallow = [{{ actions = ['read'], key = '/k/{n}' }}]\n");
+        let text: String = (0..20_000).map(role).collect::<String>() + ROLE;
+        assert!(text.len() > 1_000_000);
+        replica.apply(&text).await.expect("applied");
+        replica.generation(31).await;
+        assert!(replica.store.largest.get() < 1 << 20, "{}", replica.store.largest.get());
+        let shown = replica.policy.execute(PolicyCommand::Show { generation: None }, None).await;
+        assert_eq!(shown.expect("in force").text, text);
+        let rolled = replica.policy.execute(PolicyCommand::Rollback { generation: 20 }, None).await;
+        rolled.expect("kept");
+        replica.generation(32).await;
+        let shown = replica.policy.execute(PolicyCommand::Show { generation: Some(32) }, None).await;
+        assert_eq!(shown.expect("stored").text, format!("# 20\n{ROLE}"));
+    });
+}
