@@ -21,7 +21,7 @@
 //!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
 //! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream`
-//! · `credentials` · `members` · `dial`, `policy` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`,
+//! · `credentials` · `members` · `dial`, `policy`, `usage` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`,
 //! `authority` · `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
 
 pub mod admin;
@@ -51,5 +51,6 @@ pub mod shard;
 pub mod tasks;
 pub mod telemetry;
 pub mod upstream;
+pub mod usage;
 pub mod users;
 pub mod watch;

@@ -10,6 +10,7 @@ pub mod limiter;
 pub mod log_throttle;
 pub mod member_metrics;
 pub mod metrics;
+pub mod limit_metrics;
 pub mod policy_metrics;
 pub mod request_memory_metrics;
 pub mod single_label;

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use crate::config::policy_document::{KeyTemplate, PolicyDocument};
+use crate::config::usage_limits::UsageLimits;
 
 /// The settings of `[policy]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +21,12 @@ pub struct PolicySettings {
     pub document: Arc<PolicyDocument>,
     /// The namespaces of listeners, by the listener's name.
     pub listener_namespaces: Vec<(Arc<str>, KeyTemplate)>,
+    /// The consequence of an exceeded limit on usage.
+    pub limits_mode: PolicyMode,
+    /// The limits of each peer, where no role of the peer says otherwise.
+    pub peer_limits: UsageLimits,
+    /// The limits of all peers of a listener together, by the listener's name.
+    pub listener_limits: Vec<(Arc<str>, UsageLimits)>,
 }
 
 impl Default for PolicySettings {
@@ -30,6 +37,9 @@ impl Default for PolicySettings {
             require_identity: RequireIdentity::Strict,
             document: Arc::default(),
             listener_namespaces: Vec::new(),
+            limits_mode: PolicyMode::Enforce,
+            peer_limits: UsageLimits::default(),
+            listener_limits: Vec::new(),
         }
     }
 }

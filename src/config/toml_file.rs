@@ -12,6 +12,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::toml_limits::{TomlProtection, TomlUsageLimits};
+
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
@@ -46,6 +48,8 @@ pub(super) struct TomlFile {
     #[serde(deserialize_with = "table")]
     pub(super) policy: TomlPolicy,
     #[serde(deserialize_with = "table")]
+    pub(super) protection: TomlProtection,
+    #[serde(deserialize_with = "table")]
     pub(super) maintenance: TomlMaintenance,
     #[serde(deserialize_with = "table")]
     pub(super) watch: TomlWatch,
@@ -79,6 +83,8 @@ pub(super) struct TomlListener {
     pub(super) server_names: Option<BTreeMap<String, String>>,
     pub(super) client_urls: Option<Vec<String>>,
     pub(super) namespace: Option<String>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) limits: Option<TomlUsageLimits>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -325,6 +331,9 @@ pub(super) struct TomlPolicy {
     pub(super) file: Option<String>,
     pub(super) unknown_methods: Option<TomlUnknownMethods>,
     pub(super) require_identity: Option<TomlRequireIdentity>,
+    pub(super) limits_mode: Option<TomlPolicyMode>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) peer_limits: Option<TomlUsageLimits>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -27,6 +27,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         issuers: read.issuers,
         mapping: read.mapping,
         policy: read.policy,
+        protection: read.protection,
         revocation: Arc::new(Revocation {
             keep: keep(&current.revocation.keep, &read.revocation.keep),
             max_age: current.revocation.max_age,

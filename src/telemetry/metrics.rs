@@ -20,6 +20,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
+use crate::telemetry::limit_metrics::LimitMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 use crate::telemetry::single_label::{SingleLabel, one};
@@ -102,6 +103,8 @@ pub struct Metrics {
     pub connections: Gauge,
     /// Client connections refused or closed.
     pub connection_figures: ConnectionMetrics,
+    /// Limits on usage, and shedding.
+    pub limits: LimitMetrics,
     /// Decisions of the policy.
     pub policy: PolicyMetrics,
     /// Connections closed by a drain with calls or streams still open.
@@ -234,6 +237,7 @@ impl Metrics {
         Self {
             unread: UnreadMetrics::registered(&mut registry),
             connection_figures: ConnectionMetrics::registered(&mut registry),
+            limits: LimitMetrics::registered(&mut registry),
             policy: PolicyMetrics::registered(&mut registry),
             request_memory: RequestMemoryMetrics::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),

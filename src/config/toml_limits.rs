@@ -1,0 +1,50 @@
+//! The mirror of limits on usage, and of `[protection]`, key by key.
+//!
+//! Owns: the names of keys and the TOML types of values. Must not know: defaults, meanings, other keys.
+
+use serde::Deserialize;
+
+use super::toml_file::TomlPolicyMode;
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TomlUsageLimits {
+    pub(super) calls_per_second: Option<u32>,
+    pub(super) burst: Option<u32>,
+    pub(super) calls_in_flight: Option<u32>,
+    pub(super) watches: Option<u32>,
+    pub(super) leases: Option<u32>,
+    pub(super) request_bytes_per_second: Option<String>,
+    pub(super) reply_bytes_per_second: Option<String>,
+    pub(super) keys_per_range: Option<u32>,
+    pub(super) on_exceed: Option<TomlOnExceed>,
+    pub(super) priority: Option<TomlPriority>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlOnExceed {
+    Refuse,
+    Page,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlPriority {
+    Low,
+    Normal,
+    High,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TomlProtection {
+    pub(super) mode: Option<TomlPolicyMode>,
+    pub(super) db_share: Option<f64>,
+    pub(super) db_quota: Option<String>,
+    pub(super) latency_target: Option<String>,
+}
