@@ -9,6 +9,7 @@ mod cluster_reset;
 pub mod hash_password;
 mod listeners;
 mod policy_expiry;
+mod protection;
 pub mod shard_service;
 
 use std::io;
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
 use self::policy_expiry::end_bindings;
+use self::protection::control_shedding;
 use self::shard_service::{ShardParts, ShardService};
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
@@ -55,6 +57,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::single_label::one;
 use crate::upstream::certificate_pool::CertificatePool;
 use crate::upstream::peer_urls::{MintingCaTrusted, PeerTrustCheck};
+use crate::usage::register::UsageRegister;
 
 /// A shard without a heartbeat for this long is stuck.
 const STUCK: Duration = Duration::from_secs(1);
@@ -228,7 +231,9 @@ pub fn build(
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
     let (drain, draining) = watch::channel(None);
     let (ready, readiness) = watch::channel(false);
+    let usage = Arc::new(UsageRegister::new(&metrics.limits));
     let parts = ShardParts {
+        usage,
         config: Arc::new(Published::new(Arc::clone(config))),
         tls: downstream_configs(config)?,
         connector,
@@ -249,6 +254,9 @@ pub fn build(
     };
     let (rules, credentials) = (Arc::clone(&parts.identities), Arc::clone(&parts.credentials));
     tasks.spawn("policy expiry", end_bindings(Arc::clone(&parts.config), rules, credentials)).detach();
+    let shedding =
+        control_shedding(Arc::clone(&parts.config), parts.members.clone(), Arc::clone(&parts.usage));
+    tasks.spawn("shedding", shedding).detach();
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
@@ -355,6 +363,7 @@ fn admin_commands(
     let doctor = Doctor {
         config: Arc::clone(&parts.config),
         connections: Arc::clone(connections),
+        usage: Arc::clone(&parts.usage),
         pending_restart: Arc::new(Published::new(Vec::new())),
         members: parts.members.clone(),
         pages: pages.clone(),

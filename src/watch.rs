@@ -7,6 +7,7 @@ pub mod access;
 pub mod budget;
 mod cursor;
 pub mod hub;
+pub mod limited_watches;
 pub mod planted_fault;
 pub mod session_driver;
 pub mod upstream_stream;

@@ -23,6 +23,7 @@ use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
+use crate::usage::register::UsageRegister;
 use checks::DoctorInputs;
 
 /// The result of one examination.
@@ -75,6 +76,8 @@ pub struct Doctor {
     pub credentials: Arc<Credentials>,
     /// The table of client connections.
     pub connections: Arc<ConnectionTable>,
+    /// The limits on usage.
+    pub usage: Arc<UsageRegister>,
 }
 
 impl Doctor {
@@ -97,6 +100,7 @@ impl Doctor {
             revocations_known: self.register.is_known(),
             root_holders: &root_holders,
             connections: &self.connections.occupancy(),
+            constant_limits: &self.usage.counters().constant(),
         }
         .report()
     }

@@ -6,7 +6,7 @@
 //! proved identity are limited by rate, so refusals cannot fill a disk; all records are counted.
 
 use prometheus_client::metrics::gauge::Gauge;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ use crate::refusal::Code;
 use crate::rpc::method::{Method, StreamingSides};
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::{self, metrics::Metrics};
+use crate::usage::caller_usage::{CallUsage, CallerUsage};
+use crate::usage::exceeded::Exceeded;
 
 /// The facts of a connection repeated in each record.
 #[derive(Debug)]
@@ -65,7 +67,10 @@ pub struct AccessRecord {
     /// The number of times the call was sent upstream.
     pub attempts: Cell<u32>,
     /// Bytes of framed messages sent to the client.
-    pub sent: u64,
+    sent: u64,
+    /// Counts the call for its caller's limits.
+    usage: OnceCell<CallUsage>,
+    limit: Cell<Option<Exceeded>>,
 }
 
 impl AccessRecord {
@@ -91,6 +96,8 @@ impl AccessRecord {
             member: Cell::default(),
             attempts: Cell::default(),
             sent: 0,
+            usage: OnceCell::new(),
+            limit: Cell::default(),
         }
     }
 
@@ -116,6 +123,30 @@ impl AccessRecord {
         self.member.set(Some(member));
         self.attempts.set(self.attempts.get() + 1);
         self.attempts.get()
+    }
+
+    /// Counts the call for its caller's limits, until the record ends.
+    pub fn set_usage(&self, usage: CallUsage) {
+        self.usage.get_or_init(|| usage);
+    }
+
+    /// The limits of the caller; `None` without any limit.
+    #[must_use]
+    pub fn usage(&self) -> Option<&Rc<CallerUsage>> {
+        self.usage.get().map(CallUsage::caller)
+    }
+
+    /// Notes the limit that refused the call.
+    pub fn note_limit(&self, limit: Exceeded) {
+        self.limit.set(Some(limit));
+    }
+
+    /// Counts bytes of framed messages sent to the client.
+    pub fn count_sent(&mut self, bytes: usize) {
+        self.sent += bytes as u64;
+        if let Some(usage) = self.usage() {
+            usage.charge_reply(bytes);
+        }
     }
 
     /// True once the status code of the call is noted.
@@ -169,6 +200,7 @@ impl Drop for AccessRecord {
             member = self.member.get().map(tracing::field::display),
             attempts = self.attempts.get(),
             sent = self.sent,
+            limit = self.limit.get().map(tracing::field::display),
             listener = &*self.origin.listener,
             remote = self.origin.remote_text.as_ref().map(tracing::field::display),
             "call"

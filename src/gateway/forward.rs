@@ -16,7 +16,9 @@ use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
-use crate::gateway::{auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal};
+use crate::gateway::{
+    auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal, usage_limits,
+};
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
 use crate::upstream::answer::MemberReply;
@@ -47,14 +49,14 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineRe
     Ok(PipelineResult::Member(answer, in_use, registration, room))
 }
 
-/// The call, if its handler or its caller's namespace takes more steps than sending. Boxed, so that the other
+/// The call, if its handler, or its caller's namespace or limit of keys, takes more steps than sending. Boxed, so that the other
 /// calls do not pay for larger futures.
 fn more_than_sent<'e>(
     exchange: &Exchange<'e>,
     request: &'e UnaryRequest,
 ) -> Option<LocalBoxFuture<'e, Result<Box<MemberReply>, Refusal>>> {
     let steps = steps_of_handler(exchange, request);
-    if request.caller.namespace().is_none() {
+    if request.caller.namespace().is_none() && request.refuses_more.is_none() {
         return steps;
     }
     let exchange = exchange.clone();
@@ -63,6 +65,7 @@ fn more_than_sent<'e>(
             None => exchange.run(None).await?,
             Some(answered) => answered.await?,
         };
+        let answer = usage_limits::check_more(exchange.call, request, answer).await?;
         namespaces::show(exchange.call, &request.caller, answer).await
     };
     Some(shown.boxed_local())
@@ -140,6 +143,7 @@ pub fn finish(call: &Call<'_>, request: &UnaryRequest, answer: &mut MemberReply)
     if !answer.is_success() {
         return Ok(());
     }
+    usage_limits::note_success(call, request, answer);
     match call.method.handler {
         Handler::MemberAnswer | Handler::MemberRemove => return member_answers::finish(call, answer),
         Handler::AuthChange => auth_changes::note(call, request.message()),

@@ -24,7 +24,7 @@ use crate::gateway::reply::{self, DownstreamResponse};
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
     ClientConnection, Gateway, blocking_calls, defragment, forward, health, pass_through, streams,
-    vulnerable_members,
+    usage_limits, vulnerable_members,
 };
 use crate::io::http2_body::Http2Body;
 use crate::refusal::Refusal;
@@ -80,6 +80,9 @@ async fn handled(
     // Register the watch before any await: a write arriving next must find the registration.
     let start = (call.method.handler == Handler::Watch).then(|| call.client.watch_starts.begin());
     let caller = call.identify().await?;
+    if let Some(refused) = usage_limits::admit(call, &caller) {
+        return Err(refused.await);
+    }
     let body = call.charge_to(&caller, body)?;
     match (call.method.handler, start) {
         (Handler::Watch, Some(start)) => return streams::watch(call, &caller, body, start),

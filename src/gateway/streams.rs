@@ -22,7 +22,7 @@ use crate::downstream::watch_starts::WatchStart;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::gateway::permission;
+use crate::gateway::{permission, usage_limits};
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::request_body::hold_while_waiting;
 use crate::gateway::unary_request::UnaryRequest;
@@ -38,6 +38,7 @@ use crate::upstream::send::copy_forwarded_fields;
 use crate::watch::access::WatchAccess;
 use crate::watch::budget::WatchByteShare;
 use crate::watch::hub::HubTiming;
+use crate::watch::limited_watches::LimitedWatches;
 use crate::watch::session_driver::WatchSession;
 use crate::watch::upstream_stream::{RULES, WatchRoute};
 
@@ -86,6 +87,7 @@ pub fn watch(
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
         namespace: caller.namespace().cloned(),
+        usage: call.record.usage().cloned().map(LimitedWatches::new),
         access: registration
             .permits()
             .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
@@ -126,6 +128,7 @@ pub fn keep_alive(
             .permits()
             .map(|permits| RenewalAccess { permits, metrics: gateway.metrics.policy.clone() }),
         resumed: gateway.metrics.keepalive_resumes.clone(),
+        usage: call.record.usage().cloned(),
         link: Rc::clone(&link),
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
@@ -140,6 +143,7 @@ pub fn keep_alive(
 /// The budget for waiting requests is used up, or the caller is not authorized.
 pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult, Refusal> {
     let (gateway, client, caller) = (call.gateway, call.client, &request.caller);
+    let watch = usage_limits::count_observe(call)?;
     let registration = gateway.enter(client, caller, Some(request.decided(call)))?;
     let permit = request.permit;
     let (request, waiting) = hold_while_waiting(call, request.message())?;
@@ -158,7 +162,7 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
     };
     let (in_use, limited) = (caller.in_use(), limits(call, caller, link, registration));
     let run = observe.run(replies.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(limited, replies, run, (in_use, held, waiting))).detach();
+    gateway.tasks.spawn("observe", within(limited, replies, run, (in_use, held, waiting, watch))).detach();
     Ok(PipelineResult::Stream(said))
 }
 

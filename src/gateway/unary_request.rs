@@ -16,12 +16,15 @@ use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::permission::DecidedRequest;
-use crate::gateway::{addressed_member, namespaces, permission, request_body, write_order};
+use crate::gateway::{
+    addressed_member, namespaces, permission, request_body, usage_limits, write_order,
+};
 use crate::members::choose::MemberTarget;
 use crate::policy::permit::Permit;
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
 use crate::rpc::{body_shape, canonical, frame, quorum};
+use crate::usage::caller_usage::{LeaseReservation, RangeCap};
 
 /// A complete request with its caller.
 pub struct UnaryRequest {
@@ -37,6 +40,10 @@ pub struct UnaryRequest {
     pub is_local: bool,
     /// The policy's permit for the request.
     pub permit: Permit,
+    /// The limit of keys set by Keyward; keys left out of the answer make the call fail.
+    pub refuses_more: Option<RangeCap>,
+    /// Counts a LeaseGrant.
+    pub lease: Option<LeaseReservation>,
     _held: RequestMemoryCharge,
 }
 
@@ -67,8 +74,15 @@ impl UnaryRequest {
         }
         let framed = namespaces::splice_request(call, &caller, framed, &mut held)?;
         let permit = permission::of_request(call, &caller, message_of(&framed)).await?;
+        let limited = match usage_limits::limit_request(call, effect, &framed, &mut held) {
+            Ok(limited) => limited,
+            Err(refused) => return Err(refused.await),
+        };
+        let framed = limited.framed.unwrap_or(framed);
         let message = message_of(&framed);
         Ok(Self {
+            refuses_more: limited.refuses_more,
+            lease: limited.lease,
             caller,
             permit,
             effect,

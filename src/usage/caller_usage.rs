@@ -128,6 +128,11 @@ impl CallerUsage {
         self.consequence(Err(Exceeded { scope: cap.scope, limit: LimitKind::KeysPerRange }))
     }
 
+    /// Counts a Range of too many keys that is not refused.
+    pub fn count_shadow_range(&self, cap: RangeCap) {
+        self.counters.count_shadow(Exceeded { scope: cap.scope, limit: LimitKind::KeysPerRange });
+    }
+
     /// True if exceeded limits are only counted.
     #[must_use]
     pub fn is_shadow(&self) -> bool {

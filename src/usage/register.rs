@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::caller_usage::{CallerUsage, RangeCap};
 use super::exceeded::{LimitScope, RefusalCounters};
 use super::limiter::Limiter;
+use super::shedding::Shedding;
 use crate::config::policy_document::PolicyRole;
 use crate::config::usage_limits::{OnExceed, UsageLimits};
 use crate::config::{PolicyMode, PolicySettings};
@@ -36,6 +37,8 @@ pub struct UsageRegister {
     /// The number of limiters, for metrics.
     count: Gauge,
     most: usize,
+    /// Shedding for the whole cluster.
+    pub shedding: Shedding,
 }
 
 #[derive(Default)]
@@ -77,12 +80,13 @@ impl UsageRegister {
             limiters: Mutex::new(LimiterTable { by_key: HashMap::new(), sweep_at: most }),
             count: metrics.limiters.clone(),
             most,
+            shedding: Shedding::new(metrics),
         }
     }
 
     /// The counters of refusals.
     #[must_use]
-    pub fn counters(&self) -> &Arc<RefusalCounters> {
+    pub fn counters(&self) -> &RefusalCounters {
         &self.counters
     }
 

@@ -40,6 +40,7 @@ use crate::upstream::bidi::BidiEvent;
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
 use crate::watch::access::WatchAccess;
 use crate::watch::budget::{FREE, SMALL};
+use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
 };
@@ -63,6 +64,8 @@ pub struct WatchSession {
     pub link: Rc<UpstreamLink>,
     /// The decision on each watch; `None` permits every watch.
     pub access: Option<WatchAccess>,
+    /// The caller's limits; `None` without any limit.
+    pub usage: Option<LimitedWatches>,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
 }
@@ -196,13 +199,15 @@ impl RunningWatchSession {
                 continue;
             }
             let quiet = self.is_quiet(cx);
-            if let Poll::Ready(event) = self.poll_gated(cx, quiet) {
+            let pauses = self.session.usage.as_mut().map_or(WatchPauses::NONE, LimitedWatches::pauses);
+            if let Poll::Ready(event) = self.poll_gated(cx, quiet, pauses) {
                 if let ControlFlow::Break(end) = self.gated_event(event, quiet) {
                     return Poll::Ready(end);
                 }
                 continue;
             }
-            let Poll::Ready((stream, event)) = self.poll_upstream(cx, quiet) else { return Poll::Pending };
+            let reads = quiet && pauses.events.is_none();
+            let Poll::Ready((stream, event)) = self.poll_upstream(cx, reads) else { return Poll::Pending };
             self.event(stream, event);
             if !quiet {
                 // The stream's turn is of no use before the client has taken the queued messages.
@@ -223,12 +228,15 @@ impl RunningWatchSession {
         }
     }
 
-    fn poll_gated(&mut self, cx: &Context<'_>, quiet: bool) -> Poll<GatedEvent> {
+    fn poll_gated(&mut self, cx: &Context<'_>, quiet: bool, pauses: WatchPauses) -> Poll<GatedEvent> {
         let hub_due = self.hub.next_deadline().filter(|_| quiet);
         let wanted = GatedWaits {
-            requests: quiet && self.reads_requests && self.hub.accepts_client(),
+            requests: quiet
+                && pauses.requests.is_none()
+                && self.reads_requests
+                && self.hub.accepts_client(),
             reads: quiet && self.reads.is_some(),
-            due: hub_due.into_iter().chain(self.turn_ends()).min(),
+            due: hub_due.into_iter().chain(self.turn_ends()).chain(pauses.requests).chain(pauses.events).min(),
         };
         if wanted != self.gated {
             self.gated = wanted;
@@ -315,9 +323,8 @@ impl RunningWatchSession {
                     return ControlFlow::Break(Some(status(WatchStreamEnd::InvalidRequest)));
                 };
                 let newest = self.hub.newest();
-                let is_permitted = self.session.access.as_ref().is_none_or(|access| access.permits(&message));
-                let input = if is_permitted { HubInput::Client } else { HubInput::DeniedClient };
-                self.input(input(message));
+                let input = self.judged(message);
+                self.input(input);
                 if self.hub.newest() != newest && self.hub.is_unregistered(self.hub.newest()) {
                     self.starts.insert(self.hub.newest(), start.clone());
                 }
@@ -327,6 +334,17 @@ impl RunningWatchSession {
             ClientRequestItem::Gone => return ControlFlow::Break(None),
         }
         ControlFlow::Continue(())
+    }
+
+    /// The input for a request of the client, by the policy and by the caller's limits.
+    fn judged(&mut self, message: Bytes) -> HubInput {
+        if self.session.access.as_ref().is_some_and(|access| !access.permits(&message)) {
+            return HubInput::DeniedClient(message, Refusal::PERMISSION_DENIED);
+        }
+        match self.session.usage.as_mut().map(|usage| usage.take(&message)) {
+            Some(Err(_)) => HubInput::DeniedClient(message, Refusal::TOO_MANY_REQUESTS),
+            Some(Ok(())) | None => HubInput::Client(message),
+        }
     }
 
     /// The request with the namespace's prefix; `None` if a request cannot be spliced.
@@ -365,6 +383,9 @@ impl RunningWatchSession {
         }
         step(&mut self.hub, Instant::now(), &mut outputs);
         self.starts.retain(|watch, _| self.hub.is_unregistered(*watch));
+        if let Some(usage) = &self.session.usage {
+            usage.keep(self.hub.watch_count());
+        }
         if before.is_some() && before != self.hub.cluster() {
             self.session.route.floor.follow(self.hub.cluster());
         }

@@ -4,6 +4,7 @@
 //! argument. Invariants: a check without its inputs adds an entry to `unseen` and no finding; every command
 //! in a fix exists in etcdctl, etcdutl or keyward.
 
+mod limits;
 mod versions;
 
 use std::collections::BTreeSet;
@@ -22,6 +23,7 @@ use crate::members::membership::{
     AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
     UnreadyReason,
 };
+use crate::usage::exceeded::Exceeded;
 
 /// A certificate expiring within `ENDS_SOON` is a warning, within `ENDS_NOW` an error.
 const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -60,6 +62,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) revocations_known: bool,
     pub(super) root_holders: &'a RootHolders,
     pub(super) connections: &'a ConnectionOccupancy,
+    /// The limits that refuse calls all the time.
+    pub(super) constant_limits: &'a [Exceeded],
 }
 
 impl DoctorInputs<'_> {
@@ -77,6 +81,7 @@ impl DoctorInputs<'_> {
         self.identities(&mut findings);
         self.certificates(&mut findings);
         self.connections(&mut findings);
+        self.limits(&mut findings);
         for key in self.waiting {
             let what = "it says otherwise in the file: that is not in force, and waits for a restart";
             let fix = "keyward drain, and start it again; with several replicas, one after the other";

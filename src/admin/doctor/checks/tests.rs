@@ -13,6 +13,7 @@ use crate::identity::ClusterId;
 use crate::members::fitness::store_status::StoreStatus;
 use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
 use crate::members::version::Version;
+use crate::usage::exceeded::{LimitKind, LimitScope};
 
 /// 2030-01-01.
 static NOW: LazyLock<SystemTime> =
@@ -30,6 +31,7 @@ struct Scene {
     revocations_known: bool,
     root_holders: RootHolders,
     connections: ConnectionOccupancy,
+    constant_limits: Vec<Exceeded>,
 }
 
 fn member(id: u64) -> Member {
@@ -89,6 +91,7 @@ impl Scene {
             revocations_known: true,
             root_holders: RootHolders::default(),
             connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
+            constant_limits: Vec::new(),
         }
     }
 
@@ -138,6 +141,7 @@ impl Scene {
             revocations_known: self.revocations_known,
             root_holders: &self.root_holders,
             connections: &self.connections,
+            constant_limits: &self.constant_limits,
         }
         .report()
     }
@@ -437,4 +441,17 @@ fn what_could_not_be_looked_at_is_said() {
     let report = scene.report();
     assert_eq!((report.findings.len(), report.unseen.len()), (0, 3), "{report}");
     assert!(report.to_string().ends_with("nothing found in what could be looked at\n"));
+}
+
+#[test]
+fn a_limit_that_refuses_all_the_time_is_told_with_its_key() {
+    let told = |scope, limit| {
+        let mut scene = Scene::new();
+        scene.constant_limits.push(Exceeded { scope, limit });
+        scene
+    };
+    let watches = told(LimitScope::Peer, LimitKind::Watches).finds(&[(Warning, "limit_refuses")]);
+    assert!(watches.contains("peer_limits") && watches.contains("watches"), "{watches}");
+    let shed = told(LimitScope::Cluster, LimitKind::DbSize).finds(&[(Warning, "sheds")]);
+    assert!(shed.contains("protection.db_share"), "{shed}");
 }
