@@ -10,7 +10,7 @@ use governor::clock::{Clock, Reference as _};
 use governor::middleware::NoOpMiddleware;
 use governor::nanos::Nanos;
 use governor::state::{InMemoryState, NotKeyed};
-use governor::{InsufficientCapacity, Quota, RateLimiter};
+use governor::{Quota, RateLimiter};
 use tokio::time::Instant;
 
 /// A bucket of tokens, full at the beginning.
@@ -40,20 +40,15 @@ pub(super) fn bucket(per_second: NonZeroU32, burst: NonZeroU32) -> Bucket {
 }
 
 impl Bucket {
-    /// Takes `tokens`, or none.
+    /// Takes a token.
     ///
     /// # Errors
-    /// The time until the tokens are there. More tokens than the bucket holds are never there: the longest
-    /// time.
-    pub(super) fn take(&self, tokens: NonZeroU32) -> Result<(), Duration> {
-        match self.0.check_n(tokens) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(not_until)) => {
-                let now = self.0.clock().now();
-                Err(not_until.earliest_possible().duration_since(now).into())
-            }
-            Err(InsufficientCapacity(_)) => Err(Duration::MAX),
-        }
+    /// The time until a token is there.
+    pub(super) fn take(&self) -> Result<(), Duration> {
+        self.0.check().map_err(|not_until| {
+            let now = self.0.clock().now();
+            not_until.earliest_possible().duration_since(now).into()
+        })
     }
 }
 
@@ -81,12 +76,12 @@ mod tests {
                 let (begun, mut given) = (Instant::now(), 0.0);
                 for pause in pauses {
                     advance(Duration::from_millis(pause)).await;
-                    match bucket.take(NonZeroU32::MIN) {
+                    match bucket.take() {
                         Ok(()) => given += 1.0,
                         Err(wait) => {
                             assert!(wait <= Duration::from_secs(1) / rate + Duration::from_micros(1));
                             advance(wait).await;
-                            assert!(bucket.take(NonZeroU32::MIN).is_ok(), "a token is there after the wait");
+                            assert!(bucket.take().is_ok(), "a token is there after the wait");
                             given += 1.0;
                         }
                     }

@@ -123,8 +123,8 @@ impl Limiter {
             }
         }
         let Some(calls) = &rates.calls else { return Ok(()) };
-        let taken = match (calls.all.take(NonZeroU32::MIN), urgency) {
-            (Err(_), CallUrgency::Last) => calls.last.take(NonZeroU32::MIN),
+        let taken = match (calls.all.take(), urgency) {
+            (Err(_), CallUrgency::Last) => calls.last.take(),
             (taken, _) => taken,
         };
         taken.map_err(|_| LimitKind::Calls)
@@ -136,7 +136,7 @@ impl Limiter {
     /// The time to wait.
     pub(super) fn take_waiting_call(&self) -> Result<(), Duration> {
         let rates = self.rates.load();
-        rates.calls.as_ref().map_or(Ok(()), |calls| calls.all.take(NonZeroU32::MIN))
+        rates.calls.as_ref().map_or(Ok(()), |calls| calls.all.take())
     }
 
     pub(super) fn charge_request(&self, bytes: usize) {

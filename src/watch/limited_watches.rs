@@ -19,6 +19,8 @@ pub struct LimitedWatches {
     refusals: RefusalPace,
     /// No further request is taken before.
     next_request: Option<Instant>,
+    /// The last request has no token yet: the token is taken before the next request.
+    owes_token: bool,
 }
 
 /// The parts of a stream that wait for a rate, each with the end of the wait.
@@ -39,13 +41,16 @@ impl LimitedWatches {
     /// A stream without watches, of a caller with these limits.
     #[must_use]
     pub fn new(usage: Rc<CallerUsage>) -> Self {
-        Self { watches: WatchUsage::new(usage), refusals: RefusalPace::default(), next_request: None }
+        Self { watches: WatchUsage::new(usage), refusals: RefusalPace::default(), next_request: None, owes_token: false }
     }
 
     /// The pauses now.
     pub fn pauses(&mut self) -> WatchPauses {
         let now = Instant::now();
         self.next_request = self.next_request.filter(|until| *until > now);
+        if self.next_request.is_none() && self.owes_token {
+            self.take_token(now);
+        }
         let events = self.watches.caller().reply_pause().and_then(|pause| now.checked_add(pause));
         WatchPauses { requests: self.next_request, events }
     }
@@ -58,13 +63,19 @@ impl LimitedWatches {
         let caller = self.watches.caller();
         caller.charge_request(message.len());
         let now = Instant::now();
-        let mut wait = caller.request_pause();
+        self.take_token(now);
         let taken = if is_create(message) { self.watches.begin() } else { Ok(()) };
         if taken.is_err() {
-            wait = wait.max(self.refusals.delay(now));
+            let delayed = self.refusals.delay(now).and_then(|delay| now.checked_add(delay));
+            self.next_request = self.next_request.max(delayed);
         }
-        self.next_request = wait.and_then(|wait| now.checked_add(wait));
         taken
+    }
+
+    fn take_token(&mut self, now: Instant) {
+        let wait = self.watches.caller().request_pause();
+        self.owes_token = wait.is_some();
+        self.next_request = wait.and_then(|wait| now.checked_add(wait));
     }
 
     /// Releases the watches beyond the first `live`.
