@@ -6,11 +6,11 @@
 //! because their frames and headers carry tokens and passwords.
 
 pub mod connection_metrics;
+pub mod limit_metrics;
 pub mod limiter;
 pub mod log_throttle;
 pub mod member_metrics;
 pub mod metrics;
-pub mod limit_metrics;
 pub mod policy_metrics;
 pub mod request_memory_metrics;
 pub mod single_label;

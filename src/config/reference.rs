@@ -95,10 +95,7 @@ fn every_key_of_the_code_stands_in_it_and_no_other() {
             probe: Some(toml_file::TomlProbe::default()),
             ..Default::default()
         },
-        policy: toml_file::TomlPolicy {
-            peer_limits: Some(TomlUsageLimits::default()),
-            ..Default::default()
-        },
+        policy: toml_file::TomlPolicy { peer_limits: Some(TomlUsageLimits::default()), ..Default::default() },
         user: vec![toml_file::TomlUser::default()],
         jwt: vec![toml_file::TomlJwt::default()],
         map: vec![toml_file::TomlMap {

@@ -130,6 +130,12 @@ impl AccessRecord {
         self.usage.get_or_init(|| usage);
     }
 
+    /// The count of the call; `None` without any limit.
+    #[must_use]
+    pub fn call_usage(&self) -> Option<&CallUsage> {
+        self.usage.get()
+    }
+
     /// The limits of the caller; `None` without any limit.
     #[must_use]
     pub fn usage(&self) -> Option<&Rc<CallerUsage>> {
@@ -139,6 +145,12 @@ impl AccessRecord {
     /// Notes the limit that refused the call.
     pub fn note_limit(&self, limit: Exceeded) {
         self.limit.set(Some(limit));
+    }
+
+    /// The limit that refused the call.
+    #[must_use]
+    pub fn limit(&self) -> Option<Exceeded> {
+        self.limit.get()
     }
 
     /// Counts bytes of framed messages sent to the client.

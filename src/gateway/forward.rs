@@ -16,6 +16,7 @@ use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
+use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
     auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal, usage_limits,
 };
@@ -56,7 +57,7 @@ fn more_than_sent<'e>(
     request: &'e UnaryRequest,
 ) -> Option<LocalBoxFuture<'e, Result<Box<MemberReply>, Refusal>>> {
     let steps = steps_of_handler(exchange, request);
-    if request.caller.namespace().is_none() && request.refuses_more.is_none() {
+    if request.caller.namespace().is_none() && request.answer_check == AnswerCheck::None {
         return steps;
     }
     let exchange = exchange.clone();

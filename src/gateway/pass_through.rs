@@ -7,10 +7,10 @@ use http::uri::PathAndQuery;
 use tokio::time::timeout;
 
 use crate::gateway::call::Call;
-use crate::gateway::{permission, usage_limits};
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::UnreadRoomNeed;
+use crate::gateway::{permission, usage_limits};
 use crate::io::http2_body::Http2Body;
 use crate::members::choose::MemberTarget;
 use crate::refusal::Refusal;
@@ -30,9 +30,7 @@ pub async fn serve(
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
     let caller = call.identify().await?;
-    if let Some(refused) = usage_limits::admit(call, &caller) {
-        return Err(refused.await);
-    }
+    usage_limits::admit(call, &caller)?;
     let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let permit = permission::of_unknown_method(call, &caller)?;

@@ -22,10 +22,10 @@ use crate::downstream::watch_starts::WatchStart;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::gateway::{permission, usage_limits};
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::request_body::hold_while_waiting;
 use crate::gateway::unary_request::UnaryRequest;
+use crate::gateway::{permission, usage_limits};
 use crate::lease::keepalive::KeepAliveStream;
 use crate::lease::observe::ObserveStream;
 use crate::lease::renewal_permission::RenewalAccess;
@@ -87,7 +87,7 @@ pub fn watch(
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
         namespace: caller.namespace().cloned(),
-        usage: call.record.usage().cloned().map(LimitedWatches::new),
+        usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
         access: registration
             .permits()
             .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),

@@ -16,15 +16,13 @@ use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::permission::DecidedRequest;
-use crate::gateway::{
-    addressed_member, namespaces, permission, request_body, usage_limits, write_order,
-};
+use crate::gateway::usage_limits::AnswerCheck;
+use crate::gateway::{addressed_member, namespaces, permission, request_body, usage_limits, write_order};
 use crate::members::choose::MemberTarget;
 use crate::policy::permit::Permit;
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
 use crate::rpc::{body_shape, canonical, frame, quorum};
-use crate::usage::caller_usage::{LeaseReservation, RangeCap};
 
 /// A complete request with its caller.
 pub struct UnaryRequest {
@@ -40,10 +38,8 @@ pub struct UnaryRequest {
     pub is_local: bool,
     /// The policy's permit for the request.
     pub permit: Permit,
-    /// The limit of keys set by Keyward; keys left out of the answer make the call fail.
-    pub refuses_more: Option<RangeCap>,
-    /// Counts a LeaseGrant.
-    pub lease: Option<LeaseReservation>,
+    /// The treatment of the answer, by the caller's limit of keys.
+    pub answer_check: AnswerCheck,
     _held: RequestMemoryCharge,
 }
 
@@ -72,17 +68,12 @@ impl UnaryRequest {
             // Boxed, since few calls wait.
             caller = Box::pin(call.identify_again()).await?;
         }
-        let framed = namespaces::splice_request(call, &caller, framed, &mut held)?;
+        let mut framed = namespaces::splice_request(call, &caller, framed, &mut held)?;
         let permit = permission::of_request(call, &caller, message_of(&framed)).await?;
-        let limited = match usage_limits::limit_request(call, effect, &framed, &mut held) {
-            Ok(limited) => limited,
-            Err(refused) => return Err(refused.await),
-        };
-        let framed = limited.framed.unwrap_or(framed);
+        let answer_check = usage_limits::limit_request(call, effect, &mut framed, &mut held)?;
         let message = message_of(&framed);
         Ok(Self {
-            refuses_more: limited.refuses_more,
-            lease: limited.lease,
+            answer_check,
             caller,
             permit,
             effect,

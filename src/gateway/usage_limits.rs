@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{Either, ready};
 use tokio::time::{Instant, sleep};
 
 use crate::config::usage_limits::OnExceed;
@@ -25,38 +25,49 @@ use crate::rpc::range_cap::{self, CappedRange, Continuation};
 use crate::rpc::scan::WireFields;
 use crate::rpc::schema::MessageId;
 use crate::upstream::answer::MemberReply;
-use crate::usage::caller_usage::{CallLength, CallerUsage, LeaseReservation, RangeCap, WatchUsage};
+use crate::usage::caller_usage::{CallLength, CallUsage, CallerUsage, RangeCap, WatchUsage};
 use crate::usage::exceeded::Exceeded;
 use crate::usage::limiter::CallUrgency;
 use crate::usage::shedding::CallEffect;
 
-/// A refusal past a limit, told in time.
-pub type LimitRefusal = LocalBoxFuture<'static, Refusal>;
-
-/// A request within the limits of its caller.
-#[derive(Default)]
-pub struct LimitedRequest {
-    /// The framed request with another limit of keys; `None` for the request as received.
-    pub framed: Option<Bytes>,
-    /// Keys left out of the answer make the call fail.
-    pub refuses_more: Option<RangeCap>,
-    /// Counts a LeaseGrant.
-    pub lease: Option<LeaseReservation>,
+/// The treatment of an answer, by the limit of keys of its caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerCheck {
+    /// The answer is passed on.
+    None,
+    /// The answer's keys are counted: keys left out, or too many keys, have a consequence.
+    Keys,
 }
 
-/// Counts a call of an identified caller. `None` for an admitted call, which counts as under way until its
-/// record ends.
-#[must_use]
-pub fn admit(call: &Call<'_>, caller: &Caller) -> Option<LimitRefusal> {
-    let usage = caller.usage(call.gateway, &call.snapshot().identities, call.client)?;
+/// Counts a call of an identified caller, as under way until the call's record ends.
+///
+/// # Errors
+/// A limit is exceeded.
+pub fn admit(call: &Call<'_>, caller: &Caller) -> Result<(), Refusal> {
+    let snapshot = call.snapshot();
+    let Some(usage) = caller.usage(call.gateway, &snapshot.identities, call.client) else { return Ok(()) };
     let (urgency, length) = kind_of(call.method);
     match usage.begin_call(urgency, length) {
         Ok(counted) => {
             call.record.set_usage(counted);
-            None
+            Ok(())
         }
-        Err(exceeded) => Some(refused(call, exceeded, Refusal::TOO_MANY_REQUESTS)),
+        Err(exceeded) => Err(refused(call, exceeded, Refusal::TOO_MANY_REQUESTS)),
     }
+}
+
+/// The refusal of a call: at once, or later for a call that a limit has refused, on a connection with many
+/// refusals. The wait lets a client that repeats refused calls at once cost little.
+pub fn in_time<T: 'static>(
+    call: &Call<'_>,
+    refusal: Refusal,
+) -> impl Future<Output = Result<T, Refusal>> + use<T> {
+    let limited = call.record.limit().is_some();
+    let Some(delay) = limited.then(|| call.client.refusal_pace.delay(Instant::now())).flatten() else {
+        return Either::Left(ready(Err(refusal)));
+    };
+    call.gateway.metrics.limits.delayed_refusals.inc();
+    Either::Right(sleep(delay).map(|()| Err(refusal)).boxed_local())
 }
 
 /// A stream of days does not count as a call under way: its watches or leases count.
@@ -76,10 +87,7 @@ fn kind_of(method: &Method) -> (CallUrgency, CallLength) {
 pub fn count_observe(call: &Call<'_>) -> Result<Option<WatchUsage>, Refusal> {
     let Some(usage) = call.record.usage() else { return Ok(None) };
     let watch = WatchUsage::new(Rc::clone(usage));
-    watch.begin().map_err(|exceeded| {
-        call.record.note_limit(exceeded);
-        Refusal::TOO_MANY_REQUESTS
-    })?;
+    watch.begin().map_err(|exceeded| refused(call, exceeded, Refusal::TOO_MANY_REQUESTS))?;
     Ok(Some(watch))
 }
 
@@ -90,24 +98,23 @@ pub fn count_observe(call: &Call<'_>) -> Result<Option<WatchUsage>, Refusal> {
 pub fn limit_request(
     call: &Call<'_>,
     effect: Effect,
-    framed: &Bytes,
+    framed: &mut Bytes,
     held: &mut RequestMemoryCharge,
-) -> Result<LimitedRequest, LimitRefusal> {
-    let usage = call.record.usage();
+) -> Result<AnswerCheck, Refusal> {
+    let counted = call.record.call_usage();
+    let usage = counted.map(CallUsage::caller);
     if let Some(usage) = usage {
         usage.charge_request(framed.len());
     }
     if !call.gateway.usage.shedding.is_off() {
         shed(call, usage.map(|usage| &**usage), effect)?;
     }
-    let mut limited = LimitedRequest::default();
-    let Some(usage) = usage else { return Ok(limited) };
+    let (Some(counted), Some(usage)) = (counted, usage) else { return Ok(AnswerCheck::None) };
     if call.method.body == MessageId::LeaseGrantRequest {
-        let reserved = usage.reserve_lease();
-        limited.lease =
-            Some(reserved.map_err(|exceeded| refused(call, exceeded, Refusal::TOO_MANY_REQUESTS))?);
+        let reserved = counted.reserve_lease();
+        reserved.map_err(|exceeded| refused(call, exceeded, Refusal::TOO_MANY_REQUESTS))?;
     }
-    let Some(cap) = usage.range_cap() else { return Ok(limited) };
+    let Some(cap) = usage.range_cap() else { return Ok(AnswerCheck::None) };
     let message = framed.get(PREFIX..).unwrap_or_default();
     match call.method.body {
         MessageId::TxnRequest if !range_cap::txn_is_within(message, cap.keys.get()) => {
@@ -119,38 +126,37 @@ pub fn limit_request(
                 exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))?;
             }
         }
-        MessageId::RangeRequest => limit_range(usage, cap, message, held, &mut limited)?,
+        MessageId::RangeRequest => return limit_range(usage, cap, framed, held),
         _ => {}
     }
-    Ok(limited)
+    Ok(AnswerCheck::None)
 }
 
+/// Sets the limit of a Range.
 fn limit_range(
     usage: &CallerUsage,
     cap: RangeCap,
-    message: &[u8],
+    framed: &mut Bytes,
     held: &mut RequestMemoryCharge,
-    limited: &mut LimitedRequest,
-) -> Result<(), LimitRefusal> {
-    let CappedRange::Limited(framed, continuation) = range_cap::cap(message, cap.keys.get()) else {
-        return Ok(());
+) -> Result<AnswerCheck, Refusal> {
+    let message = framed.get(PREFIX..).unwrap_or_default();
+    let CappedRange::Limited(limited, continuation) = range_cap::cap(message, cap.keys.get()) else {
+        return Ok(AnswerCheck::None);
     };
     if usage.is_shadow() {
-        // The Range goes up without a limit, and the answer's keys are counted.
-        limited.refuses_more = Some(cap);
-        return Ok(());
+        // The Range goes up without a limit.
+        return Ok(AnswerCheck::Keys);
     }
-    if !held.charge(framed.len()) {
-        return Err(std::future::ready(Refusal::TOO_MANY_REQUESTS).boxed_local());
+    if !held.charge(limited.len().saturating_sub(framed.len())) {
+        return Err(Refusal::TOO_MANY_REQUESTS);
     }
-    limited.framed = Some(framed);
+    *framed = limited;
     let may_continue = cap.on_exceed == OnExceed::Page && continuation == Continuation::BehindLastKey;
-    limited.refuses_more = (!may_continue).then_some(cap);
-    Ok(())
+    Ok(if may_continue { AnswerCheck::None } else { AnswerCheck::Keys })
 }
 
 /// Sheds a call under pressure on the cluster.
-fn shed(call: &Call<'_>, usage: Option<&CallerUsage>, effect: Effect) -> Result<(), LimitRefusal> {
+fn shed(call: &Call<'_>, usage: Option<&CallerUsage>, effect: Effect) -> Result<(), Refusal> {
     let Some(effect) = CallEffect::of(call.method, effect) else { return Ok(()) };
     let register = &call.gateway.usage;
     let priority = usage.map(CallerUsage::priority).unwrap_or_default();
@@ -164,12 +170,7 @@ fn shed(call: &Call<'_>, usage: Option<&CallerUsage>, effect: Effect) -> Result<
 }
 
 /// Counts a Range of too many keys, and refuses its call if the limit is enforced.
-fn exceed(
-    call: &Call<'_>,
-    usage: &CallerUsage,
-    cap: RangeCap,
-    refusal: Refusal,
-) -> Result<(), LimitRefusal> {
+fn exceed(call: &Call<'_>, usage: &CallerUsage, cap: RangeCap, refusal: Refusal) -> Result<(), Refusal> {
     usage.exceed_range_cap(cap).map_err(|exceeded| refused(call, exceeded, refusal))
 }
 
@@ -182,7 +183,10 @@ pub async fn check_more(
     request: &UnaryRequest,
     mut answer: Box<MemberReply>,
 ) -> Result<Box<MemberReply>, Refusal> {
-    let Some((cap, usage)) = request.refuses_more.zip(call.record.usage()) else { return Ok(answer) };
+    let usage = call.record.usage().filter(|_| request.answer_check == AnswerCheck::Keys);
+    let Some((usage, cap)) = usage.and_then(|usage| Some((usage, usage.range_cap()?))) else {
+        return Ok(answer);
+    };
     if usage.is_shadow() {
         count_keys(usage, cap, &answer);
         return Ok(answer);
@@ -193,10 +197,8 @@ pub async fn check_more(
     }
     let framed = answer.message().ok_or(Refusal::UNREADABLE_ANSWER)?;
     let more = range_cap::has_more(framed.get(PREFIX..).unwrap_or_default());
-    if more.ok_or(Refusal::UNREADABLE_ANSWER)?
-        && let Err(refused) = exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))
-    {
-        return Err(refused.await);
+    if more.ok_or(Refusal::UNREADABLE_ANSWER)? {
+        exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))?;
     }
     // The answer's way to the client counts its bytes anew.
     drop(room);
@@ -219,28 +221,19 @@ pub fn note_success(call: &Call<'_>, request: &UnaryRequest, answer: &MemberRepl
         let fields = WireFields::new(message).map_while(Result::ok).filter(|field| field.number == number);
         fields.last().and_then(|field| field.value.signed()).unwrap_or_default()
     };
-    if let Some(lease) = &request.lease {
+    let Some(counted) = call.record.call_usage() else { return };
+    if call.method.body == MessageId::LeaseGrantRequest {
         let framed = answer.message().unwrap_or_default();
         let message = framed.get(PREFIX..).unwrap_or_default();
-        lease.note_grant(number(message, 2), number(message, 3));
-    } else if call.method.body == MessageId::LeaseRevokeRequest
-        && let Some(usage) = call.record.usage()
-    {
-        usage.note_revocation(number(request.message(), 1));
+        counted.note_grant(number(message, 2), number(message, 3));
+    } else if call.method.body == MessageId::LeaseRevokeRequest {
+        counted.caller().note_revocation(number(request.message(), 1));
     }
 }
 
-/// The refusal of a call past a limit: at once, or later on a connection with many refusals.
-fn refused(call: &Call<'_>, exceeded: Exceeded, refusal: Refusal) -> LimitRefusal {
+/// Notes the limit that refuses a call.
+fn refused(call: &Call<'_>, exceeded: Exceeded, refusal: Refusal) -> Refusal {
     call.record.note_limit(exceeded);
     tracing::debug!(method = call.method.path, limit = %exceeded, "a call is refused by a limit");
-    let Some(delay) = call.client.refusal_pace.delay(Instant::now()) else {
-        return std::future::ready(refusal).boxed_local();
-    };
-    call.gateway.metrics.limits.delayed_refusals.inc();
-    async move {
-        sleep(delay).await;
-        refusal
-    }
-    .boxed_local()
+    refusal
 }

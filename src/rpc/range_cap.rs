@@ -92,8 +92,7 @@ pub fn cap(range: &[u8], most: u32) -> CappedRange {
     write_prefix(&mut out);
     // By key, etcd's answer has the first keys, or with a descending order the last keys. With another target,
     // the answer has the first keys by that target, or, without an order, the first keys sorted by the target.
-    let continuation =
-        if fields.sort_target == 0 { Continuation::BehindLastKey } else { Continuation::None };
+    let continuation = if fields.sort_target == 0 { Continuation::BehindLastKey } else { Continuation::None };
     CappedRange::Limited(out.freeze(), continuation)
 }
 
@@ -202,7 +201,7 @@ mod tests {
             assert_eq!(txn_is_within(&deep.encode_to_vec(), 10), within);
         }
         assert!(!txn_is_within(&[0xff], 10));
-        let endless = (0..100).fold(txn(Vec::new()), |inner, _| txn(vec![nested(inner)]));
+        let endless = (0..MAX_TXN_DEPTH).fold(txn(Vec::new()), |inner, _| txn(vec![nested(inner)]));
         assert!(!txn_is_within(&endless.encode_to_vec(), 10));
     }
 

@@ -19,8 +19,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::connection_metrics::ConnectionMetrics;
-use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::limit_metrics::LimitMetrics;
+use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 use crate::telemetry::single_label::{SingleLabel, one};

@@ -43,9 +43,13 @@ impl CallerUsage {
     ///
     /// # Errors
     /// A limit is exceeded and enforced.
-    pub fn begin_call(self: &Rc<Self>, urgency: CallUrgency, length: CallLength) -> Result<CallUsage, Exceeded> {
+    pub fn begin_call(
+        self: &Rc<Self>,
+        urgency: CallUrgency,
+        length: CallLength,
+    ) -> Result<CallUsage, Exceeded> {
         // Dropped, and so released, if a later limit refuses the call.
-        let call = CallUsage { usage: Rc::clone(self), length };
+        let call = CallUsage { usage: Rc::clone(self), length, has_lease: Cell::new(false) };
         if length == CallLength::Counted {
             let begun = self.first_excess(true, |limiter| limiter.begin_call());
             self.consequence(begun)?;
@@ -67,17 +71,6 @@ impl CallerUsage {
     /// Some watches have ended.
     pub fn end_watches(&self, ended: u32) {
         self.scopes.iter().for_each(|limiter| limiter.end_watches(ended));
-    }
-
-    /// Counts a grant under way.
-    ///
-    /// # Errors
-    /// A limit is exceeded and enforced.
-    pub fn reserve_lease(self: &Rc<Self>) -> Result<LeaseReservation, Exceeded> {
-        let reservation = LeaseReservation { usage: Rc::clone(self) };
-        let now = Instant::now();
-        let reserved = self.first_excess(true, |limiter| limiter.reserve_lease(now));
-        self.consequence(reserved).map(|()| reservation)
     }
 
     /// A lease was renewed, or is gone with a time to live of 0.
@@ -205,6 +198,8 @@ pub enum CallLength {
 pub struct CallUsage {
     usage: Rc<CallerUsage>,
     length: CallLength,
+    /// The call is a LeaseGrant, counted as one.
+    has_lease: Cell<bool>,
 }
 
 impl CallUsage {
@@ -213,23 +208,19 @@ impl CallUsage {
     pub fn caller(&self) -> &Rc<CallerUsage> {
         &self.usage
     }
-}
 
-impl Drop for CallUsage {
-    fn drop(&mut self) {
-        if self.length == CallLength::Counted {
-            self.usage.scopes.iter().for_each(|limiter| limiter.end_call());
-        }
+    /// Counts the call as a LeaseGrant, until its end.
+    ///
+    /// # Errors
+    /// A limit is exceeded and enforced.
+    pub fn reserve_lease(&self) -> Result<(), Exceeded> {
+        let now = Instant::now();
+        self.has_lease.set(true);
+        let reserved = self.usage.first_excess(true, |limiter| limiter.reserve_lease(now));
+        self.usage.consequence(reserved)
     }
-}
 
-/// A LeaseGrant under way.
-pub struct LeaseReservation {
-    usage: Rc<CallerUsage>,
-}
-
-impl LeaseReservation {
-    /// The grant has succeeded: the lease counts for its time to live, in seconds.
+    /// The LeaseGrant has succeeded: the lease counts for its time to live, in seconds.
     pub fn note_grant(&self, lease: i64, ttl: i64) {
         let now = Instant::now();
         for limiter in self.usage.counted_leases() {
@@ -238,9 +229,14 @@ impl LeaseReservation {
     }
 }
 
-impl Drop for LeaseReservation {
+impl Drop for CallUsage {
     fn drop(&mut self) {
-        self.usage.scopes.iter().for_each(|limiter| limiter.leases().end_reservation());
+        if self.has_lease.get() {
+            self.usage.scopes.iter().for_each(|limiter| limiter.leases().end_reservation());
+        }
+        if self.length == CallLength::Counted {
+            self.usage.scopes.iter().for_each(|limiter| limiter.end_call());
+        }
     }
 }
 

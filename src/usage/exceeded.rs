@@ -149,9 +149,9 @@ impl RefusalCounters {
     #[must_use]
     pub fn constant(&self) -> Vec<Exceeded> {
         let minute = self.minute();
-        let all = LimitScope::ALL.into_iter().flat_map(|scope| {
-            LimitKind::ALL.map(|limit| Exceeded { scope, limit })
-        });
+        let all = LimitScope::ALL
+            .into_iter()
+            .flat_map(|scope| LimitKind::ALL.map(|limit| Exceeded { scope, limit }));
         all.filter(|exceeded| {
             let minutes = self.counters.get(index(*exceeded)).map(|(_, _, minutes)| minutes);
             let known = minutes.map_or(0, |minutes| minutes.load(Ordering::Relaxed));
@@ -213,6 +213,10 @@ mod tests {
         let text = metrics.text().expect("text");
         let line = "keyward_limit_refused_total{scope=\"peer\",limit=\"watches\"} 19";
         assert!(text.contains(line), "{text}");
-        assert!(text.contains("keyward_limit_shadow_refused_total{scope=\"listener\",limit=\"calls_per_second\"} 9"));
+        assert!(
+            text.contains(
+                "keyward_limit_shadow_refused_total{scope=\"listener\",limit=\"calls_per_second\"} 9"
+            )
+        );
     }
 }

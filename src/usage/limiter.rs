@@ -62,7 +62,8 @@ impl Rates {
             before.filter(|before| same(&before.limits, limits))
         };
         let calls = kept(|was, is| was.calls == is.calls).map(|before| before.calls.clone());
-        let requests = kept(|was, is| was.request_kib == is.request_kib).map(|before| before.requests.clone());
+        let requests =
+            kept(|was, is| was.request_kib == is.request_kib).map(|before| before.requests.clone());
         let replies = kept(|was, is| was.reply_kib == is.reply_kib).map(|before| before.replies.clone());
         let call_buckets = || {
             let rate = limits.calls?;

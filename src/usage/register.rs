@@ -212,7 +212,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_scope_limits_and_is_shared_by_its_callers() {
         let (register, _metrics) = register(10);
-        let mut settings = settings(vec![role("batch", calls(3), calls(5)), role("other", calls(4), calls(9))]);
+        let mut settings =
+            settings(vec![role("batch", calls(3), calls(5)), role("other", calls(4), calls(9))]);
         settings.listener_limits = vec![("l".into(), calls(7))];
         let of = |settings: &PolicySettings, name: &str, roles: &[usize], listener: &str| {
             register.usage_of(settings, &peer(name), roles, listener)
@@ -322,14 +323,18 @@ mod tests {
         assert!(begin().is_err() && begin().is_err());
         drop(under_way);
         drop(begin().expect("again"));
-        let grant = usage.reserve_lease().expect("the first");
-        assert!(usage.reserve_lease().is_err());
-        grant.note_grant(7, 5);
-        drop(grant);
-        assert!(usage.reserve_lease().is_err());
+        let call = begin().expect("a LeaseGrant");
+        call.reserve_lease().expect("the first");
+        settings.peer_limits.calls_in_flight = None;
+        let usage = register.usage_of(&settings, &peer("a"), &[], "l").expect("limits");
+        let begin = || usage.begin_call(CallUrgency::Ordinary, CallLength::Counted).expect("a LeaseGrant");
+        assert!(begin().reserve_lease().is_err(), "a grant is under way");
+        call.note_grant(7, 5);
+        drop(call);
+        assert!(begin().reserve_lease().is_err());
         usage.note_renewal(7, 5);
         usage.note_revocation(7);
-        drop(usage.reserve_lease().expect("room"));
+        begin().reserve_lease().expect("room");
     }
 
     #[tokio::test(start_paused = true)]

@@ -104,7 +104,11 @@ impl Shedding {
             PolicyMode::Off => (0, 0),
             PolicyMode::Shadow | PolicyMode::Enforce => (
                 db_pressure(settings.db_share, db_share),
-                next_pressure(self.latency_pressure.load(Ordering::Relaxed), settings.latency_target, fastest),
+                next_pressure(
+                    self.latency_pressure.load(Ordering::Relaxed),
+                    settings.latency_target,
+                    fastest,
+                ),
             ),
         };
         self.db_pressure.store(db, Ordering::Relaxed);
@@ -199,7 +203,9 @@ mod tests {
     #[test]
     fn a_full_database_sheds_writes_by_priority() {
         let shedding = shedding();
-        for (share, low, normal) in [(None, 0, 0), (Some(799), 0, 0), (Some(800), 100, 0), (Some(900), 100, 100)] {
+        for (share, low, normal) in
+            [(None, 0, 0), (Some(799), 0, 0), (Some(800), 100, 0), (Some(900), 100, 100)]
+        {
             shedding.step(&settings(PolicyMode::Enforce), share);
             assert_eq!(shed(&shedding), [low, 0, normal, 0], "{share:?}");
             assert_eq!(shedding.excess(Priority::High, CallEffect::Writes), None);

@@ -41,7 +41,12 @@ impl LimitedWatches {
     /// A stream without watches, of a caller with these limits.
     #[must_use]
     pub fn new(usage: Rc<CallerUsage>) -> Self {
-        Self { watches: WatchUsage::new(usage), refusals: RefusalPace::default(), next_request: None, owes_token: false }
+        Self {
+            watches: WatchUsage::new(usage),
+            refusals: RefusalPace::default(),
+            next_request: None,
+            owes_token: false,
+        }
     }
 
     /// The pauses now.

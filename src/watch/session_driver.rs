@@ -40,10 +40,10 @@ use crate::upstream::bidi::BidiEvent;
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
 use crate::watch::access::WatchAccess;
 use crate::watch::budget::{FREE, SMALL};
-use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
 };
+use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
 use crate::watch::upstream_stream::{
     SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute, login_loss, refuses_credential,
 };
@@ -65,7 +65,7 @@ pub struct WatchSession {
     /// The decision on each watch; `None` permits every watch.
     pub access: Option<WatchAccess>,
     /// The caller's limits; `None` without any limit.
-    pub usage: Option<LimitedWatches>,
+    pub usage: Option<Box<LimitedWatches>>,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
 }
@@ -199,7 +199,7 @@ impl RunningWatchSession {
                 continue;
             }
             let quiet = self.is_quiet(cx);
-            let pauses = self.session.usage.as_mut().map_or(WatchPauses::NONE, LimitedWatches::pauses);
+            let pauses = self.session.usage.as_mut().map_or(WatchPauses::NONE, |usage| usage.pauses());
             if let Poll::Ready(event) = self.poll_gated(cx, quiet, pauses) {
                 if let ControlFlow::Break(end) = self.gated_event(event, quiet) {
                     return Poll::Ready(end);
@@ -231,12 +231,14 @@ impl RunningWatchSession {
     fn poll_gated(&mut self, cx: &Context<'_>, quiet: bool, pauses: WatchPauses) -> Poll<GatedEvent> {
         let hub_due = self.hub.next_deadline().filter(|_| quiet);
         let wanted = GatedWaits {
-            requests: quiet
-                && pauses.requests.is_none()
-                && self.reads_requests
-                && self.hub.accepts_client(),
+            requests: quiet && pauses.requests.is_none() && self.reads_requests && self.hub.accepts_client(),
             reads: quiet && self.reads.is_some(),
-            due: hub_due.into_iter().chain(self.turn_ends()).chain(pauses.requests).chain(pauses.events).min(),
+            due: hub_due
+                .into_iter()
+                .chain(self.turn_ends())
+                .chain(pauses.requests)
+                .chain(pauses.events)
+                .min(),
         };
         if wanted != self.gated {
             self.gated = wanted;

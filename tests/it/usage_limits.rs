@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use keyward::members::fitness::store_status::StoreStatus;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{
-    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, RangeRequest, RangeResponse,
-    RequestOp, TxnRequest, request_op,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, RangeRequest,
+    RangeResponse, RequestOp, TxnRequest, request_op,
 };
 use keyward::pb::mvccpb::KeyValue;
 use keyward::pb::v3lockpb::LockRequest;
@@ -46,8 +46,7 @@ impl Limited {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("policy.toml"), policy).expect("written");
         let member = Rc::new(Member::new(1, &Tasks::default()));
-        let keyward =
-            Keyward::at(&[&member], AuthSetting::On, folder.path(), listener, &configured(lines));
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), listener, &configured(lines));
         let answers = keyward.tasks.spawn("answers of the test", answer_all(Rc::clone(&member)));
         Self { folder, member, keyward, _answers: answers }
     }
@@ -162,9 +161,7 @@ fn calls_beyond_burst_and_rate_are_refused_and_never_sent() {
         // Another connection of the same peer has the same bucket, another peer its own.
         assert_eq!(served(&limited.client("alice").await, 5).await, 0);
         assert_eq!(served(&limited.client("bob").await, 20).await, 15);
-        assert!(limited.counted(
-            "keyward_limit_refused_total{scope=\"peer\",limit=\"calls_per_second\"} 30"
-        ));
+        assert!(limited.counted("keyward_limit_refused_total{scope=\"peer\",limit=\"calls_per_second\"} 30"));
         // LeaseRevoke has a bucket of its own behind the bucket of all calls, and no way around both.
         let revoke = LeaseRevokeRequest { id: 7 }.encode_to_vec();
         let revokes = join_all((0..20).map(|_| alice.call(REVOKE, &revoke))).await;
@@ -230,7 +227,9 @@ fn shadow_counts_and_off_does_not_and_a_reload_takes_effect_at_once() {
         let outcome = alice.call(RANGE, all_keys(0).encode_to_vec()).await;
         let answer = RangeResponse::decode(outcome.message().clone()).expect("an answer");
         assert_eq!(answer.kvs.len(), 100, "the answer is the member's");
-        assert!(limited.counted("keyward_limit_shadow_refused_total{scope=\"peer\",limit=\"keys_per_range\"} 1"));
+        assert!(
+            limited.counted("keyward_limit_shadow_refused_total{scope=\"peer\",limit=\"keys_per_range\"} 1")
+        );
         let publish = |text: &str| limited.keyward.publish_rules(limited.folder.path(), "", text);
         publish(&lines("off", 5));
         assert_eq!(served(&alice, 30).await, 30);
@@ -356,9 +355,10 @@ fn leases_count_until_they_are_revoked_or_over() {
         let grant = || async {
             let request = LeaseGrantRequest { ttl: 60, id: 0 }.encode_to_vec();
             let outcome = alice.call(GRANT, &request).await;
-            let id = outcome.messages.first().map(|answer| {
-                LeaseGrantResponse::decode(answer.clone()).expect("granted").id
-            });
+            let id = outcome
+                .messages
+                .first()
+                .map(|answer| LeaseGrantResponse::decode(answer.clone()).expect("granted").id);
             id.ok_or_else(|| assert_eq!(outcome.end.told(), TOO_MANY))
         };
         assert_eq!((grant().await, grant().await, grant().await), (Ok(1), Ok(2), Err(())));
@@ -374,8 +374,7 @@ fn leases_count_until_they_are_revoked_or_over() {
 fn a_renewed_lease_goes_on_counting() {
     paused(async {
         let member = Rc::new(Member::new(1, &Tasks::default()));
-        let keyward =
-            Keyward::configured(&[&member], AuthSetting::On, "[policy.peer_limits]\nleases = 1\n");
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, "[policy.peer_limits]\nleases = 1\n");
         let alice = keyward.logged_in("alice").await;
         let request = LeaseGrantRequest { ttl: 60, id: 0 }.encode_to_vec();
         let script = async { member.called(GRANT).await.reply(&granted(7)).await };
@@ -550,7 +549,8 @@ fn a_full_database_sheds_writes_of_low_priority_first() {
             assert!(served || outcome.end.told() == TOO_MANY);
             served
         };
-        for (db_size, expected) in [(700, [true; 3]), (800, [false, true, true]), (950, [false, false, true])] {
+        for (db_size, expected) in [(700, [true; 3]), (800, [false, true, true]), (950, [false, false, true])]
+        {
             filled(db_size).await;
             let found = [writes(&batch).await, writes(&plain).await, writes(&core).await];
             assert_eq!(found, expected, "{db_size}");

@@ -46,11 +46,11 @@ impl Resolver<'_> {
             self.findings.fault(&format!("{path}.burst"), "needs calls_per_second beside it");
         }
         if row.on_exceed.is_some() && row.keys_per_range.is_none() {
-            self.findings.warn(&format!("{path}.on_exceed"), "has no effect without keys_per_range beside it");
+            self.findings
+                .warn(&format!("{path}.on_exceed"), "has no effect without keys_per_range beside it");
         }
         UsageLimits {
-            calls: per_second
-                .map(|per_second| CallRate { per_second, burst: burst.unwrap_or(per_second) }),
+            calls: per_second.map(|per_second| CallRate { per_second, burst: burst.unwrap_or(per_second) }),
             calls_in_flight,
             watches: row.watches,
             leases: row.leases,

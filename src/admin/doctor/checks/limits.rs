@@ -23,10 +23,8 @@ impl DoctorInputs<'_> {
                 LimitScope::Listener => "listener.limits",
                 LimitScope::Cluster => "protection",
             };
-            let what = format!(
-                "{table}: {} has refused calls in nearly all of the last ten minutes",
-                limit.name()
-            );
+            let what =
+                format!("{table}: {} has refused calls in nearly all of the last ten minutes", limit.name());
             let fix = "the access log names the peers (limit=...); change what they do, or raise the limit";
             findings.warning("limit_refuses", limit.name(), what, fix);
         }
