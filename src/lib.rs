@@ -21,8 +21,8 @@
 //!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
 //! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream`
-//! · `credentials` · `members` · `dial`, `policy`, `usage` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`,
-//! `authority` · `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
+//! · `credentials` · `members` · `dial`, `policy`, `usage` · `config` · `rpc` · `refusal`, `shard`, `jwt`,
+//! `users`, `authority` · `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
 
 pub mod admin;
 pub mod app;

@@ -81,7 +81,7 @@ impl Refusal {
     /// An answer with keys to rewrite does not fit into the buffer of unread answers.
     pub const ANSWER_TOO_LARGE: Self = refusal(
         Code::ResourceExhausted,
-        "keyward: the answer is too large to be held whole, as namespaces and limits need; ask for fewer keys",
+        "keyward: the answer is too large to be held whole, as namespaces and limits need; ask for less",
     );
     /// A single revision of a watch exceeds the buffer of a watch.
     pub const REVISION_TOO_LARGE: Self =

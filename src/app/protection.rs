@@ -1,7 +1,7 @@
 //! Measures the pressure on the cluster, for shedding.
 //!
-//! Owns: the interval, and the part of its quota that a member's database uses. Must not know: which calls are
-//! shed. Invariant: a member that reports no quota counts only with a configured quota.
+//! Owns: the interval, and the part of its quota that a member's database uses. Must not know: which calls
+//! are shed. Invariant: a member that reports no quota counts only with a configured quota.
 
 use std::sync::Arc;
 

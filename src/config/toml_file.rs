@@ -12,7 +12,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::toml_limits::{TomlProtection, TomlUsageLimits};
+use super::toml_limits::TomlUsageLimits;
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -334,6 +334,16 @@ pub(super) struct TomlPolicy {
     pub(super) limits_mode: Option<TomlPolicyMode>,
     #[serde(deserialize_with = "some_table")]
     pub(super) peer_limits: Option<TomlUsageLimits>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TomlProtection {
+    pub(super) mode: Option<TomlPolicyMode>,
+    pub(super) db_share: Option<f64>,
+    pub(super) db_quota: Option<String>,
+    pub(super) latency_target: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

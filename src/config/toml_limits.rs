@@ -1,10 +1,8 @@
-//! The mirror of limits on usage, and of `[protection]`, key by key.
+//! The mirror of limits on usage, key by key.
 //!
 //! Owns: the names of keys and the TOML types of values. Must not know: defaults, meanings, other keys.
 
 use serde::Deserialize;
-
-use super::toml_file::TomlPolicyMode;
 
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
@@ -37,14 +35,4 @@ pub(super) enum TomlPriority {
     Low,
     Normal,
     High,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[cfg_attr(test, derive(serde::Serialize))]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct TomlProtection {
-    pub(super) mode: Option<TomlPolicyMode>,
-    pub(super) db_share: Option<f64>,
-    pub(super) db_quota: Option<String>,
-    pub(super) latency_target: Option<String>,
 }

@@ -50,8 +50,8 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineRe
     Ok(PipelineResult::Member(answer, in_use, registration, room))
 }
 
-/// The call, if its handler, or its caller's namespace or limit of keys, takes more steps than sending. Boxed, so that the other
-/// calls do not pay for larger futures.
+/// The call, if its handler, or its caller's namespace or limit of keys, takes more steps than sending.
+/// Boxed, so that the other calls do not pay for larger futures.
 fn more_than_sent<'e>(
     exchange: &Exchange<'e>,
     request: &'e UnaryRequest,
@@ -66,7 +66,7 @@ fn more_than_sent<'e>(
             None => exchange.run(None).await?,
             Some(answered) => answered.await?,
         };
-        let answer = usage_limits::check_more(exchange.call, request, answer).await?;
+        let answer = usage_limits::check_more(exchange.call, request.answer_check, answer).await?;
         namespaces::show(exchange.call, &request.caller, answer).await
     };
     Some(shown.boxed_local())
@@ -144,7 +144,7 @@ pub fn finish(call: &Call<'_>, request: &UnaryRequest, answer: &mut MemberReply)
     if !answer.is_success() {
         return Ok(());
     }
-    usage_limits::note_success(call, request, answer);
+    usage_limits::note_success(call, request.message(), answer);
     match call.method.handler {
         Handler::MemberAnswer | Handler::MemberRemove => return member_answers::finish(call, answer),
         Handler::AuthChange => auth_changes::note(call, request.message()),

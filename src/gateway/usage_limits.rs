@@ -1,9 +1,9 @@
 //! Limits on the usage of a caller, applied to its calls, and shedding.
 //!
-//! Owns: the order of the checks, and the refusal of a call past a limit. Must not know: how usage is counted.
-//! Invariants (docs/decisions.md#d59): a call past a limit is not sent; a refusal comes at once, or after a
-//! tenth of a second on a connection with many refusals; a Range is never cut short without `more`; a Txn that
-//! writes is refused before it is sent, or not at all.
+//! Owns: the order of the checks, and the refusal of a call past a limit. Must not know: how usage is
+//! counted. Invariants (docs/decisions.md#d59): a call past a limit is not sent; a refusal comes at once, or
+//! after a tenth of a second on a connection with many refusals; a Range is never cut short without `more`; a
+//! Txn that writes is refused before it is sent, or not at all.
 
 use std::rc::Rc;
 
@@ -16,7 +16,6 @@ use crate::config::usage_limits::OnExceed;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::whole_answer::hold_whole;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
@@ -180,10 +179,10 @@ fn exceed(call: &Call<'_>, usage: &CallerUsage, cap: RangeCap, refusal: Refusal)
 /// Keys were left out, and the client cannot ask for them; or the answer cannot be held whole.
 pub async fn check_more(
     call: &Call<'_>,
-    request: &UnaryRequest,
+    check: AnswerCheck,
     mut answer: Box<MemberReply>,
 ) -> Result<Box<MemberReply>, Refusal> {
-    let usage = call.record.usage().filter(|_| request.answer_check == AnswerCheck::Keys);
+    let usage = call.record.usage().filter(|_| check == AnswerCheck::Keys);
     let Some((usage, cap)) = usage.and_then(|usage| Some((usage, usage.range_cap()?))) else {
         return Ok(answer);
     };
@@ -205,7 +204,8 @@ pub async fn check_more(
     Ok(answer)
 }
 
-/// Counts an answer with too many keys. The answer is not held for that: keys behind its beginning are estimated.
+/// Counts an answer with too many keys. The answer is not held for that: keys behind its beginning are
+/// estimated.
 fn count_keys(usage: &CallerUsage, cap: RangeCap, answer: &MemberReply) {
     let begun = answer.message().or_else(|| answer.data.front().cloned()).unwrap_or_default();
     let whole = answer.announced().unwrap_or_default().saturating_sub(PREFIX);
@@ -216,7 +216,7 @@ fn count_keys(usage: &CallerUsage, cap: RangeCap, answer: &MemberReply) {
 }
 
 /// Notes the consequences of a success for the leases that count.
-pub fn note_success(call: &Call<'_>, request: &UnaryRequest, answer: &MemberReply) {
+pub fn note_success(call: &Call<'_>, request: &[u8], answer: &MemberReply) {
     let number = |message: &[u8], number: u32| {
         let fields = WireFields::new(message).map_while(Result::ok).filter(|field| field.number == number);
         fields.last().and_then(|field| field.value.signed()).unwrap_or_default()
@@ -227,7 +227,7 @@ pub fn note_success(call: &Call<'_>, request: &UnaryRequest, answer: &MemberRepl
         let message = framed.get(PREFIX..).unwrap_or_default();
         counted.note_grant(number(message, 2), number(message, 3));
     } else if call.method.body == MessageId::LeaseRevokeRequest {
-        counted.caller().note_revocation(number(request.message(), 1));
+        counted.caller().note_revocation(number(request, 1));
     }
 }
 

@@ -1,13 +1,13 @@
 //! A limit on the keys of a Range, set by Keyward.
 //!
-//! Owns: setting `limit` in a RangeRequest, and reading `more` from a RangeResponse. Must not know: who is limited,
-//! the consequence for a client. Invariants: every other field crosses byte for byte, unknown fields too; a
-//! Range of one key and a Range of a count only are never limited.
+//! Owns: setting `limit` in a RangeRequest, and reading `more` from a RangeResponse. Must not know: who is
+//! limited, the consequence for a client. Invariants: every other field crosses byte for byte, unknown fields
+//! too; a Range of one key and a Range of a count only are never limited.
 //!
-//! etcd limits as follows in all versions (`server/etcdserver/txn/range.go`, `apply.go` before 3.6): with a sort
-//! order, or with a bound on revisions, every key of the range is fetched, filtered and sorted before the limit
-//! applies; `more` tells that the limit left keys out; `count` is the number of keys without the limit. So an
-//! answer without `more` has every key that matches, whatever the order.
+//! etcd limits as follows in all versions (`server/etcdserver/txn/range.go`, `apply.go` before 3.6): with a
+//! sort order, or with a bound on revisions, every key of the range is fetched, filtered and sorted before
+//! the limit applies; `more` tells that the limit left keys out; `count` is the number of keys without the
+//! limit. So an answer without `more` has every key that matches, whatever the order.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 
@@ -90,8 +90,9 @@ pub fn cap(range: &[u8], most: u32) -> CappedRange {
     }
     append_varint_field(&mut out, LIMIT, u64::from(most));
     write_prefix(&mut out);
-    // By key, etcd's answer has the first keys, or with a descending order the last keys. With another target,
-    // the answer has the first keys by that target, or, without an order, the first keys sorted by the target.
+    // By key, etcd's answer has the first keys, or with a descending order the last keys. With another
+    // target, the answer has the first keys by that target, or, without an order, the first keys sorted by
+    // the target.
     let continuation = if fields.sort_target == 0 { Continuation::BehindLastKey } else { Continuation::None };
     CappedRange::Limited(out.freeze(), continuation)
 }
@@ -109,8 +110,8 @@ pub fn has_more(response: &[u8]) -> Option<bool> {
     Some(more)
 }
 
-/// The number of keys in a RangeResponse of `whole` bytes, of which `begun` is the beginning: exact for a whole
-/// message, otherwise by the average size of a key so far.
+/// The number of keys in a RangeResponse of `whole` bytes, of which `begun` is the beginning: exact for a
+/// whole message, otherwise by the average size of a key so far.
 #[must_use]
 pub fn estimated_keys(begun: &[u8], whole: usize) -> usize {
     let keys = WireFields::new(begun).map_while(Result::ok).filter(|field| field.number == 2).count();

@@ -70,8 +70,8 @@ impl<'a> InFlightCall<'a> {
         Self { upstream, member, time, began, answered: false }
     }
 
-    /// Records an answer received at `now`; `well` is true for a successful answer. Returns the latency, if it
-    /// is a sample of the member's speed.
+    /// Records an answer received at `now`; `well` is true for a successful answer. Returns the latency, if
+    /// it is a sample of the member's speed.
     pub fn answered(mut self, well: bool, now: Instant) -> Option<Duration> {
         self.answered = true;
         let load = &self.member.load;

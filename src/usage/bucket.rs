@@ -1,7 +1,7 @@
 //! Token buckets of the crate `governor`, by the clock of the runtime.
 //!
-//! Owns: the clock, and the form of a bucket. Must not know: the meaning of a token. Invariant: taking tokens is
-//! one atomic step, without a lock.
+//! Owns: the clock, and the form of a bucket. Must not know: the meaning of a token. Invariant: taking tokens
+//! is one atomic step, without a lock.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

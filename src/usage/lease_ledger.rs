@@ -1,8 +1,8 @@
 //! The leases of a peer, as far as this replica can know: granted here, and neither revoked nor expired.
 //!
-//! Owns: the ends of leases. Must not know: who granted a lease. Invariants: etcd never ends a lease before its
-//! time to live is over, so a lease counts no longer than it lives, unless it is revoked elsewhere; a lease
-//! renewed through another replica only stops counting early. At most `limit` leases are kept.
+//! Owns: the ends of leases. Must not know: who granted a lease. Invariants: etcd never ends a lease before
+//! its time to live is over, so a lease counts no longer than it lives, unless it is revoked elsewhere; a
+//! lease renewed through another replica only stops counting early. At most `limit` leases are kept.
 
 use std::collections::HashMap;
 use std::time::Duration;

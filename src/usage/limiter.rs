@@ -1,8 +1,8 @@
 //! The usage of one peer, of the peers of one role, or of one listener, shared by all threads.
 //!
-//! Owns: buckets, counts and leases, and their comparison with the limits. Must not know: the consequence of an
-//! exceeded limit. Invariants: changed limits apply at once to every holder; counts outlive a change of limits,
-//! and so does each bucket whose own limit is unchanged.
+//! Owns: buckets, counts and leases, and their comparison with the limits. Must not know: the consequence of
+//! an exceeded limit. Invariants: changed limits apply at once to every holder; counts outlive a change of
+//! limits, and so does each bucket whose own limit is unchanged.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! The limiters of all peers, roles and listeners, shared by the shards.
 //!
-//! Owns: finding the limits of a caller, and the memory of limiters. Must not know: calls, sockets. Invariants:
-//! a limiter is found by the identified peer, never by a text that the client chooses freely; a limiter with a
-//! caller, or released less than a minute ago, is never forgotten, unless more peers than
+//! Owns: finding the limits of a caller, and the memory of limiters. Must not know: calls, sockets.
+//! Invariants: a limiter is found by the identified peer, never by a text that the client chooses freely; a
+//! limiter with a caller, or released less than a minute ago, is never forgotten, unless more peers than
 //! [`MOST_LIMITERS`] came within the minute; limiters without a caller are bounded in number.
 
 use std::collections::HashMap;

@@ -2,11 +2,12 @@
 //!
 //! Owns: the pressure by the database size and by the members' latency, and the calls shed for it. Must not
 //! know: members, how a pressure is measured, how a call is refused. Invariants: calls of high priority, and
-//! calls that free what a cluster needs (LeaseRevoke, deletions, compaction, maintenance), are never shed; writes
-//! are shed before reads of the same priority; a pressure goes away by itself while no call is measured.
+//! calls that free what a cluster needs (LeaseRevoke, deletions, compaction, maintenance), are never shed;
+//! writes are shed before reads of the same priority; a pressure goes away by itself while no call is
+//! measured.
 //!
-//! The controller of the latency follows CoDel (<https://www.rfc-editor.org/rfc/rfc8289>): only the fastest call
-//! of an interval counts, since a standing queue delays that call too, and a burst does not.
+//! The controller of the latency follows CoDel (<https://www.rfc-editor.org/rfc/rfc8289>): only the fastest
+//! call of an interval counts, since a standing queue delays that call too, and a burst does not.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -94,8 +95,8 @@ impl Shedding {
         self.fastest.fetch_min(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Takes a step of the controller, once an interval. `db_share` is the largest part of its quota used by a
-    /// member's database, in thousandths.
+    /// Takes a step of the controller, once an interval. `db_share` is the largest part of its quota used by
+    /// a member's database, in thousandths.
     pub fn step(&self, settings: &ProtectionSettings, db_share: Option<u32>) {
         self.mode.store(settings.mode as u8, Ordering::Relaxed);
         let fastest = self.fastest.swap(u64::MAX, Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! The limits of a caller, applied to one client stream of watches.
 //!
-//! Owns: counting the stream's watches, and the pauses of a stream beyond a rate. Must not know: the hub's state,
-//! how usage is counted. Invariants: a rate slows a stream down and never ends the stream; a pause is no longer
-//! than the debt of its cause; a watch past the limit of watches is refused, and the stream goes on.
+//! Owns: counting the stream's watches, and the pauses of a stream beyond a rate. Must not know: the hub's
+//! state, how usage is counted. Invariants: a rate slows a stream down and never ends the stream; a pause is
+//! no longer than the debt of its cause; a watch past the limit of watches is refused, and the stream goes
+//! on.
 
 use std::rc::Rc;
 

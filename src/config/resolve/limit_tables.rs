@@ -1,8 +1,8 @@
 //! Resolves limits on usage (`[policy.peer_limits]`, `[role.limits]`, `[role.total_limits]`,
 //! `[listener.limits]`) and `[protection]`.
 //!
-//! Owns: the defaults and bounds. Must not know: the present usage. Invariant: a limit that would refuse every
-//! call is a fault.
+//! Owns: the defaults and bounds. Must not know: the present usage. Invariant: a limit that would refuse
+//! every call is a fault.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::policy_tables::mode;
 use super::{GIB, KIB, Resolver};
-use crate::config::toml_file::TomlListener;
-use crate::config::toml_limits::{TomlOnExceed, TomlPriority, TomlProtection, TomlUsageLimits};
+use crate::config::toml_file::{TomlListener, TomlProtection};
+use crate::config::toml_limits::{TomlOnExceed, TomlPriority, TomlUsageLimits};
 use crate::config::usage_limits::{CallRate, OnExceed, Priority, UsageLimits};
 use crate::config::{PolicyMode, ProtectionSettings, values};
 
