@@ -5,6 +5,7 @@
 //! connection is accepted before all parts are running; a drain first reports "not ready", then stops
 //! accepting, then lets open calls finish, within its limits; a second signal ends the process at once.
 
+pub mod audit_files;
 mod cluster_reset;
 pub mod hash_password;
 mod listeners;
@@ -33,6 +34,8 @@ use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, AdminCommandService};
 use crate::admin::{self, AdminState};
+use crate::audit::log::{AuditCloseGuard, AuditLog};
+use crate::audit::recorder::AuditStartError;
 use crate::config::{self, Config};
 use crate::credentials::{CredentialSettings, Credentials, MetricsPages, UsersError};
 use crate::dial::connect::Connector;
@@ -105,6 +108,9 @@ pub enum ServeError {
     /// Minted certificates would be accepted as a member's certificate.
     #[error("mint.ca: {0}")]
     Mint(MintingCaTrusted),
+    /// The audit log cannot be written.
+    #[error("{0}")]
+    Audit(#[from] AuditStartError),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
@@ -181,6 +187,8 @@ pub struct Running {
     shards_alive: Arc<AtomicBool>,
     probe: ProbeLogin,
     seeds: SeedList,
+    /// Writes the last audit records at the end.
+    _audit_guard: Option<AuditCloseGuard>,
 }
 
 /// Source of the published members.
@@ -229,6 +237,7 @@ pub fn build(
     tasks.spawn("revocations", keeper.run()).detach();
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
+    let (audit, audit_guard) = start_audit(config, &metrics)?.unzip();
     let (drain, draining) = watch::channel(None);
     let (ready, readiness) = watch::channel(false);
     let usage = Arc::new(UsageRegister::new(&metrics.limits));
@@ -251,6 +260,7 @@ pub fn build(
         drain: draining,
         lock_waits: Arc::default(),
         defragmentations: Arc::default(),
+        audit,
     };
     let (rules, credentials) = (Arc::clone(&parts.identities), Arc::clone(&parts.credentials));
     tasks.spawn("policy expiry", end_bindings(Arc::clone(&parts.config), rules, credentials)).detach();
@@ -261,7 +271,28 @@ pub fn build(
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
     let admin = Arc::new(admin_commands(&parts, &pages, &connections, register, &shards_alive, &exit));
-    Ok(Running { parts, upstream, pages, admin, connections, ready, drain, exit, shards_alive, probe, seeds })
+    Ok(Running {
+        parts,
+        upstream,
+        pages,
+        admin,
+        connections,
+        ready,
+        drain,
+        exit,
+        shards_alive,
+        probe,
+        seeds,
+        _audit_guard: audit_guard,
+    })
+}
+
+/// Starts the audit log, if configured.
+fn start_audit(
+    config: &Config,
+    metrics: &Metrics,
+) -> Result<Option<(Arc<AuditLog>, AuditCloseGuard)>, AuditStartError> {
+    config.audit.as_ref().map(|settings| AuditLog::start(settings, metrics.audit.clone())).transpose()
 }
 
 impl Running {
@@ -370,7 +401,8 @@ fn admin_commands(
         register: register.clone(),
         credentials: Arc::clone(&parts.credentials),
     };
-    AdminCommandService { register, sealer: Arc::clone(&parts.sealer), state: Arc::new(state), doctor }
+    let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
+    AdminCommandService { register, sealer, state: Arc::new(state), doctor, audit }
 }
 
 /// Builds the check of the members' peer URLs.

@@ -7,6 +7,7 @@
 //! paths; no secret is printed.
 
 mod admin_socket;
+pub mod audit_settings;
 mod certificate_checks;
 mod client_connections;
 mod client_tls;
@@ -59,7 +60,7 @@ pub use protection_settings::ProtectionSettings;
 pub use resolve::{load, policy, read_policy};
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
-pub use values::MalformedValue;
+pub use values::{MalformedValue, duration};
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,6 +95,8 @@ pub struct Config {
     pub limits: Limits,
     /// The admin address and socket.
     pub admin: Admin,
+    /// The audit log; `None` if off.
+    pub audit: Option<Arc<audit_settings::AuditSettings>>,
     /// Settings of the log.
     pub log: telemetry::LogSettings,
     /// Times of the drain.

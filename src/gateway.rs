@@ -8,10 +8,13 @@
 pub mod access_log;
 pub mod active_streams;
 pub mod addressed_member;
+pub mod audited_request;
 pub mod auth_changes;
 pub mod blocking_calls;
 pub mod call;
+pub mod call_audit;
 pub mod caller;
+pub mod connection_origin;
 pub mod defragment;
 pub mod exchange;
 pub mod forward;
@@ -51,6 +54,7 @@ use http::HeaderMap;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::audit::log::AuditLog;
 use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::connection_activity::ConnectionActivity;
 use crate::downstream::request_memory::{
@@ -59,7 +63,7 @@ use crate::downstream::request_memory::{
 use crate::downstream::revision_watermark::RevisionWatermark;
 use crate::downstream::session::Sealer;
 use crate::downstream::watch_starts::WatchStarts;
-use crate::gateway::access_log::AccessLog;
+use crate::gateway::access_log::{AccessLog, RecordSinks};
 use crate::gateway::active_streams::ActiveStreams;
 use crate::gateway::call::CallSnapshot;
 use crate::gateway::caller::{Caller, CallerIdentification, ConnectionCallers, Identities};
@@ -113,8 +117,8 @@ pub struct Gateway {
     snapshot: RefCell<Rc<CallSnapshot>>,
     /// The number of shards; process-wide budgets are divided by this number.
     shards: usize,
-    /// The access log policy.
-    pub access_log: AccessLog,
+    /// The destinations of the records of calls.
+    pub records: Rc<RecordSinks>,
     /// Rate limiter for log records caused by clients without an identity.
     pub log_limiter: Rc<RecordLimiter>,
     /// Spawner for the tasks of this shard's streams.
@@ -151,7 +155,7 @@ pub struct Gateway {
 /// A client connection, as seen by its calls.
 pub struct ClientConnection {
     /// The client's address and the listener's name, for records.
-    pub origin: Rc<access_log::ConnectionOrigin>,
+    pub origin: Rc<connection_origin::ConnectionOrigin>,
     /// The listener through which the connection arrived.
     pub listener: Arc<Listener>,
     /// The peer named by the client certificate.
@@ -203,7 +207,7 @@ impl ClientConnection {
     #[must_use]
     pub fn new(
         gateway: &Gateway,
-        origin: Rc<access_log::ConnectionOrigin>,
+        origin: Rc<connection_origin::ConnectionOrigin>,
         listener: Arc<Listener>,
         certificate: Option<Peer>,
         member: Option<NamedMember>,
@@ -309,6 +313,7 @@ impl Gateway {
         lock_waits: Arc<LockWaitRegister>,
         defragmentations: Arc<defragment::DefragmentationRegister>,
         identities: Arc<Published<Identities>>,
+        audit: Option<Arc<AuditLog>>,
         usage: Arc<UsageRegister>,
     ) -> Self {
         let begun = config.load_full();
@@ -318,8 +323,9 @@ impl Gateway {
             metrics.watch_held_bytes.clone(),
         ));
         let log_limiter = Rc::new(RecordLimiter::new(metrics.log_records_left_out.clone()));
-        let access_log =
-            if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
+        let log = if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
+        let audit_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
+        let records = RecordSinks { metrics: Arc::clone(&metrics), log, audit, audit_limiter };
         let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
         let snapshot = CallSnapshot {
             config: Arc::clone(&begun),
@@ -331,7 +337,7 @@ impl Gateway {
             unread: Rc::new(unread),
             usage,
             request_memory: RequestMemory::new(&metrics.request_memory),
-            access_log,
+            records: Rc::new(records),
             log_limiter,
             ready,
             shards,

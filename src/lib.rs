@@ -21,11 +21,12 @@
 //!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
 //! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation` · `downstream`, `upstream`
-//! · `credentials` · `members` · `dial`, `policy`, `usage` · `config` · `rpc` · `refusal`, `shard`, `jwt`,
-//! `users`, `authority` · `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
+//! · `credentials` · `members` · `dial`, `policy`, `audit`, `usage` · `config` · `rpc` · `refusal`, `shard`,
+//! `jwt`, `users`, `authority` · `pb`, `pem`, `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
 
 pub mod admin;
 pub mod app;
+pub mod audit;
 pub mod authority;
 pub mod byte_account;
 pub mod config;

@@ -1,24 +1,30 @@
-//! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, the commands to a running Keyward,
-//! `--version`.
+//! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, `audit`, the commands to a running
+//! Keyward, `--version`.
 //!
 //! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`: not
-//! serving; `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors); 64 (unusable command
-//! line or configuration); 69 (`doctor`, `drain`: no process listens on the socket); 74 (in force on this
-//! replica, but not persisted); 75 (unknown outcome: the command may be repeated). Must not know: the
-//! implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
+//! serving; `audit verify`: a bad file; `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`:
+//! errors); 64 (unusable command line or configuration); 69 (`doctor`, `drain`: no process listens on the
+//! socket); 74 (in force on this replica, but not persisted); 75 (unknown outcome: the command may be
+//! repeated). Must not know: the implementation of a command. Invariant: an answer goes to stdout, an error
+//! to stderr.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use keyward::admin::doctor::Severity;
 use keyward::admin::drain::{Phase, Progress};
 use keyward::admin::socket::{self, AdminAnswer, AdminCommand as Ask};
 use keyward::admin::status::ReplicaState;
+use keyward::app::{self, audit_files};
+use keyward::audit::head_signature;
+use keyward::audit::record::Timestamp;
+use keyward::audit::search::{AuditSearch, FoundRecord};
 use keyward::config::{self, Config, ConfigFaults, ConfigWarning};
-use keyward::{app, telemetry};
+use keyward::telemetry;
 use serde::Serialize;
 
 /// jemalloc returns freed memory to the operating system (see `Cargo.toml`).
@@ -104,11 +110,57 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
+    /// Reads the files of the audit log.
+    Audit {
+        #[command(subcommand)]
+        command: AuditCommand,
+    },
     /// Drains and ends one replica as by SIGTERM, and waits for its end. Exit code 0 if no open connection
     /// was cut, else 1.
     Drain {
         #[command(flatten)]
         at: AdminSocketArgs,
+    },
+}
+
+#[derive(Subcommand)]
+enum AuditCommand {
+    /// Checks that no line was changed, removed, added or moved. Exit code 1 for a bad file.
+    Verify {
+        /// The files, in any order.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// The public key of the signed heads, written by `keyward audit keygen`.
+        #[arg(long, value_name = "FILE")]
+        public_key: Option<PathBuf>,
+    },
+    /// Prints the records for which all conditions hold.
+    Search {
+        /// The files, in any order.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// A key: ranges that cover the key match too.
+        #[arg(long, conflicts_with = "prefix")]
+        key: Option<String>,
+        /// The beginning of keys.
+        #[arg(long)]
+        prefix: Option<String>,
+        /// Age of the oldest record: "90s", "30m", "2h".
+        #[arg(long, value_parser = config::duration, value_name = "AGE")]
+        since: Option<Duration>,
+        /// The peer, or the etcd user.
+        #[arg(long)]
+        peer: Option<String>,
+        /// The method, such as Put or DeleteRange.
+        #[arg(long)]
+        method: Option<String>,
+        #[command(flatten)]
+        as_what: OutputArgs,
+    },
+    /// Writes a new signing key into a new file, for audit.signing_key_file, and its public key beside.
+    Keygen {
+        /// The file; only its owner may read it.
+        file: PathBuf,
     },
 }
 
@@ -168,6 +220,38 @@ fn main() -> ExitCode {
         Command::Status { as_what, at } => status(at, as_what.output),
         Command::Doctor { as_what, at } => doctor(at, as_what.output),
         Command::Drain { at } => drain(at),
+        Command::Audit { command } => audit(command),
+    }
+}
+
+fn audit(command: AuditCommand) -> ExitCode {
+    match command {
+        AuditCommand::Verify { files, public_key } => {
+            match audit_files::verify(&files, public_key.as_deref()) {
+                Ok(report) => finish(write!(io::stdout(), "{report}"), ExitCode::SUCCESS),
+                Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
+            }
+        }
+        AuditCommand::Search { files, key, prefix, since, peer, method, as_what } => {
+            let since = since.map(|age| Timestamp(SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH)));
+            let (key, prefix) = (key.map(String::into_bytes), prefix.map(String::into_bytes));
+            let search = AuditSearch { key, prefix, since, peer, method };
+            let print = |line: &[u8], found: &FoundRecord| match as_what.output {
+                OutputForm::Table => writeln!(io::stdout(), "{found}"),
+                OutputForm::Json => io::stdout().write_all(line),
+            };
+            match audit_files::search(&files, &search, print) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
+            }
+        }
+        AuditCommand::Keygen { file } => match head_signature::write_key_pair(&file) {
+            Ok(public) => {
+                let told = writeln!(io::stdout(), "the public key is in {}", public.display());
+                finish(told, ExitCode::SUCCESS)
+            }
+            Err(error) => fail(&format!("{}: {error}", file.display()), ExitCode::FAILURE),
+        },
     }
 }
 

@@ -93,6 +93,8 @@ impl Refusal {
     pub const SHUTTING_DOWN: Self = refusal(Code::Unavailable, "etcdserver: server stopped");
     /// A panic in Keyward; the call may have been sent.
     pub const PANICKED: Self = refusal(Code::Unavailable, "keyward: internal error");
+    /// A call with an audit record, while the audit log cannot be written. Nothing was sent.
+    pub const AUDIT_UNWRITABLE: Self = refusal(Code::Unavailable, "keyward: the audit log cannot be written");
     /// A frame with the compressed flag, in a request without a compressing `grpc-encoding`.
     pub const COMPRESSED_WITHOUT_ENCODING: Self =
         refusal(Code::Internal, "grpc: compressed flag set with identity or empty encoding");

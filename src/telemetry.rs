@@ -5,6 +5,7 @@
 //! waits for stderr; the HTTP/2 and TLS libraries log warnings and errors at most, at every configured level,
 //! because their frames and headers carry tokens and passwords.
 
+pub mod audit_metrics;
 pub mod connection_metrics;
 pub mod limit_metrics;
 pub mod limiter;

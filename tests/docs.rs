@@ -14,7 +14,7 @@ use keyward::telemetry::metrics::Metrics;
 use keyward::telemetry::single_label::one;
 use keyward::telemetry::unread_metrics::GiveUpReason;
 
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 9] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -23,6 +23,7 @@ const DOCUMENTS: [&str; 8] = [
     "deploy/migrate-to-tls.md",
     "deploy/operate.md",
     "deploy/remove-keyward.md",
+    "docs/audit.md",
 ];
 /// Pages about the program itself: their files and links are checked too.
 const PAGES: [&str; 4] = ["CONTRIBUTING.md", "docs/decisions.md", "docs/etcd-facts.md", "docs/glossary.md"];
@@ -203,6 +204,7 @@ fn metrics() -> BTreeSet<String> {
     registry.logins.get_or_create(&one("result", "accepted")).inc();
     registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
     registry.request_memory.refused("all").inc();
+    registry.audit.lost("all").inc();
     registry.http1_requests.get_or_create(&one("path", "other")).inc();
     registry.connection_figures.ended(EndReason::NoCall).inc();
     registry.connection_figures.refused(ConnectionLimit::Connections).inc();

@@ -26,6 +26,9 @@ use super::AdminState;
 use super::doctor::{Doctor, DoctorReport};
 use super::drain::{Phase, Progress, Stage};
 use super::status::ReplicaStatus;
+use crate::audit::log::AuditLog;
+use crate::audit::record::{AdminAuditRecord, Timestamp};
+use crate::config::audit_settings::AuditEvent;
 use crate::downstream::acceptor::remove_stale;
 use crate::downstream::session::{InvalidSessionId, RevocationChange, RevocationEntry, Sealer};
 use crate::identity::UserName;
@@ -133,6 +136,8 @@ pub struct AdminCommandService {
     pub state: Arc<AdminState>,
     /// Runs the examination of `keyward doctor`.
     pub doctor: Doctor,
+    /// The audit log, if on.
+    pub audit: Option<Arc<AuditLog>>,
 }
 
 /// Binds the socket. A stale socket is replaced, a served socket is an error.
@@ -163,7 +168,8 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<AdminComma
                 continue;
             }
         };
-        if !stream.peer_cred().is_ok_and(|peer| peer.uid() == owner || peer.uid() == 0) {
+        let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+        if uid.is_none_or(|uid| uid != owner && uid != 0) {
             tracing::warn!("another user's admin command was not listened to");
             // Answers the refusal, so that the client cannot believe its command was executed.
             drop(refuse(stream));
@@ -172,7 +178,7 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<AdminComma
         let desk = Arc::clone(&desk);
         let peer = async move {
             let _place = place;
-            if let Err(error) = converse(stream, &desk).await {
+            if let Err(error) = converse(stream, uid, &desk).await {
                 tracing::debug!(%error, "an admin peer left");
             }
         };
@@ -188,7 +194,7 @@ fn refuse(stream: UnixStream) -> io::Result<()> {
     stream.into_std()?.write_all(&text)
 }
 
-async fn converse(mut stream: UnixStream, desk: &AdminCommandService) -> io::Result<()> {
+async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandService) -> io::Result<()> {
     // A live receiver delays the exit of the process until this client has been told of the end.
     let mut waits: Option<watch::Receiver<Stage>> = None;
     let (read, mut write) = stream.split();
@@ -203,8 +209,13 @@ async fn converse(mut stream: UnixStream, desk: &AdminCommandService) -> io::Res
         let whole = line.ends_with(b"\n");
         let answer = match serde_json::from_slice(&line) {
             _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
-            Ok(AdminCommand::Drain {}) => desk.drain(&mut waits).await,
-            Ok(command) => desk.answer(command).await,
+            Ok(AdminCommand::Drain {}) => {
+                if waits.is_none() {
+                    desk.record(&AdminCommand::Drain {}, "done", uid);
+                }
+                desk.drain(&mut waits).await
+            }
+            Ok(command) => desk.answer(command, uid).await,
             Err(error) => AdminAnswer::Failed(format!("not a command: {error}")),
         };
         let mut text = serde_json::to_vec(&answer)?;
@@ -218,12 +229,40 @@ async fn converse(mut stream: UnixStream, desk: &AdminCommandService) -> io::Res
 }
 
 impl AdminCommandService {
-    async fn answer(&self, command: AdminCommand) -> AdminAnswer {
+    async fn answer(&self, command: AdminCommand, uid: Option<u32>) -> AdminAnswer {
         let change = match change(&command) {
             Ok(Some(change)) => change,
             Ok(None) => return self.answer_read_only(&command).await,
             Err(error) => return AdminAnswer::Failed(error.to_string()),
         };
+        let answer = self.change(change).await;
+        let result = match &answer {
+            AdminAnswer::NotKept(_) => "not_kept",
+            AdminAnswer::Unknown(_) => "unknown",
+            AdminAnswer::Failed(_) => "failed",
+            _ => "done",
+        };
+        self.record(&command, result, uid);
+        answer
+    }
+
+    /// Records a command that changes something in the audit log.
+    fn record(&self, command: &AdminCommand, result: &'static str, uid: Option<u32>) {
+        let Some(audit) = self.audit.as_ref().filter(|audit| audit.has(AuditEvent::Admin)) else { return };
+        let (name, target) = match command {
+            AdminCommand::Revoke { user } => ("revoke", Some(user)),
+            AdminCommand::RevokeSession { session } => ("revoke_session", Some(session)),
+            AdminCommand::Block { user } => ("block", Some(user)),
+            AdminCommand::Unblock { user } => ("unblock", Some(user)),
+            AdminCommand::Drain {} => ("drain", None),
+            AdminCommand::Sessions {} | AdminCommand::Status {} | AdminCommand::Doctor {} => return,
+        };
+        let (time, target) = (Timestamp::now(), target.map(String::as_str));
+        let record = AdminAuditRecord { time, event: "admin", command: name, target, result, uid };
+        audit.record(None, &record);
+    }
+
+    async fn change(&self, change: RevocationChange) -> AdminAnswer {
         match self.register.change(change).await {
             Ok(RevocationStorage::Etcd) => {
                 AdminAnswer::Done("in force on this replica now, on all others within 2 s".into())

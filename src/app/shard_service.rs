@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::audit::log::AuditLog;
 use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::dial::connect::Connector;
@@ -28,8 +29,9 @@ use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::http1::Http1Log;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::session::Sealer;
-use crate::gateway::access_log::{AccessLog, ConnectionOrigin};
+use crate::gateway::access_log::AccessLog;
 use crate::gateway::caller::Identities;
+use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::login::service::LoginService;
 use crate::gateway::{
     ClientConnection, Gateway, active_streams, defragment, expiry_deadline, password_revalidation, pipeline,
@@ -88,6 +90,8 @@ pub struct ShardParts {
     pub usage: Arc<UsageRegister>,
     /// Connections showing a user's certificate.
     pub certificate_pool: Arc<CertificatePool>,
+    /// The audit log, if on.
+    pub audit: Option<Arc<AuditLog>>,
 }
 
 /// A shard of the data path.
@@ -158,6 +162,7 @@ impl ShardService {
             parts.lock_waits,
             parts.defragmentations,
             parts.identities,
+            parts.audit,
             parts.usage,
         ));
         let fallen = [
@@ -250,7 +255,7 @@ impl ShardService {
             Ok(AdmittedClient { answer, until, old_at, expires, dismiss })
         };
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
-        let limiter = match &self.gateway.access_log {
+        let limiter = match &self.gateway.records.log {
             AccessLog::On(limiter) => Some(Rc::clone(limiter)),
             AccessLog::Off => None,
         };

@@ -146,10 +146,8 @@ fn without_keys(config: &Config) -> String {
     format!("{config:#?}")
 }
 
-#[test]
-fn its_examples_are_valid_together() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+/// Writes the files named by the examples.
+fn write_example_files(root: &Path) {
     std::fs::create_dir(root.join("tls")).unwrap();
     for (cert, key) in [
         ("tls/server.crt", "tls/server.key"),
@@ -177,6 +175,8 @@ fn its_examples_are_valid_together() {
     std::fs::write(root.join("tls/mint.key"), user.serialize_pem()).unwrap();
     std::fs::write(root.join("tls/etcd-jwt.key"), user.serialize_pem()).unwrap();
     std::fs::write(root.join("tls/etcd-jwt.pub"), user.public_key_pem()).unwrap();
+    let signing = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    std::fs::write(root.join("audit.key"), signing.serialize_pem()).unwrap();
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("policy.toml"), include_str!("../../deploy/policy.toml")).unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();
@@ -187,6 +187,13 @@ fn its_examples_are_valid_together() {
          AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n",
     )
     .unwrap();
+}
+
+#[test]
+fn its_examples_are_valid_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    write_example_files(root);
     let text = with_examples().replace("/etc/keyward", root.to_str().unwrap()).replace("\"http:", "\"https:");
     // Keys replacing the endpoints and `cluster.tls.ca`.
     let instead = ["srv = ", "pinned_sha256 = ", "insecure_skip_verify = "];

@@ -5,6 +5,7 @@
 //! fault rejects the whole configuration.
 
 mod advertise;
+mod audit_sinks;
 mod cluster;
 mod connection_limits;
 mod jwt_issuers;
@@ -142,6 +143,7 @@ impl Resolver<'_> {
             runtime: self.runtime(file.runtime),
             cluster: Arc::new(cluster),
             users: Arc::new(rows.users),
+            audit: self.audit(file.audit).map(Arc::new),
             admin: admin?,
             issuers: Arc::new(issuers),
             mapping: Arc::new(mapping),

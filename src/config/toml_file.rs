@@ -58,6 +58,8 @@ pub(super) struct TomlFile {
     #[serde(deserialize_with = "table")]
     pub(super) admin: TomlAdmin,
     #[serde(deserialize_with = "table")]
+    pub(super) audit: TomlAudit,
+    #[serde(deserialize_with = "table")]
     pub(super) log: TomlLog,
     #[serde(deserialize_with = "table")]
     pub(super) drain: TomlDrain,
@@ -414,6 +416,43 @@ pub(super) struct TomlLimits {
 pub(super) struct TomlAdmin {
     pub(super) address: Option<String>,
     pub(super) socket: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TomlAudit {
+    pub(super) events: Option<Vec<TomlAuditEvent>>,
+    pub(super) file: Option<String>,
+    pub(super) max_size: Option<String>,
+    pub(super) max_age: Option<String>,
+    pub(super) keep: Option<u32>,
+    pub(super) stdout: Option<bool>,
+    pub(super) syslog: Option<String>,
+    pub(super) queue: Option<String>,
+    pub(super) on_full: Option<TomlOnFull>,
+    pub(super) signing_key_file: Option<String>,
+    pub(super) replica: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlAuditEvent {
+    Changes,
+    Reads,
+    Watches,
+    Logins,
+    Refusals,
+    Admin,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlOnFull {
+    Block,
+    Drop,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -22,7 +22,10 @@ use crate::pem::CertificateFingerprint;
 pub struct MalformedValue(&'static str);
 
 /// Parses `"500ms"`, `"5s"`, `"2m"`, `"1h"`.
-pub(super) fn duration(text: &str) -> Result<Duration, MalformedValue> {
+///
+/// # Errors
+/// The text is no duration.
+pub fn duration(text: &str) -> Result<Duration, MalformedValue> {
     const FORM: MalformedValue =
         MalformedValue("a duration is a whole number with a unit: \"500ms\", \"5s\", \"2m\" or \"1h\"");
     let (number, unit) = number_and_unit(text).ok_or(FORM)?;

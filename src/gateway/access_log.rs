@@ -1,16 +1,20 @@
 //! One record per call: counted, and logged if configured, when the call ends, however it ends.
 //!
-//! Owns: the facts reported about a call. Must not know: the contents of the answer.
-//! Invariants: a record is written exactly once, on drop, and never holds a key, a value, a token or a
-//! password. A call abandoned by its client is reported as Canceled. Records of refused callers without a
-//! proved identity are limited by rate, so refusals cannot fill a disk; all records are counted.
+//! Owns: the facts reported about a call, to metrics, access log and audit log. Must not know: the contents
+//! of the answer. Invariants: a record is written exactly once, on drop, and never holds a value, a token or
+//! a password; only the audit log has keys. A call abandoned by its client is reported as Canceled. Records
+//! of refused callers without a proved identity are limited by rate, so refusals cannot fill a disk; all
+//! records are counted.
 
 use prometheus_client::metrics::gauge::Gauge;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::time::Instant;
+
+use crate::audit::log::AuditLog;
+use crate::gateway::call_audit::{self, CallAudit, CallFacts};
+use crate::gateway::connection_origin::ConnectionOrigin;
 
 use crate::identity::{MemberId, UserName};
 use crate::refusal::Code;
@@ -19,25 +23,6 @@ use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::{self, metrics::Metrics};
 use crate::usage::caller_usage::{CallUsage, CallerUsage};
 use crate::usage::exceeded::Exceeded;
-
-/// The facts of a connection repeated in each record.
-#[derive(Debug)]
-pub struct ConnectionOrigin {
-    /// The listener's name.
-    pub listener: Arc<str>,
-    /// The client's address; `None` on a unix socket.
-    pub remote: Option<SocketAddr>,
-    /// The text of `remote`.
-    remote_text: Option<Box<str>>,
-}
-
-impl ConnectionOrigin {
-    /// The origin of a connection accepted by `listener`.
-    #[must_use]
-    pub fn new(listener: Arc<str>, remote: Option<SocketAddr>) -> Self {
-        Self { listener, remote, remote_text: remote.map(|remote| remote.to_string().into()) }
-    }
-}
 
 /// The calls of a shard that leave a record in the log.
 #[derive(Clone, Debug)]
@@ -49,11 +34,22 @@ pub enum AccessLog {
     On(Rc<RecordLimiter>),
 }
 
+/// The destinations of the records of a shard's calls.
+pub struct RecordSinks {
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// The access log.
+    pub log: AccessLog,
+    /// The audit log, if on.
+    pub audit: Option<Arc<AuditLog>>,
+    /// Limits the audit records of callers without a proved identity.
+    pub audit_limiter: RecordLimiter,
+}
+
 /// The record of a call, written on drop. The steps of the call share the record, so each step notes its part
 /// through a shared reference.
 pub struct AccessRecord {
-    metrics: Arc<Metrics>,
-    log: AccessLog,
+    sinks: Rc<RecordSinks>,
     method: &'static Method,
     origin: Rc<ConnectionOrigin>,
     /// When the call arrived.
@@ -62,6 +58,8 @@ pub struct AccessRecord {
     peer: RefCell<Option<Rc<str>>>,
     user: RefCell<Option<UserName>>,
     is_proved: Cell<bool>,
+    /// The facts for the audit log, if the call is audited.
+    audit: Cell<Option<Box<CallAudit>>>,
     /// The member that answered last.
     pub member: Cell<Option<MemberId>>,
     /// The number of times the call was sent upstream.
@@ -76,16 +74,10 @@ pub struct AccessRecord {
 impl AccessRecord {
     /// Begins the record of a call of `method`.
     #[must_use]
-    pub fn begin(
-        metrics: Arc<Metrics>,
-        log: AccessLog,
-        method: &'static Method,
-        origin: Rc<ConnectionOrigin>,
-    ) -> Self {
-        open(&metrics, method).inc();
+    pub fn begin(sinks: Rc<RecordSinks>, method: &'static Method, origin: Rc<ConnectionOrigin>) -> Self {
+        open(&sinks.metrics, method).inc();
         Self {
-            metrics,
-            log,
+            sinks,
             method,
             origin,
             started: Instant::now(),
@@ -93,11 +85,40 @@ impl AccessRecord {
             peer: RefCell::default(),
             user: RefCell::default(),
             is_proved: Cell::default(),
+            audit: Cell::default(),
             member: Cell::default(),
             attempts: Cell::default(),
             sent: 0,
             usage: OnceCell::new(),
             limit: Cell::default(),
+        }
+    }
+
+    /// The audit log, if on.
+    #[must_use]
+    pub fn audit_log(&self) -> Option<&Arc<AuditLog>> {
+        self.sinks.audit.as_ref()
+    }
+
+    /// True if the call has facts for the audit log.
+    #[must_use]
+    pub fn is_audited(&self) -> bool {
+        let audit = self.audit.take();
+        let is_audited = audit.is_some();
+        self.audit.set(audit);
+        is_audited
+    }
+
+    /// Puts the facts for the audit log into the record.
+    pub fn audit(&self, audit: Box<CallAudit>) {
+        self.audit.set(Some(audit));
+    }
+
+    /// Changes the facts for the audit log, if the call is audited.
+    pub fn note_audited(&self, note: impl FnOnce(&mut CallAudit)) {
+        if let Some(mut audit) = self.audit.take() {
+            note(&mut audit);
+            self.audit.set(Some(audit));
         }
     }
 
@@ -110,6 +131,12 @@ impl AccessRecord {
     pub fn note_user(&self, user: Option<UserName>, is_proved: bool) {
         self.user.replace(user);
         self.is_proved.set(is_proved);
+    }
+
+    /// The caller, if noted.
+    #[must_use]
+    pub fn peer(&self) -> Option<Rc<str>> {
+        self.peer.borrow().clone()
     }
 
     /// True once the caller is noted.
@@ -186,10 +213,27 @@ impl Drop for AccessRecord {
     fn drop(&mut self) {
         let took = self.started.elapsed();
         let code = self.code.unwrap_or(Code::Canceled);
-        open(&self.metrics, self.method).dec();
+        let sinks = &*self.sinks;
+        open(&sinks.metrics, self.method).dec();
         let row = usize::from(self.method.index);
-        self.metrics.call_ended(row, code as u8, is_unary(self.method).then_some(took));
-        match &self.log {
+        sinks.metrics.call_ended(row, code as u8, is_unary(self.method).then_some(took));
+        if let Some(audit) = &sinks.audit {
+            let facts = CallFacts {
+                method: self.method,
+                origin: &self.origin,
+                code,
+                took,
+                peer: self.peer.get_mut().as_deref(),
+                user: self.user.get_mut().as_ref(),
+                is_proved: self.is_proved.get(),
+                member: self.member.get(),
+                attempts: self.attempts.get(),
+                sent: self.sent,
+                limit: self.limit.get(),
+            };
+            call_audit::write(audit, &sinks.audit_limiter, self.audit.take(), &facts);
+        }
+        match &sinks.log {
             AccessLog::Off => return,
             // A call of an unproved caller that failed, or that never went upstream: repeating the call costs
             // etcd nothing.

@@ -73,7 +73,7 @@ impl<'a> Call<'a> {
         // calls, and the slower calls carry a genuine credential.
         let anybody = method.handler.is_for_anybody();
         let requester = if anybody { Requester::Anybody } else { Requester::Known };
-        let log = gateway.access_log.clone();
+        let sinks = Rc::clone(&gateway.records);
         Self {
             gateway,
             client,
@@ -81,7 +81,7 @@ impl<'a> Call<'a> {
             path,
             headers,
             deadline: None,
-            record: AccessRecord::begin(Arc::clone(&gateway.metrics), log, method, Rc::clone(&client.origin)),
+            record: AccessRecord::begin(sinks, method, Rc::clone(&client.origin)),
             snapshot: RefCell::new(gateway.snapshot()),
             memory: RefCell::new(gateway.hold(client, requester)),
         }

@@ -18,7 +18,8 @@ use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
 use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
-    auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal, usage_limits,
+    audited_request, auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal,
+    usage_limits,
 };
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
@@ -142,9 +143,13 @@ async fn repeated(
 /// The answer lists members and cannot be read whole.
 pub fn finish(call: &Call<'_>, request: &UnaryRequest, answer: &mut MemberReply) -> Result<(), Refusal> {
     if !answer.is_success() {
+        audited_request::note_denial(call, request.message(), answer);
         return Ok(());
     }
     usage_limits::note_success(call, request.message(), answer);
+    if let Some(seen) = answer.progress {
+        call.record.note_audited(|audit| audit.revision = Some(seen.revision));
+    }
     match call.method.handler {
         Handler::MemberAnswer | Handler::MemberRemove => return member_answers::finish(call, answer),
         Handler::AuthChange => auth_changes::note(call, request.message()),

@@ -10,7 +10,7 @@ use crate::gateway::call::Call;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::UnreadRoomNeed;
-use crate::gateway::{permission, usage_limits};
+use crate::gateway::{audited_request, permission, usage_limits};
 use crate::io::http2_body::Http2Body;
 use crate::members::choose::MemberTarget;
 use crate::refusal::Refusal;
@@ -29,8 +29,11 @@ pub async fn serve(
     body: Http2Body,
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
-    let caller = call.identify().await?;
+    let mut caller = call.identify().await?;
     usage_limits::admit(call, &caller)?;
+    if let Some(room) = audited_request::begin(call, call.method.effect, &[]) {
+        caller = audited_request::identify_after(call, Some(room)).await?;
+    }
     let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let permit = permission::of_unknown_method(call, &caller)?;

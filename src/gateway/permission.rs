@@ -11,6 +11,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 
 use crate::config::{PolicyMode, UnknownMethods};
+use crate::gateway::audited_request;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::policy::caller_namespace::{CallerNamespace, OutsideNamespace};
@@ -19,7 +20,6 @@ use crate::policy::permit_set::{Decision, Denial, PermitSet};
 use crate::refusal::Refusal;
 use crate::rpc::method::Method;
 use crate::rpc::touch::Action;
-use crate::telemetry::metrics::Metrics;
 use crate::upstream::permission_probe::PermissionProbe;
 
 /// Largest message kept for another decision, in bytes.
@@ -102,6 +102,7 @@ async fn of_confined(
 /// Counts and returns the refusal of a request that leaves the caller's namespace.
 fn outside_namespace(call: &Call<'_>, OutsideNamespace(action): OutsideNamespace) -> Refusal {
     let action = action.name();
+    audited_request::note_refusal(call);
     call.gateway.metrics.policy.count_refused(action);
     tracing::debug!(method = call.method.path, action, "a request leaves its caller's namespace");
     Refusal::PERMISSION_DENIED
@@ -125,8 +126,11 @@ fn decide<'a>(call: &'a Call<'_>, caller: &'a Caller, message: &[u8]) -> Decisio
     let snapshot = call.snapshot();
     let permits = caller.permits(&snapshot.identities, call.client);
     match permits.decide(call.method, message) {
-        Decision::Allowed(permit) => Ok(Ok(permit)),
-        Decision::Denied(denial) => Ok(consequence(&call.gateway.metrics, permits, call.method, denial)),
+        Decision::Allowed(permit) => {
+            audited_request::note_verdict(call, permits, Ok(permit.grant()));
+            Ok(Ok(permit))
+        }
+        Decision::Denied(denial) => Ok(consequence(call, permits, denial)),
         Decision::NeedsLeaseKeys(permit, leases) => {
             Err(of_lease_keys(call, caller, Rc::clone(permits), permit, leases).boxed_local())
         }
@@ -143,8 +147,11 @@ pub fn of_stream(call: &Call<'_>, caller: &Caller) -> Result<Permit, Refusal> {
         return Err(outside_namespace(call, OutsideNamespace(Action::Read)));
     }
     match permits.decide_stream() {
-        Decision::Denied(denial) => consequence(&call.gateway.metrics, &permits, call.method, denial),
-        Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => Ok(permit),
+        Decision::Denied(denial) => consequence(call, &permits, denial),
+        Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => {
+            audited_request::note_verdict(call, &permits, Ok(permit.grant()));
+            Ok(permit)
+        }
     }
 }
 
@@ -160,7 +167,7 @@ pub fn of_unknown_method(call: &Call<'_>, caller: &Caller) -> Result<Permit, Ref
         return Err(unimplemented(call.path).unwrap_or(refused));
     }
     let Decision::Denied(denial) = permits.decide_unknown() else { return of_stream(call, caller) };
-    let refused = consequence(&call.gateway.metrics, &permits, call.method, denial);
+    let refused = consequence(call, &permits, denial);
     refused.map_err(|refusal| match permits.unknown_methods {
         UnknownMethods::Allow => refusal,
         UnknownMethods::Refuse => unimplemented(call.path).unwrap_or(refusal),
@@ -176,12 +183,9 @@ fn unimplemented(path: &str) -> Option<Refusal> {
 ///
 /// # Errors
 /// The denial is enforced.
-fn consequence(
-    metrics: &Metrics,
-    permits: &PermitSet,
-    method: &Method,
-    denial: Denial,
-) -> Result<Permit, Refusal> {
+fn consequence(call: &Call<'_>, permits: &Rc<PermitSet>, denial: Denial) -> Result<Permit, Refusal> {
+    audited_request::note_verdict(call, permits, Err(denial));
+    let (metrics, method) = (&call.gateway.metrics, call.method);
     let (action, reason) = (denial.action.name(), denial.reason.word());
     permits
         .enforce_and_count(denial, &metrics.policy)
@@ -211,8 +215,9 @@ async fn of_lease_keys(
             Err(refusal) => return Err(refusal),
         };
         if let Decision::Denied(denial) = permits.decide_keys(action, keys.iter().map(|key| &key[..])) {
-            return consequence(&call.gateway.metrics, &permits, call.method, denial);
+            return consequence(call, &permits, denial);
         }
     }
+    audited_request::note_verdict(call, &permits, Ok(permit.grant()));
     Ok(permit)
 }

@@ -20,6 +20,7 @@ use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
 use crate::downstream::watch_starts::WatchStart;
 use crate::gateway::active_streams::Registration;
+use crate::gateway::audited_request::{self, RecordRoomWait};
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::gateway::pipeline_result::PipelineResult;
@@ -91,11 +92,26 @@ pub fn watch(
         access: registration
             .permits()
             .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
+        observer: audited_request::watch_observer(call, caller, registration.permits()),
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = session.run(body, replies.clone(), start).boxed_local();
     gateway.tasks.spawn("watch", within(limited, replies, run, in_use)).detach();
     Ok(PipelineResult::Stream(said))
+}
+
+/// Starts a client's Watch stream once its audit record has `room`.
+///
+/// # Errors
+/// The record has no room, or the caller is not authorized.
+pub async fn watch_after(
+    call: &Call<'_>,
+    room: RecordRoomWait<'_>,
+    body: RequestBody,
+    start: WatchStart,
+) -> Result<PipelineResult, Refusal> {
+    let caller = audited_request::identify_after(call, Some(room)).await?;
+    watch(call, &caller, body, start)
 }
 
 /// A random duration between `least` and twice `least`.

@@ -17,7 +17,9 @@ use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::permission::DecidedRequest;
 use crate::gateway::usage_limits::AnswerCheck;
-use crate::gateway::{addressed_member, namespaces, permission, request_body, usage_limits, write_order};
+use crate::gateway::{
+    addressed_member, audited_request, namespaces, permission, request_body, usage_limits, write_order,
+};
 use crate::members::choose::MemberTarget;
 use crate::policy::permit::Permit;
 use crate::refusal::Refusal;
@@ -44,8 +46,9 @@ pub struct UnaryRequest {
 }
 
 impl UnaryRequest {
-    /// Waits for the message, and for the connection's new watches if the call changes keys. A wait may
-    /// take 30 seconds, in which the caller may be revoked: then the caller is identified again.
+    /// Waits for the message, for the connection's new watches if the call changes keys, and for room in
+    /// the audit log. A wait may take 30 seconds, in which the caller may be revoked: then the caller is
+    /// identified again.
     ///
     /// # Errors
     /// The message is incomplete, too large or not canonical, or the caller is no longer accepted.
@@ -64,12 +67,16 @@ impl UnaryRequest {
         }
         let effect = checked_effect(call, &framed).map_err(|refusal| call.count_not_canonical(refusal))?;
         waited |= write_order::wait(call, effect).await;
-        if waited {
+        let room = audited_request::begin(call, effect, message_of(&framed));
+        if waited || room.is_some() {
             // Boxed, since few calls wait.
-            caller = Box::pin(call.identify_again()).await?;
+            caller = Box::pin(audited_request::identify_after(call, room)).await?;
         }
-        let mut framed = namespaces::splice_request(call, &caller, framed, &mut held)?;
-        let permit = permission::of_request(call, &caller, message_of(&framed)).await?;
+        let spliced = namespaces::splice_request(call, &caller, framed, &mut held);
+        audited_request::note_real_keys(call, &caller, spliced.as_ref().ok().map(message_of));
+        let mut framed = spliced?;
+        let permit = permission::of_request(call, &caller, message_of(&framed)).await;
+        let permit = permit.inspect_err(|_| audited_request::note_refused_keys(call, message_of(&framed)))?;
         let answer_check = usage_limits::limit_request(call, effect, &mut framed, &mut held)?;
         let message = message_of(&framed);
         Ok(Self {

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::byte_account::{ByteAccount, ByteShare, HeldBytes};
 use crate::gateway::Gateway;
-use crate::gateway::access_log::ConnectionOrigin;
+use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::reply_contents::{ReplyContents, ReplyPiece};
 use crate::refusal::Refusal;
 use crate::rpc::method::{Lane, Method, StreamingSides};

@@ -136,6 +136,7 @@ impl Policy {
             generation: PolicyGeneration(self.settings.document.digest),
             shared: if mode == PolicyMode::Off { Arc::default() } else { self.shared(&roles) },
             roles: roles.into(),
+            document: Arc::clone(&self.settings.document),
             own,
             closed: Arc::clone(&self.closed),
         }

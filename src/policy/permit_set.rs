@@ -14,6 +14,7 @@ use super::grants::{ActionGrants, AllowedRun, longer};
 use super::interval_set::{GrantId, IntervalSet};
 use super::permit::Permit;
 use crate::config::policy_document::PolicyDigest;
+use crate::config::policy_document::PolicyDocument;
 use crate::config::{PolicyMode, UnknownMethods};
 use crate::refusal::Refusal;
 use crate::rpc::key_range::KeyRange;
@@ -34,6 +35,7 @@ pub struct PermitSet {
     pub generation: PolicyGeneration,
     /// Indexes of the caller's roles in the document.
     pub roles: Box<[usize]>,
+    pub(super) document: Arc<PolicyDocument>,
     pub(super) shared: Arc<ActionGrants>,
     pub(super) own: Option<Box<ActionGrants>>,
     pub(super) closed: Arc<IntervalSet>,
@@ -142,6 +144,25 @@ impl PermitSet {
             return Decision::Allowed(Permit::UNJUDGED);
         }
         self.begin().finish()
+    }
+
+    /// Names a grant that allows: role, and index among the role's `allow`.
+    #[must_use]
+    pub fn allowing_rule(&self, grant: GrantId) -> String {
+        format!("{}.allow[{}]", self.role_name(grant), grant.grant)
+    }
+
+    /// Names the reason of a denial: the grant that denies, or a word and the action.
+    #[must_use]
+    pub fn denying_rule(&self, denial: Denial) -> String {
+        match denial.reason {
+            DenialReason::Grant(grant) => format!("{}.deny[{}]", self.role_name(grant), grant.grant),
+            reason => format!("{}: {}", reason.word(), denial.action.name()),
+        }
+    }
+
+    fn role_name(&self, grant: GrantId) -> &str {
+        self.document.roles.get(usize::from(grant.role)).map_or("", |role| &role.name)
     }
 
     /// True if both sets of the same caller decide alike.

@@ -216,6 +216,7 @@ const KEYS: &[KeyRow] = &[
     )
     .named("limits"),
     compared(Restart, &["admin"], |was, is| was.admin == is.admin),
+    compared(Restart, &["audit"], |was, is| was.audit == is.audit),
     compared(Restart, &["log"], |was, is| was.log == is.log),
     compared(Restart, &["runtime"], |was, is| was.runtime == is.runtime),
 ];

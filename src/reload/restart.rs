@@ -36,6 +36,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         watch: WatchSettings { idle_progress: read.watch.idle_progress, buffer: current.watch.buffer },
         limits: in_force_of_limits(&current.limits, read.limits),
         admin: current.admin.clone(),
+        audit: current.audit.clone(),
         log: current.log,
         drain: read.drain,
         runtime: current.runtime,

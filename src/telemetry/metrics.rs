@@ -18,6 +18,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
+use crate::telemetry::audit_metrics::AuditMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::limit_metrics::LimitMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
@@ -167,6 +168,8 @@ pub struct Metrics {
     pub unread: UnreadMetrics,
     /// Memory held by requests.
     pub request_memory: RequestMemoryMetrics,
+    /// The audit log.
+    pub audit: AuditMetrics,
 }
 
 impl Metrics {
@@ -240,6 +243,7 @@ impl Metrics {
             limits: LimitMetrics::registered(&mut registry),
             policy: PolicyMetrics::registered(&mut registry),
             request_memory: RequestMemoryMetrics::registered(&mut registry),
+            audit: AuditMetrics::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,

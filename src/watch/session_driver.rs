@@ -48,6 +48,9 @@ use crate::watch::upstream_stream::{
     SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute, login_loss, refuses_credential,
 };
 
+/// Sees each request message of a client's Watch stream.
+pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
+
 /// The surroundings of a Watch stream.
 pub struct WatchSession {
     /// The upstream sender, the etcd user and the client's headers.
@@ -68,6 +71,8 @@ pub struct WatchSession {
     pub usage: Option<Box<LimitedWatches>>,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
+    /// The observer of the client's requests, if any.
+    pub observer: Option<WatchRequestObserver>,
 }
 
 /// The outcome of a read: a connection was available, or a limit left no room.
@@ -338,14 +343,20 @@ impl RunningWatchSession {
         ControlFlow::Continue(())
     }
 
-    /// The input for a request of the client, by the policy and by the caller's limits.
+    /// The input for a request of the client, by the policy and by the caller's limits. The observer does not
+    /// see a watch past a limit, which never begins.
     fn judged(&mut self, message: Bytes) -> HubInput {
-        if self.session.access.as_ref().is_some_and(|access| !access.permits(&message)) {
-            return HubInput::DeniedClient(message, Refusal::PERMISSION_DENIED);
+        let is_permitted = self.session.access.as_ref().is_none_or(|access| access.permits(&message));
+        if is_permitted && self.session.usage.as_mut().is_some_and(|usage| usage.take(&message).is_err()) {
+            return HubInput::DeniedClient(message, Refusal::TOO_MANY_REQUESTS);
         }
-        match self.session.usage.as_mut().map(|usage| usage.take(&message)) {
-            Some(Err(_)) => HubInput::DeniedClient(message, Refusal::TOO_MANY_REQUESTS),
-            Some(Ok(())) | None => HubInput::Client(message),
+        if let Some(observer) = &self.session.observer {
+            observer(&message);
+        }
+        if is_permitted {
+            HubInput::Client(message)
+        } else {
+            HubInput::DeniedClient(message, Refusal::PERMISSION_DENIED)
         }
     }
 

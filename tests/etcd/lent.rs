@@ -23,12 +23,13 @@ const ENDED: &str = "etcdserver: invalid auth token";
 const LEASE: i64 = 77;
 
 /// One connection, and no more.
-async fn connection(url: &str) -> Channel {
+pub(crate) async fn connection(url: &str) -> Channel {
     let endpoint = Endpoint::from_shared(url.to_owned()).expect("a URL");
     endpoint.connect().await.expect("somebody listens")
 }
 
-async fn log_in(channel: &Channel, user: &str) -> String {
+/// The token of a login with the user's password.
+pub(crate) async fn log_in(channel: &Channel, user: &str) -> String {
     let login = AuthenticateRequest { name: user.into(), password: password(user) };
     AuthClient::new(channel.clone())
         .authenticate(login)

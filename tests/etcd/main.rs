@@ -9,6 +9,8 @@ mod advisories;
 mod all_slow;
 #[cfg(test)]
 mod attacks;
+#[cfg(test)]
+mod audit;
 mod auto_tls;
 #[cfg(test)]
 mod bad_input;

@@ -170,10 +170,12 @@ async fn leases_and_calls_of_one_user_are_limited_and_others_are_not() {
         let cluster = Cluster::start(&version, options()).await;
         let keyward = keyward(&cluster, "leases = 3\ncalls_per_second = 50\nburst = 60").await;
         let alice = Caller::log_in(keyward.site().listen, "alice").await;
-        let mut leases = LeaseClient::new(alice.channel.clone());
-        let mut grant = async |ttl| {
+        let grant = async |ttl| {
             let request = LeaseGrantRequest { ttl, id: 0 };
-            leases.lease_grant(alice.request(request)).await.map(|granted| granted.into_inner().id)
+            LeaseClient::new(alice.channel.clone())
+                .lease_grant(alice.request(request))
+                .await
+                .map(|granted| granted.into_inner().id)
         };
         let (first, _second, _short) = (
             grant(60).await.expect("a lease"),

@@ -28,6 +28,8 @@ mod words;
 #[cfg(test)]
 mod addressed;
 #[cfg(test)]
+mod audit;
+#[cfg(test)]
 mod budgets;
 #[cfg(test)]
 mod cancel_bursts;

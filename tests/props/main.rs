@@ -12,6 +12,8 @@ mod choices;
 mod readers;
 
 #[cfg(test)]
+mod audit_chain;
+#[cfg(test)]
 mod authorities;
 #[cfg(test)]
 mod canonical;

@@ -18,6 +18,7 @@ use crate::downstream::request_messages::RequestBody;
 use crate::downstream::session::{
     LoginInadmissible, PeerNamespace, SealFailure, Session, SessionPeer, SessionProof,
 };
+use crate::gateway::audited_request;
 use crate::gateway::call::Call;
 use crate::gateway::login::password_sources::LoginDenial;
 use crate::gateway::pipeline_result::PipelineResult;
@@ -53,6 +54,9 @@ async fn authenticate(call: &Call<'_>, body: RequestBody) -> Result<Bytes, Refus
     }
     record.note_peer(peer.to_string().into());
     record.note_user(Some(peer.user().clone()), false);
+    if let Some(waiting) = audited_request::begin(call, call.method.effect, &[]) {
+        waiting.await?;
+    }
     let tracker = gateway.logins.auth_revision();
     // Read before the check: if users or roles change during the check, the session is proved again
     // (docs/decisions.md#d12).

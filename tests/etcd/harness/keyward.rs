@@ -246,6 +246,11 @@ impl Keyward {
         (ended, self.site)
     }
 
+    /// Kills it (SIGKILL) while others still use it.
+    pub(crate) fn kill_only(&self) {
+        self.process.kill();
+    }
+
     /// Kills it (SIGKILL), and hands its place on for another start.
     pub(crate) fn kill(self) -> Site {
         self.process.kill();

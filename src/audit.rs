@@ -1,0 +1,21 @@
+//! The audit log: one record for each audited event, chained by hashes, written by a thread of its own.
+//!
+//! Owns: the form of a record, the queue between the serving threads and the writer, the chain with its
+//! signed heads, the sinks, and reading the files again. Must not know: calls, sessions, policies; the
+//! gateway collects the facts of a call.
+//! Invariants: no record holds a value, a token or a password (docs/decisions.md#d55); a serving thread never
+//! writes to a sink; the memory of waiting records is bounded; a lost record is counted, and a record of the
+//! loss follows in the chain.
+
+pub mod chain;
+mod file;
+pub mod head_signature;
+pub mod log;
+pub mod queue;
+pub mod record;
+pub mod recorder;
+mod rotation;
+pub mod search;
+mod secondary_sink;
+mod syslog;
+pub mod verify;

@@ -1,0 +1,309 @@
+//! The audit file: appended, synced, rotated, and continued after a crash.
+//!
+//! Owns: the file and its folder. Must not know: the contents of a record. Invariants: a batch stands in the
+//! file as a whole, synced to disk, or not at all once [`AuditFile::append`] has succeeded again; the end of
+//! a file cut by a crash is kept in a file beside; one process writes a file.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::chain::{ChainEnd, ChainedLine};
+use super::rotation::{self, FileAge};
+use crate::config::audit_settings::AuditFileSettings;
+
+/// Bytes read from the end of a file to find the last line: far more than a line.
+const TAIL: u64 = 1 << 20;
+
+/// Reasons for an unusable audit file.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditFileError {
+    /// The operating system failed.
+    #[error("{0}: {1}", .path.display(), .source)]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// Another process writes the file.
+    #[error("{}: another process writes this file", .0.display())]
+    InUse(PathBuf),
+    /// The file ends with something else than audit records.
+    #[error("{}: holds no audit records at its end; move the file away", .0.display())]
+    NotAudit(PathBuf),
+}
+
+/// The file written now.
+pub(super) struct AuditFile {
+    settings: AuditFileSettings,
+    file: File,
+    is_regular: bool,
+    age: FileAge,
+    /// The number of the file's first line; 0 for a file without lines.
+    first: u64,
+    /// True if a failed write may have left bytes behind `age.size`.
+    is_torn: bool,
+}
+
+/// A file ready for records, and the chain so far.
+pub(super) struct ContinuedFile {
+    pub(super) file: AuditFile,
+    pub(super) end: ChainEnd,
+    /// The name of the file with the last line, if this file is empty.
+    pub(super) previous: Option<String>,
+    /// Bytes cut from the end.
+    pub(super) torn: u64,
+}
+
+impl AuditFile {
+    /// Opens the file, cuts off an end torn by a crash, and finds the end of the chain.
+    ///
+    /// # Errors
+    /// The file cannot be opened, another process writes the file, or the file holds something else.
+    pub(super) fn open(settings: &AuditFileSettings) -> Result<ContinuedFile, AuditFileError> {
+        let path = &settings.path;
+        let at = |source| AuditFileError::Io { path: path.clone(), source };
+        let (file, is_regular) = open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => AuditFileError::InUse(path.clone()),
+            _ => at(error),
+        })?;
+        let age = FileAge { size: 0, begun: SystemTime::now() };
+        let mut opened = Self { settings: settings.clone(), file, is_regular, age, first: 0, is_torn: false };
+        if !is_regular {
+            return Ok(ContinuedFile { file: opened, end: ChainEnd::default(), previous: None, torn: 0 });
+        }
+        let length = opened.file.metadata().map_err(at)?.len();
+        let tail = tail(&opened.file, length).map_err(at)?;
+        let (whole, end) = last_line(&tail);
+        if end.is_none() && length > 0 && (length > TAIL || tail.contains(&b'\n')) {
+            return Err(AuditFileError::NotAudit(path.clone()));
+        }
+        let torn = (tail.len() - whole) as u64;
+        if torn > 0 {
+            keep_torn(path, &tail[whole..]).map_err(at)?;
+            opened.file.set_len(length - torn).and_then(|()| opened.file.sync_all()).map_err(at)?;
+        }
+        opened.age.size = length - torn;
+        if let Some(end) = end {
+            opened.read_begin();
+            return Ok(ContinuedFile { file: opened, end, previous: None, torn });
+        }
+        let (end, previous) = opened.newest_old_file().map_err(at)?.unzip();
+        Ok(ContinuedFile { file: opened, end: end.unwrap_or_default(), previous, torn })
+    }
+
+    /// Reads the number and the time of the first line.
+    fn read_begin(&mut self) {
+        let mut begin = vec![0; usize::try_from(TAIL.min(self.age.size)).unwrap_or(0)];
+        let read = self.file.read_exact_at(&mut begin, 0);
+        let line = begin.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        if let (Ok(()), Ok(line)) = (read, ChainedLine::read(line)) {
+            self.first = line.seq;
+            self.age.begun =
+                OffsetDateTime::parse(&line.time, &Rfc3339).map_or(self.age.begun, SystemTime::from);
+        }
+    }
+
+    /// The end of the chain in the newest old file, with the file's name.
+    fn newest_old_file(&self) -> io::Result<Option<(ChainEnd, String)>> {
+        let Some(newest) = self.old_files()?.pop() else { return Ok(None) };
+        let file = File::open(self.folder().join(&newest))?;
+        let tail = tail(&file, file.metadata()?.len())?;
+        Ok(last_line(&tail).1.map(|end| (end, newest.to_string_lossy().into_owned())))
+    }
+
+    fn folder(&self) -> &Path {
+        self.settings.path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+
+    fn name(&self) -> &OsStr {
+        self.settings.path.file_name().unwrap_or_default()
+    }
+
+    fn old_files(&self) -> io::Result<Vec<std::ffi::OsString>> {
+        let names = fs::read_dir(self.folder())?.filter_map(Result::ok).map(|entry| entry.file_name());
+        Ok(rotation::old_files(self.name(), names))
+    }
+
+    /// True if the file is to be rotated before `more` bytes are written.
+    pub(super) fn is_due(&self, more: usize, now: SystemTime) -> bool {
+        self.is_regular && rotation::is_due(&self.settings, self.age, more, now)
+    }
+
+    /// Appends lines, of which the first has the number `first`, and syncs the file.
+    ///
+    /// # Errors
+    /// The operating system's error: none of the lines stands in the file after the next success.
+    pub(super) fn append(&mut self, lines: &[u8], first: u64, now: SystemTime) -> io::Result<()> {
+        if self.is_torn {
+            self.file.set_len(self.age.size)?;
+            self.is_torn = false;
+        }
+        let written = self.file.write_all(lines).and_then(|()| self.sync());
+        if written.is_err() {
+            self.is_torn = self.is_regular;
+            return written;
+        }
+        if self.is_regular {
+            if self.age.size == 0 {
+                (self.first, self.age.begun) = (first, now);
+            }
+            self.age.size += lines.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        if self.is_regular { self.file.sync_data() } else { Ok(()) }
+    }
+
+    /// Renames the file, begins a new file, and removes surplus files. Returns the old file's new name.
+    ///
+    /// # Errors
+    /// The operating system's error: the file stays as it was.
+    pub(super) fn rotate(&mut self) -> io::Result<String> {
+        let name = rotation::old_name(self.name(), self.first);
+        let old = self.folder().join(&name);
+        fs::rename(&self.settings.path, &old)?;
+        match open(&self.settings.path) {
+            Ok((file, is_regular)) => (self.file, self.is_regular) = (file, is_regular),
+            Err(error) => {
+                fs::rename(&old, &self.settings.path)?;
+                return Err(error);
+            }
+        }
+        self.age = FileAge { size: 0, begun: SystemTime::now() };
+        self.first = 0;
+        File::open(self.folder())?.sync_all()?;
+        for surplus in rotation::surplus(self.old_files()?, self.settings.keep) {
+            fs::remove_file(self.folder().join(surplus))?;
+        }
+        Ok(name.to_string_lossy().into_owned())
+    }
+}
+
+/// Opens a file for appending, and locks a regular file.
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    let is_regular = file.metadata()?.is_file();
+    if is_regular {
+        file.try_lock().map_err(io::Error::from)?;
+    }
+    Ok((file, is_regular))
+}
+
+/// The last bytes of a file.
+fn tail(file: &File, length: u64) -> io::Result<Vec<u8>> {
+    let size = length.min(TAIL);
+    let mut tail = vec![0; usize::try_from(size).unwrap_or(0)];
+    file.read_exact_at(&mut tail, length - size)?;
+    Ok(tail)
+}
+
+/// The length of `tail` up to its last whole line, and the end of the chain there. A crash of the machine may
+/// leave whole lines of other bytes behind the last synced line.
+fn last_line(tail: &[u8]) -> (usize, Option<ChainEnd>) {
+    let mut end = tail.len();
+    while let Some(line_break) = tail[..end].iter().rposition(|byte| *byte == b'\n') {
+        let begin = tail[..line_break].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        if let Ok(line) = ChainedLine::read(&tail[begin..line_break]) {
+            return (line_break + 1, Some(line.end()));
+        }
+        end = line_break;
+    }
+    (0, None)
+}
+
+/// Appends the torn end of a file to a file beside.
+fn keep_torn(path: &Path, torn: &[u8]) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".torn");
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(beside)?;
+    file.write_all(torn)?;
+    file.write_all(b"\n")?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::chain::Chain;
+
+    fn settings(folder: &Path) -> AuditFileSettings {
+        let path = folder.join("audit.log");
+        AuditFileSettings { path, max_size: 1 << 20, max_age: None, keep: 2 }
+    }
+
+    fn write(file: &mut AuditFile, chain: &mut Chain, event: &str) {
+        let mut line = Vec::new();
+        chain.append(format!("{{\"time\":\"t\",\"event\":\"{event}\"}}").as_bytes(), &mut line);
+        file.append(&line, chain.end.seq, SystemTime::now()).unwrap();
+    }
+
+    #[test]
+    fn a_torn_end_is_moved_aside_and_the_chain_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(folder.path());
+        let ContinuedFile { mut file, end, previous, torn } = AuditFile::open(&settings).unwrap();
+        assert_eq!((end.seq, previous, torn), (0, None, 0));
+        let mut chain = Chain::new("a", end);
+        write(&mut file, &mut chain, "x");
+        write(&mut file, &mut chain, "y");
+        assert!(matches!(AuditFile::open(&settings), Err(AuditFileError::InUse(_))));
+        drop(file);
+        let whole = fs::read(&settings.path).unwrap();
+        for torn in [&whole[..30], &b"\0\0\0\0\n\0\0"[..]] {
+            fs::write(&settings.path, [&whole, torn].concat()).unwrap();
+            let continued = AuditFile::open(&settings).unwrap();
+            assert_eq!(continued.end, chain.end);
+            assert_eq!(continued.torn, torn.len() as u64);
+            assert_eq!(fs::read(&settings.path).unwrap(), whole);
+        }
+        let kept = fs::read(folder.path().join("audit.log.torn")).unwrap();
+        assert_eq!(kept, [&whole[..30], b"\n\0\0\0\0\n\0\0\n"].concat());
+        // Nothing but a torn line: the chain begins anew.
+        fs::write(&settings.path, &whole[..30]).unwrap();
+        assert_eq!(AuditFile::open(&settings).unwrap().end, ChainEnd::default());
+        fs::write(&settings.path, "some text\n").unwrap();
+        assert!(matches!(AuditFile::open(&settings), Err(AuditFileError::NotAudit(_))));
+    }
+
+    #[test]
+    fn old_files_are_named_for_their_first_line_and_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(folder.path());
+        let mut file = AuditFile::open(&settings).unwrap().file;
+        let mut chain = Chain::new("a", ChainEnd::default());
+        for _ in 0..4 {
+            write(&mut file, &mut chain, "x");
+            write(&mut file, &mut chain, "y");
+            let first = chain.end.seq - 1;
+            assert_eq!(file.rotate().unwrap(), format!("audit.log.{first:020}"));
+        }
+        let old = file.old_files().unwrap();
+        assert_eq!(old, ["audit.log.00000000000000000005", "audit.log.00000000000000000007"]);
+        drop(file);
+        // The process ended between the rotation and the first line of the new file.
+        let continued = AuditFile::open(&settings).unwrap();
+        assert_eq!(continued.end, chain.end);
+        assert_eq!(continued.previous.as_deref(), Some("audit.log.00000000000000000007"));
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_each_time() {
+        let full = AuditFileSettings { path: "/dev/full".into(), max_size: 1, max_age: None, keep: 0 };
+        let mut file = AuditFile::open(&full).unwrap().file;
+        assert!(!file.is_due(5, SystemTime::now()));
+        for _ in 0..2 {
+            let error = file.append(b"x\n", 1, SystemTime::now()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        }
+    }
+}

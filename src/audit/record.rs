@@ -1,0 +1,420 @@
+//! The audit records, as the fields of their JSON lines (`docs/audit.schema.json`).
+//!
+//! Owns: the names and the order of the fields, the text form of keys, and the bounds on a record. Must not
+//! know: the chain, the sinks. Invariants: a record has no value, token or password; a key that is no UTF-8
+//! text is written in base64; keys, ranges and names are cut at fixed bounds, and a cut is visible.
+
+use std::borrow::Cow;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use data_encoding::BASE64;
+use serde::{Deserialize, Serialize, Serializer};
+use time::OffsetDateTime;
+
+/// Ranges in one record; further ranges are counted only.
+pub const MOST_RANGES: usize = 64;
+/// Bytes of one key in a record. etcd accepts keys up to the size of a request.
+pub const LONGEST_KEY: usize = 1024;
+/// Bytes of all keys of a record; ranges past the bound are counted only.
+const MOST_KEY_BYTES: usize = 16 * 1024;
+/// Bytes of a name in a record: peer, user, method, user agent, target.
+const LONGEST_NAME: usize = 512;
+
+/// A point in time, written as RFC 3339 in UTC with microseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Timestamp(pub SystemTime);
+
+impl Timestamp {
+    /// The time now.
+    #[must_use]
+    pub fn now() -> Self {
+        Self(SystemTime::now())
+    }
+
+    /// The text form.
+    fn text(self) -> [u8; 27] {
+        let since = self.0.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seconds = i64::try_from(since.as_secs()).unwrap_or(0);
+        let at = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        let mut text = *b"0000-00-00T00:00:00.000000Z";
+        let mut put = |from: usize, to: usize, mut number: u32| {
+            for place in text[from..to].iter_mut().rev() {
+                *place = b'0' + u8::try_from(number % 10).unwrap_or(0);
+                number /= 10;
+            }
+        };
+        put(0, 4, u32::try_from(at.year()).unwrap_or(0));
+        put(5, 7, u8::from(at.month()).into());
+        put(8, 10, at.day().into());
+        put(11, 13, at.hour().into());
+        put(14, 16, at.minute().into());
+        put(17, 19, at.second().into());
+        put(20, 26, since.subsec_micros());
+        text
+    }
+}
+
+impl std::fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(std::str::from_utf8(&self.text()).unwrap_or_default())
+    }
+}
+
+/// A range of keys touched by a call, or the keys of a lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditedRange {
+    /// The action, in the words of a policy: `read`, `write`, `watch`, `lock`.
+    pub action: Cow<'static, str>,
+    /// The first key, if the key is UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The first key in base64, if the key is no UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_b64: Option<String>,
+    /// The length of the first key in bytes, if the record has its beginning only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_bytes: Option<usize>,
+    /// The end of the range, exclusive, if the end is UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<String>,
+    /// The end of the range in base64, if the end is no UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_b64: Option<String>,
+    /// The length of the end in bytes, if the record has its beginning only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_bytes: Option<usize>,
+    /// True if the range has all keys from the first key on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unbounded: bool,
+    /// The lease with the keys, in hexadecimal, in place of a range.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys_of_lease: Option<String>,
+}
+
+/// The end of an audited range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuditedEnd<'a> {
+    /// The first key alone.
+    Key,
+    /// Before this key.
+    Before(&'a [u8]),
+    /// All keys from the first key on.
+    Unbounded,
+}
+
+/// A key in a record: its text or its base64, and its length if cut.
+type WrittenKey = (Option<String>, Option<String>, Option<usize>);
+
+fn written(key: &[u8]) -> WrittenKey {
+    let (shown, length) = match key.get(..LONGEST_KEY) {
+        Some(shown) if key.len() > LONGEST_KEY => (shown, Some(key.len())),
+        _ => (key, None),
+    };
+    match std::str::from_utf8(shown) {
+        Ok(text) => (Some(text.to_owned()), None, length),
+        // A cut may lie within a letter.
+        Err(cut) if length.is_some() && cut.error_len().is_none() => {
+            let text = String::from_utf8_lossy(&shown[..cut.valid_up_to()]).into_owned();
+            (Some(text), None, length)
+        }
+        Err(_) => (None, Some(BASE64.encode(shown)), length),
+    }
+}
+
+impl AuditedRange {
+    /// The range from `key` to `end`.
+    #[must_use]
+    pub fn new(action: &'static str, key: &[u8], end: AuditedEnd<'_>) -> Self {
+        let (key, key_b64, key_bytes) = written(key);
+        let begun = Self { action: action.into(), key, key_b64, key_bytes, ..Self::default() };
+        match end {
+            AuditedEnd::Key => begun,
+            AuditedEnd::Unbounded => Self { unbounded: true, ..begun },
+            AuditedEnd::Before(end) => {
+                let (end, end_b64, end_bytes) = written(end);
+                Self { end, end_b64, end_bytes, ..begun }
+            }
+        }
+    }
+
+    /// The keys attached to `lease`.
+    #[must_use]
+    pub fn of_lease(action: &'static str, lease: i64) -> Self {
+        Self { action: action.into(), keys_of_lease: Some(lease_text(lease)), ..Self::default() }
+    }
+
+    fn weight(&self) -> usize {
+        let texts = [&self.key, &self.key_b64, &self.end, &self.end_b64];
+        texts.into_iter().flatten().map(String::len).sum::<usize>() + 32
+    }
+}
+
+/// A lease in hexadecimal, as etcdctl shows a lease.
+#[must_use]
+pub fn lease_text(lease: i64) -> String {
+    format!("{:x}", lease.cast_unsigned())
+}
+
+/// The ranges of a call, within the bounds of a record.
+#[derive(Debug, Default)]
+pub struct AuditedRanges {
+    ranges: Vec<AuditedRange>,
+    bytes: usize,
+    omitted: u64,
+}
+
+impl AuditedRanges {
+    /// Adds a range. Past the bounds the range is counted only, and `make` is not called.
+    pub fn add(&mut self, make: impl FnOnce() -> AuditedRange) {
+        if self.ranges.len() >= MOST_RANGES || self.bytes >= MOST_KEY_BYTES {
+            self.omitted += 1;
+            return;
+        }
+        let range = make();
+        self.bytes += range.weight();
+        self.ranges.push(range);
+    }
+
+    /// True without ranges.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The approximate size of the ranges in a record, in bytes.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// The record of a call, or of a watch.
+#[derive(Debug, Serialize)]
+pub struct CallAuditRecord<'a> {
+    /// The time of the record: the end of the event.
+    pub time: Timestamp,
+    /// `change`, `read`, `login`, `refusal`, `watch_create`, `watch_end`.
+    pub event: &'static str,
+    /// The path of the method.
+    #[serde(serialize_with = "cut")]
+    pub method: &'a str,
+    /// The gRPC status code's name.
+    pub code: &'static str,
+    /// True if Keyward refused the call, and sent nothing upstream.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub refused: bool,
+    /// The proved or claimed identity of the client.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
+    pub peer: Option<&'a str>,
+    /// The etcd user of the call.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
+    pub user: Option<&'a str>,
+    /// The client's address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remote: Option<&'a str>,
+    /// The listener of the client's connection.
+    pub listener: &'a str,
+    /// The touched ranges.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub ranges: &'a [AuditedRange],
+    /// The number of further ranges.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub ranges_omitted: u64,
+    /// The lease named by the request, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<&'a str>,
+    /// The store's revision after the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
+    /// The member that answered, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub member: Option<&'a str>,
+    /// How often the call was sent upstream.
+    pub attempts: u32,
+    /// The duration in microseconds.
+    pub micros: u64,
+    /// Bytes of the request message.
+    pub received: u64,
+    /// Bytes of messages sent to the client.
+    pub sent: u64,
+    /// The generation of the policy that decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy_generation: Option<&'a str>,
+    /// The policy's verdict: `allowed`, `refused`, or `would_refuse` if denials are only counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<&'static str>,
+    /// The rule of the policy that decided, or the reason of a denial.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
+    pub rule: Option<&'a str>,
+    /// The limit that refused the call: its scope and its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<&'a str>,
+    /// The client's user agent.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
+    pub user_agent: Option<&'a str>,
+}
+
+impl<'a> CallAuditRecord<'a> {
+    /// Puts the ranges into the record.
+    #[must_use]
+    pub fn with_ranges(self, ranges: &'a AuditedRanges) -> Self {
+        Self { ranges: &ranges.ranges, ranges_omitted: ranges.omitted, ..self }
+    }
+}
+
+/// The record of a command on the admin socket.
+#[derive(Debug, Serialize)]
+pub struct AdminAuditRecord<'a> {
+    /// The time of the command's end.
+    pub time: Timestamp,
+    /// `admin`.
+    pub event: &'static str,
+    /// The command.
+    pub command: &'static str,
+    /// The user or session named by the command.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
+    pub target: Option<&'a str>,
+    /// The result: `done`, `failed`, `not_kept`, `unknown`.
+    pub result: &'static str,
+    /// The user id of the process that gave the command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+}
+
+/// A record of the log about itself.
+#[derive(Debug, Serialize)]
+pub struct LogAuditRecord<'a> {
+    /// The time of the record.
+    pub time: Timestamp,
+    /// `start`, `continue`, `lost`, `head`, `stop`.
+    pub event: &'static str,
+    /// The version of Keyward, at a start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<&'static str>,
+    /// The name of the file before, in the first record of a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub previous_file: Option<&'a str>,
+    /// Lost records.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    /// The sink that lost records; without a sink, no sink has the records.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sink: Option<&'static str>,
+    /// Bytes at the end of the file cut by a crash, moved to a file beside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torn_bytes: Option<u64>,
+    /// The signature of a head, in base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signature: Option<&'a str>,
+}
+
+impl LogAuditRecord<'_> {
+    /// A record without further fields.
+    #[must_use]
+    pub fn new(event: &'static str) -> Self {
+        Self {
+            time: Timestamp::now(),
+            event,
+            version: None,
+            previous_file: None,
+            count: None,
+            sink: None,
+            torn_bytes: None,
+            signature: None,
+        }
+    }
+}
+
+/// The JSON object of a record.
+#[must_use]
+pub fn body(record: &impl Serialize) -> Vec<u8> {
+    let mut body = Vec::with_capacity(512);
+    // A record has text keys only, and a vector takes every byte.
+    if serde_json::to_writer(&mut body, record).is_err() {
+        body.clear();
+        body.extend_from_slice(b"{\"event\":\"unwritable\"}");
+    }
+    body
+}
+
+/// The begin of a name, as far as a record has it.
+#[must_use]
+pub fn cut_name(name: &str) -> &str {
+    let end = (0..=LONGEST_NAME.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
+    &name[..end.unwrap_or(0)]
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+fn cut<S: Serializer>(name: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(cut_name(name))
+}
+
+fn cut_some<S: Serializer>(name: &Option<&str>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(cut_name(name.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn json(range: &AuditedRange) -> String {
+        String::from_utf8(body(range)).unwrap()
+    }
+
+    #[test]
+    fn a_time_has_microseconds() {
+        let at = UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_007);
+        assert_eq!(Timestamp(at).to_string(), "2023-11-14T22:13:20.000007Z");
+    }
+
+    #[test]
+    fn a_key_is_text_or_base64() {
+        let one = AuditedRange::new("write", "/ä\"\n".as_bytes(), AuditedEnd::Key);
+        assert_eq!(json(&one), r#"{"action":"write","key":"/ä\"\n"}"#);
+        let bytes = AuditedRange::new("write", b"\xff\0", AuditedEnd::Before(b"\xff\x01"));
+        assert_eq!(json(&bytes), r#"{"action":"write","key_b64":"/wA=","end_b64":"/wE="}"#);
+        let all = AuditedRange::new("read", b"", AuditedEnd::Unbounded);
+        assert_eq!(json(&all), r#"{"action":"read","key":"","unbounded":true}"#);
+        assert_eq!(
+            json(&AuditedRange::of_lease("write", 0x7a)),
+            r#"{"action":"write","keys_of_lease":"7a"}"#
+        );
+        for range in [one, bytes, all] {
+            assert_eq!(serde_json::from_str::<AuditedRange>(&json(&range)).unwrap(), range);
+        }
+    }
+
+    #[test]
+    fn a_long_key_is_cut_and_its_length_told() {
+        let key = "ä".repeat(LONGEST_KEY);
+        let range = AuditedRange::new("read", format!("x{key}").as_bytes(), AuditedEnd::Key);
+        assert_eq!(range.key_bytes, Some(2 * LONGEST_KEY + 1));
+        assert_eq!(range.key.as_ref().map(String::len), Some(LONGEST_KEY - 1), "a whole letter less");
+        let whole = AuditedRange::new("read", &[b'x'; LONGEST_KEY], AuditedEnd::Key);
+        assert_eq!((whole.key.map(|key| key.len()), whole.key_bytes), (Some(LONGEST_KEY), None));
+        let bytes = AuditedRange::new("read", &[0xff; 4000], AuditedEnd::Key);
+        assert_eq!((bytes.key_b64.map(|key| key.len()), bytes.key_bytes), (Some(1368), Some(4000)));
+    }
+
+    #[test]
+    fn ranges_past_the_bounds_are_counted() {
+        let mut many = AuditedRanges::default();
+        (0..100).for_each(|_| many.add(|| AuditedRange::new("read", b"k", AuditedEnd::Key)));
+        assert_eq!((many.ranges.len(), many.omitted), (64, 36));
+        let mut long = AuditedRanges::default();
+        (0..64).for_each(|_| long.add(|| AuditedRange::new("read", &[b'k'; 1024], AuditedEnd::Key)));
+        assert!(long.weight() < 18 * 1024 && long.omitted > 40, "{long:?}");
+    }
+}

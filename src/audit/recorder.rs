@@ -1,0 +1,432 @@
+//! The thread that writes records: batches, the chain, signed heads, rotation, and the record of losses.
+//!
+//! Owns: the order of the lines. Must not know: the facts of a record. Invariants: one write and one sync for
+//! each batch; the chain has exactly the lines of the file, so that a batch that was not written leaves no
+//! gap; a batch that was not written is written later or counted as lost.
+
+use std::io;
+use std::mem;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::chain::{Chain, ChainEnd};
+use super::file::{AuditFile, AuditFileError, ContinuedFile};
+use super::head_signature::SignedHead;
+use super::queue::{AuditBatch, AuditQueue};
+use super::record::{LogAuditRecord, Timestamp, body};
+use super::secondary_sink::{SecondarySink, SinkOutput};
+use super::syslog::SyslogServer;
+use crate::config::audit_settings::{AuditSettings, OnFull};
+use crate::pem::PrivateKey;
+
+/// The time between two heads, while records are written.
+const HEADS: Duration = Duration::from_secs(60);
+/// The pause between two attempts to write a batch.
+const RETRY: Duration = Duration::from_millis(500);
+/// The pause after a failed rotation.
+const ROTATION_RETRY: Duration = Duration::from_secs(60);
+
+/// The writer of records.
+pub(super) struct Recorder {
+    queue: Arc<AuditQueue>,
+    chain: Chain,
+    replica: String,
+    file: Option<AuditFile>,
+    sinks: Vec<SecondarySink>,
+    signing_key: Option<Arc<PrivateKey>>,
+    on_full: OnFull,
+    /// When the next head is due.
+    head_at: Instant,
+    /// The number of the last head's line.
+    last_head: u64,
+    /// No rotation before this time: the last rotation failed.
+    no_rotation_before: Option<Instant>,
+    /// The name of the file before, until the new file has its first line.
+    rotated_from: Option<String>,
+    first: Option<FirstLine>,
+}
+
+/// The facts of the record of a start.
+struct FirstLine {
+    previous_file: Option<String>,
+    torn: u64,
+}
+
+/// Starts the writer's thread. The records of the start are written before any other record.
+///
+/// # Errors
+/// The file cannot be used, or a thread cannot be started.
+pub(super) fn start(settings: &AuditSettings, queue: &Arc<AuditQueue>) -> Result<(), AuditStartError> {
+    let continued = settings.file.as_ref().map(AuditFile::open).transpose()?;
+    let (file, end, first) = match continued {
+        Some(ContinuedFile { file, end, previous, torn }) => {
+            (Some(file), end, FirstLine { previous_file: previous, torn })
+        }
+        None => (None, ChainEnd::default(), FirstLine { previous_file: None, torn: 0 }),
+    };
+    let syslog = |address| SinkOutput::Syslog(SyslogServer::new(address, settings.replica.clone()));
+    let outputs = settings.stdout.then_some(SinkOutput::Stdout).into_iter();
+    let outputs = outputs.chain(settings.syslog.clone().map(syslog));
+    let sinks = outputs.map(|output| SecondarySink::start(output, settings.on_full, Arc::clone(queue)));
+    let recorder = Recorder {
+        queue: Arc::clone(queue),
+        chain: Chain::new(&settings.replica, end),
+        replica: settings.replica.clone(),
+        file,
+        sinks: sinks.collect::<io::Result<_>>()?,
+        signing_key: settings.signing_key.clone(),
+        on_full: settings.on_full,
+        head_at: Instant::now() + HEADS,
+        last_head: 0,
+        no_rotation_before: None,
+        rotated_from: None,
+        first: Some(first),
+    };
+    thread::Builder::new().name("audit".into()).spawn(move || recorder.run())?;
+    Ok(())
+}
+
+/// Why the audit log does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditStartError {
+    /// The file cannot be used.
+    #[error("audit.file: {0}")]
+    File(#[from] AuditFileError),
+    /// The operating system gives no thread.
+    #[error("audit: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Records about the log itself, and their undo.
+#[derive(Default)]
+struct OwnRecords {
+    bodies: Vec<Vec<u8>>,
+    unreported: u64,
+    rotated_from: Option<String>,
+    first: Option<FirstLine>,
+}
+
+impl Recorder {
+    fn run(mut self) {
+        // The record of the start does not wait for the first call.
+        self.write(AuditBatch::default());
+        loop {
+            let batch = self.queue.take(self.head_at);
+            let is_last = batch.is_last;
+            self.write(batch);
+            if is_last {
+                break;
+            }
+        }
+        self.queue.note_closed();
+    }
+
+    /// Writes a batch with the records that the log owes.
+    fn write(&mut self, batch: AuditBatch) {
+        let bytes = batch.bodies.iter().map(Vec::len).sum::<usize>();
+        self.rotate_if_due(bytes);
+        let before = self.chain.end.clone();
+        let own = self.own_records();
+        let mut lines = Vec::with_capacity(bytes + 256 * (batch.bodies.len() + own.bodies.len()));
+        for body in own.bodies.iter().chain(&batch.bodies) {
+            self.chain.append(body, &mut lines);
+        }
+        if batch.is_last {
+            self.chain.append(&body(&LogAuditRecord::new("stop")), &mut lines);
+        }
+        let is_head_due = Instant::now() >= self.head_at || batch.is_last;
+        if is_head_due && self.chain.end.seq > self.last_head {
+            self.append_head(&mut lines);
+        }
+        if is_head_due {
+            self.head_at = Instant::now() + HEADS;
+        }
+        let count = self.chain.end.seq - before.seq;
+        if count == 0 {
+            return self.queue.finish(&batch);
+        }
+        if self.write_lines(&lines, before.seq + 1) {
+            self.queue.metrics.written.inc_by(count);
+            self.queue.metrics.written_at.set(unix_seconds());
+            let lines: Arc<[u8]> = lines.into();
+            self.sinks.iter().for_each(|sink| sink.pass(&lines, count));
+            if self.queue.note_failing(false) {
+                tracing::info!("the audit log is written again");
+            }
+        } else {
+            self.chain.end = before;
+            self.last_head = self.last_head.min(self.chain.end.seq);
+            self.queue.count_lost(batch.bodies.len() as u64);
+            self.return_own(own);
+        }
+        self.queue.finish(&batch);
+    }
+
+    /// The records that the log owes: of the start, of a new file, of losses.
+    fn own_records(&mut self) -> OwnRecords {
+        let (first, rotated_from) = (self.first.take(), self.rotated_from.take());
+        let unreported = self.queue.take_unreported();
+        let mut bodies = Vec::new();
+        if let Some(first) = &first {
+            let record = LogAuditRecord::new("start");
+            bodies.push(body(&LogAuditRecord {
+                version: Some(env!("CARGO_PKG_VERSION")),
+                previous_file: first.previous_file.as_deref(),
+                torn_bytes: Some(first.torn).filter(|torn| *torn > 0),
+                ..record
+            }));
+        }
+        if let Some(previous) = &rotated_from {
+            let record = LogAuditRecord::new("continue");
+            bodies.push(body(&LogAuditRecord { previous_file: Some(previous), ..record }));
+        }
+        let lost =
+            |count, sink| body(&LogAuditRecord { count: Some(count), sink, ..LogAuditRecord::new("lost") });
+        if unreported > 0 {
+            bodies.push(lost(unreported, None));
+        }
+        let of_sinks = self.sinks.iter().map(|sink| (sink.take_unreported(), sink.name));
+        bodies.extend(of_sinks.filter(|(count, _)| *count > 0).map(|(count, name)| lost(count, Some(name))));
+        OwnRecords { bodies, unreported, rotated_from, first }
+    }
+
+    /// Takes the owed records back: the lines were not written.
+    fn return_own(&mut self, own: OwnRecords) {
+        self.queue.return_unreported(own.unreported);
+        (self.first, self.rotated_from) = (own.first, own.rotated_from);
+    }
+
+    /// Writes the lines to the file. With `on_full = "block"`, tries until the process ends. False if the
+    /// lines were not written.
+    fn write_lines(&mut self, lines: &[u8], first: u64) -> bool {
+        let Some(file) = &mut self.file else { return true };
+        loop {
+            let Err(error) = file.append(lines, first, SystemTime::now()) else { return true };
+            if self.queue.note_failing(true) {
+                tracing::error!(%error, "the audit log cannot be written");
+            }
+            if self.on_full == OnFull::Drop || !self.queue.pause(RETRY) {
+                return false;
+            }
+        }
+    }
+
+    /// Appends a head: the signature of the chain so far.
+    fn append_head(&mut self, lines: &mut Vec<u8>) {
+        let time = Timestamp::now();
+        let text = time.to_string();
+        let head = SignedHead {
+            replica: &self.replica,
+            seq: self.chain.end.seq + 1,
+            time: &text,
+            prev: &self.chain.end.hash,
+        };
+        let signature = self.signing_key.as_ref().and_then(|key| head.sign(key));
+        let record = LogAuditRecord { time, signature: signature.as_deref(), ..LogAuditRecord::new("head") };
+        self.chain.append(&body(&record), lines);
+        self.last_head = self.chain.end.seq;
+    }
+
+    /// Begins a new file if due: a head, then the rename. A failed rotation is tried again later; the records
+    /// go into the old file until then.
+    fn rotate_if_due(&mut self, more: usize) {
+        let (Some(file), now) = (&self.file, Instant::now()) else { return };
+        let may = self.no_rotation_before.is_none_or(|until| now >= until);
+        if !may || self.first.is_some() || !file.is_due(more, SystemTime::now()) {
+            return;
+        }
+        let before = self.chain.end.clone();
+        let mut head = Vec::new();
+        if self.last_head < before.seq {
+            self.append_head(&mut head);
+        }
+        let Some(file) = &mut self.file else { return };
+        if !head.is_empty()
+            && let Err(error) = file.append(&head, self.chain.end.seq, SystemTime::now())
+        {
+            tracing::warn!(%error, "the audit file cannot be rotated");
+            self.chain.end = before;
+            self.last_head = 0;
+            self.no_rotation_before = Some(now + ROTATION_RETRY);
+            return;
+        }
+        if !head.is_empty() {
+            let head: Arc<[u8]> = mem::take(&mut head).into();
+            self.sinks.iter().for_each(|sink| sink.pass(&head, 1));
+        }
+        match file.rotate() {
+            Ok(old) => {
+                tracing::info!(file = old, "the audit file was rotated");
+                self.rotated_from = Some(old);
+                self.no_rotation_before = None;
+            }
+            Err(error) => {
+                tracing::error!(%error, "the audit file cannot be rotated");
+                self.no_rotation_before = Some(now + ROTATION_RETRY);
+            }
+        }
+    }
+}
+
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::BufReader;
+    use std::path::Path;
+
+    use super::*;
+    use crate::audit::head_signature::{HeadPublicKey, write_key_pair};
+    use crate::audit::log::{AuditCloseGuard, AuditLog};
+    use crate::audit::verify::{ChainCheck, ChainFault, ChainReport};
+    use crate::config::audit_settings::{AuditEvent, AuditFileSettings};
+    use crate::telemetry::metrics::Metrics;
+
+    #[derive(serde::Serialize)]
+    struct Plain {
+        time: Timestamp,
+        event: &'static str,
+        note: String,
+    }
+
+    fn settings(path: &Path, on_full: OnFull) -> AuditSettings {
+        let file = AuditFileSettings { path: path.to_owned(), max_size: 1 << 20, max_age: None, keep: 0 };
+        AuditSettings {
+            events: [AuditEvent::Change].into_iter().collect(),
+            file: Some(file),
+            stdout: false,
+            syslog: None,
+            queue: 64 * 1024,
+            on_full,
+            signing_key: None,
+            replica: "a".into(),
+        }
+    }
+
+    fn start(settings: &AuditSettings) -> (Arc<AuditLog>, AuditCloseGuard, Metrics) {
+        let metrics = Metrics::new(Vec::new());
+        let (log, guard) = AuditLog::start(settings, metrics.audit.clone()).unwrap();
+        (log, guard, metrics)
+    }
+
+    fn record(log: &AuditLog, note: impl ToString) {
+        log.record(None, &Plain { time: Timestamp::now(), event: "x", note: note.to_string() });
+    }
+
+    fn check(files: &[&Path], key: Option<&HeadPublicKey>) -> Result<ChainReport, ChainFault> {
+        let mut check = ChainCheck::new(key);
+        for file in files {
+            check.file(BufReader::new(fs::File::open(file).unwrap()), &mut 0)?;
+        }
+        check.finish()
+    }
+
+    fn events(path: &Path) -> Vec<String> {
+        let text = fs::read_to_string(path).unwrap();
+        let event = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["event"].clone();
+        text.lines().map(|line| event(line).as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_log_goes_on_after_a_restart_and_is_signed_at_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, key) = (folder.path().join("audit.log"), folder.path().join("key"));
+        let public = HeadPublicKey::read(&write_key_pair(&key).unwrap()).unwrap();
+        let key = Arc::new(PrivateKey::read(&key).unwrap());
+        let settings = AuditSettings { signing_key: Some(key), ..settings(&path, OnFull::Block) };
+        for _ in 0..2 {
+            let (log, guard, metrics) = start(&settings);
+            record(&log, "one");
+            drop(guard);
+            assert_eq!(metrics.audit.written.get(), 4);
+            assert_eq!(metrics.audit.waiting.get(), 0);
+        }
+        let once = ["start", "x", "stop", "head"];
+        assert_eq!(events(&path), [once, once].concat());
+        let report = check(&[&path], Some(&public)).unwrap();
+        assert_eq!((report.lines, report.signed.map(|(seq, _)| seq)), (8, Some(8)));
+        // Another key's signatures, and heads without a signature, are faults.
+        let other = HeadPublicKey::read(&write_key_pair(&folder.path().join("other")).unwrap()).unwrap();
+        assert!(matches!(check(&[&path], Some(&other)), Err(ChainFault::Signature)));
+        let unsigned = folder.path().join("unsigned.log");
+        drop(start(&AuditSettings { signing_key: None, ..self::settings(&unsigned, OnFull::Block) }));
+        check(&[&unsigned], None).unwrap();
+        assert!(matches!(check(&[&unsigned], Some(&public)), Err(ChainFault::Signature)));
+    }
+
+    #[test]
+    fn rotated_files_are_one_chain() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let mut settings = settings(&path, OnFull::Block);
+        if let Some(file) = &mut settings.file {
+            file.max_size = 4000;
+        }
+        let (log, guard, metrics) = start(&settings);
+        for number in 0..60 {
+            // A batch for each record, so that the file is rotated between.
+            while metrics.audit.waiting.get() > 0 {
+                thread::yield_now();
+            }
+            record(&log, number);
+        }
+        drop(guard);
+        let mut files: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files.rotate_left(1);
+        assert!(files.len() > 3, "{files:?}");
+        let files: Vec<&Path> = files.iter().map(|path| &**path).collect();
+        let report = check(&files, None).unwrap();
+        let all: Vec<_> = files.iter().flat_map(|path| events(path)).collect();
+        assert_eq!((report.lines, all.iter().filter(|event| *event == "x").count()), (all.len() as u64, 60));
+        for file in &files[1..] {
+            assert_eq!(events(file)[0], "continue");
+            assert!(file.metadata().unwrap().len() < 4600);
+        }
+        let second = check(&files[1..], None).unwrap();
+        assert_eq!(second.previous_file.as_deref(), files[0].file_name().unwrap().to_str());
+        assert!(matches!(check(&[files[0], files[2]], None), Err(ChainFault::Broken)), "a file is missing");
+    }
+
+    #[test]
+    fn a_full_disk_blocks_or_loses_records_and_losses_are_counted() {
+        let full = Path::new("/dev/full");
+        let (log, guard, metrics) = start(&settings(full, OnFull::Drop));
+        for _ in 0..10 {
+            record(&log, "");
+        }
+        while metrics.audit.waiting.get() > 0 {
+            thread::yield_now();
+        }
+        assert_eq!((metrics.audit.lost("all").get(), metrics.audit.written.get()), (10, 0));
+        drop(guard);
+        let (log, guard, metrics) = start(&settings(full, OnFull::Block));
+        for _ in 0..100 {
+            record(&log, "");
+        }
+        assert_eq!(metrics.audit.lost("all").get(), 36, "64 wait for the disk");
+        assert!(metrics.audit.waiting.get() > 0);
+        drop(guard);
+        assert_eq!(metrics.audit.lost("all").get(), 100, "the process does not wait for ever");
+    }
+
+    /// A link that leads to a full disk first, and to a file later.
+    #[test]
+    fn a_loss_is_recorded_once_the_log_is_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let settings = settings(&path, OnFull::Drop);
+        let metrics = Metrics::new(Vec::new());
+        let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
+        queue.count_lost(3);
+        super::start(&settings, &queue).unwrap();
+        queue.close(Duration::from_secs(30));
+        assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
+        assert_eq!(check(&[&path], None).unwrap().lost, 3);
+    }
+}

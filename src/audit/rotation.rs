@@ -1,0 +1,91 @@
+//! When the audit file is rotated, and the names of old files.
+//!
+//! Owns: the decisions. Must not know: how a file is renamed or removed.
+
+use std::ffi::{OsStr, OsString};
+use std::time::{Duration, SystemTime};
+
+use crate::config::audit_settings::AuditFileSettings;
+
+/// Digits of the number at the end of an old file's name: enough for every number of a line.
+const DIGITS: usize = 20;
+
+/// True if the file is to be rotated before `more` bytes are written. A file without records stays.
+#[must_use]
+pub(super) fn is_due(settings: &AuditFileSettings, file: FileAge, more: usize, now: SystemTime) -> bool {
+    let too_large = file.size.saturating_add(more as u64) > settings.max_size;
+    let is_old = |age: Duration| now.duration_since(file.begun).is_ok_and(|since| since >= age);
+    file.size > 0 && (too_large || settings.max_age.is_some_and(is_old))
+}
+
+/// The size and the begin of a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FileAge {
+    /// Bytes.
+    pub(super) size: u64,
+    /// The time of the first record.
+    pub(super) begun: SystemTime,
+}
+
+/// The name of an old file, whose first line has the number `first`.
+#[must_use]
+pub(super) fn old_name(name: &OsStr, first: u64) -> OsString {
+    let mut old = name.to_owned();
+    old.push(format!(".{first:0DIGITS$}"));
+    old
+}
+
+/// The old files of `name` among the names of its folder, oldest first.
+#[must_use]
+pub(super) fn old_files(name: &OsStr, folder: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let is_old = |entry: &OsString| {
+        let rest = entry.as_encoded_bytes().strip_prefix(name.as_encoded_bytes());
+        let number = rest.and_then(|rest| rest.strip_prefix(b"."));
+        number.is_some_and(|number| number.len() == DIGITS && number.iter().all(u8::is_ascii_digit))
+    };
+    let mut old: Vec<_> = folder.into_iter().filter(is_old).collect();
+    old.sort_unstable();
+    old
+}
+
+/// The files to remove, given all old files: the oldest beyond `keep`; none if `keep` is 0.
+#[must_use]
+pub(super) fn surplus(mut old: Vec<OsString>, keep: usize) -> Vec<OsString> {
+    let surplus = if keep == 0 { 0 } else { old.len().saturating_sub(keep) };
+    old.truncate(surplus);
+    old
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_rotated_by_size_and_by_age() {
+        let hour = Duration::from_secs(3600);
+        let settings = AuditFileSettings { path: "a".into(), max_size: 100, max_age: Some(hour), keep: 2 };
+        let file = |size| FileAge { size, begun: UNIX_EPOCH };
+        let soon = UNIX_EPOCH + hour / 2;
+        assert!(!is_due(&settings, file(60), 40, soon));
+        assert!(is_due(&settings, file(60), 41, soon));
+        assert!(!is_due(&settings, file(0), 4000, soon), "a line larger than the file has a file of its own");
+        assert!(is_due(&settings, file(1), 1, UNIX_EPOCH + hour));
+        assert!(!is_due(&settings, file(1), 1, UNIX_EPOCH - hour), "the clock was set back");
+        let ageless = AuditFileSettings { max_age: None, ..settings };
+        assert!(!is_due(&ageless, file(1), 1, UNIX_EPOCH + 9999 * hour));
+    }
+
+    #[test]
+    fn the_oldest_files_are_surplus() {
+        let name = OsStr::new("audit.log");
+        let names: Vec<_> = [10, 9, 100].map(|first| old_name(name, first)).into();
+        let further = ["audit.log", "audit.log.torn", "audit.log.7", "other.00000000000000000001"];
+        let all = names.iter().cloned().chain(further.map(OsString::from));
+        let old = old_files(name, all);
+        assert_eq!(old, [names[1].clone(), names[0].clone(), names[2].clone()]);
+        assert_eq!(surplus(old.clone(), 2), [names[1].clone()]);
+        assert!(surplus(old.clone(), 3).is_empty() && surplus(old, 0).is_empty());
+    }
+}

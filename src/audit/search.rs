@@ -1,0 +1,247 @@
+//! Searches records: by key, prefix, time, peer and method.
+//!
+//! Owns: the conditions, and the table of the results. Must not know: where the bytes come from. Invariant: a
+//! range that covers the key matches, so that a delete of a range is found by each key in the range.
+
+use std::fmt;
+
+use data_encoding::BASE64;
+use serde::Deserialize;
+
+use super::record::{AuditedRange, Timestamp};
+use crate::rpc::key_range::{KeyRange, RangeEnd, end_of_prefix};
+
+/// The conditions of a search. All must hold.
+#[derive(Clone, Debug, Default)]
+pub struct AuditSearch {
+    /// A touched range has this key.
+    pub key: Option<Vec<u8>>,
+    /// A touched range has a key with this prefix.
+    pub prefix: Option<Vec<u8>>,
+    /// The record is not older.
+    pub since: Option<Timestamp>,
+    /// The peer, or the etcd user.
+    pub peer: Option<String>,
+    /// The path of the method, or its last part.
+    pub method: Option<String>,
+}
+
+/// The fields of a record shown by a search.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct FoundRecord {
+    time: String,
+    event: String,
+    method: Option<String>,
+    command: Option<String>,
+    code: Option<String>,
+    result: Option<String>,
+    peer: Option<String>,
+    user: Option<String>,
+    remote: Option<String>,
+    uid: Option<u32>,
+    target: Option<String>,
+    revision: Option<i64>,
+    lease: Option<String>,
+    ranges: Vec<AuditedRange>,
+    ranges_omitted: u64,
+}
+
+impl AuditSearch {
+    /// Reads a line, and returns the record if all conditions hold.
+    #[must_use]
+    pub fn find(&self, line: &[u8]) -> Option<FoundRecord> {
+        let record: FoundRecord = serde_json::from_slice(line).ok()?;
+        self.holds(&record).then_some(record)
+    }
+
+    fn holds(&self, record: &FoundRecord) -> bool {
+        let is = |field: &Option<String>, wanted: &str| field.as_deref() == Some(wanted);
+        let method = |wanted: &String| {
+            let method = record.method.as_ref().or(record.command.as_ref());
+            method.is_some_and(|method| method == wanted || method.rsplit('/').next() == Some(wanted))
+        };
+        // Times have one length, so that their texts compare as the times do.
+        self.since.is_none_or(|since| record.time >= since.to_string())
+            && self.peer.as_ref().is_none_or(|peer| is(&record.peer, peer) || is(&record.user, peer))
+            && self.method.as_ref().is_none_or(method)
+            && self.key.as_ref().is_none_or(|key| record.ranges.iter().any(|range| has_key(range, key)))
+            && self
+                .prefix
+                .as_ref()
+                .is_none_or(|prefix| record.ranges.iter().any(|range| has_prefix(range, prefix)))
+    }
+}
+
+/// The bytes of a key in a record; `None` without such a key.
+fn bytes(text: Option<&String>, base64: Option<&String>) -> Option<Vec<u8>> {
+    match (text, base64) {
+        (Some(text), _) => Some(text.as_bytes().to_vec()),
+        (None, Some(base64)) => BASE64.decode(base64.as_bytes()).ok(),
+        (None, None) => None,
+    }
+}
+
+/// Calls `judge` with the range of a record. A key cut by the record widens the range: its end is the end of
+/// all keys with the same beginning.
+fn with_range(range: &AuditedRange, judge: impl FnOnce(KeyRange<'_>) -> bool) -> bool {
+    let Some(start) = bytes(range.key.as_ref(), range.key_b64.as_ref()) else { return false };
+    let end = bytes(range.end.as_ref(), range.end_b64.as_ref());
+    let widened = |cut: &[u8]| end_of_prefix(cut);
+    let end = match (end, range.end_bytes, range.key_bytes) {
+        _ if range.unbounded => None,
+        (Some(end), None, _) => Some(end),
+        (Some(end), Some(_), _) => widened(&end),
+        (None, _, Some(_)) => widened(&start),
+        (None, _, None) => return judge(KeyRange::key(&start)),
+    };
+    match end {
+        None => judge(KeyRange { start: &start, end: RangeEnd::Unbounded }),
+        Some(end) => judge(KeyRange::of(&start, &end)),
+    }
+}
+
+fn has_key(range: &AuditedRange, key: &[u8]) -> bool {
+    with_range(range, |range| range.contains(key))
+}
+
+fn has_prefix(range: &AuditedRange, prefix: &[u8]) -> bool {
+    let after = end_of_prefix(prefix);
+    with_range(range, |range| {
+        let begins_before_end = after.as_ref().is_none_or(|after| range.start < &after[..]);
+        // The range has the prefix, or begins within the keys of the prefix.
+        begins_before_end && (range.start >= prefix || range.compare_end(Some(prefix)).is_gt())
+    })
+}
+
+fn shown(text: Option<&String>, base64: Option<&String>) -> String {
+    match (text, base64) {
+        (Some(text), _) => format!("{text:?}"),
+        (None, Some(base64)) => format!("base64:{base64}"),
+        (None, None) => String::new(),
+    }
+}
+
+impl fmt::Display for FoundRecord {
+    /// One line; keys are quoted and escaped, so that no key can forge a line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let method = self.method.as_ref().or(self.command.as_ref());
+        let method = method.map_or("", |method| method.rsplit('/').next().unwrap_or_default());
+        let code = self.code.as_ref().or(self.result.as_ref()).map_or("-", String::as_str);
+        write!(f, "{} {:<8} {:<12} {:<18}", self.time, self.event, method, code)?;
+        if let Some(peer) = &self.peer {
+            write!(f, " {peer:?}")?;
+        }
+        if let Some(user) = &self.user {
+            write!(f, " as {user:?}")?;
+        }
+        if let Some(uid) = self.uid {
+            write!(f, " uid {uid}")?;
+        }
+        if let Some(target) = &self.target {
+            write!(f, " target {target:?}")?;
+        }
+        if let Some(remote) = &self.remote {
+            write!(f, " from {remote}")?;
+        }
+        if let Some(revision) = self.revision {
+            write!(f, " revision {revision}")?;
+        }
+        if let Some(lease) = &self.lease {
+            write!(f, " lease {lease}")?;
+        }
+        for range in &self.ranges {
+            write!(f, " {}", range.action)?;
+            if let Some(lease) = &range.keys_of_lease {
+                write!(f, " keys of lease {lease}")?;
+                continue;
+            }
+            write!(f, " {}", shown(range.key.as_ref(), range.key_b64.as_ref()))?;
+            if range.unbounded {
+                write!(f, " and above")?;
+            } else if range.end.is_some() || range.end_b64.is_some() {
+                write!(f, " to {}", shown(range.end.as_ref(), range.end_b64.as_ref()))?;
+            }
+        }
+        if self.ranges_omitted > 0 {
+            write!(f, " and {} more ranges", self.ranges_omitted)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+    use crate::audit::record::{AuditedEnd, LONGEST_KEY, body};
+
+    fn by_key(key: &[u8]) -> AuditSearch {
+        AuditSearch { key: Some(key.to_vec()), ..AuditSearch::default() }
+    }
+
+    fn by_prefix(prefix: &[u8]) -> AuditSearch {
+        AuditSearch { prefix: Some(prefix.to_vec()), ..AuditSearch::default() }
+    }
+
+    fn line(range: &AuditedRange) -> Vec<u8> {
+        let range = String::from_utf8(body(range)).unwrap();
+        format!(
+            "{{\"time\":\"2026-01-02T00:00:00.000000Z\",\"event\":\"change\",\"peer\":\"password:al\",\
+             \"user\":\"al\",\"method\":\"/etcdserverpb.KV/DeleteRange\",\"code\":\"OK\",\"ranges\":[{range}]}}"
+        )
+        .into_bytes()
+    }
+
+    #[test]
+    fn a_range_is_found_by_each_of_its_keys() {
+        let delete = line(&AuditedRange::new("write", b"/a/", AuditedEnd::Before(b"/a0")));
+        for key in [&b"/a/"[..], b"/a/b", b"/a/\xff"] {
+            assert!(by_key(key).find(&delete).is_some(), "{key:?}");
+        }
+        assert!(by_key(b"/a0").find(&delete).is_none() && by_key(b"/a").find(&delete).is_none());
+        for prefix in [&b"/a/"[..], b"/a/b/c", b"/", b""] {
+            assert!(by_prefix(prefix).find(&delete).is_some(), "{prefix:?}");
+        }
+        assert!(by_prefix(b"/b").find(&delete).is_none() && by_prefix(b"/a0").find(&delete).is_none());
+        let all = line(&AuditedRange::new("write", b"", AuditedEnd::Unbounded));
+        assert!(by_key(b"x").find(&all).is_some() && by_prefix(b"\xff").find(&all).is_some());
+        let one = line(&AuditedRange::new("write", b"\xff\x01", AuditedEnd::Key));
+        assert!(by_key(b"\xff\x01").find(&one).is_some() && by_key(b"\xff\x01\0").find(&one).is_none());
+        assert!(by_prefix(b"\xff").find(&one).is_some() && by_prefix(b"\xff\x02").find(&one).is_none());
+    }
+
+    #[test]
+    fn a_cut_key_is_found_by_its_whole() {
+        let long = vec![b'k'; LONGEST_KEY + 10];
+        let one = line(&AuditedRange::new("write", &long, AuditedEnd::Key));
+        assert!(by_key(&long).find(&one).is_some() && by_key(b"k").find(&one).is_none());
+        let range = line(&AuditedRange::new("write", b"a", AuditedEnd::Before(&long)));
+        assert!(by_key(&long[..LONGEST_KEY + 9]).find(&range).is_some());
+    }
+
+    #[test]
+    fn all_conditions_must_hold() {
+        let record = line(&AuditedRange::new("write", b"k", AuditedEnd::Key));
+        let midnight = UNIX_EPOCH + Duration::from_secs(1_767_312_000);
+        let since = |at| AuditSearch { since: Some(Timestamp(at)), ..by_key(b"k") };
+        assert!(since(midnight).find(&record).is_some());
+        assert!(since(midnight + Duration::from_micros(1)).find(&record).is_none());
+        for (peer, method, found) in [
+            ("al", "DeleteRange", true),
+            ("password:al", "/etcdserverpb.KV/DeleteRange", true),
+            ("a", "DeleteRange", false),
+            ("al", "Range", false),
+        ] {
+            let search = AuditSearch { peer: Some(peer.into()), method: Some(method.into()), ..by_key(b"k") };
+            assert_eq!(search.find(&record).is_some(), found, "{peer} {method}");
+        }
+        assert!(AuditSearch::default().find(b"no record").is_none());
+        let shown = AuditSearch::default().find(&record).unwrap().to_string();
+        assert!(
+            shown.contains("DeleteRange") && shown.ends_with("\"password:al\" as \"al\" write \"k\""),
+            "{shown}"
+        );
+    }
+}

@@ -1,0 +1,153 @@
+//! The steps of a call towards its audit record.
+//!
+//! Owns: room for the record before anything is sent, and the facts of requests, denials and refusals. Must
+//! not know: the form of a record. Invariant: a call with a record goes upstream only with room for the
+//! record, unless `audit.on_full` is `drop`.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+
+use crate::audit::log::{AuditLog, Reservation};
+use crate::config::PolicyMode;
+use crate::config::audit_settings::AuditEvent;
+use crate::gateway::call::Call;
+use crate::gateway::call_audit::{CallAudit, PolicyVerdict, WatchStreamFacts, event_of};
+use crate::gateway::caller::Caller;
+use crate::policy::interval_set::GrantId;
+use crate::policy::live_permits::LivePermits;
+use crate::policy::permit_set::{Decision, Denial, PermitSet};
+use crate::refusal::{Code, Refusal};
+use crate::rpc::method::Effect;
+use crate::upstream::answer::MemberReply;
+use crate::watch::session_driver::WatchRequestObserver;
+
+/// The wait of a call for room for its record.
+pub type RecordRoomWait<'c> = LocalBoxFuture<'c, Result<(), Refusal>>;
+
+/// Takes room for the call's record, if the call has one. `message` is empty if the request is not to be
+/// read. The future waits for room; `None` if the call needs no wait.
+pub fn begin<'c>(call: &'c Call<'_>, effect: Effect, message: &[u8]) -> Option<RecordRoomWait<'c>> {
+    let log = call.record.audit_log()?;
+    let event = event_of(call.method, effect).filter(|event| log.has(*event))?;
+    let mut audit = Box::new(facts(call, event, message));
+    match log.reserve(audit.weight()) {
+        Reservation::Place(place) => {
+            audit.keep_place(place, call.method);
+            call.record.audit(audit);
+            None
+        }
+        Reservation::Without => {
+            call.record.audit(audit);
+            None
+        }
+        Reservation::Full => Some(wait(call, Arc::clone(log), audit).boxed_local()),
+    }
+}
+
+/// Waits for `room`, if any, and identifies the caller of the call that waited.
+///
+/// # Errors
+/// The record has no room, or the caller is no longer accepted.
+pub async fn identify_after(
+    call: &Call<'_>,
+    room: Option<RecordRoomWait<'_>>,
+) -> Result<Rc<Caller>, Refusal> {
+    if let Some(room) = room {
+        room.await?;
+    }
+    call.identify_again().await
+}
+
+async fn wait(call: &Call<'_>, log: Arc<AuditLog>, mut audit: Box<CallAudit>) -> Result<(), Refusal> {
+    let place = log.wait_for_room(audit.weight()).await.map_err(|_full| Refusal::AUDIT_UNWRITABLE)?;
+    audit.keep_place(place, call.method);
+    call.record.audit(audit);
+    Ok(())
+}
+
+fn facts(call: &Call<'_>, event: AuditEvent, message: &[u8]) -> CallAudit {
+    CallAudit::of_request(event, call.method, call.path, call.headers, message)
+}
+
+/// Notes the facts of a call refused by Keyward, if refusals have records.
+pub fn note_refusal(call: &Call<'_>) {
+    if is_new_refusal(call) {
+        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, &[])));
+    }
+}
+
+/// Notes the facts of a request denied by a member, if refusals have records.
+pub fn note_denial(call: &Call<'_>, message: &[u8], answer: &MemberReply) {
+    let is_denied = answer.status().is_some_and(|status| status.code == Code::PermissionDenied);
+    if is_denied && is_new_refusal(call) {
+        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, message)));
+    }
+}
+
+fn is_new_refusal(call: &Call<'_>) -> bool {
+    let has_refusals = || call.record.audit_log().is_some_and(|log| log.has(AuditEvent::Refusal));
+    has_refusals() && !call.record.is_audited()
+}
+
+/// Notes the request message with real keys, of a caller with a namespace: `None` if the request has none.
+pub fn note_real_keys(call: &Call<'_>, caller: &Caller, message: Option<&[u8]>) {
+    if caller.namespace().is_some() {
+        call.record.note_audited(|audit| audit.note_message(call.method, message.unwrap_or_default()));
+    }
+}
+
+/// Notes the keys of a request refused by the policy, if refusals have records.
+pub fn note_refused_keys(call: &Call<'_>, message: &[u8]) {
+    call.record.note_audited(|audit| {
+        if audit.is_refusal_only() {
+            audit.note_message(call.method, message);
+        }
+    });
+}
+
+/// Notes the policy's verdict on the call. A refused call gets a record if refusals have records.
+pub fn note_verdict(call: &Call<'_>, permits: &Rc<PermitSet>, decided: Result<Option<GrantId>, Denial>) {
+    if permits.mode == PolicyMode::Off {
+        return;
+    }
+    let is_refused = decided.is_err_and(|denial| permits.enforce(denial).is_err());
+    if is_refused && is_new_refusal(call) {
+        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, &[])));
+    }
+    call.record.note_audited(|audit| {
+        audit.verdict = Some(PolicyVerdict { permits: Rc::clone(permits), decided });
+    });
+}
+
+/// Records each watch created by a client on its stream, and each watch refused by the policy, as
+/// configured. The observer sees requests with real keys.
+pub fn watch_observer(
+    call: &Call<'_>,
+    caller: &Caller,
+    permits: Option<Rc<LivePermits>>,
+) -> Option<WatchRequestObserver> {
+    let has_events = |log: &&Arc<AuditLog>| log.has(AuditEvent::Watch) || log.has(AuditEvent::Refusal);
+    let log = call.record.audit_log().filter(has_events).map(Arc::clone)?;
+    let stream = WatchStreamFacts {
+        method: call.method,
+        origin: Rc::clone(&call.client.origin),
+        peer: call.record.peer().unwrap_or_default(),
+        user: caller.user.clone(),
+        stream: facts(call, AuditEvent::Watch, &[]),
+    };
+    Some(Box::new(move |message| {
+        let verdict = permits.as_ref().map(|permits| {
+            let permits = permits.now();
+            let decided = match permits.decide(stream.method, message) {
+                Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => Ok(permit.grant()),
+                Decision::Denied(denial) => Err(denial),
+            };
+            PolicyVerdict { permits, decided }
+        });
+        let is_judged = |verdict: &&PolicyVerdict| verdict.permits.mode != PolicyMode::Off;
+        stream.write_create(&log, message, verdict.as_ref().filter(is_judged));
+    }))
+}

@@ -1,0 +1,339 @@
+//! The audit state of a call, and the audit record at the call's end.
+//!
+//! Owns: the facts collected for the audit log, the room of the record, and the choice of the events. Must
+//! not know: the steps of a call. Invariants: the state exists for audited calls only; the record is written
+//! once, at the end of the call, also of a call dropped half-way; no value, token or password is a fact.
+
+use std::ops::ControlFlow;
+use std::rc::Rc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::USER_AGENT;
+
+use crate::audit::log::AuditLog;
+use crate::audit::queue::AuditPlace;
+use crate::audit::record::{
+    AuditedEnd, AuditedRange, AuditedRanges, CallAuditRecord, Timestamp, cut_name, lease_text,
+};
+use crate::config::audit_settings::AuditEvent;
+use crate::gateway::connection_origin::ConnectionOrigin;
+use crate::identity::{MemberId, UserName};
+use crate::policy::interval_set::GrantId;
+use crate::policy::permit_set::{Denial, PermitSet};
+use crate::refusal::Code;
+use crate::rpc::key_range::RangeEnd;
+use crate::rpc::method::{Class, Effect, Handler, Lane, Method};
+use crate::rpc::touch::{self, Touch, TouchTarget};
+use crate::telemetry::limiter::RecordLimiter;
+use crate::usage::exceeded::Exceeded;
+
+/// Bytes of a record beside its ranges.
+const FIELDS: usize = 700;
+
+/// The room of the record of a call.
+enum RecordRoom {
+    /// None was reserved.
+    Unreserved,
+    /// Reserved until the call's end.
+    Reserved(AuditPlace),
+    /// Found at the begin of a call that may last for days, and not held.
+    BeyondLimit,
+}
+
+/// The facts collected for the record of a call.
+pub struct CallAudit {
+    event: AuditEvent,
+    room: RecordRoom,
+    ranges: AuditedRanges,
+    lease: Option<i64>,
+    received: usize,
+    user_agent: Option<Box<str>>,
+    /// The path of a method without a row.
+    path: Option<Box<str>>,
+    /// The store's revision after the call.
+    pub revision: Option<i64>,
+    /// The policy's verdict, if the policy is not off for the caller.
+    pub verdict: Option<PolicyVerdict>,
+}
+
+/// The policy's verdict on a request.
+pub struct PolicyVerdict {
+    /// The permissions that decided.
+    pub permits: Rc<PermitSet>,
+    /// The grant that allowed the request, or the denial. An allowed request without a key or action of its
+    /// own has no grant.
+    pub decided: Result<Option<GrantId>, Denial>,
+}
+
+/// The fields of a verdict in a record.
+struct VerdictTexts {
+    generation: String,
+    verdict: &'static str,
+    rule: Option<String>,
+}
+
+impl PolicyVerdict {
+    fn texts(&self) -> VerdictTexts {
+        let permits = &self.permits;
+        let (verdict, rule) = match self.decided {
+            Ok(grant) => ("allowed", grant.map(|grant| permits.allowing_rule(grant))),
+            Err(denial) => {
+                let verdict = if permits.enforce(denial).is_err() { "refused" } else { "would_refuse" };
+                (verdict, Some(permits.denying_rule(denial)))
+            }
+        };
+        VerdictTexts { generation: permits.generation.0.to_string(), verdict, rule }
+    }
+}
+
+/// The event of a call; `None` for calls without records. A keepalive changes nothing but a time, and a
+/// health check reveals nothing of the store.
+pub(super) fn event_of(method: &Method, effect: Effect) -> Option<AuditEvent> {
+    match method.handler {
+        Handler::Login => Some(AuditEvent::Login),
+        Handler::Watch | Handler::Observe => Some(AuditEvent::Watch),
+        Handler::KeepAlive | Handler::HealthCheck | Handler::HealthWatch => None,
+        _ if effect == Effect::ReadOnly => Some(AuditEvent::Read),
+        _ => Some(AuditEvent::Change),
+    }
+}
+
+impl CallAudit {
+    /// The facts of a request message, which is empty if unknown.
+    pub(super) fn of_request(
+        event: AuditEvent,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+        message: &[u8],
+    ) -> Self {
+        let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+        let mut audit = Self {
+            event,
+            room: RecordRoom::Unreserved,
+            ranges: AuditedRanges::default(),
+            lease: None,
+            received: message.len(),
+            user_agent: agent.map(|agent| cut_name(agent).into()),
+            path: (method.handler == Handler::PassThrough).then(|| cut_name(path).into()),
+            revision: None,
+            verdict: None,
+        };
+        audit.note_message(method, message);
+        audit
+    }
+
+    /// Notes the ranges and the lease of the request message, which is empty if unknown.
+    pub(super) fn note_message(&mut self, method: &Method, message: &[u8]) {
+        (self.ranges, self.lease) =
+            if message.is_empty() { Default::default() } else { touched(method, message) };
+        self.received = self.received.max(message.len());
+    }
+
+    /// True if the call has a record for its refusal only.
+    pub(super) fn is_refusal_only(&self) -> bool {
+        self.event == AuditEvent::Refusal
+    }
+
+    /// The bytes of the record, about.
+    pub(super) fn weight(&self) -> usize {
+        FIELDS + self.ranges.weight()
+    }
+
+    /// Notes the room reserved for the record. A call of a stream, or a waiting call, may last for days, and
+    /// gives the room back: the number of such calls is limited elsewhere.
+    pub(super) fn keep_place(&mut self, place: AuditPlace, method: &Method) {
+        self.room = match method.lane {
+            Lane::Stream => RecordRoom::BeyondLimit,
+            Lane::Unary | Lane::Bulk => RecordRoom::Reserved(place),
+        };
+    }
+}
+
+/// The ranges and the lease of a request message.
+fn touched(method: &Method, message: &[u8]) -> (AuditedRanges, Option<i64>) {
+    let (mut ranges, mut named) = (AuditedRanges::default(), None);
+    let mut add = |touch: Touch<'_>| {
+        match touch.target {
+            TouchTarget::Keys(range) => {
+                let end = match range.end {
+                    RangeEnd::StartKey => AuditedEnd::Key,
+                    RangeEnd::Before(end) => AuditedEnd::Before(end),
+                    RangeEnd::Unbounded => AuditedEnd::Unbounded,
+                };
+                ranges.add(|| AuditedRange::new(touch.action.name(), range.start, end));
+            }
+            TouchTarget::KeysOfLease(lease) => {
+                named = Some(lease);
+                if method.class == Class::Lease {
+                    ranges.add(|| AuditedRange::of_lease(touch.action.name(), lease));
+                }
+            }
+            // etcd asks for permission on the other keys of a Put's lease, and changes none of them.
+            TouchTarget::KeysSharingLease(lease) => named = Some(lease),
+            TouchTarget::Cluster => {}
+        }
+        ControlFlow::Continue(())
+    };
+    // A body that cannot be read is refused before; the audit log never decides about a call.
+    if touch::visit(method, message, &mut add).is_err() {
+        tracing::debug!(method = method.path, "the ranges of an audited request cannot be read");
+    }
+    (ranges, named)
+}
+
+/// The facts of a call that its access record knows.
+pub(super) struct CallFacts<'a> {
+    pub(super) method: &'static Method,
+    pub(super) origin: &'a ConnectionOrigin,
+    pub(super) code: Code,
+    pub(super) took: Duration,
+    pub(super) peer: Option<&'a str>,
+    pub(super) user: Option<&'a UserName>,
+    pub(super) is_proved: bool,
+    pub(super) member: Option<MemberId>,
+    pub(super) attempts: u32,
+    pub(super) sent: u64,
+    pub(super) limit: Option<Exceeded>,
+}
+
+impl CallFacts<'_> {
+    /// True if the call was refused by Keyward for what the client is or sent, or was denied by a member.
+    fn is_refusal(&self) -> bool {
+        let is_about_client = matches!(
+            self.code,
+            Code::InvalidArgument
+                | Code::ResourceExhausted
+                | Code::FailedPrecondition
+                | Code::Unimplemented
+                | Code::OutOfRange
+        );
+        let is_denied = matches!(self.code, Code::PermissionDenied | Code::Unauthenticated);
+        self.method.class != Class::Health && (is_denied || (is_about_client && self.attempts == 0))
+    }
+}
+
+/// Writes the record of a call at its end, if the call is audited. Records of failed calls without a proved
+/// identity pass the limiter, so that strangers cannot fill a disk.
+pub(super) fn write(
+    log: &AuditLog,
+    limiter: &RecordLimiter,
+    audit: Option<Box<CallAudit>>,
+    facts: &CallFacts<'_>,
+) {
+    let is_refusal = facts.is_refusal();
+    let event = match &audit {
+        Some(audit) if audit.event != AuditEvent::Refusal => audit.event,
+        _ if is_refusal && log.has(AuditEvent::Refusal) => AuditEvent::Refusal,
+        _ => return,
+    };
+    let is_strangers = !facts.is_proved && facts.code != Code::Ok && facts.attempts == 0;
+    if is_strangers && !limiter.may_log() {
+        return;
+    }
+    let mut audit = audit;
+    let room = audit.as_mut().map(|audit| std::mem::replace(&mut audit.room, RecordRoom::Unreserved));
+    let place = match room {
+        Some(RecordRoom::Reserved(place)) => Some(place),
+        Some(RecordRoom::BeyondLimit) => log.room_beyond_limit(),
+        Some(RecordRoom::Unreserved) | None => None,
+    };
+    let lease = audit.as_ref().and_then(|audit| audit.lease).map(lease_text);
+    let member = facts.member.map(|member| member.to_string());
+    let verdict = audit.as_ref().and_then(|audit| audit.verdict.as_ref()).map(PolicyVerdict::texts);
+    let limit = facts.limit.map(|limit| limit.to_string());
+    let record = CallAuditRecord {
+        time: Timestamp::now(),
+        event: name(event),
+        method: audit.as_ref().and_then(|audit| audit.path.as_deref()).unwrap_or(facts.method.path),
+        code: facts.code.name(),
+        refused: event != AuditEvent::Login && facts.attempts == 0 && facts.code != Code::Ok,
+        peer: facts.peer,
+        user: facts.user.map(UserName::as_str),
+        remote: facts.origin.remote_text.as_deref(),
+        listener: &facts.origin.listener,
+        ranges: &[],
+        ranges_omitted: 0,
+        lease: lease.as_deref(),
+        revision: audit.as_ref().and_then(|audit| audit.revision),
+        member: member.as_deref(),
+        attempts: facts.attempts,
+        micros: u64::try_from(facts.took.as_micros()).unwrap_or(u64::MAX),
+        received: audit.as_ref().map_or(0, |audit| audit.received as u64),
+        sent: facts.sent,
+        policy_generation: verdict.as_ref().map(|verdict| &*verdict.generation),
+        verdict: verdict.as_ref().map(|verdict| verdict.verdict),
+        rule: verdict.as_ref().and_then(|verdict| verdict.rule.as_deref()),
+        limit: limit.as_deref(),
+        user_agent: audit.as_ref().and_then(|audit| audit.user_agent.as_deref()),
+    };
+    match &audit {
+        Some(audit) => log.record(place, &record.with_ranges(&audit.ranges)),
+        None => log.record(place, &record),
+    }
+}
+
+/// The facts of a Watch stream repeated in the record of each of its watches.
+pub(super) struct WatchStreamFacts {
+    pub(super) method: &'static Method,
+    pub(super) origin: Rc<ConnectionOrigin>,
+    pub(super) peer: Rc<str>,
+    pub(super) user: Option<UserName>,
+    pub(super) stream: CallAudit,
+}
+
+impl WatchStreamFacts {
+    /// Records the watch created by `message`, a WatchRequest, or refused by `verdict`. Other requests leave
+    /// no record.
+    pub(super) fn write_create(&self, log: &AuditLog, message: &[u8], verdict: Option<&PolicyVerdict>) {
+        let verdict = verdict.map(PolicyVerdict::texts);
+        let is_refused = verdict.as_ref().is_some_and(|verdict| verdict.verdict == "refused");
+        let event = match (log.has(AuditEvent::Watch), is_refused && log.has(AuditEvent::Refusal)) {
+            (true, _) => "watch_create",
+            (false, true) => "refusal",
+            (false, false) => return,
+        };
+        let (ranges, _) = touched(self.method, message);
+        if ranges.is_empty() {
+            return;
+        }
+        let record = CallAuditRecord {
+            time: Timestamp::now(),
+            event,
+            method: self.method.path,
+            code: if is_refused { Code::PermissionDenied } else { Code::Ok }.name(),
+            refused: is_refused,
+            peer: Some(&self.peer),
+            user: self.user.as_ref().map(UserName::as_str),
+            remote: self.origin.remote_text.as_deref(),
+            listener: &self.origin.listener,
+            ranges: &[],
+            ranges_omitted: 0,
+            lease: None,
+            revision: None,
+            member: None,
+            attempts: 0,
+            micros: 0,
+            received: message.len() as u64,
+            sent: 0,
+            policy_generation: verdict.as_ref().map(|verdict| &*verdict.generation),
+            verdict: verdict.as_ref().map(|verdict| verdict.verdict),
+            rule: verdict.as_ref().and_then(|verdict| verdict.rule.as_deref()),
+            limit: None,
+            user_agent: self.stream.user_agent.as_deref(),
+        };
+        log.record(None, &record.with_ranges(&ranges));
+    }
+}
+
+fn name(event: AuditEvent) -> &'static str {
+    match event {
+        AuditEvent::Change => "change",
+        AuditEvent::Read => "read",
+        AuditEvent::Watch => "watch_end",
+        AuditEvent::Login => "login",
+        AuditEvent::Refusal => "refusal",
+        AuditEvent::Admin => "admin",
+    }
+}

@@ -1,0 +1,54 @@
+//! Metrics of the audit log.
+//!
+//! Owns: names and labels. Must not know: the contents of a record.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::telemetry::single_label::{SingleLabel, one};
+
+/// Metrics of the audit log.
+#[derive(Clone)]
+pub struct AuditMetrics {
+    /// Records written.
+    pub written: Counter,
+    /// Records waiting for the writer.
+    pub waiting: Gauge,
+    /// The time of the last successful write, in seconds of the Unix epoch.
+    pub written_at: Gauge<f64, AtomicU64>,
+    /// Calls refused because their record found no room.
+    pub refused: Counter,
+    lost: Family<SingleLabel, Counter>,
+}
+
+impl AuditMetrics {
+    pub(super) fn registered(registry: &mut Registry) -> Self {
+        let figures = Self {
+            written: Counter::default(),
+            waiting: Gauge::default(),
+            written_at: Gauge::default(),
+            refused: Counter::default(),
+            lost: Family::default(),
+        };
+        registry.register("audit_records", "Audit records written", figures.written.clone());
+        let help = "Audit records waiting for the writer";
+        registry.register("audit_records_waiting", help, figures.waiting.clone());
+        let help = "The time of the last write of audit records that succeeded, synced to disk";
+        registry.register_with_unit("audit_written_at", help, Unit::Seconds, figures.written_at.clone());
+        let help = "Calls refused since their audit record had no room";
+        registry.register("audit_calls_refused", help, figures.refused.clone());
+        let help = "Audit records lost, by sink";
+        registry.register("audit_lost", help, figures.lost.clone());
+        figures
+    }
+
+    /// Records lost by this sink; `all` if no sink has them.
+    #[must_use]
+    pub fn lost(&self, sink: &'static str) -> Counter {
+        self.lost.get_or_create(&one("sink", sink)).clone()
+    }
+}
