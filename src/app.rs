@@ -240,9 +240,8 @@ pub fn build(
     let (audit, audit_guard) = start_audit(config, &metrics)?.unzip();
     let (drain, draining) = watch::channel(None);
     let (ready, readiness) = watch::channel(false);
-    let usage = Arc::new(UsageRegister::new(&metrics.limits));
     let parts = ShardParts {
-        usage,
+        usage: Arc::new(UsageRegister::new(&metrics.limits)),
         config: Arc::new(Published::new(Arc::clone(config))),
         tls: downstream_configs(config)?,
         connector,
@@ -262,11 +261,7 @@ pub fn build(
         defragmentations: Arc::default(),
         audit,
     };
-    let (rules, credentials) = (Arc::clone(&parts.identities), Arc::clone(&parts.credentials));
-    tasks.spawn("policy expiry", end_bindings(Arc::clone(&parts.config), rules, credentials)).detach();
-    let shedding =
-        control_shedding(Arc::clone(&parts.config), parts.members.clone(), Arc::clone(&parts.usage));
-    tasks.spawn("shedding", shedding).detach();
+    start_policy_tasks(&parts, tasks);
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
@@ -285,6 +280,14 @@ pub fn build(
         seeds,
         _audit_guard: audit_guard,
     })
+}
+
+/// Starts the tasks that follow the policy's times, and the pressure on the cluster.
+fn start_policy_tasks(parts: &ShardParts, tasks: &Tasks) {
+    let (rules, credentials) = (Arc::clone(&parts.identities), Arc::clone(&parts.credentials));
+    tasks.spawn("policy expiry", end_bindings(Arc::clone(&parts.config), rules, credentials)).detach();
+    let (config, members) = (Arc::clone(&parts.config), parts.members.clone());
+    tasks.spawn("shedding", control_shedding(config, members, Arc::clone(&parts.usage))).detach();
 }
 
 /// Starts the audit log, if configured.

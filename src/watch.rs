@@ -9,6 +9,7 @@ mod cursor;
 pub mod hub;
 pub mod limited_watches;
 pub mod planted_fault;
+pub mod request_gate;
 pub mod session_driver;
 pub mod upstream_stream;
 mod watch_messages;

@@ -40,6 +40,7 @@ use crate::watch::access::WatchAccess;
 use crate::watch::budget::WatchByteShare;
 use crate::watch::hub::HubTiming;
 use crate::watch::limited_watches::LimitedWatches;
+use crate::watch::request_gate::WatchRequestGate;
 use crate::watch::session_driver::WatchSession;
 use crate::watch::upstream_stream::{RULES, WatchRoute};
 
@@ -88,11 +89,13 @@ pub fn watch(
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
         namespace: caller.namespace().cloned(),
-        usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
-        access: registration
-            .permits()
-            .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
-        observer: audited_request::watch_observer(call, caller, registration.permits()),
+        gate: WatchRequestGate {
+            access: registration
+                .permits()
+                .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
+            usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
+            observer: audited_request::watch_observer(call, caller, registration.permits()),
+        },
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = session.run(body, replies.clone(), start).boxed_local();

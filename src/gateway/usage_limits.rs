@@ -69,11 +69,13 @@ pub fn in_time<T: 'static>(
     Either::Right(sleep(delay).map(|()| Err(refusal)).boxed_local())
 }
 
-/// A stream of days does not count as a call under way: its watches or leases count.
+/// A stream of days does not count as a call under way: its watches or leases count. Nor does a LeaseRevoke,
+/// which frees what its client holds.
 fn kind_of(method: &Method) -> (CallUrgency, CallLength) {
     match (method.handler, method.body) {
-        (Handler::KeepAlive, _) => (CallUrgency::Last, CallLength::Uncounted),
-        (_, MessageId::LeaseRevokeRequest) => (CallUrgency::Last, CallLength::Counted),
+        (Handler::KeepAlive, _) | (_, MessageId::LeaseRevokeRequest) => {
+            (CallUrgency::Last, CallLength::Uncounted)
+        }
         (Handler::Watch | Handler::Observe, _) => (CallUrgency::Ordinary, CallLength::Uncounted),
         _ => (CallUrgency::Ordinary, CallLength::Counted),
     }
@@ -119,13 +121,13 @@ pub fn limit_request(
         MessageId::TxnRequest if !range_cap::txn_is_within(message, cap.keys.get()) => {
             exceed(call, usage, cap, Refusal::range_in_txn_without_limit(cap.keys.get()))?;
         }
-        // Its answer comes in parts, and tells `more` after the keys.
-        MessageId::RangeRequest if call.method.stream == StreamingSides::Server => {
-            if !range_cap::is_within(message, cap.keys.get()) {
-                exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))?;
-            }
+        MessageId::RangeRequest if call.method.stream != StreamingSides::Server => {
+            return limit_range(usage, cap, framed, held);
         }
-        MessageId::RangeRequest => return limit_range(usage, cap, framed, held),
+        // The answer to a RangeStream comes in parts, and tells `more` after the keys.
+        MessageId::RangeRequest if !range_cap::is_within(message, cap.keys.get()) => {
+            exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))?;
+        }
         _ => {}
     }
     Ok(AnswerCheck::None)

@@ -38,18 +38,15 @@ use crate::tasks::poll_timer::poll_timer;
 use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::bidi::BidiEvent;
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
-use crate::watch::access::WatchAccess;
 use crate::watch::budget::{FREE, SMALL};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
 };
-use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
+use crate::watch::limited_watches::WatchPauses;
+use crate::watch::request_gate::WatchRequestGate;
 use crate::watch::upstream_stream::{
     SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute, login_loss, refuses_credential,
 };
-
-/// Sees each request message of a client's Watch stream.
-pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
 
 /// The surroundings of a Watch stream.
 pub struct WatchSession {
@@ -65,14 +62,10 @@ pub struct WatchSession {
     pub starts: Rc<WatchStarts>,
     /// The link state of this client stream: up while an upstream stream serves it.
     pub link: Rc<UpstreamLink>,
-    /// The decision on each watch; `None` permits every watch.
-    pub access: Option<WatchAccess>,
-    /// The caller's limits; `None` without any limit.
-    pub usage: Option<Box<LimitedWatches>>,
+    /// The decision on each request.
+    pub gate: WatchRequestGate,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
-    /// The observer of the client's requests, if any.
-    pub observer: Option<WatchRequestObserver>,
 }
 
 /// The outcome of a read: a connection was available, or a limit left no room.
@@ -199,12 +192,12 @@ impl RunningWatchSession {
             if self.client.poll_gone(cx).is_ready() {
                 return Poll::Ready(None);
             }
-            if self.session.access.as_ref().is_some_and(|access| access.take_change(cx)) {
+            if self.session.gate.access.as_ref().is_some_and(|access| access.take_change(cx)) {
                 self.end_denied();
                 continue;
             }
             let quiet = self.is_quiet(cx);
-            let pauses = self.session.usage.as_mut().map_or(WatchPauses::NONE, |usage| usage.pauses());
+            let pauses = self.session.gate.pauses();
             if let Poll::Ready(event) = self.poll_gated(cx, quiet, pauses) {
                 if let ControlFlow::Break(end) = self.gated_event(event, quiet) {
                     return Poll::Ready(end);
@@ -330,7 +323,7 @@ impl RunningWatchSession {
                     return ControlFlow::Break(Some(status(WatchStreamEnd::InvalidRequest)));
                 };
                 let newest = self.hub.newest();
-                let input = self.judged(message);
+                let input = self.session.gate.input(message);
                 self.input(input);
                 if self.hub.newest() != newest && self.hub.is_unregistered(self.hub.newest()) {
                     self.starts.insert(self.hub.newest(), start.clone());
@@ -341,23 +334,6 @@ impl RunningWatchSession {
             ClientRequestItem::Gone => return ControlFlow::Break(None),
         }
         ControlFlow::Continue(())
-    }
-
-    /// The input for a request of the client, by the policy and by the caller's limits. The observer does not
-    /// see a watch past a limit, which never begins.
-    fn judged(&mut self, message: Bytes) -> HubInput {
-        let is_permitted = self.session.access.as_ref().is_none_or(|access| access.permits(&message));
-        if is_permitted && self.session.usage.as_mut().is_some_and(|usage| usage.take(&message).is_err()) {
-            return HubInput::DeniedClient(message, Refusal::TOO_MANY_REQUESTS);
-        }
-        if let Some(observer) = &self.session.observer {
-            observer(&message);
-        }
-        if is_permitted {
-            HubInput::Client(message)
-        } else {
-            HubInput::DeniedClient(message, Refusal::PERMISSION_DENIED)
-        }
     }
 
     /// The request with the namespace's prefix; `None` if a request cannot be spliced.
@@ -396,7 +372,7 @@ impl RunningWatchSession {
         }
         step(&mut self.hub, Instant::now(), &mut outputs);
         self.starts.retain(|watch, _| self.hub.is_unregistered(*watch));
-        if let Some(usage) = &self.session.usage {
+        if let Some(usage) = &self.session.gate.usage {
             usage.keep(self.hub.watch_count());
         }
         if before.is_some() && before != self.hub.cluster() {
@@ -411,9 +387,9 @@ impl RunningWatchSession {
 
     /// Ends the watches that the caller's changed permissions do not permit any more.
     fn end_denied(&mut self) {
-        let Some(access) = self.session.access.take() else { return };
+        let Some(access) = self.session.gate.access.take() else { return };
         self.step(|hub, now, outputs| hub.end_denied(now, |create| access.permits_watch(create), outputs));
-        self.session.access = Some(access);
+        self.session.gate.access = Some(access);
     }
 
     /// The earliest end of a stream's turn to be resumed. Applies also while upstream is unread because the
