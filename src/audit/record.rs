@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use time::OffsetDateTime;
 
 /// Ranges in one record; further ranges are counted only.
-pub const MOST_RANGES: usize = 64;
+const MOST_RANGES: usize = 64;
 /// Bytes of one key in a record. etcd accepts keys up to the size of a request.
 pub const LONGEST_KEY: usize = 1024;
 /// Bytes of all keys of a record; ranges past the bound are counted only.

@@ -89,13 +89,13 @@ pub fn watch(
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
         namespace: caller.namespace().cloned(),
-        gate: WatchRequestGate {
+        gate: Box::new(WatchRequestGate {
             access: registration
                 .permits()
                 .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
             usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
             observer: audited_request::watch_observer(call, caller, registration.permits()),
-        },
+        }),
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = session.run(body, replies.clone(), start).boxed_local();

@@ -1,6 +1,6 @@
 //! The delay of refusals to a client that repeats refused calls at once.
 //!
-//! Owns: the rule. Must not know: who waits. Invariant: no refusal waits longer than [`DELAY`].
+//! Owns: the rule. Must not know: who waits. Invariant: no refusal waits longer than `DELAY`.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 const AT_ONCE: u32 = 20;
 
 /// The delay of further refusals.
-pub const DELAY: Duration = Duration::from_millis(100);
+const DELAY: Duration = Duration::from_millis(100);
 
 /// The refusals of one connection, or one stream.
 #[derive(Debug, Default)]

@@ -1,5 +1,4 @@
-//! Driver of a client's Watch stream: moves bytes between the client, the hub and the upstream streams. Holds
-//! no rules.
+//! Driver of a client's Watch stream: moves bytes between client, hub and upstream streams. Holds no rules.
 //!
 //! Owns: the order in which inputs are polled. Must not know: the meaning of a message.
 //! Invariants: while the client does not take the queued messages, no upstream stream is read, so that flow
@@ -63,7 +62,7 @@ pub struct WatchSession {
     /// The link state of this client stream: up while an upstream stream serves it.
     pub link: Rc<UpstreamLink>,
     /// The decision on each request.
-    pub gate: WatchRequestGate,
+    pub gate: Box<WatchRequestGate>,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
 }
