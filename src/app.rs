@@ -9,7 +9,9 @@ pub mod audit_files;
 mod cluster_reset;
 pub mod hash_password;
 mod listeners;
+pub mod policy_checks;
 mod policy_expiry;
+pub mod policy_learning;
 mod protection;
 pub mod shard_service;
 

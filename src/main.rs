@@ -1,12 +1,15 @@
 //! The command line: `keyward serve`, `check`, `keygen`, `hash-password`, `audit`, the commands to a running
 //! Keyward, `--version`.
 //!
-//! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`: not
-//! serving; `audit verify`: a bad file; `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`:
-//! errors); 64 (unusable command line or configuration); 69 (`doctor`, `drain`: no process listens on the
-//! socket); 74 (in force on this replica, but not persisted); 75 (unknown outcome: the command may be
-//! repeated). Must not know: the implementation of a command. Invariant: an answer goes to stdout, an error
-//! to stderr.
+//! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`:
+//! not serving; `audit verify`: a bad file; `policy test`: another verdict; `policy explain`: refused;
+//! `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors); 64 (unusable command line or
+//! configuration); 69 (`doctor`, `drain`: no process listens on the socket); 74 (in force on this replica,
+//! but not persisted); 75 (unknown outcome: the command may be repeated). Must not know: the implementation
+//! of a command. Invariant: an answer goes to stdout, an error to stderr.
+
+#[path = "main/policy_file_commands.rs"]
+mod policy_file_commands;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -109,6 +112,11 @@ enum Command {
         as_what: OutputArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
+    },
+    /// Judges and learns policies.
+    Policy {
+        #[command(subcommand)]
+        command: policy_file_commands::PolicyFileArguments,
     },
     /// Reads the files of the audit log.
     Audit {
@@ -219,6 +227,7 @@ fn main() -> ExitCode {
         Command::Sessions { at } => ask(at, &Ask::Sessions {}),
         Command::Status { as_what, at } => status(at, as_what.output),
         Command::Doctor { as_what, at } => doctor(at, as_what.output),
+        Command::Policy { command } => command.run(),
         Command::Drain { at } => drain(at),
         Command::Audit { command } => audit(command),
     }

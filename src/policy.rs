@@ -6,6 +6,7 @@ pub mod caller_namespace;
 pub mod compiled;
 mod grants;
 pub mod interval_set;
+pub mod learned;
 pub mod live_permits;
 pub mod mapping;
 pub mod permit;

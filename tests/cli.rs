@@ -381,3 +381,129 @@ fn the_version_is_the_packages() {
     let (code, stdout, _) = run(&mut keyward(&["--version"]));
     assert_eq!((code, stdout), (0, format!("keyward {}\n", env!("CARGO_PKG_VERSION"))));
 }
+
+const POLICY: &str = "[[role]]\nname = 'team'\n[[role.allow]]\nactions = ['read', 'write']\nprefix = '/teams/{user}/'\n\
+                      [[role.deny]]\nactions = ['write']\nkey = '/teams/{user}/frozen'\n\
+                      [[binding]]\npeer = 'password:*'\nroles = ['team']\nmode = 'shadow'\n";
+
+/// A valid configuration with a policy file beside.
+fn with_policy(folder: &Path, policy: &str) -> (String, String) {
+    let config = "[[listener]]\nname = 'clients'\naddress = '127.0.0.1:2379'\n\
+                  [cluster]\nendpoints = ['http://127.0.0.1:1']\n";
+    (write(folder, "config.toml", config), write(folder, "policy.toml", policy))
+}
+
+#[test]
+fn faults_and_idle_grants_of_a_policy_are_told_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let faulty = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['fly']\nkey = 'a'\n\
+                  [[role.allow]]\nactions = ['read']\nrange = { from = 'b', to = 'a' }\n\
+                  [[binding]]\npeer = 'password:*'\nroles = ['missing']\n";
+    let (config, policy) = with_policy(folder.path(), faulty);
+    let check = |policy: &str| run(&mut keyward(&["policy", "check", policy, "--config", &config]));
+    let (code, stdout, stderr) = check(&policy);
+    assert_eq!((code, &*stdout), (64, ""), "{stderr}");
+    for fault in ["role[0].allow[0].actions[0]", "role[0].allow[1].range", "binding[0].roles[0]"] {
+        assert!(stderr.contains(fault), "{fault} in {stderr}");
+    }
+    let idle = format!(
+        "{POLICY}[[role]]\nname = 'x'\n[[role.allow]]\nactions = ['read']\nprefix = '/x/'\n\
+                        [[role.allow]]\nactions = ['read']\nkey = '/x/y'\n"
+    );
+    let (code, stdout, stderr) = check(&write(folder.path(), "idle.toml", &idle));
+    assert_eq!((code, &*stdout), (0, "policy is valid\n"), "{stderr}");
+    assert!(stderr.contains("role[1].allow[1]: gives nothing that allow[0] does not give"), "{stderr}");
+    assert!(stderr.contains("no binding gives role \"x\""), "{stderr}");
+}
+
+#[test]
+fn a_verdict_is_explained_by_its_grant_or_its_lack() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, policy) = with_policy(folder.path(), POLICY);
+    let explain = |arguments: &[&str]| {
+        let all = [&["policy", "explain"], arguments, &["--policy", &policy, "--config", &config]].concat();
+        run(&mut keyward(&all))
+    };
+    let (code, stdout, _) = explain(&["password:al", "Put", "/teams/al/x"]);
+    assert_eq!(
+        (code, &*stdout),
+        (
+            0,
+            "peer     password:al\nroles    team\nmode     shadow\nwrite    key \"/teams/al/x\": allowed by team.allow[0]\nverdict  allowed\n"
+        )
+    );
+    let (code, stdout, _) = explain(&["password:al", "Put", "/teams/al/frozen"]);
+    assert!(code == 1 && stdout.contains("refused: team.deny[0]"), "{stdout}");
+    let (code, stdout, _) = explain(&["password:al", "DeleteRange", "/teams/bo/", "--prefix"]);
+    assert!(
+        code == 1 && stdout.contains("keys from \"/teams/bo/\" to \"/teams/bo0\": refused: no_grant: write"),
+        "{stdout}"
+    );
+    let (code, stdout, _) = explain(&["listener:clients", "Status"]);
+    assert!(code == 1 && stdout.contains("roles    none") && stdout.contains("no_role"), "{stdout}");
+    let (code, stdout, _) = explain(&["password:al", "LeaseRevoke", "/teams/al/x"]);
+    assert!(
+        code == 1 && stdout.contains("key \"/teams/al/x\" of the lease: allowed"),
+        "the role has no lease action: {stdout}"
+    );
+    for bad in [["password:*", "Put"], ["nobody", "Put"], ["password:al", "Fly"], ["password:al", "Txn"]] {
+        let (code, stdout, stderr) = explain(&bad);
+        assert_eq!((code, &*stdout), (64, ""), "{bad:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_table_of_verdicts_is_compared_with_the_policy() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, policy) = with_policy(folder.path(), POLICY);
+    let test = |table: &str| {
+        let table = write(folder.path(), "table.toml", table);
+        run(&mut keyward(&["policy", "test", &table, "--policy", &policy, "--config", &config]))
+    };
+    let row = |key: &str, expect: &str| {
+        format!("[[test]]\npeer = 'password:al'\nmethod = 'Put'\nkey = '{key}'\nexpect = '{expect}'\n")
+    };
+    let right = row("/teams/al/x", "allow") + &row("/teams/al/frozen", "deny");
+    assert_eq!(test(&right).0, 0);
+    let (code, stdout, _) = test(&(right + &row("/teams/bo/x", "allow")));
+    assert_eq!(code, 1);
+    assert!(stdout.contains("test[2]") && stdout.contains("3 calls: 1 not as expected"), "{stdout}");
+    for bad in [
+        "",
+        "[[test]]\npeer = 'password:al'\n",
+        &row("x", "maybe"),
+        "[[test]]\nexpect = 'deny'\nkeey = 'x'\n",
+    ] {
+        assert_eq!(test(bad).0, 64, "{bad}");
+    }
+}
+
+#[test]
+fn a_policy_is_learned_from_records_and_refused_calls_teach_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, _) = with_policy(folder.path(), POLICY);
+    let record = |fields: &str| {
+        format!(
+            "{{\"time\":\"2999-01-01T00:00:00.000000Z\",\"code\":\"OK\",\"peer\":\"password:al\",{fields}}}\n"
+        )
+    };
+    let put = "\"event\":\"change\",\"method\":\"/etcdserverpb.KV/Put\"";
+    let log = [
+        record(&format!("{put},\"lease\":\"7a\",\"ranges\":[{{\"action\":\"write\",\"key\":\"/t/al/x\"}}]")),
+        record(&format!("{put},\"refused\":true,\"ranges\":[{{\"action\":\"write\",\"key\":\"/secret\"}}]")),
+        record(
+            "\"event\":\"change\",\"method\":\"/etcdserverpb.Lease/LeaseRevoke\",\"actions\":[\"lease\"],\"ranges\":[{\"action\":\"write\",\"keys_of_lease\":\"7a\"}]",
+        ),
+    ];
+    let log = write(folder.path(), "audit.log", &log.concat());
+    let (code, policy, stderr) = run(&mut keyward(&["policy", "learn", "--since", "24h", &log]));
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("no record of reads"), "{stderr}");
+    assert!(
+        policy.contains("key = \"/t/al/x\"") && policy.contains("\"lease\"") && !policy.contains("secret"),
+        "{policy}"
+    );
+    let learned = write(folder.path(), "learned.toml", &policy);
+    assert_eq!(run(&mut keyward(&["policy", "check", &learned, "--config", &config])).0, 0);
+    assert_eq!(run(&mut keyward(&["policy", "learn", "--peer", "password:bo", &log])).0, 1);
+}

@@ -1,4 +1,4 @@
-//! The audit records, as the fields of their JSON lines (`docs/audit.schema.json`).
+//! The audit records, as the fields of their JSON lines. A test holds the lines to the JSON Schema.
 //!
 //! Owns: the names and the order of the fields, the text form of keys, and the bounds on a record. Must not
 //! know: the chain, the sinks. Invariants: a record has no value, token or password; a key that is no UTF-8
@@ -10,6 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use data_encoding::BASE64;
 use serde::{Deserialize, Serialize, Serializer};
 use time::OffsetDateTime;
+
+use crate::rpc::key_range::{KeyRange, RangeEnd, end_of_prefix};
 
 /// Ranges in one record; further ranges are counted only.
 const MOST_RANGES: usize = 64;
@@ -149,9 +151,36 @@ impl AuditedRange {
         Self { action: action.into(), keys_of_lease: Some(lease_text(lease)), ..Self::default() }
     }
 
+    /// Calls `judge` with the range; false without a range of keys. A key cut by the record widens the range:
+    /// its end is the end of all keys with the same beginning.
+    pub fn judge_keys(&self, judge: impl FnOnce(KeyRange<'_>) -> bool) -> bool {
+        let Some(start) = key_bytes(self.key.as_ref(), self.key_b64.as_ref()) else { return false };
+        let end = key_bytes(self.end.as_ref(), self.end_b64.as_ref());
+        let end = match (end, self.end_bytes, self.key_bytes) {
+            _ if self.unbounded => None,
+            (Some(end), None, _) => Some(end),
+            (Some(end), Some(_), _) => end_of_prefix(&end),
+            (None, _, Some(_)) => end_of_prefix(&start),
+            (None, _, None) => return judge(KeyRange::key(&start)),
+        };
+        match end {
+            None => judge(KeyRange { start: &start, end: RangeEnd::Unbounded }),
+            Some(end) => judge(KeyRange::of(&start, &end)),
+        }
+    }
+
     fn weight(&self) -> usize {
         let texts = [&self.key, &self.key_b64, &self.end, &self.end_b64];
         texts.into_iter().flatten().map(String::len).sum::<usize>() + 32
+    }
+}
+
+/// The bytes of a key in a record; `None` without such a key.
+fn key_bytes(text: Option<&String>, base64: Option<&String>) -> Option<Vec<u8>> {
+    match (text, base64) {
+        (Some(text), _) => Some(text.as_bytes().to_vec()),
+        (None, Some(base64)) => BASE64.decode(base64.as_bytes()).ok(),
+        (None, None) => None,
     }
 }
 
@@ -165,6 +194,7 @@ pub fn lease_text(lease: i64) -> String {
 #[derive(Debug, Default)]
 pub struct AuditedRanges {
     ranges: Vec<AuditedRange>,
+    actions: Vec<&'static str>,
     bytes: usize,
     omitted: u64,
 }
@@ -179,6 +209,13 @@ impl AuditedRanges {
         let range = make();
         self.bytes += range.weight();
         self.ranges.push(range);
+    }
+
+    /// Adds an action that is not on keys, once.
+    pub fn add_action(&mut self, action: &'static str) {
+        if !self.actions.contains(&action) {
+            self.actions.push(action);
+        }
     }
 
     /// True without ranges.
@@ -226,6 +263,9 @@ pub struct CallAuditRecord<'a> {
     /// The number of further ranges.
     #[serde(skip_serializing_if = "is_zero")]
     pub ranges_omitted: u64,
+    /// The actions of the call that are not on keys, in the words of a policy.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub actions: &'a [&'static str],
     /// The lease named by the request, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<&'a str>,
@@ -261,10 +301,11 @@ pub struct CallAuditRecord<'a> {
 }
 
 impl<'a> CallAuditRecord<'a> {
-    /// Puts the ranges into the record.
+    /// Puts the ranges and the further actions into the record.
     #[must_use]
     pub fn with_ranges(self, ranges: &'a AuditedRanges) -> Self {
-        Self { ranges: &ranges.ranges, ranges_omitted: ranges.omitted, ..self }
+        let AuditedRanges { ranges, actions, omitted, .. } = ranges;
+        Self { ranges, ranges_omitted: *omitted, actions, ..self }
     }
 }
 

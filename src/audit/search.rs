@@ -5,11 +5,10 @@
 
 use std::fmt;
 
-use data_encoding::BASE64;
 use serde::Deserialize;
 
 use super::record::{AuditedRange, Timestamp};
-use crate::rpc::key_range::{KeyRange, RangeEnd, end_of_prefix};
+use crate::rpc::key_range::end_of_prefix;
 
 /// The conditions of a search. All must hold.
 #[derive(Clone, Debug, Default)]
@@ -73,41 +72,13 @@ impl AuditSearch {
     }
 }
 
-/// The bytes of a key in a record; `None` without such a key.
-fn bytes(text: Option<&String>, base64: Option<&String>) -> Option<Vec<u8>> {
-    match (text, base64) {
-        (Some(text), _) => Some(text.as_bytes().to_vec()),
-        (None, Some(base64)) => BASE64.decode(base64.as_bytes()).ok(),
-        (None, None) => None,
-    }
-}
-
-/// Calls `judge` with the range of a record. A key cut by the record widens the range: its end is the end of
-/// all keys with the same beginning.
-fn with_range(range: &AuditedRange, judge: impl FnOnce(KeyRange<'_>) -> bool) -> bool {
-    let Some(start) = bytes(range.key.as_ref(), range.key_b64.as_ref()) else { return false };
-    let end = bytes(range.end.as_ref(), range.end_b64.as_ref());
-    let widened = |cut: &[u8]| end_of_prefix(cut);
-    let end = match (end, range.end_bytes, range.key_bytes) {
-        _ if range.unbounded => None,
-        (Some(end), None, _) => Some(end),
-        (Some(end), Some(_), _) => widened(&end),
-        (None, _, Some(_)) => widened(&start),
-        (None, _, None) => return judge(KeyRange::key(&start)),
-    };
-    match end {
-        None => judge(KeyRange { start: &start, end: RangeEnd::Unbounded }),
-        Some(end) => judge(KeyRange::of(&start, &end)),
-    }
-}
-
 fn has_key(range: &AuditedRange, key: &[u8]) -> bool {
-    with_range(range, |range| range.contains(key))
+    range.judge_keys(|range| range.contains(key))
 }
 
 fn has_prefix(range: &AuditedRange, prefix: &[u8]) -> bool {
     let after = end_of_prefix(prefix);
-    with_range(range, |range| {
+    range.judge_keys(|range| {
         let begins_before_end = after.as_ref().is_none_or(|after| range.start < &after[..]);
         // The range has the prefix, or begins within the keys of the prefix.
         begins_before_end && (range.start >= prefix || range.compare_end(Some(prefix)).is_gt())

@@ -14,6 +14,7 @@ mod listener_tables;
 mod login_limits;
 mod map_tables;
 mod namespace_tables;
+mod policy_coverage;
 mod policy_tables;
 mod sessions;
 mod unread_bounds;

@@ -27,9 +27,9 @@ use crate::watch::request_gate::WatchRequestObserver;
 /// The wait of a call for room for its record.
 pub type RecordRoomWait<'c> = LocalBoxFuture<'c, Result<(), Refusal>>;
 
-/// Takes room for the call's record, if the call has one. `message` is empty if the request is not to be
+/// Takes room for the call's record, if the call has one. `message` is `None` if the request is not to be
 /// read. The future waits for room; `None` if the call needs no wait.
-pub fn begin<'c>(call: &'c Call<'_>, effect: Effect, message: &[u8]) -> Option<RecordRoomWait<'c>> {
+pub fn begin<'c>(call: &'c Call<'_>, effect: Effect, message: Option<&[u8]>) -> Option<RecordRoomWait<'c>> {
     let log = call.record.audit_log()?;
     let event = event_of(call.method, effect).filter(|event| log.has(*event))?;
     let mut audit = Box::new(facts(call, event, message));
@@ -68,14 +68,14 @@ async fn wait(call: &Call<'_>, log: Arc<AuditLog>, mut audit: Box<CallAudit>) ->
     Ok(())
 }
 
-fn facts(call: &Call<'_>, event: AuditEvent, message: &[u8]) -> CallAudit {
+fn facts(call: &Call<'_>, event: AuditEvent, message: Option<&[u8]>) -> CallAudit {
     CallAudit::of_request(event, call.method, call.path, call.headers, message)
 }
 
 /// Notes the facts of a call refused by Keyward, if refusals have records.
 pub fn note_refusal(call: &Call<'_>) {
     if is_new_refusal(call) {
-        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, &[])));
+        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, None)));
     }
 }
 
@@ -83,7 +83,7 @@ pub fn note_refusal(call: &Call<'_>) {
 pub fn note_denial(call: &Call<'_>, message: &[u8], answer: &MemberReply) {
     let is_denied = answer.status().is_some_and(|status| status.code == Code::PermissionDenied);
     if is_denied && is_new_refusal(call) {
-        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, message)));
+        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, Some(message))));
     }
 }
 
@@ -95,7 +95,7 @@ fn is_new_refusal(call: &Call<'_>) -> bool {
 /// Notes the request message with real keys, of a caller with a namespace: `None` if the request has none.
 pub fn note_real_keys(call: &Call<'_>, caller: &Caller, message: Option<&[u8]>) {
     if caller.namespace().is_some() {
-        call.record.note_audited(|audit| audit.note_message(call.method, message.unwrap_or_default()));
+        call.record.note_audited(|audit| audit.note_message(call.method, message));
     }
 }
 
@@ -103,7 +103,7 @@ pub fn note_real_keys(call: &Call<'_>, caller: &Caller, message: Option<&[u8]>) 
 pub fn note_refused_keys(call: &Call<'_>, message: &[u8]) {
     call.record.note_audited(|audit| {
         if audit.is_refusal_only() {
-            audit.note_message(call.method, message);
+            audit.note_message(call.method, Some(message));
         }
     });
 }
@@ -115,7 +115,7 @@ pub fn note_verdict(call: &Call<'_>, permits: &Rc<PermitSet>, decided: Result<Op
     }
     let is_refused = decided.is_err_and(|denial| permits.enforce(denial).is_err());
     if is_refused && is_new_refusal(call) {
-        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, &[])));
+        call.record.audit(Box::new(facts(call, AuditEvent::Refusal, None)));
     }
     call.record.note_audited(|audit| {
         audit.verdict = Some(PolicyVerdict { permits: Rc::clone(permits), decided });
@@ -136,7 +136,7 @@ pub fn watch_observer(
         origin: Rc::clone(&call.client.origin),
         peer: call.record.peer().unwrap_or_default(),
         user: caller.user.clone(),
-        stream: facts(call, AuditEvent::Watch, &[]),
+        stream: facts(call, AuditEvent::Watch, None),
     };
     Some(Box::new(move |message| {
         let verdict = permits.as_ref().map(|permits| {

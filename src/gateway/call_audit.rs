@@ -100,13 +100,13 @@ pub(super) fn event_of(method: &Method, effect: Effect) -> Option<AuditEvent> {
 }
 
 impl CallAudit {
-    /// The facts of a request message, which is empty if unknown.
+    /// The facts of a request message; `None` if unknown.
     pub(super) fn of_request(
         event: AuditEvent,
         method: &Method,
         path: &str,
         headers: &HeaderMap,
-        message: &[u8],
+        message: Option<&[u8]>,
     ) -> Self {
         let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
         let mut audit = Self {
@@ -114,7 +114,7 @@ impl CallAudit {
             room: RecordRoom::Unreserved,
             ranges: AuditedRanges::default(),
             lease: None,
-            received: message.len(),
+            received: 0,
             user_agent: agent.map(|agent| cut_name(agent).into()),
             path: (method.handler == Handler::PassThrough).then(|| cut_name(path).into()),
             revision: None,
@@ -124,11 +124,10 @@ impl CallAudit {
         audit
     }
 
-    /// Notes the ranges and the lease of the request message, which is empty if unknown.
-    pub(super) fn note_message(&mut self, method: &Method, message: &[u8]) {
-        (self.ranges, self.lease) =
-            if message.is_empty() { Default::default() } else { touched(method, message) };
-        self.received = self.received.max(message.len());
+    /// Notes the ranges and the lease of the request message; `None` if unknown.
+    pub(super) fn note_message(&mut self, method: &Method, message: Option<&[u8]>) {
+        (self.ranges, self.lease) = message.map(|message| touched(method, message)).unwrap_or_default();
+        self.received = self.received.max(message.map_or(0, <[u8]>::len));
     }
 
     /// True if the call has a record for its refusal only.
@@ -172,7 +171,7 @@ fn touched(method: &Method, message: &[u8]) -> (AuditedRanges, Option<i64>) {
             }
             // etcd asks for permission on the other keys of a Put's lease, and changes none of them.
             TouchTarget::KeysSharingLease(lease) => named = Some(lease),
-            TouchTarget::Cluster => {}
+            TouchTarget::Cluster => ranges.add_action(touch.action.name()),
         }
         ControlFlow::Continue(())
     };
@@ -255,6 +254,7 @@ pub(super) fn write(
         listener: &facts.origin.listener,
         ranges: &[],
         ranges_omitted: 0,
+        actions: &[],
         lease: lease.as_deref(),
         revision: audit.as_ref().and_then(|audit| audit.revision),
         member: member.as_deref(),
@@ -310,6 +310,7 @@ impl WatchStreamFacts {
             listener: &self.origin.listener,
             ranges: &[],
             ranges_omitted: 0,
+            actions: &[],
             lease: None,
             revision: None,
             member: None,

@@ -31,7 +31,7 @@ pub async fn serve(
     let (gateway, client) = (call.gateway, call.client);
     let mut caller = call.identify().await?;
     usage_limits::admit(call, &caller)?;
-    if let Some(room) = audited_request::begin(call, call.method.effect, &[]) {
+    if let Some(room) = audited_request::begin(call, call.method.effect, None) {
         caller = audited_request::identify_after(call, Some(room)).await?;
     }
     let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;

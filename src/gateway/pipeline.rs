@@ -91,7 +91,7 @@ async fn handled(
     match (call.method.handler, start) {
         (Handler::Watch, Some(start)) => {
             // Other methods take room for their audit record once their message is known.
-            return match audited_request::begin(call, call.method.effect, &[]) {
+            return match audited_request::begin(call, call.method.effect, None) {
                 None => streams::watch(call, &caller, body, start),
                 Some(room) => Box::pin(streams::watch_after(call, room, body, start)).await,
             };

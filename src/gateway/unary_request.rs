@@ -67,7 +67,7 @@ impl UnaryRequest {
         }
         let effect = checked_effect(call, &framed).map_err(|refusal| call.count_not_canonical(refusal))?;
         waited |= write_order::wait(call, effect).await;
-        let room = audited_request::begin(call, effect, message_of(&framed));
+        let room = audited_request::begin(call, effect, Some(message_of(&framed)));
         if waited || room.is_some() {
             // Boxed, since few calls wait.
             caller = Box::pin(audited_request::identify_after(call, room)).await?;

@@ -31,6 +31,12 @@ impl Glob {
         !self.0.contains('*')
     }
 
+    /// The only matching text, if the pattern has no `*`.
+    #[must_use]
+    pub fn exact(&self) -> Option<&str> {
+        self.is_exact().then_some(&self.0)
+    }
+
     /// True if `text` matches. Takes time linear in the length of `text` for a given pattern.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {

@@ -107,6 +107,32 @@ impl PermitSet {
         self.finish(judged, read)
     }
 
+    /// Calls `each` with the verdict on each touch of a request. A touch of the keys of a lease is judged as
+    /// a touch of all keys.
+    pub fn explain(
+        &self,
+        method: &Method,
+        message: &[u8],
+        each: &mut dyn FnMut(Touch<'_>, Result<GrantId, Denial>),
+    ) {
+        let read = touch::visit(method, message, &mut |touch| {
+            let action = touch.action;
+            let judged = match touch.target {
+                TouchTarget::Keys(range) => self.judge_range(action, &range),
+                TouchTarget::Cluster => self.judge_cluster(action),
+                TouchTarget::KeysOfLease(_) | TouchTarget::KeysSharingLease(_) => {
+                    self.judge_grants(action, &KeyRange::ALL)
+                }
+            };
+            each(touch, judged.map_err(|reason| Denial { action, reason }));
+            ControlFlow::Continue(())
+        });
+        if read.is_err() {
+            let touch = Touch { action: Action::Write, target: TouchTarget::Keys(KeyRange::ALL) };
+            each(touch, Err(Denial { action: Action::Write, reason: DenialReason::UnknownMethod }));
+        }
+    }
+
     /// Decides on a watch, given as its WatchCreateRequest.
     #[must_use]
     pub fn decide_watch(&self, create: &[u8]) -> Decision {

@@ -11,15 +11,16 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::compiled::{Policy, PolicySubject};
+use super::learned::{LearningBounds, PolicyLearner};
 use super::permit_set::{Decision, DenialReason, PermitSet};
 use crate::config::{self, Config, PolicyMode, PolicySettings};
 use crate::identity::Peer;
 use crate::identity::peer::JwtClaims;
 use crate::pb::etcdserverpb::{
     Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCreateRequest,
-    request_op::Request,
+    WatchRequest, request_op::Request, watch_request,
 };
-use crate::rpc::key_range::KeyRange;
+use crate::rpc::key_range::{KeyRange, end_of_prefix};
 use crate::rpc::method::lookup;
 use crate::rpc::touch::{self, Action, TouchTarget};
 
@@ -382,6 +383,50 @@ fn request() -> impl Strategy<Value = (&'static str, Vec<u8>)> {
         delete.prop_map(|request| ("/etcdserverpb.KV/DeleteRange", request.encode_to_vec())),
         txn(nested.boxed()).prop_map(|request| ("/etcdserverpb.KV/Txn", request.encode_to_vec())),
     ]
+}
+
+proptest! {
+    /// Whatever was observed is allowed by the policy learned from it, and keys of other folders are not.
+    #[test]
+    fn a_learned_policy_allows_what_was_observed(
+        touches in prop::collection::vec(
+            (0usize..3, "(/[ab]{1,2}){1,3}/?[cd{}\\\\]{0,2}", prop_oneof![Just(0), Just(1), Just(2), Just(3)]), 1..40,
+        ),
+        names in 1usize..6, listed_names in 1usize..4,
+    ) {
+        let mut learner = PolicyLearner::new(LearningBounds { names, listed_names });
+        let mut bodies = Vec::new();
+        for (action, key, kind) in &touches {
+            let end = match kind {
+                0 | 1 => Vec::new(),
+                2 => end_of_prefix(key.as_bytes()).expect("text"),
+                _ => format!("{key}~").into_bytes(),
+            };
+            let range = KeyRange::of(key.as_bytes(), &end);
+            learner.note_keys("password:a", Action::ALL[*action], &range);
+            let (key, range_end) = (key.clone().into_bytes().into(), end.clone().into());
+            bodies.push(match action {
+                0 => (RANGE, RangeRequest { key, range_end, ..Default::default() }.encode_to_vec()),
+                1 => {
+                    let delete = DeleteRangeRequest { key, range_end, ..Default::default() };
+                    ("/etcdserverpb.KV/DeleteRange", delete.encode_to_vec())
+                }
+                _ => {
+                    let create = WatchCreateRequest { key, range_end, ..Default::default() };
+                    let union = Some(watch_request::RequestUnion::CreateRequest(create));
+                    ("/etcdserverpb.Watch/Watch", WatchRequest { request_union: union }.encode_to_vec())
+                }
+            });
+        }
+        let text = learner.policy();
+        let permits = permits(&policy(&text), &peer("a"));
+        for (path, body) in bodies {
+            prop_assert_eq!(verdict(&permits, path, &body), Ok(()), "{}", text);
+        }
+        for foreign in ["/x", "z", "/"] {
+            prop_assert!(verdict(&permits, PUT, &put(foreign).encode_to_vec()).is_err(), "{}", text);
+        }
+    }
 }
 
 /// The number of cases: `KEYWARD_TEST_FULL=1` runs a million.

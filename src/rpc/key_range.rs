@@ -4,6 +4,7 @@
 //! range still contains its first key, so that no pair of fields reads as an empty range.
 
 use std::cmp::Ordering;
+use std::fmt;
 
 /// A range of keys, in the byte order of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +69,18 @@ impl<'a> KeyRange<'a> {
             (_, None) => Ordering::Less,
             (RangeEnd::Before(own), Some(end)) => own.cmp(end),
             (RangeEnd::StartKey, Some(end)) => compare_after(self.start, end),
+        }
+    }
+}
+
+impl fmt::Display for KeyRange<'_> {
+    /// For operators: keys are quoted and escaped.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = |key: &[u8]| format!("\"{}\"", key.escape_ascii());
+        match self.end {
+            RangeEnd::StartKey => write!(f, "key {}", key(self.start)),
+            RangeEnd::Before(end) => write!(f, "keys from {} to {}", key(self.start), key(end)),
+            RangeEnd::Unbounded => write!(f, "keys from {} on", key(self.start)),
         }
     }
 }

@@ -67,6 +67,8 @@ mod lagging;
 #[cfg(test)]
 mod large;
 #[cfg(test)]
+mod learned_policy;
+#[cfg(test)]
 mod lent;
 #[cfg(test)]
 mod listeners;

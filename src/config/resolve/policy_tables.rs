@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use super::Resolver;
 use super::map_tables::PeerNames;
+use super::policy_coverage;
 use crate::config::findings::{ConfigFaults, ConfigWarning};
 use crate::config::policy_document::{
     ActionSet, GrantKeys, KeyTemplate, PolicyBinding, PolicyDigest, PolicyDocument, PolicyGrant, PolicyGroup,
@@ -321,6 +322,9 @@ impl Resolver<'_> {
         for (at, role) in document.roles.iter().enumerate() {
             if !document.bindings.iter().any(|binding| binding.roles.contains(&at)) {
                 self.findings.warn(&format!("role[{at}]"), format!("no binding gives role {:?}", role.name));
+            }
+            for idle in policy_coverage::idle_grants(role) {
+                self.findings.warn(&format!("role[{at}].{}", idle.place), idle.reason);
             }
             let has_limits = !(role.limits.is_empty() && role.total_limits.is_empty());
             if role.allow.is_empty() && role.deny.is_empty() && !has_limits {

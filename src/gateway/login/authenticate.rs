@@ -54,7 +54,7 @@ async fn authenticate(call: &Call<'_>, body: RequestBody) -> Result<Bytes, Refus
     }
     record.note_peer(peer.to_string().into());
     record.note_user(Some(peer.user().clone()), false);
-    if let Some(waiting) = audited_request::begin(call, call.method.effect, &[]) {
+    if let Some(waiting) = audited_request::begin(call, call.method.effect, None) {
         waiting.await?;
     }
     let tracker = gateway.logins.auth_revision();

@@ -1,0 +1,185 @@
+//! `keyward policy learn`: a policy from the audit log.
+//!
+//! Owns: what a record says about a peer's needs. Must not know: how keys are generalized. Invariant: calls
+//! that were refused or denied are no needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::app::audit_files::{self, AuditFilesError};
+use crate::audit::record::AuditedRange;
+use crate::audit::search::AuditSearch;
+use crate::policy::learned::{LearningBounds, PolicyLearner};
+use crate::rpc::key_range::KeyRange;
+use crate::rpc::method::lookup;
+use crate::rpc::touch::Action;
+
+/// A policy learned from an audit log.
+#[derive(Debug)]
+pub struct LearnedPolicy {
+    /// The policy file.
+    pub text: String,
+    /// Reasons why the policy may allow too little.
+    pub warnings: Vec<String>,
+    /// The number of records used.
+    pub records: u64,
+}
+
+/// The fields of a record about a call.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct CallRecord {
+    event: String,
+    method: String,
+    code: String,
+    refused: bool,
+    peer: Option<String>,
+    ranges: Vec<AuditedRange>,
+    ranges_omitted: u64,
+    actions: Vec<String>,
+    lease: Option<String>,
+}
+
+/// What the records show.
+#[derive(Default)]
+struct Records {
+    learner: PolicyLearner,
+    records: u64,
+    /// Keys put with a lease.
+    keys_of_leases: BTreeMap<String, BTreeSet<Vec<u8>>>,
+    /// Actions on the keys of leases.
+    uses_of_leases: BTreeSet<(String, Action, String)>,
+    events: BTreeSet<String>,
+    omitted: u64,
+    anonymous: u64,
+    unknown_methods: BTreeSet<String>,
+}
+
+/// Learns the smallest policy that would have allowed the calls in the files, as far as `conditions` hold for
+/// their records.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn learn(
+    files: &[PathBuf],
+    conditions: &AuditSearch,
+    bounds: LearningBounds,
+) -> Result<LearnedPolicy, AuditFilesError> {
+    let mut records = Records { learner: PolicyLearner::new(bounds), ..Records::default() };
+    audit_files::search(files, conditions, |line, _| {
+        if let Ok(record) = serde_json::from_slice::<CallRecord>(line) {
+            records.take(&record);
+        }
+        Ok(())
+    })?;
+    Ok(records.finish())
+}
+
+impl Records {
+    fn take(&mut self, record: &CallRecord) {
+        if !["change", "read", "watch_create"].contains(&&*record.event) {
+            return;
+        }
+        self.events.insert(record.event.clone());
+        let is_denied = ["PermissionDenied", "Unauthenticated"].contains(&&*record.code);
+        if record.refused || is_denied {
+            return;
+        }
+        let Some(peer) = &record.peer else {
+            self.anonymous += 1;
+            return;
+        };
+        self.records += 1;
+        self.omitted += u64::from(record.ranges_omitted > 0);
+        self.learner.note_call(peer);
+        if lookup(&record.method).is_none() {
+            self.unknown_methods.insert(record.method.clone());
+        }
+        for action in record.actions.iter().filter_map(|word| action(word)) {
+            self.learner.note_action(peer, action);
+        }
+        for range in &record.ranges {
+            let Some(action) = action(&range.action) else { continue };
+            match (&range.keys_of_lease, action.is_on_keys()) {
+                (Some(lease), _) => {
+                    self.uses_of_leases.insert((peer.clone(), action, lease.clone()));
+                }
+                (None, true) => self.note_keys(peer, action, range, record.lease.as_deref()),
+                (None, false) => self.learner.note_action(peer, action),
+            }
+        }
+    }
+
+    fn note_keys(&mut self, peer: &str, action: Action, range: &AuditedRange, lease: Option<&str>) {
+        range.judge_keys(|range| {
+            self.learner.note_keys(peer, action, &range);
+            if let Some(lease) = lease.filter(|_| action == Action::Write) {
+                self.keys_of_leases.entry(lease.to_owned()).or_default().insert(range.start.to_vec());
+            }
+            true
+        });
+    }
+
+    fn finish(mut self) -> LearnedPolicy {
+        let mut unknown_leases = 0_u64;
+        for (peer, action, lease) in &self.uses_of_leases {
+            match self.keys_of_leases.get(lease) {
+                // A renewed or revoked lease needs the permission of an action on keys.
+                Some(keys) if action.is_on_keys() => {
+                    keys.iter().for_each(|key| self.learner.note_keys(peer, *action, &KeyRange::key(key)));
+                }
+                Some(_) => {}
+                None => unknown_leases += 1,
+            }
+            if !action.is_on_keys() {
+                self.learner.note_action(peer, *action);
+            }
+        }
+        let warnings = self.warnings(unknown_leases);
+        let mut text =
+            format!("# Learned from {} records of the audit log. Review each grant.\n", self.records);
+        for warning in &warnings {
+            let _infallible = writeln!(text, "# Warning: {warning}.");
+        }
+        text.push('\n');
+        text.push_str(&self.learner.policy());
+        LearnedPolicy { text, warnings, records: self.records }
+    }
+
+    fn warnings(&self, unknown_leases: u64) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (event, word, what) in [
+            ("change", "changes", "changes"),
+            ("read", "reads", "reads"),
+            ("watch_create", "watches", "watches"),
+        ] {
+            if !self.events.contains(event) {
+                warnings.push(format!("there is no record of {what}: is {word:?} in audit.events?"));
+            }
+        }
+        let mut count = |count: u64, reason: &str| {
+            if count > 0 {
+                warnings.push(format!("{count} {reason}"));
+            }
+        };
+        count(self.omitted, "records name a part of their keys only, and the rest may not be allowed");
+        count(self.anonymous, "records have no peer, and no binding can name their callers");
+        count(
+            unknown_leases,
+            "leases have keys put outside of these records, and these keys may not be allowed",
+        );
+        for method in &self.unknown_methods {
+            warnings.push(format!(
+                "{method:?} is unknown to Keyward, and needs policy.unknown_methods = \"allow\""
+            ));
+        }
+        warnings
+    }
+}
+
+fn action(word: &str) -> Option<Action> {
+    Action::ALL.into_iter().find(|action| action.name() == word)
+}

@@ -1,0 +1,197 @@
+//! The commands about policy files, without a running Keyward: `keyward policy check`, `test`, `explain`,
+//! `learn`.
+//!
+//! Owns: the arguments, and printing the answers. Must not know: how a policy decides or is learned.
+
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use clap::{Args, Subcommand};
+use keyward::app::policy_checks::{CheckedPolicy, DescribedCall, PolicyCheckError};
+use keyward::app::policy_learning;
+use keyward::audit::record::Timestamp;
+use keyward::audit::search::AuditSearch;
+use keyward::config;
+use keyward::policy::learned::LearningBounds;
+
+use super::{ConfigFile, UNUSABLE, fail, finish};
+
+/// Commands about policy files.
+#[derive(Subcommand)]
+pub(crate) enum PolicyFileArguments {
+    /// Prints all faults of a policy file, and grants without effect. Exit code 64 for faults.
+    Check {
+        /// The policy file.
+        file: PathBuf,
+        #[command(flatten)]
+        config: ConfigFile,
+    },
+    /// Compares the verdicts on a table of calls with the expected ones. Exit code 1 for any difference.
+    Test {
+        /// The table: a TOML file with [[test]] tables.
+        table: PathBuf,
+        #[command(flatten)]
+        policy: PolicyFile,
+    },
+    /// Explains the verdict on a call. Exit code 1 for a refused call.
+    Explain(ExplainArguments),
+    /// Prints the smallest policy that would have allowed the calls in an audit log.
+    Learn(LearnArguments),
+}
+
+/// The policy to judge.
+#[derive(Args)]
+pub(crate) struct PolicyFile {
+    /// The policy file, in place of the configuration's.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigFile,
+}
+
+/// Arguments of `keyward policy explain`.
+#[derive(Args)]
+pub(crate) struct ExplainArguments {
+    /// The peer, as in a binding without *: file:alice, cert:CA:CN=web, jwt:ISSUER:SUBJECT.
+    peer: String,
+    /// The path of the method, or its last part, as in Put.
+    method: String,
+    /// The key, the name of a lock, or a key of the lease.
+    #[arg(default_value = "")]
+    key: String,
+    /// The end of the range, exclusive.
+    #[arg(default_value = "")]
+    range_end: String,
+    /// All keys that begin with KEY.
+    #[arg(long)]
+    prefix: bool,
+    /// The etcd user of the peer's calls.
+    #[arg(long, value_name = "USER")]
+    etcd_user: Option<String>,
+    /// The listener of the peer's connection.
+    #[arg(long, value_name = "NAME")]
+    listener: Option<String>,
+    /// The address of the peer's connection.
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<IpAddr>,
+    /// A claim of the JWT, as NAME=VALUE; may be repeated.
+    #[arg(long, value_name = "NAME=VALUE")]
+    claim: Vec<String>,
+    #[command(flatten)]
+    policy: PolicyFile,
+}
+
+/// Arguments of `keyward policy learn`.
+#[derive(Args)]
+pub(crate) struct LearnArguments {
+    /// The files of the audit log, of all replicas, in any order.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Only records of this time, as in 24h.
+    #[arg(long, value_name = "DURATION")]
+    since: Option<String>,
+    /// Only calls of this peer, as in password:alice, or of this etcd user.
+    #[arg(long)]
+    peer: Option<String>,
+    /// A folder with more observed names than this is granted as a whole.
+    #[arg(long, value_name = "N", default_value_t = LearningBounds::default().names)]
+    names: usize,
+    /// The same for folders that the peer itself lists or watches.
+    #[arg(long, value_name = "N", default_value_t = LearningBounds::default().listed_names)]
+    listed_names: usize,
+}
+
+impl PolicyFileArguments {
+    /// Runs the command.
+    pub(crate) fn run(self) -> ExitCode {
+        match self {
+            Self::Check { file, config } => check(&config.config, &file),
+            Self::Test { table, policy } => test(&table, &policy),
+            Self::Explain(arguments) => arguments.run(),
+            Self::Learn(arguments) => arguments.run(),
+        }
+    }
+}
+
+fn check(config: &Path, file: &Path) -> ExitCode {
+    match CheckedPolicy::read(config, Some(file)) {
+        Ok(checked) => {
+            let mut printed = Ok(());
+            for warning in &checked.warnings {
+                printed = printed.and(writeln!(io::stderr(), "warning: {warning}"));
+            }
+            finish(printed.and(writeln!(io::stdout(), "policy is valid")), ExitCode::SUCCESS)
+        }
+        Err(error) => unusable(&error),
+    }
+}
+
+fn test(table: &Path, policy: &PolicyFile) -> ExitCode {
+    let checked = CheckedPolicy::read(&policy.config.config, policy.policy.as_deref());
+    match checked.and_then(|checked| checked.test(table)) {
+        Ok((count, others)) if others.is_empty() => {
+            finish(writeln!(io::stdout(), "{count} calls: all as expected"), ExitCode::SUCCESS)
+        }
+        Ok((count, others)) => {
+            let text = others.join("\n");
+            let wrong = others.len();
+            finish(
+                writeln!(io::stdout(), "{text}\n{count} calls: {wrong} not as expected"),
+                ExitCode::FAILURE,
+            )
+        }
+        Err(error) => unusable(&error),
+    }
+}
+
+impl ExplainArguments {
+    fn run(self) -> ExitCode {
+        let mut claims = std::collections::BTreeMap::<String, Vec<String>>::new();
+        for claim in &self.claim {
+            let Some((name, value)) = claim.split_once('=') else {
+                return fail(&format!("--claim {claim}: NAME=VALUE is needed"), ExitCode::from(UNUSABLE));
+            };
+            claims.entry(name.to_owned()).or_default().push(value.to_owned());
+        }
+        let Self { peer, method, key, range_end, prefix, etcd_user, listener, address, .. } = self;
+        let call =
+            DescribedCall { peer, etcd_user, listener, address, claims, method, key, range_end, prefix };
+        let checked = CheckedPolicy::read(&self.policy.config.config, self.policy.policy.as_deref());
+        match checked.and_then(|checked| checked.explain(&call)) {
+            Ok(explained) => {
+                let code = if explained.is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+                finish(write!(io::stdout(), "{}", explained.text), code)
+            }
+            Err(error) => unusable(&error),
+        }
+    }
+}
+
+impl LearnArguments {
+    fn run(self) -> ExitCode {
+        let since = match self.since.as_deref().map(config::duration).transpose() {
+            Ok(since) => since.and_then(|since| SystemTime::now().checked_sub(since)).map(Timestamp),
+            Err(malformed) => return fail(&format!("--since: {malformed}"), ExitCode::from(UNUSABLE)),
+        };
+        let conditions = AuditSearch { since, peer: self.peer, ..AuditSearch::default() };
+        let bounds = LearningBounds { names: self.names, listed_names: self.listed_names };
+        match policy_learning::learn(&self.files, &conditions, bounds) {
+            Ok(learned) if learned.records == 0 => fail("no record of a call was found", ExitCode::FAILURE),
+            Ok(learned) => {
+                let warned = learned
+                    .warnings
+                    .iter()
+                    .try_for_each(|warning| writeln!(io::stderr(), "warning: {warning}"));
+                finish(warned.and(write!(io::stdout(), "{}", learned.text)), ExitCode::SUCCESS)
+            }
+            Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
+        }
+    }
+}
+
+fn unusable(error: &PolicyCheckError) -> ExitCode {
+    fail(&error.to_string(), ExitCode::from(UNUSABLE))
+}
